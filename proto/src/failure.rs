@@ -1,0 +1,202 @@
+//! One failure, told the same way to everybody (invariant TELL): on every rank's handle, in the
+//! logs, in the launcher's last lines.
+
+use std::fmt;
+
+use crate::{pb, types::Rank};
+
+/// Whose doing a failure is. When several are reported at once, the most telling one is the
+/// cause: a lost connection is how others notice that a worker or a node has died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the comments of types.proto are the documentation")]
+pub enum FailureKind {
+    Disagreement,
+    Invalid,
+    WorkerLost,
+    NodeLost,
+    ConnectionLost,
+    CoordinatorLost,
+    Protocol,
+    RankLeft,
+    Resource,
+    Timeout,
+    Cancelled,
+    Internal,
+}
+
+impl FailureKind {
+    const TABLE: [(Self, pb::FailureKind); 12] = [
+        (Self::Disagreement, pb::FailureKind::Disagreement),
+        (Self::Invalid, pb::FailureKind::Invalid),
+        (Self::WorkerLost, pb::FailureKind::WorkerLost),
+        (Self::NodeLost, pb::FailureKind::NodeLost),
+        (Self::ConnectionLost, pb::FailureKind::ConnectionLost),
+        (Self::CoordinatorLost, pb::FailureKind::CoordinatorLost),
+        (Self::Protocol, pb::FailureKind::Protocol),
+        (Self::RankLeft, pb::FailureKind::RankLeft),
+        (Self::Resource, pb::FailureKind::Resource),
+        (Self::Timeout, pb::FailureKind::Timeout),
+        (Self::Cancelled, pb::FailureKind::Cancelled),
+        (Self::Internal, pb::FailureKind::Internal),
+    ];
+
+    fn to_pb(self) -> pb::FailureKind {
+        Self::TABLE
+            .iter()
+            .find(|(kind, _)| *kind == self)
+            .map_or(pb::FailureKind::Internal, |(_, wire)| *wire)
+    }
+
+    /// How near to the root of things this kind is; among failures reported together the
+    /// largest is the cause.
+    pub fn rootness(self) -> u8 {
+        match self {
+            Self::ConnectionLost | Self::Timeout => 0,
+            Self::CoordinatorLost => 1,
+            Self::NodeLost => 2,
+            _ => 3,
+        }
+    }
+}
+
+/// What happened, to whom, where, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Whose doing it is.
+    pub kind: FailureKind,
+    /// What happened, one or more lines, without a full stop at the end.
+    pub what: String,
+    /// What to do about it; may be empty.
+    pub hint: String,
+    /// The rank at fault, where one is known.
+    pub rank: Option<Rank>,
+    /// Where it happened; may be empty.
+    pub host: String,
+    /// The tensor concerned; may be empty.
+    pub tensor: String,
+}
+
+impl Failure {
+    /// A failure with nothing but what happened.
+    pub fn new(kind: FailureKind, what: impl Into<String>) -> Self {
+        Self {
+            kind,
+            what: what.into(),
+            hint: String::new(),
+            rank: None,
+            host: String::new(),
+            tensor: String::new(),
+        }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    /// Adds the rank at fault.
+    #[must_use]
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// Adds the host where it happened.
+    #[must_use]
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.host = host.into();
+        self
+    }
+
+    /// Adds the tensor concerned.
+    #[must_use]
+    pub fn tensor(mut self, tensor: impl Into<String>) -> Self {
+        self.tensor = tensor.into();
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut place = Vec::new();
+        match (self.rank, self.host.as_str()) {
+            (Some(rank), "") => place.push(format!("rank {rank}")),
+            (Some(rank), host) => place.push(format!("rank {rank} on host {host}")),
+            (None, "") => {}
+            (None, host) => place.push(format!("host {host}")),
+        }
+        if !self.tensor.is_empty() {
+            place.push(format!("tensor '{}'", self.tensor));
+        }
+        if !place.is_empty() {
+            write!(f, "{}: ", place.join(", "))?;
+        }
+        f.write_str(&self.what)?;
+        if !self.hint.is_empty() {
+            write!(f, "; {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Failure> for pb::Failure {
+    fn from(failure: Failure) -> Self {
+        Self {
+            kind: failure.kind.to_pb().into(),
+            what: failure.what,
+            hint: failure.hint,
+            rank: failure.rank.map(|r| r.0),
+            host: failure.host,
+            tensor: failure.tensor,
+        }
+    }
+}
+
+impl From<pb::Failure> for Failure {
+    /// A failure is text for people: an unknown kind is kept as an internal one.
+    fn from(wire: pb::Failure) -> Self {
+        let kind = FailureKind::TABLE
+            .iter()
+            .find(|(_, number)| *number as i32 == wire.kind)
+            .map_or(FailureKind::Internal, |(kind, _)| *kind);
+        Self {
+            kind,
+            what: wire.what,
+            hint: wire.hint,
+            rank: wire.rank.map(Rank),
+            host: wire.host,
+            tensor: wire.tensor,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_names_rank_host_tensor_and_what_to_do() {
+        let failure = Failure::new(FailureKind::WorkerLost, "the process was killed by SIGKILL")
+            .rank(Rank(3))
+            .host("n1")
+            .tensor("fc.weight")
+            .hint("look for the out-of-memory killer in dmesg");
+        assert_eq!(
+            failure.to_string(),
+            "rank 3 on host n1, tensor 'fc.weight': the process was killed by SIGKILL; \
+             look for the out-of-memory killer in dmesg"
+        );
+        assert_eq!(Failure::from(pb::Failure::from(failure.clone())), failure);
+    }
+
+    #[test]
+    fn a_dead_worker_is_nearer_to_the_root_than_the_connections_that_broke() {
+        assert!(FailureKind::WorkerLost.rootness() > FailureKind::NodeLost.rootness());
+        assert!(FailureKind::NodeLost.rootness() > FailureKind::ConnectionLost.rootness());
+    }
+}

@@ -1,0 +1,48 @@
+//! The vocabulary that every part of Gradwire shares: the messages of `gradwire.v1`, and the
+//! domain types that they become once they are checked.
+//!
+//! Invariant TRUST starts here: a message from a socket is data until a conversion of this crate
+//! has accepted it, and past that point nobody checks it again. There is no I/O in this crate.
+//!
+//! - [`pb`]: the generated messages and services
+//! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
+//! - [`request`]: what a rank asks for, and how two requests differ
+//! - [`convert`]: from wire to domain types, the only place where wire values are checked
+//! - [`failure`]: one failure, told the same way to everybody
+//! - [`auth`]: proofs of the job's secret
+
+pub mod auth;
+pub mod convert;
+pub mod failure;
+pub mod request;
+pub mod types;
+
+pub use auth::Secret;
+pub use convert::WireError;
+pub use failure::{Failure, FailureKind};
+pub use request::Request;
+pub use types::{
+    Collective, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp, Sequence,
+    Shape, TensorId, TensorName, TypeError,
+};
+
+/// The version of the messages of this crate. Two sides with different numbers can't talk.
+pub const PROTOCOL: u32 = 1;
+
+/// The release of Gradwire, for texts.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The largest control message, in bytes; a larger one is refused before it is read.
+pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
+
+/// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The generated messages and services of `gradwire.v1`, documented in their `.proto` files.
+#[expect(
+    missing_docs,
+    reason = "generated; the comments of the .proto files are the documentation"
+)]
+pub mod pb {
+    tonic::include_proto!("gradwire.v1");
+}
