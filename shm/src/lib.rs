@@ -1,1 +1,35 @@
-//! Skeleton.
+//! The memory that a worker and its node's daemon share, so that no tensor byte ever crosses a
+//! socket inside a node.
+//!
+//! The worker makes the memory and hands it over; the daemon maps it and believes nothing in it.
+//! A hostile worker may write anything into the shared pages at any moment (TRUST): the daemon
+//! copies each word out once, checks the copy, and answers nonsense with an error that says what
+//! was nonsense. The seals of [`segment`] make sure that it can't even be made to fault.
+//!
+//! ```text
+//!  worker                                                daemon
+//!  ┌──────────────────────┐   handover: frames + fds    ┌──────────────────────┐
+//!  │ Arena ─ ArenaBlock   │ ──────────────────────────► │ Segment::open        │
+//!  │ WorkerControl        │                             │ DaemonControl::open  │
+//!  │   submit ────────────┼──► submission ring ────────►┼─ SubmissionReader    │
+//!  │   pop, wait ◄────────┼─── completion ring ◄────────┼─ CompletionWriter    │
+//!  │   beat ──────────────┼──► heartbeat counter ──────►┼─ Heartbeats          │
+//!  └──────────────────────┘                             └──────────────────────┘
+//! ```
+//!
+//! - [`segment`]: sealed, reserved, mapped memory
+//! - [`arena`]: tensors in segments, worker side
+//! - [`control`]: the control page with its two rings, both sides; its layout is drawn there
+//! - [`handover`]: frames and file descriptors over the Unix socket
+//! - [`ring`] and [`backing`]: the ring algorithms over any atomic words, so that a model
+//!   checker can run them
+//!
+//! Everything here is anonymous: nothing has a path, so nothing is left behind when both
+//! processes are gone, however they went (CLEAN).
+
+pub mod arena;
+pub mod backing;
+pub mod control;
+pub mod handover;
+pub mod ring;
+pub mod segment;

@@ -1,0 +1,273 @@
+//! Tensors in shared memory, worker side: what is made here is never copied on its way to the
+//! daemon.
+//!
+//! An arena is a few large segments and one list of what is free in them. It grows by a segment
+//! when nothing fits and gives freed blocks out again (best fit, neighbours are joined); segments
+//! live as long as the arena, because the daemon has them mapped.
+
+use std::{
+    error::Error,
+    fmt,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use gradwire_proto::JobId;
+
+use crate::segment::{HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId};
+
+mod free_list;
+
+use free_list::FreeList;
+
+/// What a block's address and room are multiples of: a cache line, and the widest vector.
+pub const ALIGNMENT: u64 = 64;
+
+/// How an arena grows.
+#[derive(Debug, Clone)]
+pub struct ArenaConfig {
+    /// The job, part of the memory's name (CLEAN).
+    pub job: JobId,
+    /// Bytes of a segment. A larger tensor gets a segment of its own size.
+    pub segment_bytes: u64,
+    /// The most bytes of all segments together (BOUND).
+    pub max_bytes: u64,
+    /// What the segments are made of.
+    pub huge: HugePages,
+}
+
+impl ArenaConfig {
+    /// Segments of 64 MiB, 64 GiB at most, huge pages where the kernel offers them.
+    pub fn new(job: JobId) -> Self {
+        Self { job, segment_bytes: 64 << 20, max_bytes: 64 << 30, huge: HugePages::default() }
+    }
+}
+
+/// Why there is no block.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    /// The arena may not grow that far.
+    #[error(
+        "a tensor of {bytes} bytes does not fit: {reserved} of at most {max} bytes of shared \
+         memory are taken, {used} of them in use; raise the arena's limit or drop tensors"
+    )]
+    Full {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// Bytes of all segments.
+        reserved: u64,
+        /// Bytes in use.
+        used: u64,
+        /// The limit, in bytes.
+        max: u64,
+    },
+    /// There is no memory for a further segment.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// The daemon did not take the new segment.
+    #[error("segment {segment} of {bytes} bytes could not be handed over: {source}")]
+    Register {
+        /// The new segment.
+        segment: SegmentId,
+        /// Its size, in bytes.
+        bytes: u64,
+        /// Why not.
+        source: RegisterError,
+    },
+}
+
+/// What a [`Register`] function says went wrong.
+pub type RegisterError = Box<dyn Error + Send + Sync>;
+
+/// Hands a new segment over to the daemon; called before any block of it is given out, and never
+/// by two threads at once.
+pub type Register =
+    Box<dyn Fn(SegmentId, &Segment, OwnedFd) -> Result<(), RegisterError> + Send + Sync>;
+
+/// How full an arena is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ArenaStats {
+    /// Segments made so far.
+    pub segments: u32,
+    /// Bytes of all segments.
+    pub reserved: u64,
+    /// Bytes of blocks that are alive, rounded up to [`ALIGNMENT`].
+    pub used: u64,
+}
+
+#[derive(Default)]
+struct State {
+    segments: Vec<Arc<Segment>>,
+    free: FreeList,
+    stats: ArenaStats,
+}
+
+struct Shared {
+    config: ArenaConfig,
+    register: Register,
+    /// Held while a segment is made and handed over: allocations that fit go on meanwhile.
+    growing: Mutex<()>,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    /// Every change of the state is complete before anything can panic, so a poisoned lock holds
+    /// a good state.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A growing pool of shared memory. Cheap to clone; clones share the memory.
+#[derive(Clone)]
+pub struct Arena(Arc<Shared>);
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { config, .. } = &*self.0;
+        f.debug_struct("Arena").field("config", config).field("stats", &self.stats()).finish()
+    }
+}
+
+impl Arena {
+    /// An arena without memory; the first allocation makes the first segment.
+    pub fn new(config: ArenaConfig, register: Register) -> Self {
+        let (growing, state) = Default::default();
+        Self(Arc::new(Shared { config, register, growing, state }))
+    }
+
+    /// A block of `bytes` bytes, aligned to [`ALIGNMENT`]. Its contents are whatever was there
+    /// before; zeros where nothing was.
+    ///
+    /// # Errors
+    /// [`ArenaError`] if it does not fit, or if the memory for it can't be had or handed over.
+    pub fn allocate(&self, bytes: u64) -> Result<ArenaBlock, ArenaError> {
+        let full = || {
+            let (stats, max) = (self.stats(), self.0.config.max_bytes);
+            ArenaError::Full { bytes, reserved: stats.reserved, used: stats.used, max }
+        };
+        // An empty tensor gets an address of its own, too.
+        let room = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(full)?;
+        if let Some(block) = self.take(bytes, room) {
+            return Ok(block);
+        }
+        let _growing = self.0.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever grew the arena while we waited may have made room for us.
+        if let Some(block) = self.take(bytes, room) {
+            return Ok(block);
+        }
+        self.grow(room, full)?;
+        self.take(bytes, room).ok_or_else(full)
+    }
+
+    fn take(&self, bytes: u64, room: u64) -> Option<ArenaBlock> {
+        let mut state = self.0.state();
+        let (index, offset) = state.free.take(room)?;
+        state.stats.used += room;
+        let memory = Arc::clone(&state.segments[index as usize]);
+        drop(state);
+        let pointer = memory.as_ptr().wrapping_add(offset as usize);
+        let arena = Arc::clone(&self.0);
+        Some(ArenaBlock { arena, segment: SegmentId(index), offset, bytes, room, pointer })
+    }
+
+    /// Adds a segment in which `room` bytes fit.
+    fn grow(&self, room: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
+        let ArenaConfig { job, segment_bytes, max_bytes, huge } = &self.0.config;
+        let left = max_bytes.saturating_sub(self.stats().reserved);
+        // The last segments may be smaller than the others, down to what is needed.
+        let wanted = if room > *segment_bytes {
+            room.checked_next_multiple_of(HUGE_PAGE).ok_or_else(&full)?
+        } else {
+            *segment_bytes
+        };
+        let size = wanted.min(left).max(room);
+        if size > left {
+            return Err(full());
+        }
+        let id = SegmentId(self.stats().segments);
+        let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
+        let (segment, fd) = Segment::create(&name, size, *huge)?;
+        let bytes = segment.bytes();
+        (self.0.register)(id, &segment, fd).map_err(|source| ArenaError::Register {
+            segment: id,
+            bytes,
+            source,
+        })?;
+        let mut state = self.0.state();
+        state.segments.push(Arc::new(segment));
+        state.free.add(id.0, bytes);
+        state.stats.segments += 1;
+        state.stats.reserved += bytes;
+        Ok(())
+    }
+
+    /// Where `bytes` bytes from `pointer` lie, if all of them are in one segment of this arena.
+    pub fn locate(&self, pointer: *const u8, bytes: u64) -> Option<(SegmentId, u64)> {
+        let state = self.0.state();
+        (0..).zip(&state.segments).find_map(|(index, segment)| {
+            let offset = pointer.addr().checked_sub(segment.as_ptr().addr())? as u64;
+            segment.range(offset, bytes).map(|_| (SegmentId(index), offset))
+        })
+    }
+
+    /// How full the arena is.
+    pub fn stats(&self) -> ArenaStats {
+        self.0.state().stats
+    }
+}
+
+/// A piece of an arena, given back on drop; it keeps the memory alive.
+pub struct ArenaBlock {
+    arena: Arc<Shared>,
+    segment: SegmentId,
+    offset: u64,
+    bytes: u64,
+    /// What is taken for it, a multiple of [`ALIGNMENT`].
+    room: u64,
+    pointer: *mut u8,
+}
+
+// SAFETY: a block is an address range that nobody else is given while it lives; nothing of it is
+// bound to a thread.
+unsafe impl Send for ArenaBlock {}
+// SAFETY: the methods read fields only; ordering accesses through the pointer is the duty of
+// whoever dereferences it.
+unsafe impl Sync for ArenaBlock {}
+
+impl ArenaBlock {
+    /// The segment that it lies in.
+    pub fn segment(&self) -> SegmentId {
+        self.segment
+    }
+
+    /// Where it begins there, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Its size in bytes, as asked for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its first byte, valid for [`ArenaBlock::bytes`] bytes while the block lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pointer
+    }
+}
+
+impl fmt::Debug for ArenaBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segment, offset, bytes, .. } = self;
+        write!(f, "ArenaBlock({bytes} bytes at {segment}:{offset})")
+    }
+}
+
+impl Drop for ArenaBlock {
+    fn drop(&mut self) {
+        let mut state = self.arena.state();
+        state.free.give(self.segment.0, self.offset, self.room);
+        state.stats.used -= self.room;
+    }
+}

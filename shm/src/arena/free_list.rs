@@ -1,0 +1,116 @@
+//! What is free, as pure bookkeeping: ranges of segments, found by size and joined by place.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Free ranges of any number of segments. Neighbours are always joined, so two free ranges never
+/// touch.
+#[derive(Debug, Default)]
+pub(super) struct FreeList {
+    /// (segment, offset) to size.
+    by_place: BTreeMap<(u32, u64), u64>,
+    /// (size, segment, offset): the first that is large enough is the best fit.
+    by_size: BTreeSet<(u64, u32, u64)>,
+}
+
+impl FreeList {
+    /// Adds a new segment, all free.
+    pub(super) fn add(&mut self, segment: u32, bytes: u64) {
+        self.give(segment, 0, bytes);
+    }
+
+    /// Takes `bytes` out of the smallest range that has them: (segment, offset).
+    pub(super) fn take(&mut self, bytes: u64) -> Option<(u32, u64)> {
+        let &(size, segment, offset) = self.by_size.range((bytes, 0, 0)..).next()?;
+        self.remove(segment, offset, size);
+        if size > bytes {
+            self.insert(segment, offset + bytes, size - bytes);
+        }
+        Some((segment, offset))
+    }
+
+    /// Gives a range back that was taken (or is new), and joins it with its neighbours.
+    pub(super) fn give(&mut self, segment: u32, offset: u64, bytes: u64) {
+        let (mut start, mut end) = (offset, offset + bytes);
+        let before = self.by_place.range(..(segment, offset)).next_back();
+        if let Some((&(of, left), &size)) = before
+            && of == segment
+            && left + size == start
+        {
+            self.remove(segment, left, size);
+            start = left;
+        }
+        if let Some(&size) = self.by_place.get(&(segment, end)) {
+            self.remove(segment, end, size);
+            end += size;
+        }
+        self.insert(segment, start, end - start);
+    }
+
+    fn insert(&mut self, segment: u32, offset: u64, size: u64) {
+        self.by_place.insert((segment, offset), size);
+        self.by_size.insert((size, segment, offset));
+    }
+
+    fn remove(&mut self, segment: u32, offset: u64, size: u64) {
+        self.by_place.remove(&(segment, offset));
+        self.by_size.remove(&(size, segment, offset));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_smallest_range_that_fits_is_taken() {
+        let mut free = FreeList::default();
+        free.add(0, 1024);
+        free.add(1, 256);
+        assert_eq!(free.take(200), Some((1, 0)));
+        assert_eq!(free.take(56), Some((1, 200)));
+        assert_eq!(free.take(1024), Some((0, 0)));
+        assert_eq!(free.take(1), None);
+    }
+
+    #[test]
+    fn segments_are_never_joined() {
+        let mut free = FreeList::default();
+        free.add(0, 64);
+        free.add(1, 64);
+        assert_eq!(free.take(128), None);
+    }
+
+    proptest! {
+        /// Whatever is taken and given back in whatever order: no two live ranges overlap, all
+        /// stay within their segment, and in the end everything is one free range again.
+        #[test]
+        fn ranges_never_overlap_and_join_again(
+            steps in prop::collection::vec((any::<bool>(), 1u64..300, any::<prop::sample::Index>()), 1..200),
+        ) {
+            let mut free = FreeList::default();
+            free.add(0, 2048);
+            free.add(1, 1024);
+            let mut live: Vec<(u32, u64, u64)> = Vec::new();
+            for (take, bytes, which) in steps {
+                if take || live.is_empty() {
+                    let Some((segment, offset)) = free.take(bytes) else { continue };
+                    prop_assert!(offset + bytes <= [2048, 1024][segment as usize]);
+                    for &(of, start, size) in &live {
+                        prop_assert!(of != segment || offset + bytes <= start || start + size <= offset);
+                    }
+                    live.push((segment, offset, bytes));
+                } else {
+                    let (segment, offset, bytes) = live.swap_remove(which.index(live.len()));
+                    free.give(segment, offset, bytes);
+                }
+            }
+            for (segment, offset, bytes) in live {
+                free.give(segment, offset, bytes);
+            }
+            let whole: Vec<_> = free.by_place.into_iter().collect();
+            prop_assert_eq!(whole, vec![((0, 0), 2048), ((1, 0), 1024)]);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The daemon's side of the control page. Everything that is read here may have been written by
+//! an enemy a moment ago, and may change a moment later (TRUST).
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{Completion, ControlError, MAX_IN_FLIGHT, RingError, Submission, page::Page, record};
+use crate::{
+    ring::{MAX_RECORD_WORDS, PushError},
+    segment::Segment,
+};
+
+/// A worker's control page, for the daemon: opens into parts that live in different threads.
+#[derive(Debug)]
+pub struct DaemonControl;
+
+impl DaemonControl {
+    /// Maps and checks what a worker handed over.
+    ///
+    /// # Errors
+    /// [`ControlError`] if it is not a control page of this version.
+    pub fn open(
+        fd: OwnedFd,
+    ) -> Result<(SubmissionReader, CompletionWriter, Heartbeats), ControlError> {
+        let page = Page::check(Segment::open(fd, Page::whole_pages())?)?;
+        let in_flight = Arc::new(AtomicU32::new(0));
+        let reader = SubmissionReader {
+            page: page.clone(),
+            head: 0,
+            seen: AtomicU64::new(0),
+            in_flight: Arc::clone(&in_flight),
+        };
+        let writer = CompletionWriter { page: page.clone(), tail: Mutex::new(0), in_flight };
+        Ok((reader, writer, Heartbeats { page }))
+    }
+}
+
+/// Reads what the worker asks for.
+#[derive(Debug)]
+pub struct SubmissionReader {
+    page: Page,
+    /// Words consumed so far: ours, the shared one is only told.
+    head: u64,
+    /// The highest tail seen, so that a worker can't keep us awake by going back and forth.
+    seen: AtomicU64,
+    in_flight: Arc<AtomicU32>,
+}
+
+impl SubmissionReader {
+    /// The next submission, checked into domain types; its places are still to be checked against
+    /// the worker's segments. One call reads at most one record, however full the ring is.
+    ///
+    /// # Errors
+    /// [`RingError`] with what was nonsense; the worker is to be given up.
+    pub fn pop(&mut self) -> Result<Option<Submission>, RingError> {
+        let mut words = [0; MAX_RECORD_WORDS];
+        let ring = self.page.submissions();
+        let popped = ring
+            .pop(&mut self.head, self.seen.load(Relaxed), &mut words)
+            .map_err(RingError::Submissions)?;
+        let Some(record) = popped else { return Ok(None) };
+        self.seen.fetch_max(self.head, Relaxed);
+        if self.in_flight.fetch_add(1, Relaxed) >= MAX_IN_FLIGHT {
+            return Err(RingError::TooMany { limit: MAX_IN_FLIGHT }); // BOUND
+        }
+        record::decode(record).map(Some)
+    }
+
+    /// Says that the daemon is about to sleep, and looks once more. True: the ring is empty and
+    /// the next submission will ring the doorbell. False: something has come; read on.
+    pub fn prepare_sleep(&self) -> bool {
+        let Some(tail) = self.page.submissions().prepare_sleep(self.head) else { return true };
+        self.seen.store(tail, Relaxed);
+        false
+    }
+
+    /// Says that the daemon is awake, so that the worker saves itself the doorbell.
+    pub fn awake(&self) {
+        self.page.submissions().awake();
+    }
+
+    /// The process id that the worker wrote, for people: it may be a lie.
+    pub fn claimed_pid(&self) -> u32 {
+        self.page.pid()
+    }
+}
+
+/// Answers the worker. Any number of threads may use it at once.
+#[derive(Debug)]
+pub struct CompletionWriter {
+    page: Page,
+    /// Entries published so far.
+    tail: Mutex<u64>,
+    in_flight: Arc<AtomicU32>,
+}
+
+impl CompletionWriter {
+    /// Answers one submission and wakes whoever waits for it.
+    ///
+    /// # Errors
+    /// [`RingError`] if the worker's counters are nonsense; the worker is to be given up.
+    pub fn push(&self, completion: Completion) -> Result<(), RingError> {
+        // Before it is published: the worker may submit again as soon as it sees the answer.
+        self.answered();
+        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        self.page.completions().push(&mut tail, [completion.ticket, 0, 0]).map_err(|e| match e {
+            PushError::Full => RingError::CompletionsFull,
+            PushError::Nonsense(nonsense) => RingError::Completions(nonsense),
+        })
+    }
+
+    /// Counts a submission as answered whose failure goes over the socket: once per failed ticket,
+    /// before the message is sent.
+    pub fn answered(&self) {
+        let _ = self.in_flight.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+    }
+
+    /// Submissions without an answer.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+}
+
+/// Signs of life, both ways. A killed process is seen at the socket's end; this is for one that
+/// is there and does nothing.
+#[derive(Debug)]
+pub struct Heartbeats {
+    page: Page,
+}
+
+impl Heartbeats {
+    /// How often the worker has said that it is alive; wraps around.
+    pub fn count(&self) -> u32 {
+        self.page.worker_beats().load(Relaxed)
+    }
+
+    /// Tells the worker that the daemon is alive.
+    pub fn beat(&self) {
+        self.page.daemon_beats().fetch_add(1, Relaxed);
+    }
+}

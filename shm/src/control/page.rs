@@ -1,0 +1,150 @@
+//! Where everything is in the control page; the diagram is in the parent module.
+
+use std::sync::{
+    Arc,
+    atomic::{
+        AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+use super::{ControlError, MAX_IN_FLIGHT};
+use crate::{
+    backing::Shared,
+    ring::{COMPLETION_WORDS, CompletionRing, SubmissionRing},
+    segment::Segment,
+};
+
+/// The version of the layout. Two sides with different numbers can't share a page.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Bytes of the submission ring.
+pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;
+
+/// Bytes of a control page: a multiple of every page size in use up to 4 KiB; the memory that is
+/// made for it is rounded up to whole pages.
+pub const CONTROL_BYTES: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"GRADWIRE");
+
+const VERSION_AT: u64 = 8;
+const PID_AT: u64 = 12;
+const SUBMISSION_WORDS_AT: u64 = 16;
+const COMPLETION_ENTRIES_AT: u64 = 20;
+const SUBMISSION_TAIL: u64 = 128;
+const SUBMISSION_HEAD: u64 = 256;
+const SLEEPING: u64 = 264;
+const COMPLETION_TAIL: u64 = 384;
+const EPOCH: u64 = 392;
+const COMPLETION_HEAD: u64 = 512;
+const WAITERS: u64 = 520;
+const WORKER_BEATS: u64 = 640;
+const DAEMON_BEATS: u64 = 768;
+const SUBMISSIONS: u64 = 4096;
+const COMPLETIONS: u64 = SUBMISSIONS + SUBMISSION_RING_BYTES;
+
+const SUBMISSION_RING_WORDS: usize = SUBMISSION_RING_BYTES as usize / 8;
+const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
+
+/// A mapped control page of the right size. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Page(Arc<Segment>);
+
+impl Page {
+    /// Lays out a new page in memory that is all zeros.
+    ///
+    /// # Errors
+    /// [`ControlError::Size`] if the memory is too small.
+    pub(super) fn format(segment: Segment) -> Result<Self, ControlError> {
+        let page = Self::sized(segment)?;
+        page.flag(PID_AT).store(std::process::id(), Relaxed);
+        page.flag(SUBMISSION_WORDS_AT).store(SUBMISSION_RING_WORDS as u32, Relaxed);
+        page.flag(COMPLETION_ENTRIES_AT).store(MAX_IN_FLIGHT, Relaxed);
+        page.cell(0).store(MAGIC, Relaxed);
+        // Last: who sees the version sees the rest.
+        page.flag(VERSION_AT).store(LAYOUT_VERSION, Release);
+        Ok(page)
+    }
+
+    /// Takes a page that somebody else has laid out, after checking it (TRUST).
+    ///
+    /// # Errors
+    /// [`ControlError`] with what is not as it must be.
+    pub(super) fn check(segment: Segment) -> Result<Self, ControlError> {
+        let page = Self::sized(segment)?;
+        let version = page.flag(VERSION_AT).load(Acquire);
+        let magic = page.cell(0).load(Relaxed);
+        if magic != MAGIC {
+            return Err(ControlError::Magic { magic });
+        }
+        if version != LAYOUT_VERSION {
+            return Err(ControlError::Version { found: version, expected: LAYOUT_VERSION });
+        }
+        let submission_words = page.flag(SUBMISSION_WORDS_AT).load(Relaxed);
+        let completions = page.flag(COMPLETION_ENTRIES_AT).load(Relaxed);
+        if (submission_words, completions) != (SUBMISSION_RING_WORDS as u32, MAX_IN_FLIGHT) {
+            return Err(ControlError::Rings { submission_words, completions });
+        }
+        Ok(page)
+    }
+
+    fn sized(segment: Segment) -> Result<Self, ControlError> {
+        let expected = Self::whole_pages();
+        if segment.bytes() != expected {
+            return Err(ControlError::Size { bytes: segment.bytes(), expected });
+        }
+        Ok(Self(Arc::new(segment)))
+    }
+
+    /// The bytes that a control page takes on this machine.
+    pub(super) fn whole_pages() -> u64 {
+        CONTROL_BYTES.next_multiple_of(rustix::param::page_size() as u64)
+    }
+
+    fn cells(&self, offset: u64, count: usize) -> &[AtomicU64] {
+        self.0.cells(offset, count).expect("`sized` has checked that the layout fits the memory")
+    }
+
+    fn cell(&self, offset: u64) -> &AtomicU64 {
+        &self.cells(offset, 1)[0]
+    }
+
+    fn flag(&self, offset: u64) -> &AtomicU32 {
+        self.0.flag(offset).expect("`sized` has checked that the layout fits the memory")
+    }
+
+    pub(super) fn submissions(&self) -> SubmissionRing<'_, Shared> {
+        SubmissionRing {
+            head: self.cell(SUBMISSION_HEAD),
+            tail: self.cell(SUBMISSION_TAIL),
+            sleeping: self.flag(SLEEPING),
+            cells: self.cells(SUBMISSIONS, SUBMISSION_RING_WORDS),
+        }
+    }
+
+    pub(super) fn completions(&self) -> CompletionRing<'_, Shared> {
+        CompletionRing {
+            head: self.cell(COMPLETION_HEAD),
+            tail: self.cell(COMPLETION_TAIL),
+            epoch: self.flag(EPOCH),
+            waiters: self.flag(WAITERS),
+            cells: self.cells(COMPLETIONS, COMPLETION_RING_WORDS),
+        }
+    }
+
+    pub(super) fn worker_beats(&self) -> &AtomicU32 {
+        self.flag(WORKER_BEATS)
+    }
+
+    pub(super) fn daemon_beats(&self) -> &AtomicU32 {
+        self.flag(DAEMON_BEATS)
+    }
+
+    /// The process id that the worker wrote, for people.
+    pub(super) fn pid(&self) -> u32 {
+        self.flag(PID_AT).load(Relaxed)
+    }
+}
+
+const _: () =
+    assert!(CONTROL_BYTES.is_multiple_of(4096) && SUBMISSION_RING_WORDS.is_power_of_two());

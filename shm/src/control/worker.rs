@@ -1,0 +1,224 @@
+//! The worker's side of the control page.
+
+use std::{
+    hint,
+    os::fd::OwnedFd,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{
+            AtomicU32,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Completion, ControlError, Doorbell, MAX_IN_FLIGHT, SUBMISSION_RING_BYTES, Submission,
+    SubmitError, page::Page, record,
+};
+use crate::{
+    ring::{MAX_RECORD_WORDS, PushError},
+    segment::{HugePages, Segment, SegmentError},
+};
+
+/// The worker's side: submits, waits, beats. Any number of threads may use it at once.
+#[derive(Debug)]
+pub struct WorkerControl {
+    page: Page,
+    /// Words published so far.
+    submitted: Mutex<u64>,
+    /// Completions consumed so far.
+    completed: Mutex<u64>,
+    /// Tickets without an answer (BOUND).
+    in_flight: AtomicU32,
+    patience: Patience,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A counter is written once per operation, at its end: a panic elsewhere leaves it good.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl WorkerControl {
+    /// Makes a control page; `name` shows in `/proc/PID/maps` and should carry the job's id
+    /// (CLEAN). The descriptor is for the daemon.
+    ///
+    /// # Errors
+    /// [`SegmentError`] if there is no memory for it.
+    pub fn create(name: &str) -> Result<(Self, OwnedFd), SegmentError> {
+        let (segment, fd) = Segment::create(name, Page::whole_pages(), HugePages::Never)?;
+        let bytes = segment.bytes();
+        let page = Page::format(segment).map_err(|error| match error {
+            ControlError::Segment(error) => error,
+            _ => SegmentError::Size { bytes },
+        })?;
+        let control = Self {
+            page,
+            submitted: Mutex::default(),
+            completed: Mutex::default(),
+            in_flight: AtomicU32::new(0),
+            patience: Patience::default(),
+        };
+        Ok((control, fd))
+    }
+
+    /// Asks the daemon for something. The tensor's memory is the daemon's until the answer.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was asked for then.
+    pub fn submit(&self, submission: &Submission) -> Result<Doorbell, SubmitError> {
+        submission.request.validate()?;
+        let mut words = [0; MAX_RECORD_WORDS];
+        let record = record::encode(submission, &mut words);
+        let mut submitted = lock(&self.submitted);
+        // Only submitters add, and they hold the lock: the limit can't be passed by two at once.
+        if self.in_flight.load(Acquire) >= MAX_IN_FLIGHT {
+            return Err(SubmitError::TooMany { limit: MAX_IN_FLIGHT });
+        }
+        let ring = self.page.submissions();
+        self.in_flight.fetch_add(1, Relaxed);
+        match ring.push(&mut submitted, record) {
+            Ok(true) => Ok(Doorbell::Ring),
+            Ok(false) => Ok(Doorbell::Quiet),
+            Err(error) => {
+                self.answered();
+                Err(match error {
+                    PushError::Full => SubmitError::Full { capacity_bytes: SUBMISSION_RING_BYTES },
+                    PushError::Nonsense(nonsense) => SubmitError::Damaged(nonsense),
+                })
+            }
+        }
+    }
+
+    /// Takes the next answer, if there is one. A page that something has written over has none
+    /// any more; the next submission says so, and waiting has a deadline.
+    pub fn pop_completion(&self) -> Option<Completion> {
+        let mut completed = lock(&self.completed);
+        let [ticket, ..] = self.page.completions().pop(&mut completed).ok().flatten()?;
+        self.answered();
+        Some(Completion { ticket })
+    }
+
+    /// Counts a ticket as answered whose failure came over the socket: once per failed ticket.
+    pub fn answered(&self) {
+        // Release: whoever submits because of this has made the completion's room visible, too.
+        // Saturating: one answer too many must not turn the count into a very large one.
+        let _ = self.in_flight.fetch_update(Release, Relaxed, |count| count.checked_sub(1));
+    }
+
+    /// Tickets without an answer.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// The epoch of the answers: take it, look for answers, and if there is none give it to
+    /// [`WorkerControl::wait`], which returns at once if something has come in between.
+    pub fn epoch(&self) -> u32 {
+        self.page.completions().epoch.load(Acquire)
+    }
+
+    /// Waits until the epoch is no longer `seen`, for at most `timeout` (WAIT); true if it moved.
+    /// Looks again and again for up to `spin` first, less where that has not helped lately,
+    /// because waking up costs more than a short wait.
+    pub fn wait(&self, seen: u32, timeout: Duration, spin: Duration) -> bool {
+        let ring = self.page.completions();
+        let moved = || ring.epoch.load(Acquire) != seen;
+        if moved() {
+            return true;
+        }
+        let start = Instant::now();
+        if self.patience.spin(spin.min(timeout), moved) {
+            return true;
+        }
+        ring.sleep(seen, timeout.saturating_sub(start.elapsed()))
+    }
+
+    /// Moves the epoch and wakes everybody who waits, for news that came over the socket.
+    pub fn wake_all(&self) {
+        self.page.completions().signal();
+    }
+
+    /// Tells the daemon that this process is alive.
+    pub fn beat(&self) {
+        self.page.worker_beats().fetch_add(1, Relaxed);
+    }
+
+    /// How often the daemon has said that it is alive.
+    pub fn daemon_beats(&self) -> u32 {
+        self.page.daemon_beats().load(Relaxed)
+    }
+}
+
+/// How long spinning is worth it, learnt: it grows while spinning ends waits and shrinks while it
+/// does not, so that a slow step costs little and a fast one no wake-up.
+#[derive(Debug, Default)]
+struct Patience {
+    /// Sixteenths of what the caller allows that are not worth it: 0 to 15.
+    lost: AtomicU32,
+}
+
+impl Patience {
+    const WHOLE: u32 = 16;
+    /// What waking up costs at most on a virtual machine. Spinning for longer is a loss even where
+    /// it ends the wait: the core was somebody else's, perhaps the daemon's.
+    const WAKE_UP: Duration = Duration::from_micros(60);
+
+    fn spin(&self, allowed: Duration, done: impl Fn() -> bool) -> bool {
+        // On one core nothing can happen while we spin.
+        if allowed.is_zero() || cores() < 2 {
+            return false;
+        }
+        let budget = allowed / Self::WHOLE * self.share();
+        let start = Instant::now();
+        let came = loop {
+            // The clock costs more than the look.
+            let look = |_| {
+                hint::spin_loop();
+                done()
+            };
+            if (0..64).any(look) {
+                break true;
+            }
+            if start.elapsed() >= budget {
+                break false;
+            }
+        };
+        self.learn(came && start.elapsed() <= Self::WAKE_UP);
+        came
+    }
+
+    fn share(&self) -> u32 {
+        Self::WHOLE - self.lost.load(Relaxed).min(Self::WHOLE - 1)
+    }
+
+    fn learn(&self, worth_it: bool) {
+        let share = self.share();
+        let share = if worth_it { (share * 2).min(Self::WHOLE) } else { share.div_ceil(2) };
+        self.lost.store(Self::WHOLE - share, Relaxed);
+    }
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_shrinks_when_it_is_lost_and_comes_back() {
+        let patience = Patience::default();
+        let shares = |worth_it| {
+            [(); 5].map(|()| {
+                patience.learn(worth_it);
+                patience.share()
+            })
+        };
+        assert_eq!(shares(false), [8, 4, 2, 1, 1]);
+        assert_eq!(shares(true), [2, 4, 8, 16, 16]);
+    }
+}

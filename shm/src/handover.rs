@@ -1,0 +1,221 @@
+//! Frames and file descriptors over a Unix socket: how memory changes hands.
+//!
+//! ```text
+//!  u32 length, little endian, at most 1 MiB │ that many bytes
+//!  └ up to 4 descriptors ride with the first byte
+//! ```
+//!
+//! Blocking, one frame at a time, and never a byte past the frame: so descriptors can't slip from
+//! one frame to the next. The stream's timeouts hold: between frames a timeout loses nothing;
+//! within a frame the whole rest has as long as one read may take, so nobody holds a thread by
+//! sending a byte now and then (WAIT). The end between two frames is clean, within one it is not.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    time::Instant,
+};
+
+use rustix::{
+    io::{Errno, retry_on_intr},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags,
+    },
+};
+
+/// The longest frame, in bytes without its length.
+pub const MAX_FRAME: usize = 1 << 20;
+
+/// The most descriptors of one frame.
+pub const MAX_FDS: usize = 4;
+
+/// A received frame.
+#[derive(Debug)]
+pub struct Frame {
+    /// Its bytes, without the length.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came with it, in order; closed on exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Why no frame was received. After anything but [`HandoverError::TimedOut`] the stream is of no
+/// more use.
+#[derive(Debug, thiserror::Error)]
+pub enum HandoverError {
+    /// Nothing came within the stream's read timeout; nothing is lost.
+    #[error("nothing was received within the read timeout")]
+    TimedOut,
+    /// The rest of a frame did not come within the stream's read timeout.
+    #[error("the peer stopped sending within a frame: {got} of {needed} bytes had come")]
+    Stalled {
+        /// Bytes that came.
+        got: usize,
+        /// Bytes of this part of the frame.
+        needed: usize,
+    },
+    /// The peer ended within a frame.
+    #[error("the connection ended within a frame: {got} of {needed} bytes had come")]
+    Cut {
+        /// Bytes that came.
+        got: usize,
+        /// Bytes of this part of the frame.
+        needed: usize,
+    },
+    /// The frame says that it is longer than allowed.
+    #[error("a frame of {bytes} bytes was announced where at most {max} are allowed", max = MAX_FRAME)]
+    TooLong {
+        /// The announced length.
+        bytes: u32,
+    },
+    /// More descriptors came than allowed, or than this process may open.
+    #[error(
+        "more than {max} file descriptors came with a frame, or this process may open no more \
+         (ulimit -n)",
+        max = MAX_FDS
+    )]
+    TooManyFds,
+    /// The socket failed.
+    #[error("the connection failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Sends a frame and its descriptors.
+///
+/// # Errors
+/// `InvalidInput` if frame or descriptors are over the limits, otherwise what the socket says.
+/// After an error other than `InvalidInput` part of the frame may be sent: drop the stream.
+pub fn send(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if frame.len() > MAX_FRAME || fds.len() > MAX_FDS {
+        let text = format!(
+            "a frame has at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, not {} and {}",
+            frame.len(),
+            fds.len()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let length = (frame.len() as u32).to_le_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds)); // sized for the most there can be
+    }
+    let mut parts = [IoSlice::new(&length), IoSlice::new(frame)];
+    let mut left: &mut [IoSlice<'_>] = &mut parts;
+    while left.iter().any(|part| !part.is_empty()) {
+        // Not retried as a whole: a signal after the first byte gives a count, not an error.
+        let sent = retry_on_intr(|| {
+            rustix::net::sendmsg(stream, left, &mut control, SendFlags::NOSIGNAL)
+        })?;
+        control.clear(); // the descriptors went with the first byte
+        IoSlice::advance_slices(&mut left, sent);
+    }
+    Ok(())
+}
+
+/// Receives the next frame; `None` if the peer has ended the connection before it.
+///
+/// # Errors
+/// [`HandoverError`]; whatever descriptors came are closed.
+pub fn receive(stream: &UnixStream) -> Result<Option<Frame>, HandoverError> {
+    let mut reader = Reader { stream, started: false, deadline: None, fds: Vec::new() };
+    let mut length = [0; 4];
+    if !reader.fill(&mut length)? {
+        return Ok(None);
+    }
+    let bytes = u32::from_le_bytes(length);
+    // Before anything is allocated for it.
+    if bytes as usize > MAX_FRAME {
+        return Err(HandoverError::TooLong { bytes });
+    }
+    let mut frame = vec![0; bytes as usize];
+    if !reader.fill(&mut frame)? {
+        return Err(HandoverError::Cut { got: 0, needed: frame.len() });
+    }
+    Ok(Some(Frame { bytes: frame, fds: reader.fds }))
+}
+
+struct Reader<'a> {
+    stream: &'a UnixStream,
+    /// Whether a byte of the frame has come: from then on a timeout loses something.
+    started: bool,
+    /// When the frame must be complete, if the stream has a timeout.
+    deadline: Option<Instant>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Reader<'_> {
+    /// Fills the buffer; false if the peer ended before its first byte.
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, HandoverError> {
+        let needed = buffer.len();
+        let mut got = 0;
+        while got < needed {
+            match self.read(&mut buffer[got..]) {
+                Ok(0) if got == 0 => return Ok(false),
+                Ok(0) => return Err(HandoverError::Cut { got, needed }),
+                Ok(bytes) => got += bytes,
+                Err(HandoverError::TimedOut) if self.started => {
+                    return Err(HandoverError::Stalled { got, needed });
+                }
+                Err(error) => return Err(error),
+            }
+            if !self.started {
+                self.started = true;
+                let timeout = self.stream.read_timeout()?;
+                self.deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+            }
+            if got < needed && self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(HandoverError::Stalled { got, needed });
+            }
+        }
+        Ok(true)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, HandoverError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let message = retry_on_intr(|| {
+            rustix::net::recvmsg(self.stream, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })
+        .map_err(|errno| match errno {
+            Errno::AGAIN => HandoverError::TimedOut,
+            other => HandoverError::Io(other.into()),
+        })?;
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = part {
+                self.fds.extend(fds);
+            }
+        }
+        // Those that did not fit were closed by the kernel, those that did are closed with `self`.
+        if message.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > MAX_FDS {
+            return Err(HandoverError::TooManyFds);
+        }
+        Ok(message.bytes)
+    }
+}
+
+/// Who is at the other end, as the kernel says: it can't lie about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process id when it connected.
+    pub pid: u32,
+    /// User id when it connected.
+    pub uid: u32,
+}
+
+/// Who is at the other end of a stream.
+///
+/// # Errors
+/// What the socket says.
+pub fn peer(stream: &UnixStream) -> io::Result<Peer> {
+    let credentials = rustix::net::sockopt::socket_peercred(stream)?;
+    Ok(Peer {
+        pid: credentials.pid.as_raw_nonzero().get().cast_unsigned(),
+        uid: credentials.uid.as_raw(),
+    })
+}

@@ -1,0 +1,399 @@
+//! The two rings, over any [`Backing`]: who may write what, and who wakes whom.
+//!
+//! Positions are free-running counters; each is written by one side only, and that side keeps its
+//! own copy and never reads the shared one back. What the other side's counter says is checked
+//! before it is used (TRUST), so the worst a hostile peer gets is an error.
+//!
+//! - Submissions: records of whole words, the first of which holds the record's length. A record
+//!   may wrap around the end; both sides copy word by word.
+//! - Completions: three words each.
+//!
+//! Sleeping is the store–load pattern with a fence between on both sides: the sleeper says that it
+//! sleeps and then looks once more, the other publishes and then looks for a sleeper. One of them
+//! sees the other, so no wake-up is lost, and nobody is woken who does not sleep.
+
+use std::{
+    sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+    time::{Duration, Instant},
+};
+
+use crate::backing::{Backing, Cell, Flag, Signal};
+
+/// The longest record, in words: a 1024-byte name and 32 dimensions fit.
+pub const MAX_RECORD_WORDS: usize = 176;
+
+/// Words of one completion.
+pub const COMPLETION_WORDS: usize = 3;
+
+/// What is wrong with the other side's counters or lengths. The text is a fact; whoever reports it
+/// adds whose ring it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Nonsense {
+    /// The producer claims more than the ring can hold.
+    #[error(
+        "the ring's tail is {tail} with the head at {head}: more than its {capacity} words lie between"
+    )]
+    Tail {
+        /// The tail that was read.
+        tail: u64,
+        /// Our own head.
+        head: u64,
+        /// Words or entries of the ring.
+        capacity: u64,
+    },
+    /// The producer took back what it had published.
+    #[error("the ring's tail went back from {seen} to {tail}")]
+    TailWentBack {
+        /// The tail that was seen before.
+        seen: u64,
+        /// The tail now.
+        tail: u64,
+    },
+    /// The consumer claims to have read what was never written.
+    #[error(
+        "the ring's head is {head} with the tail at {tail}: more than its {capacity} entries lie between"
+    )]
+    Head {
+        /// The head that was read.
+        head: u64,
+        /// Our own tail.
+        tail: u64,
+        /// Words or entries of the ring.
+        capacity: u64,
+    },
+    /// A record's length is impossible.
+    #[error(
+        "a record claims {words} words where {available} are published and at most {max} are allowed",
+        max = MAX_RECORD_WORDS
+    )]
+    Length {
+        /// The length that was read.
+        words: u64,
+        /// The words between head and tail.
+        available: u64,
+    },
+}
+
+/// Why a producer could not publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PushError {
+    /// There is no room now.
+    Full,
+    /// The consumer's counter is impossible.
+    Nonsense(Nonsense),
+}
+
+/// The worker's way to the daemon.
+#[derive(Debug)]
+pub struct SubmissionRing<'a, B: Backing> {
+    /// Words consumed so far; the daemon's.
+    pub head: &'a B::Cell,
+    /// Words published so far; the worker's.
+    pub tail: &'a B::Cell,
+    /// 1 while the daemon sleeps; set by the daemon, taken by whoever wakes it.
+    pub sleeping: &'a B::Flag,
+    /// The records; a power of two of words.
+    pub cells: &'a [B::Cell],
+}
+
+impl<B: Backing> SubmissionRing<'_, B> {
+    fn capacity(&self) -> u64 {
+        self.cells.len() as u64
+    }
+
+    fn cell(&self, position: u64) -> &B::Cell {
+        // The index is below the length whatever the position, which a peer may have chosen.
+        &self.cells[(position % self.capacity()) as usize]
+    }
+
+    /// Publishes a record; `tail` is the producer's own count. True if the daemon slept: the
+    /// caller, and only it, must wake it.
+    ///
+    /// # Errors
+    /// [`PushError`] if the record does not fit now or the daemon's counter is impossible.
+    pub fn push(&self, tail: &mut u64, record: &[u64]) -> Result<bool, PushError> {
+        // Acquire: the daemon has copied the words out before we write over them.
+        let head = self.head.load(Acquire);
+        let used = tail.wrapping_sub(head);
+        if used > self.capacity() {
+            let capacity = self.capacity();
+            return Err(PushError::Nonsense(Nonsense::Head { head, tail: *tail, capacity }));
+        }
+        let words = record.len() as u64 + 1;
+        if record.len() >= MAX_RECORD_WORDS || words > self.capacity() - used {
+            return Err(PushError::Full);
+        }
+        self.cell(*tail).store(words, Relaxed);
+        for (place, word) in (1..).zip(record) {
+            self.cell(tail.wrapping_add(place)).store(*word, Relaxed);
+        }
+        *tail = tail.wrapping_add(words);
+        self.tail.store(*tail, Release);
+        B::fence();
+        // Look before taking: a swap on every submission would bounce the daemon's line.
+        Ok(self.sleeping.load(Relaxed) != 0 && self.sleeping.swap(0, AcqRel) != 0)
+    }
+
+    /// Takes the next record out, without its length; `head` is the consumer's own count, `seen`
+    /// the highest tail so far. `None` where there is nothing.
+    ///
+    /// # Errors
+    /// [`Nonsense`] if tail or length are impossible (TRUST); nothing is consumed then.
+    pub fn pop<'r>(
+        &self,
+        head: &mut u64,
+        seen: u64,
+        record: &'r mut [u64; MAX_RECORD_WORDS],
+    ) -> Result<Option<&'r [u64]>, Nonsense> {
+        let tail = self.tail.load(Acquire);
+        let available = tail.wrapping_sub(*head);
+        if available > self.capacity() {
+            let capacity = self.capacity();
+            return Err(Nonsense::Tail { tail, head: *head, capacity });
+        }
+        if available < seen.wrapping_sub(*head) {
+            return Err(Nonsense::TailWentBack { seen, tail });
+        }
+        if available == 0 {
+            return Ok(None);
+        }
+        let words = self.cell(*head).load(Relaxed);
+        if words == 0 || words > available || words > MAX_RECORD_WORDS as u64 {
+            return Err(Nonsense::Length { words, available });
+        }
+        let record = &mut record[..words as usize - 1];
+        for (place, word) in (1..).zip(record.iter_mut()) {
+            *word = self.cell(head.wrapping_add(place)).load(Relaxed);
+        }
+        *head = head.wrapping_add(words);
+        self.head.store(*head, Release);
+        Ok(Some(record))
+    }
+
+    /// Says that the consumer sleeps and looks once more. The tail, if something came in the
+    /// meantime: then the flag is taken back and the consumer must not sleep.
+    pub fn prepare_sleep(&self, head: u64) -> Option<u64> {
+        self.sleeping.store(1, Relaxed);
+        B::fence();
+        let tail = self.tail.load(Acquire);
+        if tail == head {
+            return None;
+        }
+        self.awake();
+        Some(tail)
+    }
+
+    /// Says that the consumer no longer sleeps, so that nobody wakes it.
+    pub fn awake(&self) {
+        self.sleeping.store(0, Relaxed);
+    }
+}
+
+/// The daemon's way back to the worker.
+#[derive(Debug)]
+pub struct CompletionRing<'a, B: Backing> {
+    /// Entries consumed so far; the worker's.
+    pub head: &'a B::Cell,
+    /// Entries published so far; the daemon's.
+    pub tail: &'a B::Cell,
+    /// Moves with every entry; the worker's threads sleep on it.
+    pub epoch: &'a B::Signal,
+    /// How many threads sleep or are about to.
+    pub waiters: &'a B::Flag,
+    /// The entries, [`COMPLETION_WORDS`] words each; a power of two of entries.
+    pub cells: &'a [B::Cell],
+}
+
+impl<B: Backing> CompletionRing<'_, B> {
+    fn capacity(&self) -> u64 {
+        (self.cells.len() / COMPLETION_WORDS) as u64
+    }
+
+    fn cells(&self, position: u64) -> &[B::Cell] {
+        let start = (position % self.capacity()) as usize * COMPLETION_WORDS;
+        &self.cells[start..start + COMPLETION_WORDS]
+    }
+
+    /// Publishes an entry and wakes those who sleep; `tail` is the producer's own count.
+    ///
+    /// # Errors
+    /// [`PushError`] if there is no room or the worker's counter is impossible.
+    pub fn push(&self, tail: &mut u64, entry: [u64; COMPLETION_WORDS]) -> Result<(), PushError> {
+        let head = self.head.load(Acquire);
+        let used = tail.wrapping_sub(head);
+        if used > self.capacity() {
+            let capacity = self.capacity();
+            return Err(PushError::Nonsense(Nonsense::Head { head, tail: *tail, capacity }));
+        }
+        if used == self.capacity() {
+            return Err(PushError::Full);
+        }
+        for (cell, word) in self.cells(*tail).iter().zip(entry) {
+            cell.store(word, Relaxed);
+        }
+        *tail = tail.wrapping_add(1);
+        self.tail.store(*tail, Release);
+        self.signal();
+        Ok(())
+    }
+
+    /// Moves the epoch and wakes those who sleep on it.
+    pub fn signal(&self) {
+        self.epoch.fetch_add(1, Release);
+        B::fence();
+        // A wake-up is a system call: only for a sleeper.
+        if self.waiters.load(Relaxed) != 0 {
+            self.epoch.wake_all();
+        }
+    }
+
+    /// Takes the next entry out; `head` is the consumer's own count.
+    ///
+    /// # Errors
+    /// [`Nonsense`] if the daemon's counter is impossible.
+    pub fn pop(&self, head: &mut u64) -> Result<Option<[u64; COMPLETION_WORDS]>, Nonsense> {
+        let tail = self.tail.load(Acquire);
+        let available = tail.wrapping_sub(*head);
+        if available > self.capacity() {
+            return Err(Nonsense::Tail { tail, head: *head, capacity: self.capacity() });
+        }
+        if available == 0 {
+            return Ok(None);
+        }
+        let mut entry = [0; COMPLETION_WORDS];
+        for (word, cell) in entry.iter_mut().zip(self.cells(*head)) {
+            *word = cell.load(Relaxed);
+        }
+        *head = head.wrapping_add(1);
+        self.head.store(*head, Release);
+        Ok(Some(entry))
+    }
+
+    /// Sleeps until the epoch is no longer `seen` or the time is up; true if it moved.
+    pub fn sleep(&self, seen: u32, timeout: Duration) -> bool {
+        let start = Instant::now();
+        self.waiters.fetch_add(1, Relaxed);
+        B::fence();
+        let moved = loop {
+            if self.epoch.load(Acquire) != seen {
+                break true;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                break false;
+            }
+            self.epoch.sleep(seen, left);
+        };
+        self.waiters.fetch_add(u32::MAX, Relaxed); // one less, wrapping around
+        moved
+    }
+}
+
+/// Heap words instead of shared ones, and nobody sleeps: these run under miri.
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicU32, AtomicU64},
+        thread,
+    };
+
+    use super::*;
+    use crate::backing::Shared;
+
+    #[derive(Default)]
+    struct Words {
+        head: AtomicU64,
+        tail: AtomicU64,
+        signal: AtomicU32,
+        flag: AtomicU32,
+        cells: [AtomicU64; 24],
+    }
+
+    impl Words {
+        fn submissions(&self) -> SubmissionRing<'_, Shared> {
+            let Self { head, tail, flag, cells, .. } = self;
+            SubmissionRing { head, tail, sleeping: flag, cells: &cells[..16] }
+        }
+
+        fn completions(&self) -> CompletionRing<'_, Shared> {
+            let Self { head, tail, signal, flag, cells } = self;
+            CompletionRing { head, tail, epoch: signal, waiters: flag, cells }
+        }
+    }
+
+    #[test]
+    fn records_of_all_lengths_wrap_around_between_threads() {
+        const RECORDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
+        let words = Words::default();
+        let content = |record: u64| vec![record; (record % 15) as usize];
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut tail = 0;
+                for record in 0..RECORDS {
+                    while words.submissions().push(&mut tail, &content(record)).is_err() {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let (mut head, mut copy) = (0, [0; MAX_RECORD_WORDS]);
+            for record in 0..RECORDS {
+                loop {
+                    let seen = head;
+                    let popped = words.submissions().pop(&mut head, seen, &mut copy).unwrap();
+                    let Some(got) = popped else {
+                        thread::yield_now();
+                        continue;
+                    };
+                    assert_eq!(got, content(record));
+                    break;
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn counters_wrap_around_at_their_end() {
+        let words = Words::default();
+        let start = u64::MAX - 7;
+        for counter in [&words.head, &words.tail] {
+            counter.store(start, Relaxed);
+        }
+        let (mut tail, mut head, mut copy) = (start, start, [0; MAX_RECORD_WORDS]);
+        for record in 0..10 {
+            assert_eq!(words.submissions().push(&mut tail, &[record, record]), Ok(false));
+            let seen = head;
+            let popped = words.submissions().pop(&mut head, seen, &mut copy).unwrap();
+            assert_eq!(popped, Some(&[record, record][..]));
+        }
+    }
+
+    #[test]
+    fn a_full_ring_says_so_and_goes_on_when_there_is_room() {
+        let words = Words::default();
+        let ring = words.completions();
+        let (mut tail, mut head) = (0, 0);
+        for entry in 0..8 {
+            ring.push(&mut tail, [entry, 0, 0]).unwrap();
+        }
+        assert_eq!(ring.push(&mut tail, [8, 0, 0]), Err(PushError::Full));
+        assert_eq!(ring.pop(&mut head), Ok(Some([0, 0, 0])));
+        ring.push(&mut tail, [8, 0, 0]).unwrap();
+        for entry in 1..=8 {
+            assert_eq!(ring.pop(&mut head), Ok(Some([entry, 0, 0])));
+        }
+        assert_eq!(ring.pop(&mut head), Ok(None));
+        assert_eq!(words.signal.load(Relaxed), 9, "the epoch moves with every entry");
+    }
+
+    #[test]
+    fn only_a_sleeper_is_rung_for_and_only_once() {
+        let words = Words::default();
+        let ring = words.submissions();
+        let mut tail = 0;
+        assert_eq!(ring.prepare_sleep(0), None);
+        assert_eq!(ring.push(&mut tail, &[1]), Ok(true));
+        assert_eq!(ring.push(&mut tail, &[2]), Ok(false));
+        assert_eq!(ring.prepare_sleep(0), Some(4), "not empty: no sleep");
+        assert_eq!(ring.push(&mut tail, &[3]), Ok(false));
+    }
+}

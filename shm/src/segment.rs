@@ -1,0 +1,356 @@
+//! Sealed, reserved and mapped memory: made by the worker, opened by the daemon.
+//!
+//! Touching a mapped page must never fail, because a failure there is a signal and not an error.
+//! So everything that can go wrong is made to go wrong earlier:
+//!
+//! - the maker asks first whether there is room (so that the out-of-memory killer is not what
+//!   answers), then fills every page: too little is a [`SegmentError`], never a later SIGBUS;
+//! - it seals the memory against shrinking and growing;
+//! - the daemon checks those seals, maps, and adds the seal against future writes, which also
+//!   refuses to punch holes: from then on no page can be taken away from under it (TRUST). Then
+//!   it fills what is missing, within the limit that it was given (BOUND).
+//!
+//! The last step makes a segment the daemon's for good: it can be opened once.
+
+use std::{
+    ffi::c_void,
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU32, AtomicU64},
+};
+
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags},
+    io::Errno,
+    mm::{Advice, MapFlags, ProtFlags},
+    process::Resource,
+};
+
+mod room;
+
+/// A segment's number within its worker's attachment: 0, 1, 2 … in the order of hand-over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u32);
+
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whether a segment is made of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HugePages {
+    /// Small pages only.
+    Never,
+    /// Huge pages where the kernel offers them for shared memory
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` set to `advise` or more).
+    #[default]
+    Advise,
+    /// 2 MiB pages from the kernel's pool (`vm.nr_hugepages`), or an error.
+    Require,
+}
+
+/// A huge page of x86-64 and aarch64, in bytes.
+pub const HUGE_PAGE: u64 = 2 << 20;
+
+impl HugePages {
+    fn page(self) -> u64 {
+        match self {
+            Self::Require => HUGE_PAGE,
+            Self::Never | Self::Advise => rustix::param::page_size() as u64,
+        }
+    }
+}
+
+/// Why there is no segment. Each text names the size that was asked for and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// The size is zero, or not addressable.
+    #[error("a segment of {bytes} bytes can't be made: the size must be between 1 and 2^47 bytes")]
+    Size {
+        /// The size asked for, in bytes.
+        bytes: u64,
+    },
+    /// There is not enough memory for it now.
+    #[error(
+        "shared memory of {bytes} bytes does not fit: {available} bytes are available ({limit}); \
+         use fewer or smaller tensors, fewer ranks per node, or raise the limit"
+    )]
+    NoMemory {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// What is available, in bytes.
+        available: u64,
+        /// Whose limit it is.
+        limit: String,
+    },
+    /// There are not enough huge pages.
+    #[error(
+        "shared memory of {bytes} bytes needs {pages} huge pages of 2 MiB and {free} are free; set \
+         vm.nr_hugepages to at least {pages} more, or don't require huge pages"
+    )]
+    NoHugePages {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// Huge pages that it takes.
+        pages: u64,
+        /// Huge pages that are free.
+        free: u64,
+    },
+    /// The process may not make files this large, and memory counts as one.
+    #[error(
+        "shared memory of {bytes} bytes is over this process's file size limit of {limit} bytes; \
+         raise it with ulimit -f"
+    )]
+    FileSizeLimit {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// The limit (RLIMIT_FSIZE), in bytes.
+        limit: u64,
+    },
+    /// What was handed over is not memory sealed against shrinking and growing.
+    #[error(
+        "the file descriptor is not memory sealed against shrinking and growing: {found}; only a \
+         memfd with F_SEAL_SHRINK and F_SEAL_GROW is accepted"
+    )]
+    Unsealed {
+        /// What it is instead.
+        found: String,
+    },
+    /// What was handed over is empty or larger than allowed.
+    #[error("a segment of {bytes} bytes was handed over where 1 to {max} bytes are allowed")]
+    OutOfRange {
+        /// Its size, in bytes.
+        bytes: u64,
+        /// The most that is allowed, in bytes.
+        max: u64,
+    },
+    /// It is somebody else's already, or its list of seals is closed.
+    #[error(
+        "the segment can't be sealed against holes, its seals are {found}: it was opened before, \
+         or its maker has closed the list; hand over memory that nobody has opened"
+    )]
+    NotOurs {
+        /// Its seals.
+        found: String,
+    },
+    /// The kernel refused a step.
+    #[error("could not {step} for shared memory of {bytes} bytes: {source}{hint}")]
+    System {
+        /// The step.
+        step: &'static str,
+        /// The size, in bytes.
+        bytes: u64,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do, from a semicolon on; may be empty.
+        hint: &'static str,
+    },
+}
+
+impl SegmentError {
+    fn system(step: &'static str, bytes: u64, errno: Errno) -> Self {
+        let hint = match errno {
+            Errno::NOMEM if step == "map memory" => {
+                "; raise the address space limit (ulimit -v) or use smaller segments"
+            }
+            Errno::NOMEM | Errno::NOSPC | Errno::FAULT => {
+                "; free memory, use smaller segments, or raise the memory limit of the job"
+            }
+            Errno::MFILE => "; raise the limit of open files (ulimit -n)",
+            Errno::NFILE => "; raise the system's limit of open files (fs.file-max)",
+            Errno::NOSYS | Errno::PERM => {
+                "; allow memfd_create, ftruncate and fcntl in the container's seccomp profile"
+            }
+            _ => "",
+        };
+        Self::System { step, bytes, source: errno.into(), hint }
+    }
+}
+
+/// A mapped piece of shared memory; unmapped on drop.
+#[derive(Debug)]
+pub struct Segment {
+    start: NonNull<u8>,
+    bytes: u64,
+}
+
+// SAFETY: a segment is an address range that this value owns; nothing of it is bound to a thread.
+unsafe impl Send for Segment {}
+// SAFETY: the methods hand out raw pointers and atomics only; ordering accesses through the raw
+// pointers is the callers' duty, stated where they dereference them.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Makes memory of at least `bytes` (rounded up to whole pages), called `name` in
+    /// `/proc/PID/maps`, filled with zeros, reserved, sealed and mapped. The descriptor is for
+    /// the daemon.
+    ///
+    /// # Errors
+    /// [`SegmentError`] with the size and what to do.
+    pub fn create(
+        name: &str,
+        bytes: u64,
+        huge: HugePages,
+    ) -> Result<(Self, OwnedFd), SegmentError> {
+        let page = huge.page();
+        let bytes = bytes
+            .checked_next_multiple_of(page)
+            .filter(|b| (1..=1 << 47).contains(b))
+            .ok_or(SegmentError::Size { bytes })?;
+        // Over this limit ftruncate does not fail, it sends SIGXFSZ.
+        if let Some(limit) = rustix::process::getrlimit(Resource::Fsize).current
+            && bytes > limit
+        {
+            return Err(SegmentError::FileSizeLimit { bytes, limit });
+        }
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge == HugePages::Require {
+            room::check_huge(bytes)?;
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        } else {
+            room::check(bytes, bytes)?;
+        }
+        let failed = |step| move |errno| SegmentError::system(step, bytes, errno);
+        let fd = rustix::fs::memfd_create(name, flags).map_err(failed("create a memfd"))?;
+        rustix::fs::ftruncate(&fd, bytes).map_err(failed("set the size"))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(failed("seal the memfd"))?;
+        let segment = Self::map(&fd, bytes)?;
+        if huge == HugePages::Advise {
+            segment.advise_huge();
+        }
+        segment.fill(fd.as_fd())?;
+        Ok((segment, fd))
+    }
+
+    /// Maps what a worker handed over, after checking that it can't be made to fault (TRUST).
+    ///
+    /// # Errors
+    /// [`SegmentError`] if it is not sealed, too large, opened before, or can't be filled.
+    pub fn open(fd: OwnedFd, max_bytes: u64) -> Result<Self, SegmentError> {
+        // Only memory has seals, so this also refuses every other kind of file.
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|errno| SegmentError::Unsealed {
+            found: format!("it has no seals ({errno})"),
+        })?;
+        let needed = SealFlags::SHRINK | SealFlags::GROW;
+        if !seals.contains(needed) {
+            return Err(SegmentError::Unsealed { found: format!("its seals are {seals:?}") });
+        }
+        let closing = SealFlags::SEAL | SealFlags::WRITE | SealFlags::FUTURE_WRITE;
+        if seals.intersects(closing) {
+            return Err(SegmentError::NotOurs { found: format!("{seals:?}") });
+        }
+        let out_of_range = |bytes| SegmentError::OutOfRange { bytes, max: max_bytes };
+        let stat = rustix::fs::fstat(&fd).map_err(|e| SegmentError::system("stat", 0, e))?;
+        let bytes = u64::try_from(stat.st_size).map_err(|_| out_of_range(u64::MAX))?;
+        if !(1..=max_bytes.min(1 << 47)).contains(&bytes) {
+            return Err(out_of_range(bytes));
+        }
+        let segment = Self::map(&fd, bytes)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+            .map_err(|errno| SegmentError::system("seal against holes", bytes, errno))?;
+        // Pages that the worker promised and did not fill would be filled on our account.
+        let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        room::check(bytes, bytes.saturating_sub(there))?;
+        segment.fill(fd.as_fd())?;
+        Ok(segment)
+    }
+
+    fn map(fd: &OwnedFd, bytes: u64) -> Result<Self, SegmentError> {
+        let failed = |errno| SegmentError::system("map memory", bytes, errno);
+        let length = usize::try_from(bytes).map_err(|_| failed(Errno::NOMEM))?;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }
+        .map_err(failed)?;
+        let start = NonNull::new(start.cast()).ok_or_else(|| failed(Errno::FAULT))?;
+        Ok(Self { start, bytes })
+    }
+
+    /// Advice only: where it is refused, the pages are small.
+    fn advise_huge(&self) {
+        // SAFETY: the range is exactly our mapping, and the advice does not change its contents.
+        let _ = unsafe {
+            rustix::mm::madvise(self.pointer(), self.bytes as usize, Advice::LinuxHugepage)
+        };
+    }
+
+    /// Makes every page exist, so that no later access has to find one.
+    fn fill(&self, fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
+        let filled = rustix::io::retry_on_intr(|| {
+            // SAFETY: the range is exactly our mapping; filling keeps what is there.
+            unsafe {
+                rustix::mm::madvise(self.pointer(), self.bytes as usize, Advice::LinuxPopulateWrite)
+            }
+        });
+        match filled {
+            // Kernels before 5.14 can't: reserving is enough, the first touch is slower.
+            Err(Errno::INVAL) => rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, self.bytes),
+            other => other,
+        }
+        .map_err(|errno| SegmentError::system("reserve pages", self.bytes, errno))
+    }
+
+    fn pointer(&self) -> *mut c_void {
+        self.start.as_ptr().cast()
+    }
+
+    /// The size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The first byte. Another process may write any byte at any time.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The address of `offset`, if `bytes` bytes from there lie within the segment; zero bytes are
+    /// allowed up to its end.
+    pub fn range(&self, offset: u64, bytes: u64) -> Option<*mut u8> {
+        let end = offset.checked_add(bytes)?;
+        // Within the mapping, so the offset fits a usize and the sum does not overflow.
+        (end <= self.bytes).then(|| self.as_ptr().wrapping_add(offset as usize))
+    }
+
+    fn words<T>(&self, offset: u64, count: usize) -> Option<*const T> {
+        let bytes = u64::try_from(count.checked_mul(size_of::<T>())?).ok()?;
+        let start = self.range(offset, bytes)?.cast::<T>().cast_const();
+        start.is_aligned().then_some(start)
+    }
+
+    /// Words of the segment that both sides may change at any time.
+    pub(crate) fn cells(&self, offset: u64, count: usize) -> Option<&[AtomicU64]> {
+        let start = self.words(offset, count)?;
+        // SAFETY: `words` has checked that the range is mapped and aligned; it stays mapped while
+        // `self` is borrowed, any bits are a valid word, and the pages are only ever accessed
+        // through atomics by us, whatever the other process does.
+        Some(unsafe { std::slice::from_raw_parts(start, count) })
+    }
+
+    /// A half word of the segment that both sides may change at any time.
+    pub(crate) fn flag(&self, offset: u64) -> Option<&AtomicU32> {
+        let start = self.words::<AtomicU32>(offset, 1)?;
+        // SAFETY: as in `cells`.
+        Some(unsafe { &*start })
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly our mapping, and every reference into it borrows `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.pointer(), self.bytes as usize) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own can always be unmapped");
+    }
+}

@@ -1,0 +1,161 @@
+//! How much memory may still be taken before the out-of-memory killer comes.
+//!
+//! Reserving more than a control group allows is not refused: the kernel kills somebody instead,
+//! often the training process that did nothing wrong. So we ask first. The answer is a snapshot,
+//! not a promise; it turns the usual mistake (a tensor set that can't fit) into an error.
+
+use std::{fs, path::Path};
+
+use super::{HUGE_PAGE, SegmentError};
+
+/// How much is left and who says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Room {
+    available: u64,
+    limit: String,
+}
+
+/// Refuses a segment of `bytes` of which `missing` are still to be taken.
+pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    let rooms = machine(&meminfo).into_iter().chain(control_groups(&groups, &read));
+    match rooms.min_by_key(|room| room.available) {
+        Some(room) if missing > room.available => {
+            Err(SegmentError::NoMemory { bytes, available: room.available, limit: room.limit })
+        }
+        // What can't be known is not forbidden: filling the pages still reports what the kernel
+        // refuses.
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what the pool of huge pages does not hold.
+pub(super) fn check_huge(bytes: u64) -> Result<(), SegmentError> {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+    let number = |file| {
+        let text = fs::read_to_string(format!("{path}/{file}")).unwrap_or_default();
+        text.trim().parse::<u64>().unwrap_or(0)
+    };
+    // What is free may already be promised to others; what may be overcommitted is not there yet.
+    let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
+    let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
+    let pages = bytes / HUGE_PAGE;
+    if pages > free + surplus {
+        return Err(SegmentError::NoHugePages { bytes, pages, free });
+    }
+    Ok(())
+}
+
+fn machine(meminfo: &str) -> Option<Room> {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Room { available: kib.saturating_mul(1024), limit: "MemAvailable of this machine".into() })
+}
+
+/// The names that a version of control groups gives its numbers.
+struct Names {
+    root: &'static str,
+    max: &'static str,
+    current: &'static str,
+    reclaimable: &'static str,
+}
+
+const V2: Names = Names {
+    root: "/sys/fs/cgroup",
+    max: "memory.max",
+    current: "memory.current",
+    reclaimable: "inactive_file ",
+};
+const V1: Names = Names {
+    root: "/sys/fs/cgroup/memory",
+    max: "memory.limit_in_bytes",
+    current: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file ",
+};
+
+/// The room that each limit above this process leaves. In a container the group's own path is
+/// often not visible and the limit is found at the root, so every level is looked at.
+fn control_groups(groups: &str, read: &dyn Fn(&Path) -> Option<String>) -> Vec<Room> {
+    let mut rooms = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let names = match controllers {
+            "" => V2,
+            _ if controllers.split(',').any(|c| c == "memory") => V1,
+            _ => continue,
+        };
+        for level in Path::new(path).ancestors() {
+            let folder = Path::new(names.root).join(level.strip_prefix("/").unwrap_or(level));
+            rooms.extend(group(&folder, &names, read));
+        }
+    }
+    rooms
+}
+
+fn group(folder: &Path, names: &Names, read: &dyn Fn(&Path) -> Option<String>) -> Option<Room> {
+    let number = |file| read(&folder.join(file))?.trim().parse::<u64>().ok();
+    // "max" is no number: no limit at this level. Version 1 says so with a very large one.
+    let max = number(names.max)?;
+    let current = number(names.current)?;
+    let stat = read(&folder.join("memory.stat")).unwrap_or_default();
+    let cache = stat.lines().find_map(|l| l.strip_prefix(names.reclaimable)?.parse().ok());
+    let used = current.saturating_sub(cache.unwrap_or(0));
+    let limit = format!("{} = {max} bytes in {}", names.max, folder.display());
+    Some(Room { available: max.saturating_sub(used), limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_says_what_is_available() {
+        let room = machine("MemTotal: 99 kB\nMemAvailable:   2048 kB\n").unwrap();
+        assert_eq!(room.available, 2 << 20);
+        assert_eq!(machine("MemTotal: 99 kB\n"), None);
+        assert_eq!(machine("MemAvailable: lots\n"), None);
+    }
+
+    #[test]
+    fn every_level_of_a_control_group_counts() {
+        let read = |path: &Path| {
+            let text = match path.to_str()? {
+                "/sys/fs/cgroup/job/step/memory.max" => "max\n",
+                "/sys/fs/cgroup/job/step/memory.current" => "700\n",
+                "/sys/fs/cgroup/job/memory.max" => "1000\n",
+                "/sys/fs/cgroup/job/memory.current" => "900\n",
+                "/sys/fs/cgroup/job/memory.stat" => "anon 500\ninactive_file 300\n",
+                _ => return None,
+            };
+            Some(text.to_owned())
+        };
+        let rooms = control_groups("0::/job/step\n", &read);
+        let limit = "memory.max = 1000 bytes in /sys/fs/cgroup/job".to_owned();
+        assert_eq!(rooms, [Room { available: 400, limit }]);
+    }
+
+    #[test]
+    fn version_one_is_read_at_its_own_place() {
+        let read = |path: &Path| {
+            let text = match path.to_str()? {
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes" => "1000\n",
+                "/sys/fs/cgroup/memory/memory.usage_in_bytes" => "1500\n",
+                _ => return None,
+            };
+            Some(text.to_owned())
+        };
+        let rooms = control_groups("5:devices:/x\n4:cpu,memory:/x\nnonsense\n", &read);
+        assert_eq!(rooms.len(), 1);
+        assert_eq!(rooms[0].available, 0);
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_with_numbers() {
+        let error = check(1 << 46, 1 << 46).unwrap_err().to_string();
+        assert!(error.contains("70368744177664 bytes does not fit"), "{error}");
+        assert!(error.contains("raise the limit"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! The arena: growth, limits, hand-over, and blocks that never share a byte.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+};
+
+use gradwire_proto::JobId;
+use gradwire_shm::{
+    arena::{ALIGNMENT, Arena, ArenaConfig, ArenaError},
+    segment::{HugePages, Segment, SegmentId},
+};
+
+const MIB: u64 = 1 << 20;
+
+fn config(segment_bytes: u64, max_bytes: u64) -> ArenaConfig {
+    let job = JobId::new("shm-test-arena").unwrap();
+    ArenaConfig { segment_bytes, max_bytes, huge: HugePages::Never, ..ArenaConfig::new(job) }
+}
+
+/// What the daemon has, by the number it was told.
+type Daemon = Arc<Mutex<Vec<(SegmentId, Segment)>>>;
+
+fn arena(segment_bytes: u64, max_bytes: u64) -> (Arena, Daemon) {
+    let daemon = Daemon::default();
+    let theirs = Arc::clone(&daemon);
+    let register = Box::new(move |id, segment: &Segment, fd| {
+        theirs.lock().unwrap().push((id, Segment::open(fd, segment.bytes())?));
+        Ok(())
+    });
+    (Arena::new(config(segment_bytes, max_bytes), register), daemon)
+}
+
+#[test]
+fn the_daemon_finds_every_byte_where_the_worker_says() {
+    let (arena, daemon) = arena(MIB, 64 * MIB);
+    let blocks: Vec<_> = (0..40u64).map(|i| arena.allocate(i * 10_007).unwrap()).collect();
+    for (i, block) in (0u8..).zip(&blocks) {
+        // SAFETY: the block is ours alone and has these bytes.
+        unsafe { block.as_ptr().write_bytes(i, block.bytes() as usize) };
+    }
+    let daemon = daemon.lock().unwrap();
+    assert!(daemon.len() > 2, "it has grown");
+    for (i, block) in (0u8..).zip(&blocks) {
+        assert_eq!(block.bytes(), u64::from(i) * 10_007);
+        assert_eq!(block.offset() % ALIGNMENT, 0);
+        assert_eq!(block.as_ptr().addr() as u64 % ALIGNMENT, 0);
+        let (id, segment) = &daemon[block.segment().0 as usize];
+        assert_eq!(*id, block.segment());
+        let start = segment.range(block.offset(), block.bytes()).unwrap();
+        // SAFETY: `range` has checked it, and nobody writes now.
+        let bytes = unsafe { std::slice::from_raw_parts(start, block.bytes() as usize) };
+        assert!(bytes.iter().all(|&b| b == i), "block {i} was written over");
+    }
+}
+
+#[test]
+fn freed_memory_is_used_again_and_the_count_is_right() {
+    let (arena, daemon) = arena(MIB, 64 * MIB);
+    for _ in 0..100 {
+        let (a, b) = (arena.allocate(MIB / 2).unwrap(), arena.allocate(MIB / 2).unwrap());
+        assert_eq!(arena.stats().used, MIB);
+        drop((b, a));
+        let whole = arena.allocate(MIB).unwrap();
+        assert_eq!((whole.segment(), whole.offset()), (SegmentId(0), 0));
+    }
+    let stats = arena.stats();
+    assert_eq!((stats.segments, stats.reserved, stats.used), (1, MIB, 0));
+    assert_eq!(daemon.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_large_tensor_gets_a_segment_of_its_own() {
+    let (arena, _daemon) = arena(MIB, 64 * MIB);
+    let large = arena.allocate(5 * MIB + 1).unwrap();
+    assert_eq!(large.offset(), 0);
+    assert_eq!(arena.stats().reserved, 6 * MIB, "a multiple of 2 MiB");
+}
+
+#[test]
+fn the_limit_is_kept_and_the_error_says_how_full_it_is() {
+    let (arena, _daemon) = arena(4 * MIB, 6 * MIB);
+    let first = arena.allocate(4 * MIB).unwrap();
+    let second = arena.allocate(2 * MIB).unwrap(); // a smaller segment, up to the limit
+    let error = arena.allocate(64).unwrap_err();
+    assert!(
+        matches!(error, ArenaError::Full { used, reserved, .. } if used == 6 * MIB && reserved == 6 * MIB)
+    );
+    assert!(error.to_string().contains("of at most 6291456 bytes"), "{error}");
+    drop(first);
+    assert!(arena.allocate(3 * MIB).is_ok());
+    for bytes in [u64::MAX, u64::MAX - 63, 1 << 62] {
+        assert!(matches!(arena.allocate(bytes), Err(ArenaError::Full { .. })));
+    }
+    drop(second);
+}
+
+#[test]
+fn a_segment_that_is_not_handed_over_is_not_used() {
+    let refuse = Arc::new(AtomicBool::new(true));
+    let refusing = Arc::clone(&refuse);
+    let register = Box::new(move |id, _: &Segment, _| {
+        assert_eq!(id, SegmentId(0), "a number that was refused is free again");
+        if refusing.load(SeqCst) { Err("the daemon said no".into()) } else { Ok(()) }
+    });
+    let arena = Arena::new(config(MIB, MIB), register);
+    let error = arena.allocate(10).unwrap_err().to_string();
+    assert_eq!(error, "segment 0 of 1048576 bytes could not be handed over: the daemon said no");
+    assert_eq!(arena.stats().reserved, 0);
+    refuse.store(false, SeqCst);
+    assert!(arena.allocate(10).is_ok());
+}
+
+#[test]
+fn memory_is_located_by_its_address() {
+    let (arena, _daemon) = arena(MIB, 64 * MIB);
+    let (a, b) = (arena.allocate(MIB).unwrap(), arena.allocate(1000).unwrap());
+    let inside = b.as_ptr().wrapping_add(40).cast_const();
+    assert_eq!(arena.locate(inside, 960), Some((b.segment(), b.offset() + 40)));
+    assert_eq!(arena.locate(a.as_ptr(), MIB), Some((SegmentId(0), 0)));
+    assert_eq!(arena.locate(a.as_ptr().wrapping_add(1), MIB), None, "past the end");
+    assert_eq!(arena.locate(a.as_ptr(), u64::MAX), None);
+    let elsewhere = 7u64;
+    assert_eq!(arena.locate((&raw const elsewhere).cast(), 8), None);
+    assert_eq!(arena.locate(std::ptr::null(), 0), None);
+}
+
+#[test]
+fn a_block_outlives_its_arena() {
+    let (arena, daemon) = arena(MIB, MIB);
+    let block = arena.allocate(100).unwrap();
+    drop((arena, daemon));
+    // SAFETY: the block keeps its memory.
+    unsafe { block.as_ptr().write_bytes(1, 100) };
+}
+
+#[test]
+fn threads_allocate_at_once() {
+    let (arena, daemon) = arena(MIB, 64 * MIB);
+    thread::scope(|scope| {
+        for id in 0u8..4 {
+            let arena = arena.clone();
+            scope.spawn(move || {
+                for round in 0..200u64 {
+                    let bytes = (round * 7919 + u64::from(id) * 104_729) % (MIB / 2);
+                    let block = arena.allocate(bytes).unwrap();
+                    // SAFETY: the block is this thread's alone and has these bytes.
+                    let memory = unsafe {
+                        block.as_ptr().write_bytes(id, bytes as usize);
+                        std::slice::from_raw_parts(block.as_ptr(), bytes as usize)
+                    };
+                    thread::yield_now();
+                    assert!(memory.iter().all(|&b| b == id));
+                }
+            });
+        }
+    });
+    assert_eq!(arena.stats().used, 0);
+    let ids: Vec<u32> = daemon.lock().unwrap().iter().map(|(id, _)| id.0).collect();
+    assert_eq!(ids, (0..ids.len() as u32).collect::<Vec<_>>());
+}

@@ -1,0 +1,73 @@
+//! What several tests need: requests, and children that are this test binary again.
+#![allow(dead_code, reason = "each test binary uses its own part; expect would fail in the others")]
+
+use std::{
+    env, fs,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{Child, Command, Stdio},
+};
+
+use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
+use gradwire_shm::control::{Place, Submission};
+
+/// Says what a child is to do; unset in the test itself.
+pub(crate) const ROLE: &str = "GRADWIRE_TEST_ROLE";
+
+pub(crate) fn role() -> Option<String> {
+    env::var(ROLE).ok()
+}
+
+/// Runs the test `entry` of this binary in a process of its own, with `role` set and, if given,
+/// the socket as its standard input.
+pub(crate) fn spawn(entry: &str, role: &str, socket: Option<UnixStream>) -> Child {
+    let stdin = socket.map_or_else(Stdio::null, |socket| Stdio::from(OwnedFd::from(socket)));
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", entry, "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap()
+}
+
+/// The socket that [`spawn`] gave to this child.
+pub(crate) fn socket() -> UnixStream {
+    use std::os::fd::AsFd;
+    UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap())
+}
+
+pub(crate) fn open_fds() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Which submission the ticket stands for: any kind of name, shape and request, the same for
+/// the same ticket.
+pub(crate) fn submission(ticket: u64) -> Submission {
+    let mut bits = ticket.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = move |below: u64| {
+        bits ^= bits << 13;
+        bits ^= bits >> 7;
+        bits ^= bits << 17;
+        bits % below
+    };
+    let dims: Vec<u64> = (0..next(5)).map(|_| next(9)).collect();
+    let name = format!("layer{}.{}", next(100), "é".repeat(next(20) as usize));
+    let dtype = DType::ALL[next(DType::ALL.len() as u64) as usize];
+    let op = ReduceOp::ALL[next(ReduceOp::ALL.len() as u64) as usize];
+    let mut request = Request::allreduce(dtype, Shape::new(&dims).unwrap(), op);
+    if dtype.is_float() {
+        request.prescale = 1.0 / (next(7) + 1) as f64;
+    }
+    let input = Place { segment: next(9) as u32, offset: next(1 << 40) };
+    let output = if next(2) == 0 { input } else { Place { segment: 7, offset: next(1 << 40) } };
+    Submission {
+        ticket,
+        process_set: next(4) as u32,
+        name: TensorName::new(&name).unwrap(),
+        request,
+        priority: next(2000) as i32 - 1000,
+        input,
+        output,
+    }
+}

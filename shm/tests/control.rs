@@ -1,0 +1,186 @@
+//! Both sides of a control page in one process: waiting, waking, several threads, liveness.
+
+use std::{
+    collections::BTreeSet,
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
+
+use gradwire_shm::control::{
+    Completion, CompletionWriter, DaemonControl, Doorbell, Heartbeats, SubmissionReader,
+    SubmitError, WorkerControl,
+};
+
+mod common;
+
+const LONG: Duration = Duration::from_secs(60);
+const SPIN: Duration = Duration::from_micros(50);
+
+fn both() -> (WorkerControl, SubmissionReader, CompletionWriter, Heartbeats) {
+    let (worker, fd) = WorkerControl::create("gradwire-test-control").unwrap();
+    let (reader, writer, beats) = DaemonControl::open(fd).unwrap();
+    (worker, reader, writer, beats)
+}
+
+#[test]
+fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
+    let (worker, _, writer, _) = both();
+    let seen = worker.epoch();
+    let start = Instant::now();
+    assert!(!worker.wait(seen, Duration::from_millis(30), SPIN), "nothing came");
+    assert!(start.elapsed() >= Duration::from_millis(30));
+
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| worker.wait(seen, LONG, SPIN));
+        thread::sleep(Duration::from_millis(20));
+        writer.push(Completion { ticket: 5 }).unwrap();
+        assert!(waiter.join().unwrap());
+    });
+    // What came before the wait ends it, too.
+    assert!(worker.wait(seen, LONG, SPIN));
+    assert_eq!(worker.pop_completion(), Some(Completion { ticket: 5 }));
+    assert_eq!(worker.pop_completion(), None);
+
+    let seen = worker.epoch();
+    thread::scope(|scope| {
+        let waiters: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| worker.wait(seen, LONG, Duration::ZERO))).collect();
+        thread::sleep(Duration::from_millis(20));
+        worker.wake_all();
+        assert!(waiters.into_iter().all(|waiter| waiter.join().unwrap()));
+    });
+    // No time and no end of time are both times.
+    assert!(!worker.wait(worker.epoch(), Duration::ZERO, Duration::MAX));
+    assert!(worker.wait(seen, Duration::MAX, Duration::MAX));
+}
+
+#[test]
+fn many_threads_submit_and_many_threads_answer() {
+    const EACH: u64 = 2_000;
+    let (worker, mut reader, writer, _) = both();
+    let (answered, queue) = (Mutex::new(BTreeSet::new()), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for first in [0, EACH] {
+            let worker = &worker;
+            scope.spawn(move || {
+                for ticket in first..first + EACH {
+                    loop {
+                        match worker.submit(&common::submission(ticket)) {
+                            Ok(Doorbell::Ring | Doorbell::Quiet) => break,
+                            Err(SubmitError::Full { .. } | SubmitError::TooMany { .. }) => {
+                                thread::yield_now();
+                            }
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                }
+            });
+            scope.spawn(|| {
+                loop {
+                    let seen = worker.epoch();
+                    while let Some(Completion { ticket }) = worker.pop_completion() {
+                        assert!(answered.lock().unwrap().insert(ticket), "{ticket} came twice");
+                    }
+                    if answered.lock().unwrap().len() as u64 == 2 * EACH {
+                        worker.wake_all(); // the other one waits for nothing
+                        break;
+                    }
+                    assert!(worker.wait(seen, LONG, SPIN));
+                }
+            });
+            scope.spawn(|| {
+                let mut done = 0;
+                while done < EACH {
+                    let Some(ticket) = queue.lock().unwrap().pop() else {
+                        thread::yield_now();
+                        continue;
+                    };
+                    writer.push(Completion { ticket }).unwrap();
+                    done += 1;
+                }
+            });
+        }
+        for _ in 0..2 * EACH {
+            let submission = loop {
+                match reader.pop().unwrap() {
+                    Some(submission) => break submission,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(submission, common::submission(submission.ticket));
+            queue.lock().unwrap().push(submission.ticket);
+        }
+    });
+    assert_eq!(answered.into_inner().unwrap(), (0..2 * EACH).collect());
+    assert_eq!((worker.in_flight(), writer.in_flight()), (0, 0));
+}
+
+#[test]
+fn only_a_sleeping_daemon_is_rung_for() {
+    let (worker, mut reader, _, _) = both();
+    assert_eq!(worker.submit(&common::submission(1)), Ok(Doorbell::Quiet));
+    assert!(!reader.prepare_sleep(), "there is something to read");
+    assert!(reader.pop().unwrap().is_some());
+    assert!(reader.prepare_sleep());
+    assert_eq!(worker.submit(&common::submission(2)), Ok(Doorbell::Ring));
+    assert_eq!(worker.submit(&common::submission(3)), Ok(Doorbell::Quiet));
+    assert_eq!(reader.pop().unwrap().unwrap().ticket, 2);
+    assert_eq!(reader.pop().unwrap().unwrap().ticket, 3);
+    assert!(reader.prepare_sleep());
+    reader.awake();
+    assert_eq!(worker.submit(&common::submission(4)), Ok(Doorbell::Quiet));
+}
+
+#[test]
+fn a_full_ring_is_an_error_until_the_daemon_reads_on() {
+    let (worker, mut reader, _, _) = both();
+    let mut submission = common::submission(0);
+    submission.name = gradwire_proto::TensorName::new(&"n".repeat(1024)).unwrap();
+    let full = loop {
+        match worker.submit(&submission) {
+            Ok(_) => submission.ticket += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full, SubmitError::Full { capacity_bytes: 1 << 20 });
+    assert_eq!(u64::from(worker.in_flight()), submission.ticket, "what was refused is not open");
+    assert_eq!(reader.pop().unwrap().unwrap().ticket, 0);
+    let _ = worker.submit(&submission).unwrap();
+}
+
+#[test]
+fn a_request_that_contradicts_itself_never_leaves_the_worker() {
+    let (worker, mut reader, _, _) = both();
+    let mut submission = common::submission(1);
+    submission.request.prescale = f64::NAN;
+    let error = worker.submit(&submission).unwrap_err();
+    assert!(matches!(error, SubmitError::Invalid(_)), "{error}");
+    assert_eq!(reader.pop(), Ok(None));
+}
+
+#[test]
+fn failures_that_go_over_the_socket_are_counted_as_answers() {
+    let (worker, mut reader, writer, _) = both();
+    let _ = worker.submit(&common::submission(1)).unwrap();
+    assert!(reader.pop().unwrap().is_some());
+    assert_eq!((worker.in_flight(), writer.in_flight()), (1, 1));
+    writer.answered();
+    worker.answered();
+    assert_eq!((worker.in_flight(), writer.in_flight()), (0, 0));
+    // Once too often does no harm.
+    writer.answered();
+    worker.answered();
+    assert_eq!((worker.in_flight(), writer.in_flight()), (0, 0));
+}
+
+#[test]
+fn each_side_sees_the_other_one_live() {
+    let (worker, reader, _, beats) = both();
+    assert_eq!((beats.count(), worker.daemon_beats()), (0, 0));
+    worker.beat();
+    worker.beat();
+    beats.beat();
+    assert_eq!((beats.count(), worker.daemon_beats()), (2, 1));
+    assert_eq!(reader.claimed_pid(), std::process::id());
+}
