@@ -1,1 +1,21 @@
-//! Skeleton.
+//! Logs, metrics and the HTTP endpoint of Gradwire's services.
+//!
+//! A service declares its metrics where it measures them, with the `metrics` macros; this crate
+//! holds the one recorder of the process, keeps it tidy (the upkeep task, without which histograms
+//! grow), and serves it together with the two questions an operator asks: is it alive
+//! (`/healthz`), and may work be sent to it (`/readyz`, which says why not).
+//!
+//! Nothing here changes what a service does, and nothing is served that could.
+//!
+//! - [`logging`]: `tracing` to standard error, as text or JSON
+//! - [`endpoint`]: the recorder, its upkeep, and the HTTP server
+
+#![forbid(unsafe_code)]
+
+pub mod endpoint;
+pub mod error;
+pub mod logging;
+
+pub use endpoint::{Endpoint, EndpointConfig, Readiness};
+pub use error::TelemetryError;
+pub use logging::{LogConfig, init_logging};

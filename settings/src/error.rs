@@ -1,0 +1,59 @@
+//! Why settings were refused.
+
+use std::path::PathBuf;
+
+use crate::layers::Origin;
+
+/// Each variant names the value, the place it was written in, and what would be accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The file can't be read.
+    #[error("settings file {path}: {source}", path = path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not TOML.
+    #[error("settings file {path} is not valid TOML: {reason}", path = path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// Line, column and reason.
+        reason: String,
+    },
+    /// A key that nobody declared.
+    #[error(
+        "unknown setting '{key}' ({origin}){suggestion}; `gradwire config show` lists all settings"
+    )]
+    Unknown {
+        /// The key as it was written.
+        key: String,
+        /// Where.
+        origin: Origin,
+        /// `; did you mean '…'?` or empty.
+        suggestion: String,
+    },
+    /// A value that its key does not take.
+    #[error("setting {key} = {given:?} ({origin}): {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// The value as it was written.
+        given: String,
+        /// Where.
+        origin: Origin,
+        /// What the key takes.
+        expected: String,
+    },
+    /// A `--set` that is not `section.key=value`.
+    #[error("--set {given:?} is not of the form section.key=value")]
+    Flag {
+        /// The flag's text.
+        given: String,
+    },
+    /// Values that are fine alone and wrong together.
+    #[error("{0}")]
+    Rule(String),
+}

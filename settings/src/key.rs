@@ -1,0 +1,224 @@
+//! What a key is, and how one written value becomes a checked one.
+
+use std::{fmt, net::SocketAddr};
+
+use bytesize::ByteSize;
+use config::{Value, ValueKind};
+
+/// One configuration key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// `section.key`.
+    pub name: &'static str,
+    /// What it takes.
+    pub kind: Kind,
+    /// The default, as one would write it.
+    pub default: &'static str,
+    /// The unit of numbers; empty where there is none.
+    pub unit: &'static str,
+    /// What it is for, in a sentence or two.
+    pub doc: &'static str,
+}
+
+impl Key {
+    /// The environment variable that sets it.
+    pub fn variable(&self) -> String {
+        format!("GRADWIRE_{}", self.name.replace('.', "__").to_uppercase())
+    }
+}
+
+/// What a key takes. Ranges are inclusive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number.
+    Number {
+        /// Smallest.
+        min: u64,
+        /// Largest.
+        max: u64,
+    },
+    /// A whole number, or `auto`.
+    NumberOrAuto {
+        /// Smallest.
+        min: u64,
+        /// Largest.
+        max: u64,
+    },
+    /// A number of bytes: a whole number, or with a unit such as `256KiB`.
+    Bytes {
+        /// Smallest.
+        min: u64,
+        /// Largest.
+        max: u64,
+    },
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// Any text without control characters.
+    Text,
+    /// Words: a list, or a text that is split at white space.
+    Words,
+    /// `ip:port`; port 0 lets the system choose.
+    Address,
+    /// `ip:port`, or empty.
+    AddressOrNone,
+}
+
+/// A value that its key takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Checked {
+    Number(Option<u64>),
+    Text(String),
+    Words(Vec<String>),
+    Address(Option<SocketAddr>),
+}
+
+impl Kind {
+    /// Checks one value (TRUST). The error says what would be accepted.
+    pub(crate) fn check(self, value: &Value) -> Result<Checked, String> {
+        let text = scalar(value);
+        self.parse(text.as_deref(), value).ok_or_else(|| format!("expected {self}"))
+    }
+
+    fn parse(self, text: Option<&str>, value: &Value) -> Option<Checked> {
+        match self {
+            Self::Number { min, max } => {
+                let number = text?.parse().ok()?;
+                (min..=max).contains(&number).then_some(Checked::Number(Some(number)))
+            }
+            Self::NumberOrAuto { .. } if text? == "auto" => Some(Checked::Number(None)),
+            Self::NumberOrAuto { min, max } => Self::Number { min, max }.parse(text, value),
+            Self::Bytes { min, max } => {
+                let bytes = text?.parse::<ByteSize>().ok()?.as_u64();
+                (min..=max).contains(&bytes).then_some(Checked::Number(Some(bytes)))
+            }
+            Self::Choice(words) => {
+                words.contains(&text?).then(|| Checked::Text(text.unwrap_or_default().to_owned()))
+            }
+            Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
+            Self::Words => words(text, value).map(Checked::Words),
+            Self::Address => text?.parse().ok().map(|at| Checked::Address(Some(at))),
+            Self::AddressOrNone if text?.is_empty() => Some(Checked::Address(None)),
+            Self::AddressOrNone => Self::Address.parse(text, value),
+        }
+    }
+
+    /// The checked value as one would write it.
+    pub(crate) fn write(self, value: &Checked) -> String {
+        match (self, value) {
+            (Self::Bytes { .. }, Checked::Number(Some(bytes))) => write_bytes(*bytes),
+            (_, Checked::Number(Some(number))) => number.to_string(),
+            (_, Checked::Number(None)) => "auto".to_owned(),
+            (_, Checked::Text(text)) => text.clone(),
+            (_, Checked::Words(words)) => words.join(" "),
+            (_, Checked::Address(Some(address))) => address.to_string(),
+            (_, Checked::Address(None)) => String::new(),
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Number { min, max: u64::MAX } => write!(f, "a whole number from {min}"),
+            Self::Number { min, max } => write!(f, "a whole number from {min} to {max}"),
+            Self::NumberOrAuto { min, max } => {
+                write!(f, "'auto' or a whole number from {min} to {max}")
+            }
+            Self::Bytes { min, max } => write!(
+                f,
+                "a number of bytes from {} to {}, such as 65536 or 64KiB",
+                write_bytes(min),
+                write_bytes(max)
+            ),
+            Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
+            Self::Text => f.write_str("a text without control characters"),
+            Self::Words => f.write_str("a list of words"),
+            Self::Address => f.write_str("an address ip:port, such as 127.0.0.1:0 or [::1]:9401"),
+            Self::AddressOrNone => {
+                f.write_str("an address ip:port, such as 10.0.0.1:7000, or nothing")
+            }
+        }
+    }
+}
+
+/// A value of one word, as text; `None` for lists and tables.
+fn scalar(value: &Value) -> Option<String> {
+    match &value.kind {
+        ValueKind::String(text) => Some(text.trim().to_owned()),
+        ValueKind::Nil | ValueKind::Table(_) | ValueKind::Array(_) => None,
+        _ => Some(value.to_string()),
+    }
+}
+
+fn is_plain(text: &str) -> bool {
+    !text.chars().any(char::is_control)
+}
+
+fn words(text: Option<&str>, value: &Value) -> Option<Vec<String>> {
+    let words: Vec<String> = match (&value.kind, text) {
+        (ValueKind::Array(items), _) => items.iter().map(scalar).collect::<Option<_>>()?,
+        (_, text) => text?.split_whitespace().map(str::to_owned).collect(),
+    };
+    words.iter().all(|word| is_plain(word)).then_some(words)
+}
+
+/// Exact: the largest binary unit that divides the number.
+fn write_bytes(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    UNITS
+        .iter()
+        .find(|(_, shift)| bytes != 0 && bytes.trailing_zeros() >= *shift)
+        .map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(kind: Kind, text: &str) -> Result<Checked, String> {
+        kind.check(&Value::from(text))
+    }
+
+    #[test]
+    fn bytes_take_units_and_say_their_range() {
+        let kind = Kind::Bytes { min: 64 << 10, max: 64 << 20 };
+        for (text, bytes) in
+            [("4MiB", 4 << 20), ("256KiB", 256 << 10), ("65536", 65536), ("1 MB", 1_000_000)]
+        {
+            assert_eq!(check(kind, text), Ok(Checked::Number(Some(bytes))), "{text}");
+        }
+        for bad in ["", "4Zonk", "-1", "1KiB", "65MiB", "nan", "99999999999999999999999"] {
+            let error = check(kind, bad).unwrap_err();
+            assert!(error.starts_with("expected a number of bytes from 64KiB to 64MiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_whole_and_in_range() {
+        let kind = Kind::NumberOrAuto { min: 0, max: 10 };
+        assert_eq!(check(kind, "auto"), Ok(Checked::Number(None)));
+        assert_eq!(check(kind, " 7 "), Ok(Checked::Number(Some(7))));
+        for bad in ["11", "-1", "1.5", "true", "Auto"] {
+            assert_eq!(
+                check(kind, bad).unwrap_err(),
+                "expected 'auto' or a whole number from 0 to 10"
+            );
+        }
+        assert!(Kind::Number { min: 0, max: 9 }.check(&Value::from(3.5)).is_err());
+        assert!(Kind::Number { min: 0, max: 9 }.check(&Value::from(true)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(bytes in prop_oneof![any::<u64>(), (0u64..4096).prop_map(|n| n << 20)]) {
+            // ByteSize parses through floating point above 2^53 only with a unit; without one
+            // and with a binary unit that divides exactly, the value comes back as it was.
+            let bytes = bytes >> 11;
+            let kind = Kind::Bytes { min: 0, max: u64::MAX };
+            let checked = Checked::Number(Some(bytes));
+            prop_assert_eq!(check(kind, &kind.write(&checked)), Ok(checked));
+        }
+    }
+}

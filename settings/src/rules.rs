@@ -1,0 +1,42 @@
+//! What no single key shows: values that are fine alone and wrong together.
+
+use crate::table::Settings;
+
+/// The first broken rule, as a text that names the keys, their values and what to change.
+///
+/// # Errors
+/// That text.
+pub fn validate(settings: &Settings) -> Result<(), String> {
+    let Settings { job, negotiation, data, heartbeat, worker, .. } = settings;
+    if heartbeat.timeout <= 2 * heartbeat.interval {
+        return Err(format!(
+            "heartbeat.timeout_ms = {} must be more than twice heartbeat.interval_ms = {}, \
+             or one late heartbeat is a lost node",
+            heartbeat.timeout.as_millis(),
+            heartbeat.interval.as_millis()
+        ));
+    }
+    // The data plane notices a dead peer too, but can't tell why it is silent: heartbeats first.
+    if job.timeout <= heartbeat.timeout {
+        return Err(format!(
+            "job.timeout_ms = {} must be more than heartbeat.timeout_ms = {}, \
+             so that a lost node is named before the operations that wait for it give up",
+            job.timeout.as_millis(),
+            heartbeat.timeout.as_millis()
+        ));
+    }
+    if data.chunk_bytes > negotiation.piece_bytes {
+        return Err(format!(
+            "data.chunk_bytes = {} must not be more than negotiation.piece_bytes = {}",
+            data.chunk_bytes, negotiation.piece_bytes
+        ));
+    }
+    if worker.arena_max_bytes != 0 && worker.arena_max_bytes < worker.arena_segment_bytes {
+        return Err(format!(
+            "worker.arena_max_bytes = {} must be 0 (no limit) or at least \
+             worker.arena_segment_bytes = {}",
+            worker.arena_max_bytes, worker.arena_segment_bytes
+        ));
+    }
+    Ok(())
+}

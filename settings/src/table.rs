@@ -1,0 +1,274 @@
+//! All keys, and the typed [`Settings`] that the rest of Gradwire reads.
+//!
+//! One declaration makes three things: the field, its documentation, and the row of [`KEYS`] that
+//! loading, `gradwire config show` and the tests go by. Durations are written in milliseconds or
+//! microseconds (the key ends in the unit) and read as [`Duration`].
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use crate::key::{Checked, Key, Kind};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const HOUR_MS: u64 = 3_600_000;
+
+/// What a log line looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Whether a worker's memory is backed by huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HugePages {
+    /// Ordinary pages.
+    Never,
+    /// Huge pages where the system offers them.
+    Advise,
+    /// Huge pages, or an error.
+    Require,
+}
+
+/// A type that a checked value becomes. `None` means that a key's declaration contradicts itself,
+/// which the test of the defaults finds.
+trait Field: Sized {
+    fn read(value: &Checked, unit: &str) -> Option<Self>;
+}
+
+impl Field for Option<u64> {
+    fn read(value: &Checked, _unit: &str) -> Option<Self> {
+        if let Checked::Number(number) = value { Some(*number) } else { None }
+    }
+}
+
+impl Field for u64 {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        Option::<Self>::read(value, unit)?
+    }
+}
+
+impl Field for u32 {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        Self::try_from(u64::read(value, unit)?).ok()
+    }
+}
+
+impl Field for usize {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        Self::try_from(u64::read(value, unit)?).ok()
+    }
+}
+
+impl Field for Option<Duration> {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        let number = Option::<u64>::read(value, unit)?;
+        match unit {
+            "ms" => Some(number.map(Duration::from_millis)),
+            "us" => Some(number.map(Duration::from_micros)),
+            _ => None,
+        }
+    }
+}
+
+impl Field for Duration {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        Option::<Self>::read(value, unit)?
+    }
+}
+
+impl Field for String {
+    fn read(value: &Checked, _unit: &str) -> Option<Self> {
+        if let Checked::Text(text) = value { Some(text.clone()) } else { None }
+    }
+}
+
+impl Field for Vec<String> {
+    fn read(value: &Checked, _unit: &str) -> Option<Self> {
+        if let Checked::Words(words) = value { Some(words.clone()) } else { None }
+    }
+}
+
+impl Field for Option<SocketAddr> {
+    fn read(value: &Checked, _unit: &str) -> Option<Self> {
+        if let Checked::Address(address) = value { Some(*address) } else { None }
+    }
+}
+
+impl Field for SocketAddr {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        Option::<Self>::read(value, unit)?
+    }
+}
+
+impl Field for LogFormat {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "text" => Some(Self::Text),
+            "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+impl Field for HugePages {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "never" => Some(Self::Never),
+            "advise" => Some(Self::Advise),
+            "require" => Some(Self::Require),
+            _ => None,
+        }
+    }
+}
+
+macro_rules! settings {
+    ($(
+        $(#[doc = $sdoc:literal])+
+        $section:ident: $Section:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                $field:ident: $type:ty = $key:literal, $kind:expr, $default:literal, $unit:literal;
+            )+
+        }
+    )+) => {
+        $(
+            $(#[doc = $sdoc])+
+            #[derive(Debug, Clone, PartialEq, Eq)]
+            pub struct $Section {
+                $(
+                    $(#[doc = $doc])+
+                    #[doc = ""]
+                    #[doc = concat!("Key `", $key, "`, default `", $default, "`.")]
+                    pub $field: $type,
+                )+
+            }
+        )+
+
+        /// Every setting, checked.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Settings {
+            $( $(#[doc = $sdoc])+ pub $section: $Section, )+
+        }
+
+        /// Every key, in the order of [`Settings`].
+        pub const KEYS: &[Key] = &[$($(
+            Key {
+                name: $key,
+                kind: $kind,
+                default: $default,
+                unit: $unit,
+                doc: concat!($($doc),+).trim_ascii(),
+            },
+        )+)+];
+
+        impl Settings {
+            /// Takes one checked value for each key.
+            pub(crate) fn from_checked(values: &BTreeMap<&'static str, Checked>) -> Option<Self> {
+                Some(Self {$(
+                    $section: $Section {$(
+                        $field: Field::read(values.get($key)?, $unit)?,
+                    )+},
+                )+})
+            }
+        }
+    };
+}
+
+settings! {
+    /// The job as a whole.
+    job: Job {
+        /// How long an operation between nodes may make no progress at all before it is given up.
+        timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "4000", "ms";
+    }
+    /// The coordinator.
+    coordinator: Coordinator {
+        /// Where it listens for daemons; empty: the first host's address and a free port.
+        listen: Option<SocketAddr> = "coordinator.listen", Kind::AddressOrNone, "", "";
+        /// Where it serves /metrics, /healthz and /readyz.
+        metrics_listen: SocketAddr = "coordinator.metrics_listen", Kind::Address, "127.0.0.1:0", "";
+        /// How long reports of a failure are gathered before the most telling one is named as the cause.
+        cause_window: Duration = "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
+    }
+    /// What the coordinator decides by.
+    negotiation: Negotiation {
+        /// The largest piece: small tensors are fused up to it, large ones are cut to it.
+        piece_bytes: u64 = "negotiation.piece_bytes", Kind::Bytes { min: 64 * KIB, max: 64 * MIB }, "4MiB", "bytes";
+        /// How many pieces may be under way at once; what becomes ready meanwhile is gathered, fused and ordered.
+        credit_pieces: u32 = "negotiation.credit_pieces", Kind::Number { min: 1, max: 1024 }, "8", "pieces";
+        /// How many tensor names are given ids; names beyond it go on travelling as names.
+        max_tensors: u32 = "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
+        /// A tensor that waits longer for some rank is reported, with the missing ranks named.
+        stall_warning: Duration = "negotiation.stall_warning_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
+        /// The algorithm of all operations; auto: the cost model decides piece by piece.
+        algorithm: String = "negotiation.algorithm", Kind::Choice(&["auto", "ring", "recursive_doubling", "double_tree", "hierarchical"]), "auto", "";
+    }
+    /// The connections between nodes that carry tensor bytes.
+    data: Data {
+        /// Connections to each peer.
+        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "connections";
+        /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs fewer calls.
+        chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 64 * MIB }, "256KiB", "bytes";
+        /// The sockets' send and receive buffers; 0: the system decides.
+        socket_buffer_bytes: u64 = "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
+        /// How long a connection to a peer may take, with its handshake.
+        connect_timeout: Duration = "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
+        /// Where a daemon listens for its peers; empty: its host's address and a free port.
+        listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
+    }
+    /// How a silent node is noticed.
+    heartbeat: Heartbeat {
+        /// The time between two heartbeats.
+        interval: Duration = "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
+        /// A node or coordinator that is silent for longer is lost. More than twice the interval.
+        timeout: Duration = "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms";
+    }
+    /// This node.
+    node: Node {
+        /// The rack, zone or switch it is in; nodes of one rack are near each other.
+        rack: String = "node.rack", Kind::Text, "", "";
+    }
+    /// A training process.
+    worker: Worker {
+        /// The step in which a worker's shared memory grows; a larger tensor gets a segment of its own size.
+        arena_segment_bytes: u64 = "worker.arena_segment_bytes", Kind::Bytes { min: 64 * KIB, max: 64 * GIB }, "64MiB", "bytes";
+        /// The most shared memory of one worker; 0: what the machine has.
+        arena_max_bytes: u64 = "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";
+        /// The most segments of one worker.
+        max_segments: u32 = "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
+        /// How long a waiting worker spins before it sleeps; auto: by the number of cores and workers.
+        spin: Option<Duration> = "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
+        /// Whether shared memory is backed by huge pages.
+        huge_pages: HugePages = "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
+    }
+    /// What is logged.
+    log: Log {
+        /// A level (error, warn, info, debug, trace) or a filter such as warn,gradwire_daemon=debug.
+        level: String = "log.level", Kind::Text, "warn", "";
+        /// What a line looks like.
+        format: LogFormat = "log.format", Kind::Choice(&["text", "json"]), "text", "";
+    }
+    /// A daemon's metrics.
+    metrics: Metrics {
+        /// Where it serves /metrics, /healthz and /readyz.
+        listen: SocketAddr = "metrics.listen", Kind::Address, "127.0.0.1:0", "";
+    }
+    /// `gradwire run`.
+    launch: Launch {
+        /// How long until every host's daemon serves and every rank is started.
+        start_timeout: Duration = "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms";
+        /// How long processes may take to end after they were asked to, before they are killed.
+        grace: Duration = "launch.grace_ms", Kind::Number { min: 0, max: HOUR_MS }, "3000", "ms";
+        /// The program that reaches another host.
+        ssh: String = "launch.ssh", Kind::Text, "ssh", "";
+        /// Its arguments before the host's name.
+        ssh_args: Vec<String> = "launch.ssh_args", Kind::Words, "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5", "";
+        /// The gradwire program on other hosts.
+        remote_gradwire: String = "launch.remote_gradwire", Kind::Text, "gradwire", "";
+        /// The gradwired program; empty: beside gradwire, else in PATH.
+        gradwired: String = "launch.gradwired", Kind::Text, "", "";
+    }
+}

@@ -1,0 +1,186 @@
+//! Layers, origins, and the text of each error.
+
+use std::{collections::HashMap, path::PathBuf, time::Duration};
+
+use gradwire_settings::{KEYS, Layers, Origin, RESERVED_VARIABLES, Settings, SettingsError};
+
+fn env(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn flags(flags: &[&str]) -> Vec<String> {
+    flags.iter().map(|flag| (*flag).to_owned()).collect()
+}
+
+fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gradwire.toml");
+    std::fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+fn error(layers: Layers) -> String {
+    Settings::load(&layers).expect_err("these layers are wrong").to_string()
+}
+
+#[test]
+fn every_default_is_valid_and_documented_once() {
+    let loaded = Settings::load(&Layers::default()).unwrap();
+    assert_eq!(loaded.rows.len(), KEYS.len());
+    for (row, key) in loaded.rows.iter().zip(KEYS) {
+        assert_eq!((row.key.name, &row.origin), (key.name, &Origin::Default));
+        assert_eq!(row.value, key.default, "{} is written as it is shown", key.name);
+        assert!(key.doc.len() > 10, "{} has a meaning", key.name);
+        assert_eq!(KEYS.iter().filter(|other| other.name == key.name).count(), 1, "{}", key.name);
+        for unit in ["ms", "us", "bytes"] {
+            let ends = key.name.ends_with(&format!("_{unit}"));
+            assert_eq!(ends, key.unit == unit, "{}: the name tells the unit", key.name);
+        }
+    }
+    assert!(RESERVED_VARIABLES.iter().all(|name| !name.contains("__")));
+    assert_eq!(Settings::default(), loaded.settings);
+}
+
+#[test]
+fn the_last_layer_wins_and_is_the_origin() {
+    let (_dir, path) = file(
+        "[negotiation]\npiece_bytes = \"1MiB\"\ncredit_pieces = 3\n[data]\nlanes = 4\n\
+         [launch]\nssh_args = [\"-p\", 2222]\n",
+    );
+    let layers = Layers {
+        file: Some(path.clone()),
+        environment: env(&[
+            ("GRADWIRE_NEGOTIATION__PIECE_BYTES", "2MiB"),
+            ("GRADWIRE_DATA__LANES", "5"),
+            ("GRADWIRE_RANK", "3"),
+            ("PATH", "/bin"),
+        ]),
+        flags: flags(&["data.lanes=6", "data.lanes=7", "worker.spin_us=50"]),
+    };
+    let loaded = Settings::load(&layers).unwrap();
+    let settings = &loaded.settings;
+    assert_eq!(settings.negotiation.credit_pieces, 3);
+    assert_eq!(settings.negotiation.piece_bytes, 2 << 20);
+    assert_eq!(settings.data.lanes, 7);
+    assert_eq!(settings.worker.spin, Some(Duration::from_micros(50)));
+    assert_eq!(settings.launch.ssh_args, ["-p", "2222"]);
+
+    let shown = |name: &str| {
+        let row = loaded.rows.iter().find(|row| row.key.name == name).unwrap();
+        format!("{} ({})", row.value, row.origin)
+    };
+    let from_file = format!("3 (file {})", path.display());
+    assert_eq!(shown("negotiation.credit_pieces"), from_file);
+    assert_eq!(
+        shown("negotiation.piece_bytes"),
+        "2MiB (environment GRADWIRE_NEGOTIATION__PIECE_BYTES)"
+    );
+    assert_eq!(shown("data.lanes"), "7 (command line)");
+    assert_eq!(shown("data.chunk_bytes"), "256KiB (default)");
+}
+
+#[test]
+fn another_process_gets_the_same_settings_through_the_environment() {
+    let layers = Layers {
+        flags: flags(&["data.lanes=6", "launch.ssh_args=-p 22", "worker.spin_us=auto"]),
+        ..Layers::default()
+    };
+    let loaded = Settings::load(&layers).unwrap();
+    let variables: HashMap<_, _> = loaded.variables().collect();
+    assert_eq!(variables.len(), 3, "{variables:?}");
+    let there = Settings::load(&Layers { environment: variables, ..Layers::default() }).unwrap();
+    assert_eq!(there.settings, loaded.settings);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_place_and_its_neighbour() {
+    let (_dir, path) = file("[data]\nlane = 4\n");
+    assert_eq!(
+        error(Layers { file: Some(path.clone()), ..Layers::default() }),
+        format!(
+            "unknown setting 'data.lane' (file {}); did you mean 'data.lanes'?; \
+             `gradwire config show` lists all settings",
+            path.display()
+        )
+    );
+    let cases = [
+        ("GRADWIRE_DATA__LANE", "'data.lane'", "did you mean GRADWIRE_DATA__LANES?"),
+        ("GRADWIRE_DATA_LANES", "'data.lanes'", "did you mean GRADWIRE_DATA__LANES?"),
+        (
+            "GRADWIRE_DATA__PIECE_BYTES",
+            "'data.piece_bytes'",
+            "did you mean GRADWIRE_NEGOTIATION__PIECE_BYTES?",
+        ),
+    ];
+    for (name, key, neighbour) in cases {
+        let text = error(Layers { environment: env(&[(name, "1")]), ..Layers::default() });
+        assert!(text.contains(key) && text.contains(&format!("(environment {name})")), "{text}");
+        assert!(text.contains(neighbour), "{text}");
+    }
+    let text = error(Layers { flags: flags(&["zzz=1"]), ..Layers::default() });
+    assert!(text.starts_with("unknown setting 'zzz' (command line); `gradwire"), "{text}");
+}
+
+#[test]
+fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
+    let (_dir, path) = file("[data]\nlanes = true\n");
+    assert_eq!(
+        error(Layers { file: Some(path.clone()), ..Layers::default() }),
+        format!(
+            "setting data.lanes = \"true\" (file {}): expected a whole number from 1 to 16",
+            path.display()
+        )
+    );
+    let cases = [
+        ("data.lanes=0", "a whole number from 1 to 16"),
+        ("data.lanes=two", "a whole number from 1 to 16"),
+        ("negotiation.piece_bytes=1GiB", "a number of bytes from 64KiB to 64MiB"),
+        ("negotiation.algorithm=rng", "one of auto, ring, recursive_doubling, double_tree"),
+        ("worker.spin_us=-1", "'auto' or a whole number from 0"),
+        ("metrics.listen=", "an address ip:port"),
+        ("metrics.listen=localhost:1", "an address ip:port"),
+        ("coordinator.listen=1.2.3.4", "an address ip:port, such as 10.0.0.1:7000, or nothing"),
+        ("log.format=xml", "one of text, json"),
+        ("node.rack=a\nb", "a text without control characters"),
+    ];
+    for (flag, expected) in cases {
+        let text = error(Layers { flags: flags(&[flag]), ..Layers::default() });
+        let key = flag.split('=').next().unwrap();
+        assert!(text.starts_with(&format!("setting {key} = ")), "{text}");
+        assert!(text.contains(&format!("(command line): expected {expected}")), "{text}");
+    }
+    let text = error(Layers { flags: flags(&["data.lanes"]), ..Layers::default() });
+    assert_eq!(text, "--set \"data.lanes\" is not of the form section.key=value");
+}
+
+#[test]
+fn a_file_that_is_missing_or_not_toml_is_named() {
+    let missing = PathBuf::from("/nonexistent/gradwire.toml");
+    let text = error(Layers { file: Some(missing), ..Layers::default() });
+    assert!(text.starts_with("settings file /nonexistent/gradwire.toml: No such file"), "{text}");
+    let (_dir, path) = file("[data]\nlanes = = 4\n");
+    let text = error(Layers { file: Some(path), ..Layers::default() });
+    assert!(
+        text.contains("gradwire.toml is not valid TOML: ") && text.contains("line 2"),
+        "{text}"
+    );
+    let (_dir, path) = file("data = 3\n");
+    let text = error(Layers { file: Some(path), ..Layers::default() });
+    assert!(text.starts_with("unknown setting 'data' (file "), "{text}");
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["heartbeat.timeout_ms=1000"], "heartbeat.timeout_ms = 1000 must be more than twice"),
+        (&["job.timeout_ms=3000"], "job.timeout_ms = 3000 must be more than heartbeat.timeout_ms"),
+        (&["data.chunk_bytes=8MiB"], "data.chunk_bytes = 8388608 must not be more than"),
+        (&["worker.arena_max_bytes=1MiB"], "worker.arena_max_bytes = 1048576 must be 0"),
+    ];
+    for (given, expected) in cases {
+        let layers = Layers { flags: flags(given), ..Layers::default() };
+        let error = Settings::load(&layers).unwrap_err();
+        assert!(matches!(error, SettingsError::Rule(_)));
+        assert!(error.to_string().starts_with(expected), "{error}");
+    }
+}

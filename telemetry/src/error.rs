@@ -1,0 +1,34 @@
+//! Why telemetry can't start.
+
+use std::net::SocketAddr;
+
+/// Each variant names the setting to change.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The log filter can't be parsed.
+    #[error("log.level = {given:?} is not a log filter: {reason}")]
+    Filter {
+        /// The filter.
+        given: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Logs already go somewhere in this process.
+    #[error("logging was already set up in this process")]
+    AlreadyLogging,
+    /// The address can't be listened on.
+    #[error("can't serve metrics on {address} ({setting}): {reason}{hint}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The setting it comes from.
+        setting: &'static str,
+        /// What the system said.
+        reason: std::io::Error,
+        /// What to do, where that is known.
+        hint: &'static str,
+    },
+    /// Another recorder is in this process.
+    #[error("another metrics recorder is already installed in this process")]
+    Recorder,
+}

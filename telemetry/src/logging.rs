@@ -1,0 +1,61 @@
+//! `tracing` to standard error: standard output belongs to whoever is served.
+
+use std::io::{IsTerminal, stderr};
+
+use tracing_subscriber::{EnvFilter, fmt, util::SubscriberInitExt};
+
+use crate::TelemetryError;
+
+/// What is logged and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogConfig {
+    /// A level or a `tracing` filter, from `log.level`.
+    pub filter: String,
+    /// One JSON object a line instead of text, from `log.format`.
+    pub json: bool,
+}
+
+/// Parses a filter, strictly: a directive that is not understood is an error, not ignored.
+fn filter(given: &str) -> Result<EnvFilter, TelemetryError> {
+    EnvFilter::builder().parse(given).map_err(|error| TelemetryError::Filter {
+        given: given.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+/// Sends this process's logs to standard error, once.
+///
+/// # Errors
+/// [`TelemetryError::Filter`] for a filter that can't be parsed, and
+/// [`TelemetryError::AlreadyLogging`] the second time.
+pub fn init_logging(config: &LogConfig) -> Result<(), TelemetryError> {
+    let builder = fmt().with_env_filter(filter(&config.filter)?).with_writer(stderr);
+    let done = if config.json {
+        builder.json().flatten_event(true).finish().try_init()
+    } else {
+        builder.with_ansi(stderr().is_terminal()).finish().try_init()
+    };
+    done.map_err(|_| TelemetryError::AlreadyLogging)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_is_not_understood_is_named() {
+        for good in ["warn", "info,gradwire_daemon=debug", "off"] {
+            assert!(filter(good).is_ok(), "{good}");
+        }
+        let error = filter("warn,gradwire_daemon=loud").unwrap_err().to_string();
+        assert!(error.starts_with("log.level = \"warn,gradwire_daemon=loud\" is not"), "{error}");
+    }
+
+    #[test]
+    fn logging_is_set_up_once() {
+        let config = LogConfig { filter: "off".into(), json: true };
+        assert!(init_logging(&config).is_ok());
+        let error = init_logging(&config).unwrap_err();
+        assert!(matches!(error, TelemetryError::AlreadyLogging), "{error}");
+    }
+}
