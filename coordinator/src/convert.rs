@@ -1,0 +1,308 @@
+//! Between the messages of `gradwire.v1` and the engine's types. What comes in is checked here,
+//! once (TRUST); what goes out is cut to messages that a node accepts.
+
+use std::time::Duration;
+
+use gradwire_proto::{
+    Failure, MAX_CONTROL_MESSAGE, Priority, ProcessSetId, Rank, Request, Sequence, VERSION,
+    WireError,
+    pb::{self, coordinator_message::Message},
+};
+use prost::Message as _;
+
+use crate::engine::{
+    ConnectionId, Event, Status,
+    command::{Execute, Operation, Registration, TensorFailure, World},
+    event::{Announcement, Join, Submitted},
+};
+
+/// The longest text of a failure that a node reports, in characters; it is sent to every node.
+const MAX_FAILURE_TEXT: usize = 16 << 10;
+
+/// What one answer is cut to; leaves room for the message around it.
+const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
+
+/// What a node's message means, beside its first one.
+#[derive(Debug)]
+pub enum Incoming {
+    /// Something for the engine.
+    Event(Event),
+    /// A sign of life; holds the node's clock, to be sent back.
+    Heartbeat {
+        /// Nanoseconds of the node's monotonic clock.
+        sent_ns: u64,
+    },
+}
+
+/// A node's first message, as it is; `proven` says whether its proof is right.
+pub fn join(wire: pb::Join, proven: bool) -> Join {
+    let pb::Join { protocol, version, job, host, data_address, slots, order, rack, .. } = wire;
+    Join { protocol, version, job, host, data_address, slots, order, rack, proven }
+}
+
+/// Checks a message of a node that has joined.
+///
+/// # Errors
+/// [`WireError`] with the field that is wrong.
+pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incoming, WireError> {
+    use pb::node_message::Message;
+    let event = match wire.message.ok_or(WireError::Missing("message"))? {
+        Message::Join(_) => {
+            let reason = "a stream joins once, with its first message".into();
+            return Err(WireError::Invalid { field: "join", reason });
+        }
+        Message::Heartbeat(beat) => return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns }),
+        Message::Ready(ready) => Event::Ready {
+            connection,
+            announcements: ready
+                .announcements
+                .into_iter()
+                .map(announcement)
+                .collect::<Result<_, _>>()?,
+        },
+        Message::Done(done) => Event::Done {
+            connection,
+            sequences: done.sequences.into_iter().map(Sequence).collect(),
+        },
+        Message::Failed(failed) => Event::Failed {
+            connection,
+            failure: failure(failed.failure.ok_or(WireError::Missing("failure"))?),
+        },
+        Message::Leave(leave) => {
+            Event::Left { connection, ranks: leave.ranks.into_iter().map(Rank).collect() }
+        }
+    };
+    Ok(Incoming::Event(event))
+}
+
+fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
+    let submitted = wire.submitted.into_iter().map(|submitted| {
+        Ok(Submitted {
+            ranks: submitted.ranks.into_iter().map(Rank).collect(),
+            request: Request::try_from(submitted.request.ok_or(WireError::Missing("request"))?)?,
+            priority: Priority(submitted.priority),
+            duplicate: submitted.duplicate,
+        })
+    });
+    Ok(Announcement {
+        set: ProcessSetId(wire.process_set),
+        tensor: wire.tensor.try_into()?,
+        submitted: submitted.collect::<Result<_, WireError>>()?,
+    })
+}
+
+fn failure(wire: pb::Failure) -> Failure {
+    let cut = |text: String| match text.char_indices().nth(MAX_FAILURE_TEXT) {
+        Some((end, _)) => text[..end].to_owned(),
+        None => text,
+    };
+    let failure = Failure::from(wire);
+    Failure {
+        what: cut(failure.what),
+        hint: cut(failure.hint),
+        host: cut(failure.host),
+        tensor: cut(failure.tensor),
+        ..failure
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The world as one node is told of it.
+pub fn world(world: &World, node: u32, proof: Vec<u8>) -> pb::World {
+    let nodes = world.nodes.iter().map(|node| pb::Node {
+        host: node.host.clone(),
+        data_address: node.data_address.clone(),
+        first_rank: node.first_rank.0,
+        slots: node.slots,
+        rack: node.rack.clone(),
+    });
+    pb::World {
+        epoch: world.epoch.0,
+        node,
+        nodes: nodes.collect(),
+        lanes: world.lanes,
+        heartbeat_interval_ms: milliseconds(world.heartbeat_interval),
+        heartbeat_timeout_ms: milliseconds(world.heartbeat_timeout),
+        proof,
+    }
+}
+
+fn registration(registration: Registration) -> pb::Registration {
+    pb::Registration {
+        id: registration.id.0,
+        process_set: registration.set.0,
+        name: registration.name.as_str().to_owned(),
+        request: Some(pb::Request::from(&registration.request)),
+        priority: registration.priority.0,
+    }
+}
+
+fn operation(operation: Operation) -> pb::Operation {
+    let segments = operation.segments.into_iter().map(|segment| pb::Segment {
+        tensor: Some(segment.tensor.into()),
+        offset: segment.offset,
+        count: segment.count,
+    });
+    pb::Operation {
+        sequence: operation.sequence.0,
+        process_set: operation.set.0,
+        request: Some(pb::Request::from(&operation.request)),
+        algorithm: pb::Algorithm::from(operation.algorithm).into(),
+        segments: segments.collect(),
+    }
+}
+
+fn tensor_failure(failed: TensorFailure) -> pb::TensorFailure {
+    pb::TensorFailure {
+        process_set: failed.set.0,
+        tensor: Some(failed.tensor.into()),
+        failure: Some(failed.failure.into()),
+    }
+}
+
+/// Gathers parts into messages of at most [`MAX_EXECUTE`] bytes.
+#[derive(Default)]
+struct Splitter {
+    done: Vec<pb::Execute>,
+    open: pb::Execute,
+    bytes: usize,
+}
+
+impl Splitter {
+    /// The message that a part of so many bytes goes in. Each part has a tag and a length before
+    /// it, of at most 6 bytes together.
+    fn room_for(&mut self, bytes: usize) -> &mut pb::Execute {
+        let bytes = bytes + 6;
+        if self.bytes + bytes > MAX_EXECUTE && self.bytes > 0 {
+            self.done.push(std::mem::take(&mut self.open));
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+        &mut self.open
+    }
+
+    fn finish(mut self) -> Vec<pb::Execute> {
+        if self.bytes > 0 {
+            self.done.push(self.open);
+        }
+        self.done
+    }
+}
+
+/// One answer as messages that each fit the limit: registrations first, as operations need them.
+pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
+    let mut splitter = Splitter::default();
+    for part in execute.registrations.into_iter().map(registration) {
+        splitter.room_for(part.encoded_len()).registrations.push(part);
+    }
+    for part in execute.failures.into_iter().map(tensor_failure) {
+        splitter.room_for(part.encoded_len()).failures.push(part);
+    }
+    for part in execute.operations.into_iter().map(operation) {
+        splitter.room_for(part.encoded_len()).operations.push(part);
+    }
+    splitter.finish().into_iter().map(|part| message(Message::Execute(part))).collect()
+}
+
+/// Wraps one message.
+pub fn message(message: Message) -> pb::CoordinatorMessage {
+    pb::CoordinatorMessage { message: Some(message) }
+}
+
+/// The engine's view of itself, for `gradwire status`.
+pub fn status(job: &str, status: Status) -> pb::StatusResponse {
+    let ranks = |ranks: Vec<Rank>| ranks.into_iter().map(|rank| rank.0).collect();
+    let nodes = status.nodes.into_iter().map(|status| pb::NodeStatus {
+        host: status.node.host,
+        first_rank: status.node.first_rank.0,
+        slots: status.node.slots,
+        rack: status.node.rack,
+        silent_ms: milliseconds(status.silent),
+        left_ranks: ranks(status.left),
+    });
+    let pending = status.pending.into_iter().map(|tensor| pb::PendingTensor {
+        process_set: tensor.set.0,
+        name: tensor.name.as_str().to_owned(),
+        waiting_ms: milliseconds(tensor.waiting),
+        missing_ranks: ranks(tensor.missing),
+    });
+    pb::StatusResponse {
+        job: job.to_owned(),
+        version: VERSION.to_owned(),
+        phase: status.phase.name().to_owned(),
+        reason: status.reason,
+        epoch: status.epoch.0,
+        nodes: nodes.collect(),
+        pending: pending.collect(),
+        pending_count: status.counts.pending as u64,
+        operations_started: status.counts.started,
+        operations_done: status.counts.done,
+        failure: status.failure.map(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::{
+        DType, FailureKind, ReduceOp, Shape, TensorId, TensorName, convert::TensorRef,
+    };
+
+    use super::*;
+    use crate::engine::{Algorithm, command::Segment};
+
+    #[test]
+    fn an_answer_is_cut_to_messages_that_a_node_accepts_and_keeps_its_order() {
+        let shape = Shape::new(&[1]).unwrap();
+        let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+        let names: Vec<_> =
+            (0..9000).map(|n| TensorName::new(&format!("{n:0>1024}")).unwrap()).collect();
+        let registrations = (0..).zip(&names).map(|(id, name)| Registration {
+            id: TensorId(id),
+            set: ProcessSetId::GLOBAL,
+            name: name.clone(),
+            request: request.clone(),
+            priority: Priority(-1),
+        });
+        // The worst operation there can be: as many names as fit one, each of the longest.
+        let segment = |name: &TensorName| Segment {
+            tensor: TensorRef::Name(name.clone()),
+            offset: u64::MAX,
+            count: u64::MAX,
+        };
+        let operations = (1..5).map(|sequence| Operation {
+            sequence: Sequence(sequence),
+            set: ProcessSetId::GLOBAL,
+            request: request.clone(),
+            algorithm: Algorithm::DoubleTree,
+            segments: names[..crate::engine::MAX_SEGMENTS].iter().map(segment).collect(),
+        });
+        let messages = execute(Execute {
+            registrations: registrations.collect(),
+            operations: operations.collect(),
+            failures: Vec::new(),
+        });
+        assert!(messages.len() > 3, "{}", messages.len());
+        let (mut ids, mut sequences) = (Vec::new(), Vec::new());
+        for message in messages {
+            let bytes = message.encoded_len();
+            assert!(bytes <= MAX_CONTROL_MESSAGE, "BOUND: {bytes}");
+            let Some(Message::Execute(part)) = message.message else { panic!("an answer") };
+            assert!(part.registrations.is_empty() || sequences.is_empty(), "ids come first");
+            ids.extend(part.registrations.iter().map(|r| r.id));
+            sequences.extend(part.operations.iter().map(|o| o.sequence));
+        }
+        assert!(ids.into_iter().eq(0..9000));
+        assert_eq!(sequences, [1, 2, 3, 4]);
+        assert!(execute(Execute::default()).is_empty());
+    }
+
+    #[test]
+    fn a_long_report_is_cut() {
+        let what = "ä".repeat(MAX_FAILURE_TEXT + 5);
+        let wire = pb::Failure::from(Failure::new(FailureKind::WorkerLost, what));
+        assert_eq!(failure(wire).what.chars().count(), MAX_FAILURE_TEXT);
+    }
+}

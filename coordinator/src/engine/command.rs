@@ -1,0 +1,206 @@
+//! What the engine asks of the runtime, and why.
+
+use std::{sync::Arc, time::Duration};
+
+use gradwire_proto::{
+    Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, TensorName,
+    convert::TensorRef,
+};
+
+use super::{algorithm::Algorithm, event::ConnectionId};
+
+/// A node of the world, as every node is told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// Its name for people.
+    pub host: String,
+    /// `ip:port` of its data plane.
+    pub data_address: String,
+    /// Its first rank; the others follow.
+    pub first_rank: Rank,
+    /// How many ranks it has.
+    pub slots: u32,
+    /// Its rack label; may be empty.
+    pub rack: String,
+}
+
+/// The world, once it is complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct World {
+    /// The formation that this is.
+    pub epoch: Epoch,
+    /// All nodes in rank order; a node's id is its index.
+    pub nodes: Vec<Node>,
+    /// Streams per pair of nodes.
+    pub lanes: u32,
+    /// How often both sides send a sign of life.
+    pub heartbeat_interval: Duration,
+    /// After which silence a node counts as lost.
+    pub heartbeat_timeout: Duration,
+}
+
+/// Why a node may not join; decides the gRPC status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefusalKind {
+    /// It speaks another version of the protocol.
+    Version,
+    /// It does not know the job's secret.
+    Secret,
+    /// It belongs to another job.
+    Job,
+    /// What it says of itself is unusable.
+    Invalid,
+    /// Its place is taken, or the world is complete.
+    Taken,
+    /// The job is over.
+    Over,
+}
+
+/// An id for a tensor's name; from now on announcements may carry the id alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    /// The id.
+    pub id: TensorId,
+    /// The process set.
+    pub set: ProcessSetId,
+    /// The name that it stands for.
+    pub name: TensorName,
+    /// The request that it stands for.
+    pub request: Request,
+    /// The priority that it stands for.
+    pub priority: Priority,
+}
+
+/// A range of one tensor, in elements.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// The tensor.
+    pub tensor: TensorRef,
+    /// Its first element in this piece.
+    pub offset: u64,
+    /// How many elements.
+    pub count: u64,
+}
+
+/// One piece: what is reduced, moved, committed and retried as a whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// Its place in the job's one total order (ORD).
+    pub sequence: Sequence,
+    /// The process set that takes part.
+    pub set: ProcessSetId,
+    /// What is done; the shape is empty because the piece is flat.
+    pub request: Request,
+    /// How.
+    pub algorithm: Algorithm,
+    /// On what.
+    pub segments: Vec<Segment>,
+}
+
+/// A tensor that will never run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorFailure {
+    /// Its process set.
+    pub set: ProcessSetId,
+    /// The tensor.
+    pub tensor: TensorRef,
+    /// Why.
+    pub failure: Failure,
+}
+
+/// One answer to all nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Execute {
+    /// To be applied first.
+    pub registrations: Vec<Registration>,
+    /// By ascending sequence.
+    pub operations: Vec<Operation>,
+    /// What will never run.
+    pub failures: Vec<TensorFailure>,
+}
+
+impl Execute {
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.registrations.is_empty() && self.operations.is_empty() && self.failures.is_empty()
+    }
+}
+
+/// How the job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every rank has left in good order.
+    Finished,
+    /// The job has failed, for everybody, with this cause.
+    Failed(Failure),
+}
+
+/// How important a line to the operator is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Good to know.
+    Info,
+    /// Somebody should look.
+    Warning,
+}
+
+/// Something that the runtime has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Tell a node that the world is complete.
+    Welcome {
+        /// Its stream.
+        connection: ConnectionId,
+        /// Its id.
+        node: NodeId,
+        /// The world.
+        world: Arc<World>,
+    },
+    /// End a stream that may not join.
+    Refuse {
+        /// The stream.
+        connection: ConnectionId,
+        /// Decides the status code.
+        kind: RefusalKind,
+        /// What the node's operator reads.
+        text: String,
+    },
+    /// Tell every node of the world. Nodes outside of an operation's process set skip it.
+    Execute(Execute),
+    /// Tell every joined node that the job is over with this failure (TELL).
+    Abort(Failure),
+    /// Tell every node that every rank has left.
+    Shutdown,
+    /// Tell the operator.
+    Report {
+        /// How important it is.
+        severity: Severity,
+        /// One line.
+        text: String,
+    },
+    /// The job is over; nothing follows.
+    Finish(Outcome),
+}
+
+/// How long things took, for the metrics.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Measures {
+    /// For each tensor that went out: from its first announcement to its first operation.
+    pub negotiated: Vec<Duration>,
+    /// For nodes whose announcement completed a tensor: how long the others had waited for it,
+    /// at most.
+    pub lags: Vec<(NodeId, Duration)>,
+    /// Tensors on which ranks disagreed.
+    pub disagreements: u64,
+}
+
+/// What one step decided.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Output {
+    /// To be done, in this order.
+    pub commands: Vec<Command>,
+    /// Why; empty if there was nothing to decide.
+    pub reason: String,
+    /// What was measured.
+    pub measures: Measures,
+}

@@ -1,0 +1,168 @@
+//! What the engine has to be told before it starts.
+
+use std::{fmt::Display, time::Duration};
+
+use gradwire_collectives::CostModel;
+use gradwire_proto::{Epoch, JobId};
+
+use super::{algorithm::Algorithm, pack::MIN_PIECE_BYTES};
+use crate::CoordinatorError;
+
+/// The most nodes of one job: the world with the longest names fits one message (BOUND).
+const MAX_NODES: u32 = 4096;
+
+/// The largest piece.
+const MAX_PIECE_BYTES: u64 = 1 << 30;
+
+/// The longest time that can be configured, so that no sum of times overflows.
+const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The engine's part of the configuration.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// The job that nodes may join.
+    pub job: JobId,
+    /// How many nodes make the world complete.
+    pub nodes: u32,
+    /// How many ranks all nodes have together, if that is known; a mistake is then noticed before
+    /// the job starts.
+    pub ranks: Option<u32>,
+    /// Which formation of the world this is.
+    pub epoch: Epoch,
+    /// Streams per pair of nodes, 1 to 64; told to every node.
+    pub lanes: u32,
+    /// How often both sides send a sign of life.
+    pub heartbeat_interval: Duration,
+    /// After which silence a node is lost; more than twice the interval.
+    pub heartbeat_timeout: Duration,
+    /// How long to wait for the nodes to join.
+    pub start_timeout: Duration,
+    /// How long reports of a failure are gathered before the cause is told.
+    pub cause_window: Duration,
+    /// After which wait it is told who is missing.
+    pub stall_warning: Duration,
+    /// The most bytes of one piece, 64 to 2^30.
+    pub piece_bytes: u64,
+    /// The most operations in flight, at least 1.
+    pub credit_pieces: u32,
+    /// The most tensors that get an id; further ones travel by name.
+    pub max_tensors: u32,
+    /// The most tensors that are known at once; a job that has more is ended.
+    pub max_pending: u32,
+    /// Take this algorithm whatever the cost model says.
+    pub algorithm: Option<Algorithm>,
+    /// What the links cost.
+    pub cost: CostModel,
+}
+
+impl EngineConfig {
+    /// The defaults for a job of `nodes` nodes.
+    pub fn new(job: JobId, nodes: u32) -> Self {
+        Self {
+            job,
+            nodes,
+            ranks: None,
+            epoch: Epoch(1),
+            lanes: 2,
+            heartbeat_interval: Duration::from_millis(500),
+            heartbeat_timeout: Duration::from_secs(3),
+            start_timeout: Duration::from_secs(30),
+            cause_window: Duration::from_millis(200),
+            stall_warning: Duration::from_secs(10),
+            piece_bytes: 4 << 20,
+            credit_pieces: 8,
+            max_tensors: 65_536,
+            max_pending: 262_144,
+            algorithm: None,
+            cost: CostModel::default(),
+        }
+    }
+
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::Config`] for the first one that is out of range.
+    pub fn validate(&self) -> Result<(), CoordinatorError> {
+        let ms = |time: Duration| format!("{} ms", time.as_millis());
+        check(
+            "nodes",
+            (1..=MAX_NODES).contains(&self.nodes),
+            self.nodes,
+            "1 to 4096 are possible",
+        )?;
+        let enough = self.ranks.is_none_or(|ranks| ranks >= self.nodes);
+        check("ranks", enough, self.ranks.unwrap_or(0), "each node has at least one rank")?;
+        check("lanes", (1..=64).contains(&self.lanes), self.lanes, "1 to 64 are possible")?;
+        let interval = self.heartbeat_interval;
+        check("heartbeat_interval", !interval.is_zero(), ms(interval), "it must be more than 0")?;
+        check(
+            "heartbeat_timeout",
+            self.heartbeat_timeout > interval.saturating_mul(2),
+            ms(self.heartbeat_timeout),
+            "it must be more than twice the heartbeat_interval",
+        )?;
+        let stall = self.stall_warning;
+        check("stall_warning", stall >= Duration::from_millis(10), ms(stall), "at least 10 ms")?;
+        for (name, time) in [
+            ("heartbeat_timeout", self.heartbeat_timeout),
+            ("start_timeout", self.start_timeout),
+            ("cause_window", self.cause_window),
+            ("stall_warning", stall),
+        ] {
+            check(name, time <= MAX_TIME, ms(time), "at most a year is possible")?;
+        }
+        let piece = self.piece_bytes;
+        let possible = (MIN_PIECE_BYTES..=MAX_PIECE_BYTES).contains(&piece);
+        check("piece_bytes", possible, piece, "64 bytes to 1 GiB are possible")?;
+        check(
+            "credit_pieces",
+            self.credit_pieces >= 1,
+            self.credit_pieces,
+            "it must be at least 1",
+        )?;
+        let pending = self.max_pending;
+        let enough = pending >= self.max_tensors.max(1);
+        check("max_pending", enough, pending, "it must be at least 1 and at least max_tensors")
+    }
+}
+
+fn check(
+    name: &'static str,
+    fits: bool,
+    given: impl Display,
+    allowed: &'static str,
+) -> Result<(), CoordinatorError> {
+    if fits {
+        return Ok(());
+    }
+    Err(CoordinatorError::Config { name, given: given.to_string(), allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_each_mistake_is_named() {
+        let good = EngineConfig::new(JobId::new("job").unwrap(), 2);
+        good.validate().unwrap();
+        let cases = [
+            (EngineConfig { nodes: 0, ..good.clone() }, "nodes is 0: 1 to 4096"),
+            (EngineConfig { ranks: Some(1), ..good.clone() }, "ranks is 1: each node"),
+            (EngineConfig { lanes: 0, ..good.clone() }, "lanes is 0"),
+            (
+                EngineConfig { heartbeat_timeout: good.heartbeat_interval, ..good.clone() },
+                "heartbeat_timeout is 500 ms: it must be more than twice",
+            ),
+            (EngineConfig { cause_window: Duration::MAX, ..good.clone() }, "at most a year"),
+            (EngineConfig { piece_bytes: u64::MAX, ..good.clone() }, "64 bytes to 1 GiB"),
+            (EngineConfig { piece_bytes: 63, ..good.clone() }, "piece_bytes is 63"),
+            (EngineConfig { credit_pieces: 0, ..good.clone() }, "credit_pieces is 0"),
+            (EngineConfig { max_pending: 7, ..good }, "max_pending is 7"),
+        ];
+        for (config, text) in cases {
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What is in flight, and whether more may start.
+//!
+//! An operation is in flight until every node that takes part has done it. While as many are in
+//! flight as there is credit, what becomes ready is gathered, ordered and fused; so batches grow
+//! exactly as large as the network is slow, and an idle network is never waited for.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gradwire_proto::{NodeId, Sequence};
+
+use super::{node_set::NodeSet, ready_table::Slot};
+
+/// One operation that not everybody has done.
+#[derive(Debug)]
+pub(crate) struct Flying {
+    /// Who has not done it.
+    pub(crate) nodes: NodeSet,
+    /// Its tensors, ascending.
+    pub(crate) slots: Vec<Slot>,
+    /// Since when.
+    pub(crate) since: Duration,
+}
+
+/// The operations in flight (BOUND: at most `credit`).
+#[derive(Debug)]
+pub(crate) struct Flight {
+    flying: BTreeMap<Sequence, Flying>,
+    credit: usize,
+    started: u64,
+    done: u64,
+}
+
+impl Flight {
+    pub(crate) fn new(credit: usize) -> Self {
+        Self { flying: BTreeMap::new(), credit, started: 0, done: 0 }
+    }
+
+    /// Whether one more operation may start.
+    pub(crate) fn has_credit(&self) -> bool {
+        self.flying.len() < self.credit
+    }
+
+    /// Starts an operation: the next number of the one order over all process sets (ORD).
+    pub(crate) fn start(
+        &mut self,
+        nodes: NodeSet,
+        mut slots: Vec<Slot>,
+        now: Duration,
+    ) -> Sequence {
+        slots.sort_unstable();
+        self.started += 1;
+        let sequence = Sequence(self.started);
+        self.flying.insert(sequence, Flying { nodes, slots, since: now });
+        sequence
+    }
+
+    /// A node has done an operation. `Err` if it had nothing to do there; the tensors once
+    /// everybody has done it.
+    pub(crate) fn done(
+        &mut self,
+        node: NodeId,
+        sequence: Sequence,
+    ) -> Result<Option<Vec<Slot>>, ()> {
+        let flying = self.flying.get_mut(&sequence).ok_or(())?;
+        if !flying.nodes.remove(node) {
+            return Err(());
+        }
+        if !flying.nodes.is_empty() {
+            return Ok(None);
+        }
+        self.done += 1;
+        Ok(self.flying.remove(&sequence).map(|flying| flying.slots))
+    }
+
+    /// Whether a tensor is in an operation that a node has not done.
+    pub(crate) fn holds(&self, slot: Slot, node: NodeId) -> bool {
+        let mut theirs = self.flying.values().filter(|flying| flying.nodes.contains(node));
+        theirs.any(|flying| flying.slots.binary_search(&slot).is_ok())
+    }
+
+    /// What is in flight, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Sequence, &Flying)> {
+        self.flying.iter().map(|(&sequence, flying)| (sequence, flying))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.flying.len()
+    }
+
+    pub(crate) fn credit(&self) -> usize {
+        self.credit
+    }
+
+    /// How many operations have ever started.
+    pub(crate) fn started(&self) -> u64 {
+        self.started
+    }
+
+    /// How many operations everybody has done.
+    pub(crate) fn completed(&self) -> u64 {
+        self.done
+    }
+}

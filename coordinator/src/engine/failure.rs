@@ -1,0 +1,66 @@
+//! The first cause: when something breaks, several notice it in different ways at about the same
+//! time, and the most telling report is the one that everybody should read (TELL).
+
+use std::time::Duration;
+
+use gradwire_proto::{Failure, FailureKind};
+
+/// The reports that come within a window after the first one.
+#[derive(Debug)]
+pub(crate) struct Causes {
+    /// When the window closes.
+    pub(crate) until: Duration,
+    best: Failure,
+    reports: usize,
+}
+
+impl Causes {
+    /// Opens a window with its first report.
+    pub(crate) fn new(failure: Failure, until: Duration) -> Self {
+        Self { until, best: failure, reports: 1 }
+    }
+
+    /// Takes a further report: the nearest to the root counts, the earliest among equals.
+    pub(crate) fn report(&mut self, failure: Failure) {
+        self.reports += 1;
+        if failure.kind.rootness() > self.best.kind.rootness() {
+            self.best = failure;
+        }
+    }
+
+    /// Whether no later report could change the cause.
+    pub(crate) fn is_certain(&self) -> bool {
+        self.best.kind.rootness() >= FailureKind::WorkerLost.rootness()
+    }
+
+    /// The cause as far as it is known.
+    pub(crate) fn cause(&self) -> &Failure {
+        &self.best
+    }
+
+    /// How many reports there are.
+    pub(crate) fn reports(&self) -> usize {
+        self.reports
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_wins_and_the_earliest_of_equals() {
+        let mut causes =
+            Causes::new(Failure::new(FailureKind::ConnectionLost, "first"), Duration::ZERO);
+        causes.report(Failure::new(FailureKind::ConnectionLost, "second"));
+        assert_eq!(causes.cause().what, "first");
+        assert!(!causes.is_certain());
+        causes.report(Failure::new(FailureKind::NodeLost, "third"));
+        assert_eq!(causes.cause().what, "third");
+        causes.report(Failure::new(FailureKind::WorkerLost, "fourth"));
+        causes.report(Failure::new(FailureKind::WorkerLost, "fifth"));
+        assert_eq!(causes.cause().what, "fourth");
+        assert!(causes.is_certain());
+        assert_eq!(causes.reports(), 5);
+    }
+}

@@ -1,0 +1,118 @@
+//! Whoever waits too long is told of, with the names of those who are missing (WAIT).
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gradwire_proto::{ProcessSetId, Rank};
+
+use super::{
+    credit::Flight,
+    ready_table::ReadyTable,
+    text,
+    world::{Members, ProcessSet},
+};
+
+/// When to look next, and how many are stalled.
+///
+/// Each wait is told of when it has lasted one limit, two limits, and so on. Looks are a tenth of
+/// a limit apart at least, so that waits which began together are told of together.
+#[derive(Debug)]
+pub(crate) struct Stall {
+    limit: Duration,
+    last: Duration,
+    next: Option<Duration>,
+    /// How many tensors were stalled at the last look.
+    pub(crate) stalled: usize,
+}
+
+impl Stall {
+    /// `limit` is not zero.
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, last: Duration::ZERO, next: None, stalled: 0 }
+    }
+
+    /// Looks after a limit, now that somebody waits.
+    pub(crate) fn watch(&mut self, now: Duration) {
+        self.next.get_or_insert(now + self.limit);
+    }
+
+    /// When to look next.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.next
+    }
+
+    fn limits(&self, since: Duration, at: Duration) -> u32 {
+        (at.saturating_sub(since).as_nanos() / self.limit.as_nanos().max(1)) as u32
+    }
+
+    /// Whether a wait is to be told of now; notes when it is next.
+    fn is_due(&self, since: Duration, now: Duration, next: &mut Option<Duration>) -> bool {
+        let passed = self.limits(since, now);
+        let at = since + self.limit * passed.saturating_add(1);
+        *next = Some(next.map_or(at, |next| next.min(at)));
+        passed > self.limits(since, self.last)
+    }
+
+    /// One line for all tensors that lack the same ranks, and one for each operation that is not
+    /// done.
+    pub(crate) fn look(
+        &mut self,
+        now: Duration,
+        table: &ReadyTable,
+        flight: &Flight,
+        members: &Members,
+        sets: &BTreeMap<ProcessSetId, ProcessSet>,
+    ) -> Vec<String> {
+        if self.next.is_none_or(|next| now < next) {
+            return Vec::new();
+        }
+        let mut next = None;
+        let mut stalled = 0;
+        let mut late: BTreeMap<Vec<Rank>, Vec<(Duration, &str)>> = BTreeMap::new();
+        for (_, since, tensor) in table.pending() {
+            stalled += usize::from(self.limits(since, now) > 0);
+            if self.is_due(since, now, &mut next)
+                && let Some(set) = sets.get(&tensor.set)
+            {
+                late.entry(tensor.missing(set)).or_default().push((since, tensor.name.as_str()));
+            }
+        }
+        let mut lines: Vec<String> = late
+            .into_iter()
+            .map(|(missing, mut tensors)| {
+                tensors.sort_unstable();
+                let waited = text::seconds(now.saturating_sub(tensors[0].0));
+                let names = text::some_names(tensors.iter().map(|(_, name)| *name), 3);
+                let noun = if tensors.len() == 1 { "tensor" } else { "tensors" };
+                format!("{noun} {names} waited {waited} for {}", places(&missing, members))
+            })
+            .collect();
+        for (sequence, flying) in flight.iter() {
+            if self.is_due(flying.since, now, &mut next) {
+                let slow = members.iter().filter(|(node, _)| flying.nodes.contains(*node));
+                let slow: Vec<&str> = slow.map(|(_, m)| m.node.host.as_str()).collect();
+                let waited = text::seconds(now.saturating_sub(flying.since));
+                let who = slow.join(", ");
+                lines
+                    .push(format!("operation {sequence} is not done after {waited} on host {who}"));
+            }
+        }
+        self.stalled = stalled;
+        self.last = now;
+        self.next = next.map(|next| next.max(now + self.limit / 10));
+        lines
+    }
+}
+
+/// `ranks 2-3 on host b, rank 5 on host c`.
+fn places(ranks: &[Rank], members: &Members) -> String {
+    let parts: Vec<String> = members
+        .iter()
+        .filter_map(|(_, member)| {
+            let theirs: Vec<Rank> =
+                member.ranks().filter(|rank| ranks.binary_search(rank).is_ok()).collect();
+            let host = &member.node.host;
+            (!theirs.is_empty()).then(|| format!("{} on host {host}", text::named_ranks(&theirs)))
+        })
+        .collect();
+    parts.join(", ")
+}

@@ -1,0 +1,77 @@
+//! How ranks, names and times look in the texts that people read.
+
+use std::{fmt::Write as _, time::Duration};
+
+use gradwire_proto::Rank;
+
+/// `0-2,5` for ascending ranks.
+pub(crate) fn ranks(ranks: impl IntoIterator<Item = Rank>) -> String {
+    let mut text = String::new();
+    let mut ranks = ranks.into_iter().map(|rank| rank.0).peekable();
+    while let Some(first) = ranks.next() {
+        let mut last = first;
+        while let Some(next) = ranks.next_if(|&next| next == last.wrapping_add(1)) {
+            last = next;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = match last - first {
+            0 => write!(text, "{comma}{first}"),
+            _ => write!(text, "{comma}{first}-{last}"),
+        };
+    }
+    text
+}
+
+/// `rank 3` or `ranks 0-2,5`.
+pub(crate) fn named_ranks(all: &[Rank]) -> String {
+    let noun = if all.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", ranks(all.iter().copied()))
+}
+
+/// At most `most` of the names in quotes, then how many more there are.
+pub(crate) fn some_names<'a>(names: impl IntoIterator<Item = &'a str>, most: usize) -> String {
+    let mut names = names.into_iter();
+    let shown: Vec<String> = names.by_ref().take(most).map(|name| format!("'{name}'")).collect();
+    match names.count() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// `3.2 s`.
+pub(crate) fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// `1 tensor`, `2 tensors`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
+/// At most `most` characters of a text that came from outside.
+pub(crate) fn excerpt(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_grouped_and_names_are_cut() {
+        let all = |numbers: &[u32]| ranks(numbers.iter().copied().map(Rank));
+        assert_eq!(all(&[]), "");
+        assert_eq!(all(&[7]), "7");
+        assert_eq!(all(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+        assert_eq!(all(&[u32::MAX]), "4294967295");
+        assert_eq!(named_ranks(&[Rank(1), Rank(2)]), "ranks 1-2");
+        assert_eq!(some_names(["a", "b"], 3), "'a', 'b'");
+        assert_eq!(some_names(["a", "b", "c", "d", "e"], 3), "'a', 'b', 'c' and 2 more");
+        assert_eq!(excerpt("äöü", 2), "äö…");
+        assert_eq!(count(1, "node"), "1 node");
+    }
+}

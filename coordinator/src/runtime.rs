@@ -1,0 +1,439 @@
+//! Owns the engine: one task feeds it events, carries out its commands and keeps its time.
+//!
+//! Nothing here waits for a node. Each has a bounded queue of messages; one that does not read
+//! them is lost, not waited for (BOUND).
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use gradwire_proto::{
+    Failure, JobId, Secret,
+    auth::Claim,
+    pb::{self, coordinator_message::Message},
+};
+use prost::Message as _;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
+use tonic::Status;
+
+use crate::{
+    CoordinatorError, convert,
+    engine::{
+        Command, ConnectionId, Engine, EngineConfig, Event, Outcome, Phase,
+        command::{Execute, RefusalKind, Severity},
+        event::Join,
+        status,
+    },
+    grpc, metrics,
+};
+
+/// Events that wait for the engine; a stream whose event finds no room is not read meanwhile.
+const INBOX: usize = 256;
+
+/// Messages that wait for one node.
+pub(crate) const OUTBOX: usize = 1024;
+
+/// The longest that the end may take, whatever is configured.
+const MAX_GRACE: Duration = Duration::from_secs(3600);
+
+/// The most events that are answered together.
+const BATCH: usize = 1024;
+
+/// What a running coordinator shows to a health check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// Where the job is; ready means [`Phase::Running`].
+    pub phase: Phase,
+    /// Why.
+    pub reason: String,
+}
+
+/// What [`run`] has to be told.
+#[derive(Debug, Clone)]
+pub struct CoordinatorConfig {
+    /// What decides.
+    pub engine: EngineConfig,
+    /// The secret that every process of the job knows.
+    pub secret: Secret,
+    /// How long a new stream may take to join.
+    pub join_timeout: Duration,
+    /// How long the end of the job may take to reach the nodes.
+    pub grace: Duration,
+    /// Where the phase is shown, for a readiness endpoint.
+    pub health: Option<watch::Sender<Health>>,
+}
+
+impl CoordinatorConfig {
+    /// The defaults for a job of `nodes` nodes.
+    pub fn new(job: JobId, secret: Secret, nodes: u32) -> Self {
+        Self {
+            engine: EngineConfig::new(job, nodes),
+            secret,
+            join_timeout: Duration::from_secs(10),
+            grace: Duration::from_secs(3),
+            health: None,
+        }
+    }
+}
+
+/// What messages to one node go through.
+pub(crate) type Outbox = mpsc::Sender<Result<pb::CoordinatorMessage, Status>>;
+
+/// A stream that wants to join, as its session hands it over.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) outbox: Outbox,
+    /// The node's nonce, over which the coordinator proves the secret.
+    pub(crate) nonce: Vec<u8>,
+    /// The node's clock in its last heartbeat.
+    pub(crate) echo: Arc<AtomicU64>,
+}
+
+/// What sessions tell the runtime.
+#[derive(Debug)]
+pub(crate) enum Inbound {
+    /// The first message of a stream.
+    Join { connection: ConnectionId, join: Join, peer: Peer },
+    /// Something later.
+    Event(Event),
+    /// Somebody wants to see the state.
+    Inspect(oneshot::Sender<status::Status>),
+}
+
+/// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
+/// told so (at most [`CoordinatorConfig::grace`] later).
+///
+/// # Errors
+/// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A
+/// job that fails is an [`Outcome`], not an error.
+pub async fn run(
+    config: CoordinatorConfig,
+    listener: TcpListener,
+    cancel: CancellationToken,
+) -> Result<Outcome, CoordinatorError> {
+    config.engine.validate()?;
+    metrics::describe();
+    let address = listener.local_addr()?;
+    tracing::info!(%address, job = %config.engine.job, nodes = config.engine.nodes, "coordinator serves");
+
+    let (sender, inbox) = mpsc::channel(INBOX);
+    let sessions = TaskTracker::new();
+    let stop_sessions = CancellationToken::new();
+    let stop_server = CancellationToken::new();
+    let gate = grpc::Gate {
+        inbox: sender,
+        job: config.engine.job.clone(),
+        secret: config.secret.clone(),
+        join_timeout: config.join_timeout,
+        sessions: sessions.clone(),
+        stop: stop_sessions.clone(),
+    };
+    let server = grpc::serve(gate, listener, stop_server.clone().cancelled_owned());
+    let mut server = AbortOnDropHandle::new(tokio::spawn(server));
+
+    let grace = config.grace.min(MAX_GRACE);
+    let mut runtime = Runtime::new(config, sessions.clone());
+    let outcome = tokio::select! {
+        outcome = runtime.drive(inbox, cancel) => outcome,
+        ended = &mut server => {
+            stop_sessions.cancel();
+            return Err(match ended {
+                Ok(Err(error)) => error.into(),
+                Ok(Ok(())) => CoordinatorError::Task { task: "server", why: "it stopped".into() },
+                Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
+            });
+        }
+    };
+    // The nodes close their streams when they have read that the job is over.
+    let until = Instant::now() + grace;
+    sessions.close();
+    if tokio::time::timeout_at(until, sessions.wait()).await.is_err() {
+        tracing::warn!(?grace, "some nodes did not close their streams within the grace period");
+    }
+    stop_sessions.cancel();
+    stop_server.cancel();
+    let until = until.max(Instant::now() + Duration::from_millis(100));
+    // Whatever is left of the server ends with its handle.
+    let _ = tokio::time::timeout_at(until, &mut server).await;
+    Ok(outcome)
+}
+
+struct Node {
+    peer: Peer,
+    /// The world has been sent; operations and heartbeats follow.
+    welcomed: bool,
+    /// It does not read; it is told nothing but the end.
+    deaf: bool,
+}
+
+struct Runtime {
+    engine: Engine,
+    job: JobId,
+    secret: Secret,
+    epoch: u64,
+    grace: Duration,
+    heartbeat_interval: Duration,
+    start: Instant,
+    nodes: BTreeMap<ConnectionId, Node>,
+    hosts: Vec<String>,
+    health: Option<watch::Sender<Health>>,
+    tasks: TaskTracker,
+    outcome: Option<Outcome>,
+}
+
+impl Runtime {
+    fn new(config: CoordinatorConfig, tasks: TaskTracker) -> Self {
+        Self {
+            job: config.engine.job.clone(),
+            secret: config.secret,
+            epoch: config.engine.epoch.0,
+            grace: config.grace,
+            heartbeat_interval: config.engine.heartbeat_interval,
+            start: Instant::now(),
+            nodes: BTreeMap::new(),
+            hosts: Vec::new(),
+            health: config.health,
+            tasks,
+            outcome: None,
+            engine: Engine::new(config.engine),
+        }
+    }
+
+    async fn drive(
+        &mut self,
+        mut inbox: mpsc::Receiver<Inbound>,
+        cancel: CancellationToken,
+    ) -> Outcome {
+        let mut next_beat = self.start + self.heartbeat_interval;
+        self.show();
+        loop {
+            let due = self.engine.next_deadline().map(|after| self.start + after);
+            let wake = due.map_or(next_beat, |due| due.min(next_beat));
+            tokio::select! {
+                biased;
+                () = cancel.cancelled() => {
+                    self.step(Event::Cancel { why: "the job was cancelled".into() });
+                }
+                Some(inbound) = inbox.recv() => self.take(inbound),
+                () = sleep_until(wake) => {}
+            }
+            // What is there already is answered together; nothing is waited for.
+            for _ in 0..BATCH {
+                let Ok(inbound) = inbox.try_recv() else { break };
+                self.take(inbound);
+            }
+            let now = Instant::now();
+            if due.is_some_and(|due| now >= due) {
+                self.step(Event::Tick);
+            }
+            if now >= next_beat {
+                self.beat();
+                next_beat = now + self.heartbeat_interval;
+            }
+            self.step(Event::Drained);
+            self.show();
+            if let Some(outcome) = self.outcome.take() {
+                turn_away(&mut inbox);
+                return outcome;
+            }
+        }
+    }
+
+    fn take(&mut self, inbound: Inbound) {
+        match inbound {
+            Inbound::Join { connection, join, peer } => {
+                self.nodes.insert(connection, Node { peer, welcomed: false, deaf: false });
+                self.step(Event::Joined { connection, join });
+            }
+            Inbound::Event(event) => {
+                let gone = match &event {
+                    Event::Lost { connection, .. } => Some(*connection),
+                    _ => None,
+                };
+                self.step(event);
+                gone.map(|connection| self.nodes.remove(&connection));
+            }
+            Inbound::Inspect(reply) => {
+                // Who asked may have gone meanwhile.
+                let _ = reply.send(self.engine.status(self.start.elapsed()));
+            }
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let output = self.engine.step(event, self.start.elapsed());
+            metrics::measures(&output.measures, |node| self.hosts.get(node as usize).cloned());
+            if !output.reason.is_empty() {
+                tracing::debug!(reason = output.reason, "decided");
+            }
+            for command in output.commands {
+                let deaf = self.execute(command);
+                let lost = |connection| Event::Lost {
+                    connection,
+                    why: format!("it does not read its messages, {OUTBOX} are waiting"),
+                };
+                events.extend(deaf.into_iter().map(lost));
+            }
+        }
+    }
+
+    /// Carries out a command. Gives the nodes that turned out not to read.
+    fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
+        match command {
+            Command::Welcome { connection, node, world } => {
+                self.hosts = world.nodes.iter().map(|node| node.host.clone()).collect();
+                let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };
+                there.welcomed = true;
+                let claim = Claim::World {
+                    nonce: &there.peer.nonce,
+                    job: self.job.as_str(),
+                    epoch: world.epoch.0,
+                };
+                let proof = self.secret.prove(&claim).to_vec();
+                let world = convert::world(&world, node.0, proof);
+                self.tell(&[convert::message(Message::World(world))], |to, _| to == connection)
+            }
+            Command::Refuse { connection, kind, text } => {
+                tracing::warn!(reason = text, "a node is refused");
+                if let Some(node) = self.nodes.remove(&connection) {
+                    // A stream that is refused has read nothing but the challenge: there is room.
+                    let _ = node.peer.outbox.try_send(Err(refusal(kind, text)));
+                }
+                Vec::new()
+            }
+            Command::Execute(execute) => self.answer(execute),
+            Command::Abort(failure) => {
+                self.end(Message::Abort(pb::Abort { failure: Some(failure.into()) }))
+            }
+            Command::Shutdown => self.end(Message::Shutdown(pb::Shutdown {})),
+            Command::Report { severity, text } => {
+                match severity {
+                    Severity::Info => tracing::info!("{text}"),
+                    Severity::Warning => tracing::warn!("{text}"),
+                }
+                Vec::new()
+            }
+            Command::Finish(outcome) => {
+                match &outcome {
+                    Outcome::Finished => tracing::info!("the job is finished"),
+                    Outcome::Failed(failure) => log_failure(failure),
+                }
+                self.outcome = Some(outcome);
+                Vec::new()
+            }
+        }
+    }
+
+    fn answer(&mut self, execute: Execute) -> Vec<ConnectionId> {
+        for failed in &execute.failures {
+            tracing::warn!(set = %failed.set, failure = %failed.failure, "tensor failed");
+        }
+        let messages = convert::execute(execute);
+        let bytes: usize = messages.iter().map(pb::CoordinatorMessage::encoded_len).sum();
+        metrics::sent(bytes * self.nodes.len());
+        self.tell(&messages, |_, node| node.welcomed)
+    }
+
+    /// Puts messages into the queues of some nodes. Gives those whose queue is full.
+    fn tell(
+        &mut self,
+        messages: &[pb::CoordinatorMessage],
+        to: impl Fn(ConnectionId, &Node) -> bool,
+    ) -> Vec<ConnectionId> {
+        let mut deaf = Vec::new();
+        for (&connection, node) in &mut self.nodes {
+            if node.deaf || !to(connection, node) {
+                continue;
+            }
+            let full = messages.iter().any(|message| {
+                let sent = node.peer.outbox.try_send(Ok(message.clone()));
+                matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
+            });
+            if full {
+                node.deaf = true;
+                deaf.push(connection);
+            }
+        }
+        deaf
+    }
+
+    /// The last message to every node (TELL); its queue may be full, so it gets the grace period.
+    fn end(&mut self, last: Message) -> Vec<ConnectionId> {
+        let last = convert::message(last);
+        for (_, node) in std::mem::take(&mut self.nodes) {
+            let (last, grace) = (last.clone(), self.grace);
+            if let Err(mpsc::error::TrySendError::Full(last)) = node.peer.outbox.try_send(Ok(last))
+            {
+                self.tasks.spawn(timeout(grace, async move {
+                    let _ = node.peer.outbox.send(last).await;
+                }));
+            }
+        }
+        Vec::new()
+    }
+
+    fn beat(&self) {
+        let sent_ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        for node in self.nodes.values().filter(|node| node.welcomed && !node.deaf) {
+            let echo_ns = node.peer.echo.load(Ordering::Relaxed);
+            let beat = Message::Heartbeat(pb::Heartbeat { sent_ns, echo_ns });
+            // A full queue is a sign of life of its own; what matters then fails to be queued.
+            let _ = node.peer.outbox.try_send(Ok(convert::message(beat)));
+        }
+    }
+
+    /// Shows the state to metrics and health checks.
+    fn show(&self) {
+        metrics::counts(&self.engine.counts(), self.epoch);
+        let Some(health) = &self.health else { return };
+        let phase = self.engine.phase();
+        health.send_if_modified(|shown| {
+            if shown.phase == phase && phase != Phase::Forming {
+                return false;
+            }
+            let now = Health { phase, reason: self.engine.why() };
+            let changed = *shown != now;
+            *shown = now;
+            changed
+        });
+    }
+}
+
+/// Whoever joins while the job ends is told so (TELL).
+fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
+    inbox.close();
+    while let Ok(inbound) = inbox.try_recv() {
+        if let Inbound::Join { peer, .. } = inbound {
+            let _ = peer.outbox.try_send(Err(Status::unavailable(grpc::OVER)));
+        }
+    }
+}
+
+fn log_failure(failure: &Failure) {
+    tracing::error!(kind = ?failure.kind, %failure, "the job has failed");
+}
+
+fn refusal(kind: RefusalKind, text: String) -> Status {
+    match kind {
+        RefusalKind::Secret => Status::unauthenticated(text),
+        RefusalKind::Version | RefusalKind::Job => Status::failed_precondition(text),
+        RefusalKind::Invalid => Status::invalid_argument(text),
+        RefusalKind::Taken => Status::already_exists(text),
+        RefusalKind::Over => Status::unavailable(text),
+    }
+}

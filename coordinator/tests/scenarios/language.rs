@@ -1,0 +1,256 @@
+//! The events of a scenario, one a line.
+
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
+
+use gradwire_coordinator::engine::{
+    Algorithm, ConnectionId, Engine, EngineConfig, Event,
+    event::{Announcement, Join, Submitted},
+};
+use gradwire_proto::{
+    Collective, DType, Failure, FailureKind, JobId, PROTOCOL, Priority, ProcessSetId, Rank,
+    ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
+};
+
+use crate::show;
+
+type Parsed<T> = Result<T, String>;
+
+/// An engine, the time, and how many slots each node has.
+pub(crate) struct Scenario {
+    engine: Engine,
+    now: Duration,
+    slots: BTreeMap<u32, u32>,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            engine: Engine::new(config("").unwrap()),
+            now: Duration::ZERO,
+            slots: BTreeMap::new(),
+        }
+    }
+}
+
+fn number<T: FromStr>(text: &str) -> Parsed<T> {
+    text.parse().map_err(|_| format!("{text:?} is no number"))
+}
+
+fn time(text: &str) -> Parsed<Duration> {
+    match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(ms), _) => Ok(Duration::from_millis(number(ms)?)),
+        (None, Some(s)) => Ok(Duration::from_secs(number(s)?)),
+        (None, None) => Err(format!("{text:?} is no time")),
+    }
+}
+
+fn pairs(text: &str) -> impl Iterator<Item = Parsed<(&str, &str)>> {
+    text.split_whitespace()
+        .map(|pair| pair.split_once('=').ok_or_else(|| format!("{pair:?} is not key=value")))
+}
+
+fn config(text: &str) -> Parsed<EngineConfig> {
+    let mut config = EngineConfig::new(JobId::new("job").map_err(|e| e.to_string())?, 2);
+    // One algorithm, so that the numbers of the cost model can change.
+    config.algorithm = Some(Algorithm::Ring);
+    for pair in pairs(text) {
+        let (key, value) = pair?;
+        match key {
+            "nodes" => config.nodes = number(value)?,
+            "ranks" => config.ranks = Some(number(value)?),
+            "piece_bytes" => config.piece_bytes = number(value)?,
+            "credit" => config.credit_pieces = number(value)?,
+            "max_tensors" => config.max_tensors = number(value)?,
+            "max_pending" => config.max_pending = number(value)?,
+            "stall" => config.stall_warning = time(value)?,
+            "start" => config.start_timeout = time(value)?,
+            "algorithm" => config.algorithm = Some(value.parse().map_err(|_| "no algorithm")?),
+            _ => return Err(format!("no such setting {key}")),
+        }
+    }
+    Ok(config)
+}
+
+fn join(connection: u32, text: &str) -> Parsed<Join> {
+    let mut join = Join {
+        protocol: PROTOCOL,
+        version: VERSION.to_owned(),
+        job: "job".to_owned(),
+        host: char::from_u32('a' as u32 + connection).unwrap_or('?').to_string(),
+        data_address: format!("10.0.0.{}:7000", connection + 1),
+        slots: 1,
+        order: connection,
+        rack: String::new(),
+        proven: true,
+    };
+    for pair in pairs(text) {
+        let (key, value) = pair?;
+        match key {
+            "protocol" => join.protocol = number(value)?,
+            "version" => value.clone_into(&mut join.version),
+            "job" => value.clone_into(&mut join.job),
+            "host" => value.clone_into(&mut join.host),
+            "address" => value.clone_into(&mut join.data_address),
+            "slots" => join.slots = number(value)?,
+            "order" => join.order = number(value)?,
+            "rack" => value.clone_into(&mut join.rack),
+            "proven" => join.proven = value == "true",
+            _ => return Err(format!("a join has no {key}")),
+        }
+    }
+    Ok(join)
+}
+
+fn ranks(text: &str) -> Parsed<Vec<Rank>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend((number::<u32>(first)?..=number(last)?).map(Rank));
+    }
+    Ok(all)
+}
+
+fn tensor(text: &str) -> Parsed<TensorRef> {
+    match text.strip_prefix('#') {
+        Some(id) => Ok(TensorRef::Id(TensorId(number(id)?))),
+        None => TensorName::new(text).map(TensorRef::Name).map_err(|e| e.to_string()),
+    }
+}
+
+/// `[ranks=R] [collective] [dtype] [shape] [op] [root=R] [pre=F] [post=F] [prio=P] [dup]`
+fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
+    let mut request = Request::allreduce(DType::F32, Shape::default(), ReduceOp::Sum);
+    let mut submitted = Submitted {
+        ranks: all.to_vec(),
+        request: request.clone(),
+        priority: Priority(0),
+        duplicate: false,
+    };
+    for word in text.split_whitespace() {
+        let dtype = DType::ALL.iter().find(|dtype| dtype.name() == word);
+        let op = ReduceOp::ALL.iter().find(|op| op.name() == word);
+        let collective = Collective::ALL.iter().find(|collective| collective.name() == word);
+        if let Some(dtype) = dtype {
+            request.dtype = *dtype;
+        } else if let Some(op) = op {
+            request.reduce_op = *op;
+        } else if let Some(collective) = collective {
+            request.collective = *collective;
+        } else if let Some(dims) = word.strip_prefix('[').and_then(|w| w.strip_suffix(']')) {
+            let dims: Vec<u64> =
+                dims.split(',').filter(|d| !d.is_empty()).map(number).collect::<Parsed<_>>()?;
+            request.shape = Shape::new(&dims).map_err(|e| e.to_string())?;
+        } else if word == "dup" {
+            submitted.duplicate = true;
+        } else {
+            match word.split_once('=').ok_or_else(|| format!("what is {word}?"))? {
+                ("ranks", value) => submitted.ranks = ranks(value)?,
+                ("root", value) => request.root = Rank(number(value)?),
+                ("pre", value) => request.prescale = number(value)?,
+                ("post", value) => request.postscale = number(value)?,
+                ("prio", value) => submitted.priority = Priority(number(value)?),
+                (key, _) => return Err(format!("a request has no {key}")),
+            }
+        }
+    }
+    submitted.request = request;
+    Ok(submitted)
+}
+
+fn failure(text: &str) -> Parsed<Failure> {
+    let (head, what) = text.split_once(": ").ok_or("kind [rank=R]: text")?;
+    let mut words = head.split_whitespace();
+    let kind = match words.next() {
+        Some("worker") => FailureKind::WorkerLost,
+        Some("node") => FailureKind::NodeLost,
+        Some("connection") => FailureKind::ConnectionLost,
+        other => return Err(format!("no kind {other:?}")),
+    };
+    let failure = Failure::new(kind, what);
+    match words.next().and_then(|word| word.strip_prefix("rank=")) {
+        Some(rank) => Ok(failure.rank(Rank(number(rank)?))),
+        None => Ok(failure),
+    }
+}
+
+impl Scenario {
+    /// Runs one line; gives what the engine answered.
+    pub(crate) fn run(&mut self, line: &str) -> Parsed<String> {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match verb {
+            "config" => {
+                self.engine = Engine::new(config(rest)?);
+                return Ok(String::new());
+            }
+            "at" => {
+                self.now = time(rest)?;
+                return Ok(String::new());
+            }
+            "status" => return Ok(show::status(&self.engine.status(self.now))),
+            "deadline" => {
+                let deadline = self.engine.next_deadline();
+                return Ok(format!("deadline: {deadline:?}\n"));
+            }
+            "tick" => return Ok(self.step(Event::Tick)),
+            "cancel" => return Ok(self.step(Event::Cancel { why: rest.to_owned() })),
+            _ => {}
+        }
+        let (from, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let node: u32 = number(from)?;
+        let connection = ConnectionId(u64::from(node));
+        let event = match verb {
+            "join" => {
+                let join = join(node, rest)?;
+                self.slots.insert(join.order, join.slots);
+                Event::Joined { connection, join }
+            }
+            "ready" => Event::Ready {
+                connection,
+                announcements: rest
+                    .split_whitespace()
+                    .map(|name| announcement(tensor(name)?, Vec::new()))
+                    .collect::<Parsed<_>>()?,
+            },
+            "submit" => {
+                let (name, requests) = rest.split_once(' ').unwrap_or((rest, ""));
+                let own = self.own_ranks(node);
+                let all: Parsed<_> = requests.split('|').map(|r| submitted(r, &own)).collect();
+                let announcements = vec![announcement(tensor(name)?, all?)?];
+                Event::Ready { connection, announcements }
+            }
+            "done" => Event::Done {
+                connection,
+                sequences: rest
+                    .split_whitespace()
+                    .map(|s| number(s).map(Sequence))
+                    .collect::<Parsed<_>>()?,
+            },
+            "failed" => Event::Failed { connection, failure: failure(rest)? },
+            "left" => Event::Left { connection, ranks: ranks(rest)? },
+            "lost" => Event::Lost { connection, why: rest.to_owned() },
+            "heard" => Event::Heard { connection },
+            "nonsense" => Event::Nonsense { connection, what: rest.to_owned() },
+            _ => return Err("no such event".to_owned()),
+        };
+        Ok(self.step(event))
+    }
+
+    /// Tells the engine that nothing more is waiting.
+    pub(crate) fn drained(&mut self) -> String {
+        self.step(Event::Drained)
+    }
+
+    fn step(&mut self, event: Event) -> String {
+        show::output(&self.engine.step(event, self.now))
+    }
+
+    fn own_ranks(&self, node: u32) -> Vec<Rank> {
+        let first: u32 = self.slots.range(..node).map(|(_, slots)| slots).sum();
+        let slots = self.slots.get(&node).copied().unwrap_or(1);
+        (first..first + slots).map(Rank).collect()
+    }
+}
+
+fn announcement(tensor: TensorRef, submitted: Vec<Submitted>) -> Parsed<Announcement> {
+    Ok(Announcement { set: ProcessSetId::GLOBAL, tensor, submitted })
+}

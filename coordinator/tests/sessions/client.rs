@@ -1,0 +1,207 @@
+//! A node as the coordinator sees it: a raw gRPC client that can also behave badly.
+
+use std::{net::SocketAddr, time::Duration};
+
+use gradwire_coordinator::{CoordinatorConfig, CoordinatorError, Outcome, run};
+use gradwire_proto::{
+    DType, JobId, PROTOCOL, ReduceOp, Request, Secret, Shape, VERSION,
+    auth::{Claim, nonce},
+    pb::{
+        self, coordinator_client::CoordinatorClient, coordinator_message::Message,
+        node_message::Message as Say, tensor_ref::Tensor,
+    },
+};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming, transport::Channel};
+
+/// No test waits longer for anything.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// A coordinator on a free port of this machine.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    pub(crate) secret: Secret,
+    pub(crate) cancel: CancellationToken,
+    running: JoinHandle<Result<Outcome, CoordinatorError>>,
+}
+
+impl Served {
+    pub(crate) async fn start(nodes: u32, change: impl FnOnce(&mut CoordinatorConfig)) -> Self {
+        let secret = Secret::generate();
+        let mut config = CoordinatorConfig::new(JobId::new("job").unwrap(), secret.clone(), nodes);
+        change(&mut config);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let cancel = CancellationToken::new();
+        let running = tokio::spawn(run(config, listener, cancel.clone()));
+        Self { address, secret, cancel, running }
+    }
+
+    /// How the job ended.
+    pub(crate) async fn outcome(self) -> Outcome {
+        timeout(LIMIT, self.running).await.expect("run returns").unwrap().unwrap()
+    }
+
+    pub(crate) async fn channel(&self) -> Channel {
+        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.initial_stream_window_size(65_535).connect().await.unwrap()
+    }
+
+    /// Opens a stream and reads the challenge.
+    pub(crate) async fn open(&self) -> Result<Node, Status> {
+        let (send, messages) = mpsc::channel(64);
+        let mut client = CoordinatorClient::new(self.channel().await);
+        let receive = client.session(ReceiverStream::new(messages)).await?.into_inner();
+        let mut node = Node { send, receive, nonce: nonce(), challenge: Vec::new() };
+        match node.hear().await? {
+            Message::Challenge(challenge) => {
+                assert_eq!((challenge.protocol, challenge.version.as_str()), (PROTOCOL, VERSION));
+                node.challenge = challenge.nonce;
+                Ok(node)
+            }
+            other => panic!("{other:?} instead of a challenge"),
+        }
+    }
+
+    /// What node `order` of `slots` slots says to join.
+    pub(crate) fn join(&self, node: &Node, order: u32, slots: u32) -> pb::Join {
+        let mut join = pb::Join {
+            protocol: PROTOCOL,
+            version: VERSION.to_owned(),
+            job: "job".to_owned(),
+            host: format!("host{order}"),
+            data_address: format!("127.0.0.1:{}", 7000 + order),
+            slots,
+            order,
+            rack: "r".to_owned(),
+            nonce: node.nonce.to_vec(),
+            proof: Vec::new(),
+        };
+        let claim = Claim::Join {
+            challenge: &node.challenge,
+            nonce: &join.nonce,
+            job: &join.job,
+            host: &join.host,
+            data_address: &join.data_address,
+            slots,
+            order,
+            rack: &join.rack,
+        };
+        join.proof = self.secret.prove(&claim).to_vec();
+        join
+    }
+
+    /// Opens a stream and joins.
+    pub(crate) async fn joined(&self, order: u32, slots: u32) -> Node {
+        let node = self.open().await.unwrap();
+        let join = self.join(&node, order, slots);
+        node.say(Say::Join(join)).await;
+        node
+    }
+
+    /// A world of nodes with one slot each, past its formation.
+    pub(crate) async fn world(&self, nodes: u32) -> Vec<Node> {
+        let mut all = Vec::new();
+        for order in 0..nodes {
+            all.push(self.joined(order, 1).await);
+        }
+        for node in &mut all {
+            node.welcomed(&self.secret).await;
+        }
+        all
+    }
+}
+
+/// One stream.
+pub(crate) struct Node {
+    pub(crate) send: mpsc::Sender<pb::NodeMessage>,
+    pub(crate) receive: Streaming<pb::CoordinatorMessage>,
+    nonce: [u8; 32],
+    challenge: Vec<u8>,
+}
+
+impl Node {
+    pub(crate) async fn say(&self, message: Say) {
+        self.send.send(pb::NodeMessage { message: Some(message) }).await.unwrap();
+    }
+
+    /// The next message; `Err` if the stream ended with an error.
+    pub(crate) async fn hear(&mut self) -> Result<Message, Status> {
+        let message = timeout(LIMIT, self.receive.message()).await.expect("a message comes")?;
+        Ok(message.expect("the stream goes on").message.expect("a message"))
+    }
+
+    /// The next message that is no heartbeat.
+    pub(crate) async fn next(&mut self) -> Message {
+        loop {
+            match self.hear().await.unwrap() {
+                Message::Heartbeat(_) => {}
+                message => return message,
+            }
+        }
+    }
+
+    /// Reads the world and checks that the coordinator knows the secret.
+    pub(crate) async fn welcomed(&mut self, secret: &Secret) -> pb::World {
+        match self.next().await {
+            Message::World(world) => {
+                let claim = Claim::World { nonce: &self.nonce, job: "job", epoch: world.epoch };
+                assert!(secret.verify(&claim, &world.proof));
+                world
+            }
+            other => panic!("{other:?} instead of the world"),
+        }
+    }
+
+    pub(crate) async fn execute(&mut self) -> pb::Execute {
+        match self.next().await {
+            Message::Execute(execute) => execute,
+            other => panic!("{other:?} instead of operations"),
+        }
+    }
+
+    pub(crate) async fn aborted(&mut self) -> pb::Failure {
+        match self.next().await {
+            Message::Abort(abort) => abort.failure.expect("a failure"),
+            other => panic!("{other:?} instead of an abort"),
+        }
+    }
+
+    pub(crate) async fn announce(&self, announcements: Vec<pb::Announcement>) {
+        self.say(Say::Ready(pb::Ready { announcements })).await;
+    }
+
+    pub(crate) async fn done(&self, execute: &pb::Execute) {
+        let sequences = execute.operations.iter().map(|operation| operation.sequence).collect();
+        self.say(Say::Done(pb::Done { sequences })).await;
+    }
+
+    /// Reads the end of the stream: the last message was the last one (TELL).
+    pub(crate) async fn ended(mut self) {
+        let end = timeout(LIMIT, self.receive.message()).await.expect("the stream ends");
+        assert_eq!(end.unwrap(), None);
+    }
+}
+
+/// A tensor of `elements` f32, submitted by these ranks.
+pub(crate) fn by_name(name: &str, ranks: &[u32], elements: u64) -> pb::Announcement {
+    let shape = Shape::new(&[elements]).unwrap();
+    let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+    pb::Announcement {
+        process_set: 0,
+        tensor: Some(pb::TensorRef { tensor: Some(Tensor::Name(name.to_owned())) }),
+        submitted: vec![pb::Submitted {
+            ranks: ranks.to_vec(),
+            request: Some(pb::Request::from(&request)),
+            priority: 0,
+            duplicate: false,
+        }],
+    }
+}
+
+pub(crate) fn by_id(id: u32) -> pb::Announcement {
+    let tensor = Some(pb::TensorRef { tensor: Some(Tensor::Id(id)) });
+    pb::Announcement { process_set: 0, tensor, submitted: Vec::new() }
+}
