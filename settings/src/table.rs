@@ -211,7 +211,7 @@ settings! {
         /// Connections to each peer.
         lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "connections";
         /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs fewer calls.
-        chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 64 * MIB }, "256KiB", "bytes";
+        chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
         /// The sockets' send and receive buffers; 0: the system decides.
         socket_buffer_bytes: u64 = "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
         /// How long a connection to a peer may take, with its handshake.

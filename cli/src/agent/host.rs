@@ -1,0 +1,151 @@
+//! Does this host have what the job needs? Asked before anything is started, so that a missing
+//! program is one clear error and not a half-started job.
+
+use std::{
+    ffi::OsString,
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use crate::protocol::Begin;
+
+/// Programs and directory, found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// The ranks' program.
+    pub program: PathBuf,
+    /// The daemon's.
+    pub gradwired: PathBuf,
+    /// Where all run.
+    pub directory: PathBuf,
+}
+
+/// Finds programs and directory, or says what is missing and what to do: `(what, hint)`.
+///
+/// # Errors
+/// That pair of texts.
+pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
+    let host = &begin.host;
+    let (theirs, ours) = (&begin.version, gradwire_proto::VERSION);
+    if theirs != ours {
+        return Err((
+            format!("host {host} has gradwire {ours}, the launcher is {theirs}"),
+            "install the same release on every host".to_owned(),
+        ));
+    }
+    let directory = if begin.directory.is_empty() { "." } else { &begin.directory };
+    let directory = PathBuf::from(directory);
+    if !directory.is_dir() {
+        return Err((
+            format!("directory {} does not exist on host {host}", directory.display()),
+            "start the job from a directory that exists on every host".to_owned(),
+        ));
+    }
+    let path = match begin.environment.get("PATH") {
+        Some(path) => OsString::from(path),
+        None => std::env::var_os("PATH").unwrap_or_default(),
+    };
+    let find = |program: &str| which::which_in(program, Some(&path), &directory);
+    let program = find(&begin.program).map_err(|_| {
+        let (name, path) = (&begin.program, path.to_string_lossy());
+        let what = if !name.contains('/') {
+            format!("program '{name}' not found on host {host} (PATH={path})")
+        } else if directory.join(name).exists() {
+            format!("program '{name}' on host {host} is not executable")
+        } else {
+            format!("program '{name}' not found on host {host} (in {})", directory.display())
+        };
+        (
+            what,
+            "everything after the options of gradwire run is the program with its arguments"
+                .to_owned(),
+        )
+    })?;
+    let gradwired = if begin.gradwired.is_empty() {
+        beside_own().or_else(|| find("gradwired").ok())
+    } else {
+        find(&begin.gradwired).ok()
+    };
+    let gradwired = gradwired.ok_or_else(|| {
+        let name = if begin.gradwired.is_empty() { "gradwired" } else { &begin.gradwired };
+        (
+            format!("program '{name}' not found on host {host}"),
+            "install gradwired beside gradwire, or set launch.gradwired".to_owned(),
+        )
+    })?;
+    Ok(Checked { program, gradwired, directory })
+}
+
+fn beside_own() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let beside = own.parent().unwrap_or(Path::new("/")).join("gradwired");
+    beside.is_file().then_some(beside)
+}
+
+/// A TCP port that nobody listens on at this moment.
+///
+/// # Errors
+/// What the system said.
+pub fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
+}
+
+/// The address of this host that ssh was reached at: `SSH_CONNECTION` is "client port server port".
+pub fn ssh_address() -> Option<IpAddr> {
+    parse_ssh_connection(&std::env::var("SSH_CONNECTION").ok()?)
+}
+
+fn parse_ssh_connection(text: &str) -> Option<IpAddr> {
+    // A link-local IPv6 address has a zone behind '%', which is of no use to other hosts.
+    text.split_whitespace().nth(2)?.split('%').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(program: &str, gradwired: &str) -> Begin {
+        Begin {
+            version: gradwire_proto::VERSION.to_owned(),
+            host: "n1".to_owned(),
+            grace_ms: 0,
+            silence_ms: 0,
+            directory: "/".to_owned(),
+            environment: [("PATH".to_owned(), "/bin:/usr/bin".to_owned())].into(),
+            program: program.to_owned(),
+            gradwired: gradwired.to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_host() {
+        assert!(check(&begin("sh", "sh")).unwrap().program.ends_with("sh"));
+        let cases = [
+            (begin("zonk", "sh"), "program 'zonk' not found on host n1 (PATH=/bin:/usr/bin)"),
+            (begin("./zonk", "sh"), "program './zonk' not found on host n1 (in /)"),
+            (begin("etc/passwd", "sh"), "program 'etc/passwd' on host n1 is not executable"),
+            (begin("sh", "zonkd"), "program 'zonkd' not found on host n1"),
+            (
+                Begin { directory: "/zonk".into(), ..begin("sh", "sh") },
+                "directory /zonk does not exist on host n1",
+            ),
+            (
+                Begin { version: "9.9.9".into(), ..begin("sh", "sh") },
+                "host n1 has gradwire 0.1.0, the launcher is 9.9.9",
+            ),
+        ];
+        for (begin, expected) in cases {
+            let (what, hint) = check(&begin).unwrap_err();
+            assert_eq!(what, expected);
+            assert!(!hint.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_address_that_ssh_reached_is_read() {
+        let parse = |text: &str| parse_ssh_connection(text).map(|at| at.to_string());
+        assert_eq!(parse("10.0.0.9 51000 10.0.0.1 22").as_deref(), Some("10.0.0.1"));
+        assert_eq!(parse("fe80::2%eth0 1 fe80::1%eth0 22").as_deref(), Some("fe80::1"));
+        assert_eq!(parse("10.0.0.9 51000"), None);
+    }
+}

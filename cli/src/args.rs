@@ -1,0 +1,196 @@
+//! The command line.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+/// Gradient synchronisation for distributed training.
+#[derive(Debug, Parser)]
+#[command(name = "gradwire", version = gradwire_proto::VERSION, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program as the ranks of a job, on this machine or on several.
+    Run(Run),
+    /// Show settings.
+    #[command(subcommand)]
+    Config(Config),
+    /// Show what a running coordinator knows.
+    Status {
+        /// The coordinator's address.
+        #[arg(value_name = "IP:PORT")]
+        address: String,
+    },
+    /// Serve one launcher on standard input and output.
+    #[command(hide = true)]
+    Agent,
+    /// Run a job's coordinator; what it is about comes from the environment.
+    #[command(hide = true)]
+    Coordinator(Settings),
+    /// Become a program whose life is tied to its parent's.
+    #[command(hide = true)]
+    ExecChild {
+        /// The parent's process id.
+        parent: u32,
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+/// Where settings come from.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Settings {
+    /// A TOML file with settings.
+    #[arg(long, value_name = "FILE", env = "GRADWIRE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Set one setting, such as data.lanes=4; may be repeated. See `gradwire config show`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Show settings.
+#[derive(Debug, Subcommand)]
+pub enum Config {
+    /// Each setting with its value and where that comes from.
+    Show {
+        /// Where settings come from.
+        #[command(flatten)]
+        settings: Settings,
+        /// With meaning, unit, range and variable.
+        #[arg(long)]
+        explain: bool,
+    },
+}
+
+/// Run a program as the ranks of a job.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// How many ranks [default: the slots of all hosts]. May be written -np.
+    #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub np: Option<u32>,
+    /// Hosts with their slots, filled in order [default: this machine].
+    #[arg(short = 'H', long, value_name = "HOST:SLOTS,…", conflicts_with = "hostfile")]
+    pub hosts: Option<String>,
+    /// A file with a line `host slots=N` for each host.
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<PathBuf>,
+    /// Also write each rank's output to DIR/rank.N/stdout and stderr.
+    #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
+    pub output_dir: Option<PathBuf>,
+    /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub start_timeout: Option<u64>,
+    /// Show what would be started, and start nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Tell what happens.
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Where settings come from.
+    #[command(flatten)]
+    pub settings: Settings,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    pub command: Vec<String>,
+}
+
+/// Seconds, also fractions, to milliseconds.
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if !(0.1..=86_400.0).contains(&seconds) {
+        return Err("must be from 0.1 to 86400 seconds".to_owned());
+    }
+    std::time::Duration::try_from_secs_f64(seconds)
+        .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+        .map_err(|error| error.to_string())
+}
+
+/// `-np`, which everybody knows from mpirun, is no option to clap: it becomes `--np`, where it is
+/// an option of `gradwire run` and not a word of the program.
+pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_none_or(|word| word != "run") {
+        return words;
+    }
+    let cli = Cli::command();
+    let takes_value: Vec<String> = cli
+        .find_subcommand("run")
+        .into_iter()
+        .flat_map(clap::Command::get_arguments)
+        .filter(|arg| arg.get_action().takes_values() && !arg.is_positional())
+        .flat_map(|arg| {
+            let longs = arg.get_long_and_visible_aliases().unwrap_or_default();
+            let long = longs.into_iter().map(|long| format!("--{long}"));
+            arg.get_short().map(|short| format!("-{short}")).into_iter().chain(long)
+        })
+        .collect();
+    let mut i = 2;
+    while let Some(word) = words.get(i).and_then(|word| word.to_str()) {
+        if word == "--" || !word.starts_with('-') {
+            break;
+        }
+        if word == "-np" {
+            words[i] = "--np".into();
+            i += 2;
+        } else {
+            i += if takes_value.iter().any(|option| option == word) { 2 } else { 1 };
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Run {
+        let words = line.split(' ').map(OsString::from).collect();
+        match Cli::try_parse_from(normalise(words)).unwrap().command {
+            Command::Run(run) => run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_programs_own_options_are_left_alone() {
+        let parsed = run("gradwire run -H a:2 --verbose -np 4 train -np 7 --verbose -H x");
+        assert_eq!(
+            (parsed.np, parsed.hosts.as_deref(), parsed.verbose),
+            (Some(4), Some("a:2"), true)
+        );
+        assert_eq!(parsed.command, ["train", "-np", "7", "--verbose", "-H", "x"]);
+        let parsed = run("gradwire run --np=2 -- -np x");
+        assert_eq!((parsed.np, parsed.command.len()), (Some(2), 2));
+        assert_eq!(run("gradwire run -n3 train").np, Some(3));
+        assert_eq!(run("gradwire run --start-timeout 1.5 train").start_timeout, Some(1500));
+    }
+
+    #[test]
+    fn a_wrong_option_is_an_error_with_its_reason() {
+        for (line, expected) in [
+            ("gradwire run -np 0 x", "0 is not in 1.."),
+            ("gradwire run -np two x", "invalid value 'two'"),
+            ("gradwire run -np 2", "PROGRAM"),
+            ("gradwire run -H a:1 --hostfile f x", "cannot be used with"),
+            ("gradwire run --start-timeout 0 x", "must be from 0.1 to 86400 seconds"),
+            ("gradwire run --start-timeout nan x", "must be from 0.1 to 86400 seconds"),
+            ("gradwire run --verbos x", "--verbose"),
+        ] {
+            let words = line.split(' ').map(OsString::from).collect();
+            let error = Cli::try_parse_from(normalise(words)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `--dry-run`: what would be started, and nothing is.
+
+use std::{collections::HashMap, fmt::Write, net::IpAddr};
+
+use gradwire_settings::Settings;
+
+use super::plan::{Places, Plan};
+
+/// The plan for people. What only a running job knows is written `<so>`; the secret is not shown.
+pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
+    let mut text = String::new();
+    let mut line = |line: String| {
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "{line}");
+    };
+    line(format!("job {}: {} ranks on {} hosts", plan.job, plan.size(), plan.nodes.len()));
+    let command: Vec<_> = [&plan.program].into_iter().chain(&plan.args).map(|a| quote(a)).collect();
+    let launch = &settings.launch;
+    let unknown = IpAddr::from([0, 0, 0, 0]);
+    let places = Places {
+        addresses: vec![unknown; plan.nodes.len()],
+        master_port: 0,
+        coordinator: (unknown, 0).into(),
+        coordinator_metrics: "<coordinator's metrics>".to_owned(),
+        daemon_metrics: vec!["<daemon's metrics>".to_owned(); plan.nodes.len()],
+    };
+    let later: HashMap<&str, &str> = [
+        ("GRADWIRE_SECRET", "<secret>"),
+        ("MASTER_ADDR", "<first host's address>"),
+        ("MASTER_PORT", "<free port>"),
+        ("GRADWIRE_ADDRESS", "<this host's address>"),
+        ("GRADWIRE_BIND", "<this host's address>"),
+        ("GRADWIRE_COORDINATOR", "<coordinator's address>"),
+    ]
+    .into();
+    let shown = |variables: super::plan::Variables| -> String {
+        let pairs: Vec<_> = variables
+            .iter()
+            .map(|(name, value)| {
+                format!("{name}={}", later.get(name.as_str()).unwrap_or(&&**value))
+            })
+            .collect();
+        pairs.join(" ")
+    };
+    for (i, node) in plan.nodes.iter().enumerate() {
+        let agent = if local.get(i) == Some(&true) {
+            "gradwire agent".to_owned()
+        } else {
+            let args = launch.ssh_args.join(" ");
+            format!("{} {args} {} {} agent", launch.ssh, node.host, launch.remote_gradwire)
+        };
+        line(format!("\nhost {} ({agent})", node.host));
+        if i == 0 {
+            line(format!("  coordinator: {}", shown(plan.coordinator_variables(unknown))));
+        }
+        let daemon = plan.daemon_variables(i, unknown, places.coordinator);
+        line(format!("  daemon: {}", shown(daemon)));
+        for rank in node.first_rank..node.first_rank + node.ranks {
+            line(format!("  rank {rank}: {}", command.join(" ")));
+            line(format!("    {}", shown(plan.rank_variables(i, rank, &places))));
+        }
+    }
+    text
+}
+
+/// A word as a shell would take it.
+fn quote(word: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_./=:,+@%".contains(&b);
+    if !word.is_empty() && word.bytes().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_settings::Layers;
+
+    use super::*;
+    use crate::launch::hosts::parse_list;
+
+    #[test]
+    fn everything_is_shown_but_the_secret() {
+        let nodes = Plan::nodes(&parse_list("a:2,b:1").unwrap(), None).unwrap();
+        let loaded = Settings::load(&Layers::default()).unwrap();
+        let args = vec!["-c".to_owned(), "echo it's".to_owned()];
+        let plan = Plan::new(nodes, "sh".into(), args, &loaded);
+        let text = describe(&plan, &loaded.settings, &[true, false]);
+        assert!(!text.contains(&plan.secret.to_hex()), "TRUST");
+        for expected in [
+            "3 ranks on 2 hosts",
+            "host a (gradwire agent)",
+            "host b (ssh -o BatchMode=yes",
+            " b gradwire agent)",
+            "rank 2: sh -c 'echo it'\\''s'",
+            "GRADWIRE_SECRET=<secret>",
+            "GRADWIRE_CROSS_SIZE=2",
+        ] {
+            assert!(text.contains(expected), "no {expected} in {text}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Which hosts there are and how many ranks each takes: `-H` and `--hostfile`, parsed (TRUST).
+
+use std::{collections::BTreeSet, fmt};
+
+/// A host and how many ranks it takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name or address, as it was given.
+    pub name: String,
+    /// At least 1.
+    pub slots: u32,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.name.contains(':') {
+            return write!(f, "[{}]:{}", self.name, self.slots);
+        }
+        write!(f, "{}:{}", self.name, self.slots)
+    }
+}
+
+/// The most ranks of a job: a limit for slips of the finger, not a property of the protocol.
+pub const MAX_RANKS: u32 = 1 << 20;
+
+/// Why a list of hosts is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
+pub enum HostsError {
+    #[error(
+        "{place}: '{given}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}"
+    )]
+    Slots { place: String, given: String },
+    #[error("{place}: '{given}' is not a host's name or address")]
+    Name { place: String, given: String },
+    #[error("{place}: '{given}' is not understood; a line is `host slots=N`")]
+    Word { place: String, given: String },
+    #[error("{place}: host {name} is given twice; give it once with all its slots")]
+    Twice { place: String, name: String },
+    #[error("{place}: no hosts are given")]
+    None { place: String },
+}
+
+/// Parses `-H`: `host:slots,…`; a host without `:slots` takes one rank; `[v6]:slots` for IPv6.
+///
+/// # Errors
+/// [`HostsError`] with the entry that is wrong.
+pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
+    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
+    let hosts = entries.map(|(i, entry)| (format!("-H entry {}", i + 1), entry));
+    collect("-H", hosts.map(|(place, entry)| entry_of(place, entry)))
+}
+
+/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank; `#` begins a
+/// comment; blank lines don't count. `file` is its name, for errors.
+///
+/// # Errors
+/// [`HostsError`] with the line that is wrong.
+pub fn parse_file(file: &str, text: &str) -> Result<Vec<Host>, HostsError> {
+    let lines = text.lines().enumerate().filter_map(|(i, line)| {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        (!line.is_empty()).then(|| (format!("hostfile {file} line {}", i + 1), line))
+    });
+    collect(&format!("hostfile {file}"), lines.map(|(place, line)| line_of(place, line)))
+}
+
+type Placed = Result<(String, Host), HostsError>;
+
+fn collect(all: &str, hosts: impl Iterator<Item = Placed>) -> Result<Vec<Host>, HostsError> {
+    let mut seen = BTreeSet::new();
+    let hosts = hosts
+        .map(|host| {
+            let (place, host) = host?;
+            if !seen.insert(host.name.to_lowercase()) {
+                return Err(HostsError::Twice { place, name: host.name });
+            }
+            Ok(host)
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    if hosts.is_empty() {
+        return Err(HostsError::None { place: all.to_owned() });
+    }
+    Ok(hosts)
+}
+
+fn line_of(place: String, line: &str) -> Placed {
+    let mut words = line.split_whitespace();
+    let (mut placed, mut slots) = (entry_of(place, words.next().unwrap_or_default())?, None);
+    for word in words {
+        let given = match word.split_once('=') {
+            Some(("slots", number)) if slots.is_none() => number,
+            _ => return Err(HostsError::Word { place: placed.0, given: word.to_owned() }),
+        };
+        slots = Some(count(&placed.0, given)?);
+    }
+    placed.1.slots = slots.unwrap_or(placed.1.slots);
+    Ok(placed)
+}
+
+fn entry_of(place: String, entry: &str) -> Placed {
+    let (name, slots) = match entry.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((name, "")) => (name, "1"),
+        Some((name, rest)) => (name, rest.strip_prefix(':').unwrap_or(rest)),
+        // More than one colon and no brackets: an IPv6 address without slots.
+        None if entry.matches(':').count() > 1 => (entry, "1"),
+        None => entry.rsplit_once(':').unwrap_or((entry, "1")),
+    };
+    // A name goes to ssh as an argument: one that begins with '-' would be an option there.
+    let fits = !name.is_empty()
+        && name.len() <= 255
+        && !name.starts_with('-')
+        && name.chars().all(|c| c.is_alphanumeric() || ".-_:@%".contains(c));
+    if !fits {
+        return Err(HostsError::Name { place, given: name.chars().take(80).collect() });
+    }
+    let slots = count(&place, slots)?;
+    Ok((place, Host { name: name.to_owned(), slots }))
+}
+
+fn count(place: &str, given: &str) -> Result<u32, HostsError> {
+    given.parse().ok().filter(|n| (1..=MAX_RANKS).contains(n)).ok_or_else(|| HostsError::Slots {
+        place: place.to_owned(),
+        given: given.chars().take(80).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn host(name: &str, slots: u32) -> Host {
+        Host { name: name.to_owned(), slots }
+    }
+
+    #[test]
+    fn lists_and_files_are_read() {
+        assert_eq!(
+            parse_list("a:2, user@b.example:4,c,[fe80::1%eth0]:3,::1").unwrap(),
+            [
+                host("a", 2),
+                host("user@b.example", 4),
+                host("c", 1),
+                host("fe80::1%eth0", 3),
+                host("::1", 1)
+            ]
+        );
+        let text = "# the cluster\n\na slots=2\n  b   slots=4  # fast\n\tc:3\nd\r\n";
+        assert_eq!(
+            parse_file("hosts", text).unwrap(),
+            [host("a", 2), host("b", 4), host("c", 3), host("d", 1)]
+        );
+    }
+
+    #[test]
+    fn each_mistake_is_named_with_its_place() {
+        let cases = [
+            ("a:0", "-H entry 1: '0' is not a slot count; it must be a whole number from 1"),
+            ("a:1,b:two", "-H entry 2: 'two' is not a slot count"),
+            ("a:1,b:-2", "-H entry 2: '-2' is not a slot count"),
+            ("a:99999999999", "-H entry 1: '99999999999' is not a slot count"),
+            ("a:1,b,A:2", "-H entry 3: host A is given twice"),
+            ("-oProxyCommand=x:1", "-H entry 1: '-oProxyCommand=x' is not a host's name"),
+            ("a b:1", "-H entry 1: 'a b' is not a host's name or address"),
+            (":3", "-H entry 1: '' is not a host's name or address"),
+            (" , ", "-H: no hosts are given"),
+        ];
+        for (text, expected) in cases {
+            let error = parse_list(text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+        let cases = [
+            ("a\nb slots=x\n", "hostfile h line 2: 'x' is not a slot count"),
+            ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
+            ("a slots=2 slots=3", "hostfile h line 1: 'slots=3' is not understood"),
+            ("a\n\na slots=3", "hostfile h line 3: host a is given twice"),
+            ("# nothing\n", "hostfile h: no hosts are given"),
+        ];
+        for (text, expected) in cases {
+            let error = parse_file("h", text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics_and_what_is_accepted_can_be_given_to_ssh(text in "[a-c:,\\[\\]=# \n0-9-]{0,40}") {
+            for host in parse_list(&text).into_iter().chain(parse_file("f", &text)).flatten() {
+                prop_assert!(host.slots >= 1 && !host.name.starts_with('-'));
+            }
+        }
+
+        #[test]
+        fn a_list_is_read_as_it_is_written(slots in prop::collection::vec(1u32..100, 1..8)) {
+            let hosts: Vec<_> = slots.iter().enumerate().map(|(i, n)| host(&format!("h{i}"), *n)).collect();
+            let text = hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",");
+            prop_assert_eq!(parse_list(&text).unwrap(), hosts);
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The life of a job, as decisions: an event and the time go in, orders to hosts come out. Pure.
+//!
+//! ```text
+//! Reaching ─ all hosts ready ─► Coordinating ─ it serves ─► Daemons ─ all serve ─► Running
+//!     │                              │                          │                     │ all ranks
+//!     └────── a failure ─────────────┴──────────────────────────┴─────────┐           │ ended well
+//!                                                                         ▼           ▼
+//!                                     Done ◄─ all stopped ─ Stopping ◄─ Gathering   Leaving
+//! ```
+//!
+//! A failure is not acted on at once: for a moment (`Gathering`) others are gathered, so that the
+//! first by time decides and not the first to be heard of.
+
+use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
+
+use serde::Deserialize;
+
+use super::{
+    plan::{Places, Plan},
+    verdict::{Failure, Verdict},
+};
+use crate::protocol::{Ended, Order, Role, Start};
+
+/// How long services may take to end by themselves once all ranks have ended well.
+const LEAVE: Duration = Duration::from_millis(300);
+
+/// How much longer than the grace period an agent may take to tell that everything has ended.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// What happens. Times are since the launch began, by the launcher's clock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are those of the agents' reports")]
+pub enum Event {
+    /// A host has what the job needs; the address is the one by which others reach it.
+    Ready { node: usize, address: IpAddr, port: u16 },
+    /// It has not, or can't be reached.
+    Refused { node: usize, what: String, hint: String },
+    /// A process runs.
+    Started { node: usize, role: Role, pid: u32, at: Duration },
+    /// A process can't be started.
+    Failed { node: usize, role: Role, what: String },
+    /// A service wrote a line on its standard output.
+    Said { node: usize, role: Role, line: String },
+    /// A process ended; `tail` is the end of its standard error.
+    Exited { node: usize, role: Role, pid: u32, ended: Ended, at: Duration, tail: Vec<String> },
+    /// Everything on a host has ended.
+    Stopped { node: usize },
+    /// The connection to a host ended before it said so.
+    Lost { node: usize, what: String, at: Duration },
+    /// The launcher got a signal.
+    Interrupted { signal: i32 },
+    /// Output can't be written.
+    OutputClosed { why: String },
+    /// The deadline has come.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// Give an order to a host's agent.
+    Order {
+        /// The host.
+        node: usize,
+        /// The order.
+        order: Order,
+    },
+    /// Tell the person who looks, if they want to know.
+    Note(String),
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Until every rank is started.
+    pub start: Duration,
+    /// For processes to end after they were asked to.
+    pub grace: Duration,
+    /// For other failures to become known after the first.
+    pub gather: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Reaching,
+    Coordinating,
+    Daemons,
+    Running,
+    Leaving,
+    Gathering,
+    Stopping,
+    Done,
+}
+
+/// What a service says of itself once it serves.
+#[derive(Debug, Deserialize)]
+struct Serving {
+    event: String,
+    grpc: Option<SocketAddr>,
+    metrics: String,
+}
+
+#[derive(Debug, Default)]
+struct Host {
+    address: Option<IpAddr>,
+    port: u16,
+    answered: bool,
+    metrics: Option<String>,
+    stopped: bool,
+}
+
+#[derive(Debug, Default)]
+struct Process {
+    started: Option<Duration>,
+    ended: Option<Ended>,
+}
+
+/// The launcher's knowledge of one job, and its decisions.
+#[derive(Debug)]
+pub struct Job {
+    plan: Plan,
+    limits: Limits,
+    phase: Phase,
+    deadline: Option<Duration>,
+    hosts: Vec<Host>,
+    coordinator: Option<(SocketAddr, String)>,
+    /// By host, because each has a daemon.
+    processes: BTreeMap<(usize, Role), Process>,
+    failures: Vec<Failure>,
+    ranks_ran: bool,
+    commands: Vec<Command>,
+}
+
+impl Job {
+    /// A job whose hosts are being reached.
+    pub fn new(plan: Plan, limits: Limits) -> Self {
+        let hosts = plan.nodes.iter().map(|_| Host::default()).collect();
+        Self {
+            plan,
+            limits,
+            phase: Phase::Reaching,
+            deadline: Some(limits.start),
+            hosts,
+            coordinator: None,
+            processes: BTreeMap::new(),
+            failures: Vec::new(),
+            ranks_ran: false,
+            commands: Vec::new(),
+        }
+    }
+
+    /// When a [`Event::Tick`] is due at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
+    /// What the job came to, once nothing of it runs any more.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let others = self.ranks_ran && self.plan.size() > 1;
+        (self.phase == Phase::Done).then(|| Verdict::over(&self.failures, others))
+    }
+
+    /// Takes an event and decides what is to be done.
+    pub fn step(&mut self, event: Event, now: Duration) -> Vec<Command> {
+        match event {
+            Event::Ready { node, address, port } => {
+                self.note(format!("host {} is ready at {address}", self.host(node)));
+                let host = &mut self.hosts[node];
+                (host.address, host.port, host.answered) = (Some(address), port, true);
+            }
+            Event::Refused { node, what, hint } => {
+                // Its agent ends by itself.
+                (self.hosts[node].answered, self.hosts[node].stopped) = (true, true);
+                self.failures.push(Failure::NotStarted { what, hint });
+            }
+            Event::Started { node, role, pid, at } => {
+                self.processes.entry((node, role)).or_default().started = Some(at);
+                self.note(format!("{role} runs on host {} (pid {pid})", self.host(node)));
+            }
+            Event::Failed { role: _, node: _, what } => {
+                self.fail(Failure::NotStarted { what, hint: String::new() }, now);
+            }
+            Event::Said { node, role, line } => self.said(node, role, &line, now),
+            Event::Exited { node, role, pid, ended, at, tail } => {
+                self.exited(node, role, (pid, ended, at), tail, now);
+            }
+            Event::Stopped { node } => self.hosts[node].stopped = true,
+            Event::Lost { node, what, at } => self.lost(node, what, at, now),
+            Event::Interrupted { signal } => self.interrupted(signal, now),
+            Event::OutputClosed { why } => self.fail(Failure::Output(why), now),
+            Event::Tick => self.tick(now),
+        }
+        self.advance(now);
+        std::mem::take(&mut self.commands)
+    }
+
+    fn host(&self, node: usize) -> &str {
+        &self.plan.nodes[node].host
+    }
+
+    fn note(&mut self, text: String) {
+        self.commands.push(Command::Note(text));
+    }
+
+    fn order(&mut self, node: usize, order: Order) {
+        self.commands.push(Command::Order { node, order });
+    }
+
+    fn is_starting(&self) -> bool {
+        matches!(self.phase, Phase::Reaching | Phase::Coordinating | Phase::Daemons)
+    }
+
+    /// Takes note of a failure; the first one begins the end.
+    fn fail(&mut self, failure: Failure, now: Duration) {
+        if matches!(self.phase, Phase::Leaving | Phase::Stopping | Phase::Done) {
+            return;
+        }
+        self.failures.push(failure);
+        if self.phase != Phase::Gathering {
+            self.phase = Phase::Gathering;
+            self.deadline = Some(now + self.limits.gather);
+        }
+    }
+
+    fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
+        let serving = serde_json::from_str::<Serving>(line).ok().filter(|s| s.event == "serving");
+        let Some(serving) = serving else {
+            self.note(format!("{role} on host {}: {line}", self.host(node)));
+            return;
+        };
+        self.note(format!("{role} serves on host {}: {line}", self.host(node)));
+        match (role, serving.grpc) {
+            (Role::Coordinator, Some(grpc)) => self.coordinator = Some((grpc, serving.metrics)),
+            (Role::Daemon, _) => self.hosts[node].metrics = Some(serving.metrics),
+            _ => {
+                let what = format!("{role} on host {} said {line}", self.host(node));
+                self.fail(Failure::NotStarted { what, hint: String::new() }, now);
+            }
+        }
+    }
+
+    fn exited(
+        &mut self,
+        node: usize,
+        role: Role,
+        (pid, ended, at): (u32, Ended, Duration),
+        tail: Vec<String>,
+        now: Duration,
+    ) {
+        let host = self.host(node).to_owned();
+        self.note(format!("{role} on host {host} (pid {pid}) {ended}"));
+        let process = self.processes.entry((node, role)).or_default();
+        process.ended = Some(ended);
+        let ran = at.saturating_sub(process.started.unwrap_or(at));
+        // A service ends well when all ranks have left, which may be before they end. Before it
+        // served, any end is a failure.
+        if !matches!(role, Role::Rank(_)) && self.is_starting() {
+            let last = tail.last().map(|line| format!(": {line}")).unwrap_or_default();
+            let what =
+                format!("{role} on host {host} (pid {pid}) {ended} before the job began{last}");
+            let hint = "run again with --verbose to see all of its output".to_owned();
+            self.fail(Failure::NotStarted { what, hint }, now);
+        } else if !ended.is_well() {
+            self.fail(Failure::Ended { role, host, pid, ended, at, ran, tail }, now);
+        }
+    }
+
+    fn lost(&mut self, node: usize, what: String, at: Duration, now: Duration) {
+        let host = self.host(node).to_owned();
+        let stopped = std::mem::replace(&mut self.hosts[node].stopped, true);
+        if !self.hosts[node].answered {
+            self.hosts[node].answered = true;
+            self.failures.push(Failure::NotStarted { what, hint: String::new() });
+        } else if !stopped {
+            self.fail(Failure::Lost { host, what, at }, now);
+        }
+    }
+
+    fn interrupted(&mut self, signal: i32, now: Duration) {
+        match self.phase {
+            Phase::Done => {}
+            // The second time is an order: no grace any more.
+            Phase::Stopping => self.stop(Duration::ZERO, now),
+            _ => {
+                self.failures.push(Failure::Interrupted(signal));
+                self.note("stopping; interrupt again to kill".to_owned());
+                self.stop(self.limits.grace, now);
+            }
+        }
+    }
+
+    fn stop(&mut self, grace: Duration, now: Duration) {
+        self.phase = Phase::Stopping;
+        self.deadline = Some(now + grace + SLACK);
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        for node in 0..self.hosts.len() {
+            // Where nobody has answered, nothing was started; an agent that comes up yet finds
+            // its standard input closed.
+            self.hosts[node].stopped |= !self.hosts[node].answered;
+            if !self.hosts[node].stopped {
+                self.order(node, Order::Stop { grace_ms });
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Duration) {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        match self.phase {
+            Phase::Gathering | Phase::Leaving => self.stop(self.limits.grace, now),
+            Phase::Stopping => self.phase = Phase::Done,
+            Phase::Done => {}
+            Phase::Reaching | Phase::Coordinating | Phase::Daemons | Phase::Running => {
+                let what = format!(
+                    "the job did not start within {:.1} s: {}",
+                    self.limits.start.as_secs_f64(),
+                    self.missing()
+                );
+                let hint = "see whether those hosts are reachable from here and from each other, \
+                            or give more time with --start-timeout"
+                    .to_owned();
+                self.failures.push(Failure::NotStarted { what, hint });
+                self.stop(self.limits.grace, now);
+            }
+        }
+    }
+
+    /// What has not come up (WAIT), by name.
+    fn missing(&self) -> String {
+        let hosts = |lacks: &dyn Fn(&Host) -> bool| -> String {
+            let hosts = self.hosts.iter().zip(&self.plan.nodes);
+            let names: Vec<_> =
+                hosts.filter(|(host, _)| lacks(host)).map(|(_, node)| node.host.as_str()).collect();
+            names.join(", ")
+        };
+        match self.phase {
+            Phase::Reaching => format!("no answer from {}", hosts(&|host| !host.answered)),
+            Phase::Coordinating => {
+                format!("the coordinator on host {} does not serve", self.host(0))
+            }
+            Phase::Daemons => format!("no daemon serves on {}", hosts(&|h| h.metrics.is_none())),
+            _ => {
+                let ranks = (0..self.plan.size()).filter(|rank| !self.has_started(*rank));
+                let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
+                format!("ranks not started: {}", ranks.join(", "))
+            }
+        }
+    }
+
+    fn process_of(&self, rank: u32) -> Option<&Process> {
+        self.processes.get(&(self.plan.node_of(rank)?, Role::Rank(rank)))
+    }
+
+    fn has_started(&self, rank: u32) -> bool {
+        self.process_of(rank).is_some_and(|p| p.started.is_some() || p.ended.is_some())
+    }
+
+    fn has_ended(&self, rank: u32) -> bool {
+        self.process_of(rank).is_some_and(|process| process.ended.is_some())
+    }
+
+    /// Goes on to the next phase when all that it needs is there.
+    fn advance(&mut self, now: Duration) {
+        match self.phase {
+            Phase::Reaching if self.hosts.iter().all(|host| host.answered) => {
+                if self.failures.is_empty() {
+                    self.start_coordinator();
+                } else {
+                    self.stop(self.limits.grace, now);
+                    self.advance(now);
+                }
+            }
+            Phase::Coordinating if self.coordinator.is_some() => self.start_daemons(),
+            Phase::Daemons if self.hosts.iter().all(|host| host.metrics.is_some()) => {
+                self.start_ranks();
+            }
+            Phase::Running => {
+                if (0..self.plan.size()).all(|rank| self.has_started(rank)) {
+                    self.deadline = None;
+                }
+                if (0..self.plan.size()).all(|rank| self.has_ended(rank)) {
+                    self.phase = Phase::Leaving;
+                    self.deadline = Some(now + LEAVE);
+                    self.advance(now);
+                }
+            }
+            Phase::Leaving if self.processes.values().all(|process| process.ended.is_some()) => {
+                self.stop(self.limits.grace, now);
+                self.advance(now);
+            }
+            Phase::Stopping if self.hosts.iter().all(|host| host.stopped) => {
+                self.phase = Phase::Done;
+            }
+            _ => {}
+        }
+    }
+
+    fn start(&mut self, node: usize, role: Role, environment: super::plan::Variables) {
+        self.processes.insert((node, role), Process::default());
+        let args = if let Role::Rank(_) = role { self.plan.args.clone() } else { Vec::new() };
+        self.order(node, Order::Start(Start { role, args, environment }));
+    }
+
+    fn start_coordinator(&mut self) {
+        let Some(bind) = self.hosts[0].address else { return };
+        self.phase = Phase::Coordinating;
+        self.start(0, Role::Coordinator, self.plan.coordinator_variables(bind));
+    }
+
+    fn start_daemons(&mut self) {
+        let Some((coordinator, _)) = self.coordinator else { return };
+        self.phase = Phase::Daemons;
+        for node in 0..self.hosts.len() {
+            let Some(address) = self.hosts[node].address else { continue };
+            let environment = self.plan.daemon_variables(node, address, coordinator);
+            self.start(node, Role::Daemon, environment);
+        }
+    }
+
+    fn start_ranks(&mut self) {
+        let Some((coordinator, coordinator_metrics)) = self.coordinator.clone() else { return };
+        let hosts = &self.hosts;
+        let places = Places {
+            addresses: hosts.iter().filter_map(|host| host.address).collect(),
+            master_port: hosts[0].port,
+            coordinator,
+            coordinator_metrics,
+            daemon_metrics: hosts.iter().filter_map(|host| host.metrics.clone()).collect(),
+        };
+        self.phase = Phase::Running;
+        self.ranks_ran = true;
+        for node in 0..self.hosts.len() {
+            let here = &self.plan.nodes[node];
+            for rank in here.first_rank..here.first_rank + here.ranks {
+                let environment = self.plan.rank_variables(node, rank, &places);
+                self.start(node, Role::Rank(rank), environment);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

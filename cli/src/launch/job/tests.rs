@@ -1,0 +1,235 @@
+//! Events in, orders out: the whole life of a job without a process.
+
+use gradwire_settings::{Layers, Settings};
+
+use super::*;
+use crate::launch::hosts::parse_list;
+
+const LIMITS: Limits = Limits {
+    start: Duration::from_secs(30),
+    grace: Duration::from_secs(3),
+    gather: Duration::from_millis(200),
+};
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn job(hosts: &str) -> Job {
+    let nodes = Plan::nodes(&parse_list(hosts).unwrap(), None).unwrap();
+    let settings = Settings::load(&Layers::default()).unwrap();
+    Job::new(Plan::new(nodes, "train".into(), Vec::new(), &settings), LIMITS)
+}
+
+fn ready(node: usize) -> Event {
+    Event::Ready { node, address: IpAddr::from([10, 0, 0, 1 + node as u8]), port: 4000 }
+}
+
+fn said(node: usize, role: Role, line: &str) -> Event {
+    Event::Said { node, role, line: line.to_owned() }
+}
+
+fn serving(node: usize) -> Event {
+    said(node, Role::Daemon, r#"{"event":"serving","metrics":"127.0.0.1:9","data":"10.0.0.1:5"}"#)
+}
+
+fn exited(node: usize, role: Role, ended: Ended, at: u64) -> Event {
+    Event::Exited { node, role, pid: 77, ended, at: ms(at), tail: vec!["last".to_owned()] }
+}
+
+fn refused(node: usize, what: &str) -> Event {
+    Event::Refused { node, what: what.to_owned(), hint: String::new() }
+}
+
+/// What is ordered, in short: `0:start rank 3`, `1:stop 3000`.
+fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
+    let orders = job.step(event, ms(at)).into_iter().filter_map(|command| match command {
+        Command::Order { node, order: Order::Start(start) } => {
+            Some(format!("{node}:start {}", start.role))
+        }
+        Command::Order { node, order: Order::Stop { grace_ms } } => {
+            Some(format!("{node}:stop {grace_ms}"))
+        }
+        Command::Order { node, order } => Some(format!("{node}:{order:?}")),
+        Command::Note(_) => None,
+    });
+    orders.collect()
+}
+
+const GRPC: &str = r#"{"event":"serving","grpc":"10.0.0.1:7000","metrics":"127.0.0.1:8"}"#;
+
+/// A job of hosts `a:2,b:1` whose ranks have all started at 1000 ms.
+fn running() -> Job {
+    let mut job = job("a:2,b:1");
+    assert!(step(&mut job, ready(1), 10).is_empty(), "the first host is still missing");
+    assert_eq!(step(&mut job, ready(0), 20), ["0:start the coordinator"]);
+    let daemons = step(&mut job, said(0, Role::Coordinator, GRPC), 30);
+    assert_eq!(daemons, ["0:start the daemon", "1:start the daemon"]);
+    assert!(step(&mut job, serving(1), 40).is_empty());
+    let ranks = step(&mut job, serving(0), 50);
+    assert_eq!(ranks, ["0:start rank 0", "0:start rank 1", "1:start rank 2"]);
+    for (node, rank) in [(0, 0), (0, 1), (1, 2)] {
+        assert!(job.deadline().is_some(), "WAIT: until all have started");
+        let event = Event::Started { node, role: Role::Rank(rank), pid: 70 + rank, at: ms(1000) };
+        step(&mut job, event, 1000);
+    }
+    assert_eq!(job.deadline(), None, "a job may run for ever");
+    job
+}
+
+fn stop_all(job: &mut Job, at: u64) -> Verdict {
+    assert!(job.verdict().is_none(), "nothing is over before everything has ended (CLEAN)");
+    for node in 0..job.hosts.len() {
+        step(job, Event::Stopped { node }, at);
+    }
+    job.verdict().expect("all have stopped")
+}
+
+#[test]
+fn a_job_that_ends_well_is_left_in_good_order() {
+    let mut job = running();
+    for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
+        assert!(
+            step(&mut job, exited(node, Role::Rank(rank), Ended::Code(0), 2000), 2000).is_empty()
+        );
+    }
+    step(&mut job, exited(1, Role::Daemon, Ended::Code(0), 2001), 2001);
+    step(&mut job, exited(0, Role::Daemon, Ended::Code(0), 2002), 2002);
+    let orders = step(&mut job, exited(0, Role::Coordinator, Ended::Code(0), 2003), 2003);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "at once, all have ended by themselves");
+    assert_eq!(stop_all(&mut job, 2010), Verdict::well());
+}
+
+#[test]
+fn services_that_stay_are_stopped_a_moment_after_the_last_rank() {
+    let mut job = running();
+    for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
+        step(&mut job, exited(node, Role::Rank(rank), Ended::Code(0), 2000), 2000);
+    }
+    assert!(step(&mut job, Event::Tick, 2100).is_empty(), "not yet");
+    assert_eq!(step(&mut job, Event::Tick, 2300).len(), 2);
+    let late = exited(0, Role::Daemon, Ended::Signal(15), 2310);
+    step(&mut job, late, 2310);
+    assert_eq!(stop_all(&mut job, 2400).code, 0, "how they end then is of no interest");
+}
+
+#[test]
+fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
+    let mut job = running();
+    // Heard of first, but later: it reacts to the other one.
+    assert!(step(&mut job, exited(0, Role::Rank(0), Ended::Code(1), 1405), 1406).is_empty());
+    assert!(step(&mut job, exited(1, Role::Rank(2), Ended::Signal(9), 1400), 1450).is_empty());
+    assert_eq!(step(&mut job, Event::Tick, 1606), ["0:stop 3000", "1:stop 3000"]);
+    step(&mut job, exited(0, Role::Rank(1), Ended::Signal(15), 1610), 1610);
+    let verdict = stop_all(&mut job, 1700);
+    assert_eq!(verdict.code, 137);
+    assert_eq!(
+        verdict.lines[0],
+        "gradwire: rank 2 on host b (pid 77) was killed by SIGKILL, 0.4 s after start; \
+         the other ranks were stopped"
+    );
+}
+
+#[test]
+fn all_hosts_that_can_not_be_reached_are_told_at_once() {
+    let mut job = job("a:1,b:1,c:1");
+    assert!(step(&mut job, refused(1, "host b: Permission denied"), 10).is_empty());
+    assert!(step(&mut job, ready(0), 20).is_empty(), "c has not answered yet");
+    let orders = step(&mut job, refused(2, "host c: timed out"), 30);
+    assert_eq!(orders, ["0:stop 3000"], "only one has an agent");
+    step(&mut job, Event::Stopped { node: 0 }, 40);
+    let verdict = job.verdict().unwrap();
+    assert_eq!(verdict.lines, ["error: host b: Permission denied", "error: host c: timed out"]);
+    assert_eq!(verdict.code, 1);
+}
+
+#[test]
+fn what_has_not_come_up_in_time_is_named() {
+    let late = |job: &mut Job| {
+        step(job, Event::Tick, 30_000);
+        for node in 0..2 {
+            step(job, Event::Stopped { node }, 30_001);
+        }
+        job.verdict().unwrap().lines[0].clone()
+    };
+    let mut nobody = job("a:1,b:1");
+    step(&mut nobody, ready(0), 1);
+    assert_eq!(late(&mut nobody), "error: the job did not start within 30.0 s: no answer from b");
+    let mut mute = job("a:1,b:1");
+    step(&mut mute, ready(0), 1);
+    step(&mut mute, ready(1), 1);
+    assert!(late(&mut mute).ends_with(": the coordinator on host a does not serve"));
+    let mut half = job("a:1,b:1");
+    for event in [ready(0), ready(1), said(0, Role::Coordinator, GRPC), serving(0)] {
+        step(&mut half, event, 1);
+    }
+    assert!(late(&mut half).ends_with(": no daemon serves on b"));
+    let mut ranks = job("a:1,b:1");
+    for event in [ready(0), ready(1), said(0, Role::Coordinator, GRPC), serving(0), serving(1)] {
+        step(&mut ranks, event, 1);
+    }
+    assert!(late(&mut ranks).ends_with(": ranks not started: 0, 1"));
+}
+
+#[test]
+fn a_service_that_ends_before_the_job_begins_is_told_with_its_last_line() {
+    let mut job = job("a:1");
+    step(&mut job, ready(0), 1);
+    step(&mut job, exited(0, Role::Coordinator, Ended::Code(1), 5), 5);
+    assert_eq!(step(&mut job, Event::Tick, 205), ["0:stop 3000"]);
+    let verdict = stop_all(&mut job, 210);
+    assert_eq!(
+        verdict.lines[0],
+        "error: the coordinator on host a (pid 77) ended with exit code 1 before the job began: last"
+    );
+}
+
+#[test]
+fn ctrl_c_gives_the_grace_period_and_the_second_one_none() {
+    let mut job = running();
+    let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1500);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
+    step(&mut job, exited(0, Role::Rank(0), Ended::Signal(15), 1501), 1501);
+    let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1600);
+    assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
+    let verdict = stop_all(&mut job, 1700);
+    assert_eq!(verdict.code, 130);
+    assert_eq!(verdict.lines, ["gradwire: interrupted by SIGINT; everything was stopped"]);
+}
+
+#[test]
+fn a_host_that_is_lost_ends_the_job_and_is_not_waited_for() {
+    let mut job = running();
+    let event = Event::Lost { node: 1, what: "Broken pipe".to_owned(), at: ms(1500) };
+    step(&mut job, event, 1500);
+    assert_eq!(step(&mut job, Event::Tick, 1700), ["0:stop 3000"]);
+    step(&mut job, Event::Stopped { node: 0 }, 1800);
+    let verdict = job.verdict().unwrap();
+    assert!(
+        verdict.lines[0].starts_with("gradwire: the connection to host b was lost: Broken pipe")
+    );
+}
+
+#[test]
+fn an_agent_that_never_says_stopped_is_not_waited_for_without_end() {
+    let mut job = running();
+    step(&mut job, Event::Interrupted { signal: 15 }, 2000);
+    let deadline = job.deadline().expect("WAIT");
+    assert!(job.step(Event::Tick, deadline - ms(1)).is_empty() && job.verdict().is_none());
+    job.step(Event::Tick, deadline);
+    assert_eq!(job.verdict().unwrap().code, 143);
+}
+
+#[test]
+fn a_service_that_says_nonsense_is_not_believed() {
+    let mut job = job("a:1");
+    step(&mut job, ready(0), 1);
+    for line in ["hello", r#"{"event":"serving","grpc":"zonk","metrics":"m"}"#, "{}"] {
+        assert!(step(&mut job, said(0, Role::Coordinator, line), 2).is_empty(), "TRUST: {line}");
+    }
+    let line = r#"{"event":"serving","metrics":"m"}"#;
+    step(&mut job, said(0, Role::Coordinator, line), 3);
+    step(&mut job, Event::Tick, 203);
+    let verdict = stop_all(&mut job, 210);
+    assert!(verdict.lines[0].contains("the coordinator on host a said"), "{verdict:?}");
+}

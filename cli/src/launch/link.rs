@@ -1,0 +1,362 @@
+//! One host's agent, seen from the launcher: started here or through ssh, spoken to over its
+//! standard input and output. Reports become events, output goes straight to the console.
+//!
+//! Reading and writing are tasks of their own: an agent whose output nobody takes can still be
+//! told to stop.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::IpAddr,
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+    sync::mpsc,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use super::{
+    console::{Line, Source},
+    job::Event,
+    places,
+};
+use crate::protocol::{Begin, LineEnd, Order, Reader, Report, Role, Stream, Text, encode};
+
+/// How often an agent hears from us; it gives us up after [`SILENCE`].
+const PING: Duration = Duration::from_secs(5);
+
+/// After how much silence a remote agent ends everything: a broken network sends no goodbye. A
+/// launcher that is suspended is silent too.
+pub const SILENCE: Duration = Duration::from_secs(60);
+
+/// How long an agent whose output has ended may take to end too.
+const END: Duration = Duration::from_secs(2);
+
+/// How many lines of a process's standard error are kept for the verdict.
+const TAIL: usize = 5;
+
+/// How long such a line may be, in characters.
+const TAIL_CHARS: usize = 500;
+
+/// A host to be reached.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// Its index among the job's nodes.
+    pub node: usize,
+    /// Its name.
+    pub host: String,
+    /// Whether it is this machine.
+    pub local: bool,
+    /// A host that is not this machine, if the job has one.
+    pub remote: Option<String>,
+    /// The program and arguments that start its agent.
+    pub command: Vec<String>,
+    /// What the host must have.
+    pub begin: Begin,
+}
+
+/// What all links share.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    /// Where events go.
+    pub events: mpsc::Sender<Event>,
+    /// Where output goes.
+    pub console: mpsc::Sender<Line>,
+    /// When the launch began.
+    pub born: Instant,
+    /// Whether agents' own messages are shown.
+    pub verbose: bool,
+    /// Set once the job is being ended: what services then say of each other's end is of no use.
+    pub hushed: Arc<AtomicBool>,
+}
+
+/// Starts a host's agent. Orders go into the channel; the tasks end with the agent.
+pub fn open(
+    target: Target,
+    shared: Shared,
+    orders: (mpsc::Sender<Order>, mpsc::Receiver<Order>),
+    tasks: &mut JoinSet<()>,
+) {
+    let (send, receive) = orders;
+    let begin = Order::Begin(target.begin.clone());
+    let mut command = Command::new(&target.command[0]);
+    command
+        .args(&target.command[1..])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        // A group of its own: Ctrl-C is the launcher's to handle, not the agent's or ssh's.
+        .process_group(0)
+        .kill_on_drop(true);
+    match command.spawn() {
+        Ok(mut child) => {
+            if let Some(stdin) = child.stdin.take() {
+                tasks.spawn(speak(stdin, begin, receive));
+            }
+            tasks.spawn(
+                Link { target, shared, orders: send, asked: None, offset: None }.listen(child),
+            );
+        }
+        Err(error) => {
+            let what = format!(
+                "host {} can't be reached: {} can't be run: {error}",
+                target.host, target.command[0]
+            );
+            let hint = "set launch.ssh to the program that reaches other hosts".to_owned();
+            let event = Event::Refused { node: target.node, what, hint };
+            tasks.spawn(async move { drop(shared.events.send(event).await) });
+        }
+    }
+}
+
+/// Writes orders and signs of life. When the channel closes, the agent's standard input does too,
+/// which means Stop.
+async fn speak(mut stdin: ChildStdin, begin: Order, mut orders: mpsc::Receiver<Order>) {
+    let mut ping = interval(PING);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut next = Some(begin);
+    while let Some(order) = next {
+        let mut bytes = Vec::new();
+        encode(&mut bytes, &order);
+        // An agent that is gone is noticed at its output.
+        if stdin.write_all(&bytes).await.is_err() {
+            return;
+        }
+        next = tokio::select! {
+            order = orders.recv() => order,
+            _ = ping.tick() => Some(Order::Clock),
+        };
+    }
+}
+
+struct Link {
+    target: Target,
+    shared: Shared,
+    orders: mpsc::Sender<Order>,
+    /// When the agent was asked for its time, with its answer to Begin kept meanwhile.
+    asked: Option<(Instant, IpAddr, u16)>,
+    /// The launcher's time at the agent's zero.
+    offset: Option<Duration>,
+}
+
+impl Link {
+    async fn listen(mut self, mut child: Child) {
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let noise = tokio::spawn(overhear(stderr, self.target.host.clone(), self.shared.clone()));
+        let strange = match stdout {
+            Some(stdout) => self.read(stdout).await,
+            None => None,
+        };
+        let status = match timeout(END, child.wait()).await {
+            Ok(Ok(status)) => Some(status),
+            _ => None,
+        };
+        let said = timeout(END, noise).await.ok().and_then(Result::ok).unwrap_or_default();
+        let at = self.shared.born.elapsed();
+        let node = self.target.node;
+        let event = if self.offset.is_none() {
+            self.unreachable(status.and_then(|status| status.code()), &said, strange)
+        } else {
+            let what = strange.or_else(|| said.back().cloned()).unwrap_or_else(|| match status {
+                Some(status) => crate::protocol::Ended::from(status).to_string(),
+                None => "its agent says nothing any more".to_owned(),
+            });
+            Event::Lost { node, what, at }
+        };
+        let _ = self.shared.events.send(event).await;
+    }
+
+    /// Why there was no first answer.
+    fn unreachable(
+        &self,
+        code: Option<i32>,
+        said: &VecDeque<String>,
+        strange: Option<String>,
+    ) -> Event {
+        let (host, node) = (&self.target.host, self.target.node);
+        let said = said.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; ");
+        let program = &self.target.command[0];
+        let how = match (strange, said.as_str(), code) {
+            (Some(strange), ..) => strange,
+            (None, "", Some(code)) => format!("{program} ended with exit code {code}"),
+            (None, "", None) => format!("{program} was killed"),
+            (None, said, _) => said.to_owned(),
+        };
+        let hint = match code {
+            _ if self.target.local => String::new(),
+            // What a shell says of a program that it can't find or run.
+            Some(126 | 127) => {
+                "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
+            }
+            _ => format!(
+                "`{} true` has to work without a password",
+                self.target.command[..self.target.command.len() - 2].join(" ")
+            ),
+        };
+        Event::Refused { node, what: format!("host {host} can't be reached: {how}"), hint }
+    }
+
+    /// Reads reports until the end; gives what was no report, if that is why.
+    async fn read(&mut self, stdout: ChildStdout) -> Option<String> {
+        let mut reports = Reader::new(stdout);
+        let mut tails: BTreeMap<Role, VecDeque<String>> = BTreeMap::new();
+        while let Some(report) = reports.next::<Report>().await {
+            let report = match report {
+                Ok(report) => report,
+                // A login may print a greeting before the agent speaks.
+                Err(_) if self.asked.is_none() => continue,
+                Err(error) => return Some(error.to_string()),
+            };
+            match report {
+                Report::Output { role, stream, text, end } => {
+                    if stream == Stream::Stderr {
+                        keep(tails.entry(role).or_default(), &text, end);
+                    }
+                    self.output(role, stream, text, end).await;
+                }
+                report => {
+                    let event = self.event(report, &mut tails).await;
+                    if let Some(event) = event
+                        && self.shared.events.send(event).await.is_err()
+                    {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    async fn output(&self, role: Role, stream: Stream, text: Text, end: LineEnd) {
+        let node = self.target.node;
+        let host = &self.target.host;
+        let (source, stream) = match (role, stream) {
+            (Role::Rank(rank), stream) => (Source::Rank(rank), stream),
+            (_, Stream::Stdout) => {
+                let _ = self
+                    .shared
+                    .events
+                    .send(Event::Said { node, role, line: text.to_string() })
+                    .await;
+                return;
+            }
+            _ if self.shared.hushed.load(Ordering::Relaxed) && !self.shared.verbose => return,
+            (Role::Daemon, stream) => (Source::Service(format!("daemon {host}")), stream),
+            (Role::Coordinator, stream) => (Source::Service("coordinator".to_owned()), stream),
+        };
+        let _ = self.shared.console.send(Line { source, stream, text, end }).await;
+    }
+
+    async fn event(
+        &mut self,
+        report: Report,
+        tails: &mut BTreeMap<Role, VecDeque<String>>,
+    ) -> Option<Event> {
+        let node = self.target.node;
+        match report {
+            Report::Ready { address, port } => {
+                let host = &self.target.host;
+                let address = if self.target.local {
+                    Some(places::local_address(host, self.target.remote.as_deref()).await)
+                } else {
+                    places::remote_address(host, address).await
+                };
+                let Some(address) = address else {
+                    self.offset = Some(Duration::ZERO);
+                    let what = format!("the name {host} has no address that other hosts could use");
+                    let hint = "give the host's address instead of its name".to_owned();
+                    return Some(Event::Refused { node, what, hint });
+                };
+                self.asked = Some((Instant::now(), address, port));
+                let _ = self.orders.send(Order::Clock).await;
+                None
+            }
+            Report::Refused { what, hint } => {
+                self.offset = Some(Duration::ZERO);
+                Some(Event::Refused { node, what, hint })
+            }
+            Report::Clock { at_us } => {
+                let (asked, address, port) = self.asked?;
+                if self.offset.is_some() {
+                    return None;
+                }
+                // The agent read its clock halfway between question and answer.
+                let read = asked.duration_since(self.shared.born) + asked.elapsed() / 2;
+                self.offset = Some(read.saturating_sub(Duration::from_micros(at_us)));
+                Some(Event::Ready { node, address, port })
+            }
+            Report::Started { role, pid, at_us } => {
+                Some(Event::Started { node, role, pid, at: self.when(at_us) })
+            }
+            Report::Failed { role, what } => Some(Event::Failed { node, role, what }),
+            Report::Exited { role, pid, ended, at_us } => {
+                let tail = tails.remove(&role).unwrap_or_default().into();
+                Some(Event::Exited { node, role, pid, ended, at: self.when(at_us), tail })
+            }
+            Report::Stopped => Some(Event::Stopped { node }),
+            Report::Output { .. } => None,
+        }
+    }
+
+    /// An agent's time as the launcher's, so that ends on different hosts can be compared.
+    fn when(&self, at_us: u64) -> Duration {
+        self.offset.unwrap_or_default() + Duration::from_micros(at_us)
+    }
+}
+
+/// Keeps the last lines; what a progress bar draws over is no line.
+fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
+    if end == LineEnd::Return || text.as_bytes().iter().all(u8::is_ascii_whitespace) {
+        return;
+    }
+    if tail.len() == TAIL {
+        tail.pop_front();
+    }
+    let printable = |c: &char| !c.is_control() || *c == '\t';
+    tail.push_back(text.to_string().chars().filter(printable).take(TAIL_CHARS).collect());
+}
+
+/// What the agent, or ssh, says on its own standard error.
+async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> VecDeque<String> {
+    let mut tail = VecDeque::new();
+    let Some(stderr) = stderr else { return tail };
+    let mut lines = BufReader::new(stderr).split(b'\n');
+    while let Ok(Some(line)) = lines.next_segment().await {
+        let text = Text::from(line.strip_suffix(b"\r").unwrap_or(&line));
+        keep(&mut tail, &text, LineEnd::Newline);
+        if shared.verbose {
+            let source = Source::Service(format!("agent {host}"));
+            let line = Line { source, stream: Stream::Stderr, text, end: LineEnd::Newline };
+            let _ = shared.console.send(line).await;
+        }
+    }
+    tail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_kept_short_and_few() {
+        let mut tail = VecDeque::new();
+        for i in 0..20 {
+            keep(&mut tail, &Text::from(format!("line {i}").as_bytes()), LineEnd::Newline);
+            keep(&mut tail, &Text::from(&b"10%"[..]), LineEnd::Return);
+            keep(&mut tail, &Text::from(&b"  "[..]), LineEnd::Newline);
+        }
+        keep(&mut tail, &Text::from("\u{1b}[2J".repeat(9000).as_bytes()), LineEnd::Open);
+        assert_eq!(tail.len(), TAIL, "BOUND");
+        assert_eq!(tail[0], "line 16");
+        assert_eq!(tail[4].chars().count(), TAIL_CHARS);
+        assert!(!tail[4].contains('\u{1b}'), "nothing in it can move the cursor");
+    }
+}

@@ -1,0 +1,94 @@
+//! Which hosts are this machine, and by which address the others reach a host.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+
+use tokio::net::lookup_host;
+
+/// The name ssh would connect to: without `user@`.
+fn bare(host: &str) -> &str {
+    host.rsplit_once('@').map_or(host, |(_, name)| name)
+}
+
+fn literal(host: &str) -> Option<IpAddr> {
+    if host.eq_ignore_ascii_case("localhost") {
+        return Some(Ipv4Addr::LOCALHOST.into());
+    }
+    host.split('%').next()?.parse().ok()
+}
+
+/// Whether an address is one of this machine's: only those can be bound.
+fn is_ours(address: IpAddr) -> bool {
+    address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
+}
+
+async fn resolve(host: &str) -> Option<IpAddr> {
+    match literal(host) {
+        Some(address) => Some(address),
+        None => lookup_host((host, 0)).await.ok()?.next().map(|at| at.ip()),
+    }
+}
+
+/// Whether a host is this machine: a loopback address, its name, or one of its addresses.
+pub async fn is_local(host: &str) -> bool {
+    // Another user's login is reached through ssh even here.
+    if host.contains('@') {
+        return false;
+    }
+    if rustix::system::uname().nodename().to_bytes() == host.as_bytes() {
+        return true;
+    }
+    resolve(host).await.is_some_and(is_ours)
+}
+
+/// This machine's address as a remote host sees it: where packets to that host leave from. None
+/// are sent.
+fn source_towards(remote: IpAddr) -> Option<IpAddr> {
+    let any: SocketAddr =
+        if remote.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
+    let socket = UdpSocket::bind(any).ok()?;
+    socket.connect((remote, 9)).ok()?;
+    socket.local_addr().ok().map(|at| at.ip()).filter(|address| !address.is_unspecified())
+}
+
+/// The address of a host that is this machine. If other hosts are not (`remote` is one of them),
+/// a loopback address would lead them to themselves.
+pub async fn local_address(host: &str, remote: Option<&str>) -> IpAddr {
+    let address = resolve(host).await.unwrap_or(Ipv4Addr::LOCALHOST.into());
+    let Some(remote) = remote.filter(|_| address.is_loopback()) else { return address };
+    // A name that only ssh knows has no address here; any address outside shows the usual way.
+    let outside = resolve(bare(remote)).await.unwrap_or(Ipv4Addr::new(192, 0, 2, 1).into());
+    source_towards(outside).unwrap_or(address)
+}
+
+/// The address of another host: as given, as ssh found it, or as its name resolves.
+pub async fn remote_address(host: &str, by_ssh: Option<IpAddr>) -> Option<IpAddr> {
+    match literal(bare(host)).or(by_ssh) {
+        Some(address) => Some(address),
+        None => resolve(bare(host)).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn this_machine_is_known_by_its_names() {
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        for host in ["localhost", "LOCALHOST", "127.0.0.1", "127.9.9.9", "::1", name.as_str()] {
+            assert!(is_local(host).await, "{host}");
+        }
+        for host in ["192.0.2.1", "root@localhost", "2001:db8::1"] {
+            assert!(!is_local(host).await, "{host}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_address_is_what_others_can_use() {
+        assert_eq!(local_address("localhost", None).await, Ipv4Addr::LOCALHOST);
+        assert_eq!(local_address("127.0.0.2", None).await, Ipv4Addr::new(127, 0, 0, 2));
+        let ssh = Some(IpAddr::from([10, 1, 1, 1]));
+        assert_eq!(remote_address("alias", ssh).await, ssh);
+        assert_eq!(remote_address("me@10.2.2.2", ssh).await, Some(IpAddr::from([10, 2, 2, 2])));
+    }
+}

@@ -1,0 +1,202 @@
+//! What the job came to: which of several failures is the first, and the last lines that tell
+//! which process, where and why (TELL). Pure.
+
+use std::time::Duration;
+
+use crate::protocol::{Ended, Role, signal_name};
+
+/// A service that ends because a rank died can look as if it ended before it: both ends are seen
+/// by the same agent, in any order. Ends nearer than this are told apart by who reacts to whom.
+const TOGETHER: Duration = Duration::from_millis(20);
+
+/// One thing that went wrong. Times are since the launch began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// Something is not there that the job needs to start.
+    NotStarted {
+        /// What.
+        what: String,
+        /// What to do; may be empty.
+        hint: String,
+    },
+    /// A process ended badly.
+    Ended {
+        /// Which.
+        role: Role,
+        /// On which host.
+        host: String,
+        /// Its id.
+        pid: u32,
+        /// How.
+        ended: Ended,
+        /// When.
+        at: Duration,
+        /// How long it ran.
+        ran: Duration,
+        /// Its last lines on standard error.
+        tail: Vec<String>,
+    },
+    /// The connection to a host broke.
+    Lost {
+        /// The host.
+        host: String,
+        /// What is known.
+        what: String,
+        /// When.
+        at: Duration,
+    },
+    /// The launcher was asked to end, by this signal.
+    Interrupted(i32),
+    /// Output can't be written.
+    Output(String),
+}
+
+impl Failure {
+    /// Smaller is nearer to the root: being told to end, then time. A rank's end counts as
+    /// [`TOGETHER`] earlier, unless a service was killed, which is nobody's reaction.
+    fn order(&self) -> (u8, Duration) {
+        match self {
+            Self::Interrupted(_) => (0, Duration::ZERO),
+            Self::Output(_) => (1, Duration::ZERO),
+            Self::Ended { role: Role::Rank(_), at, .. }
+            | Self::Ended { ended: Ended::Signal(_), at, .. } => (2, *at),
+            Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
+            Self::NotStarted { .. } => (3, Duration::ZERO),
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Ended { role: Role::Rank(_), ended, .. } => ended.exit_code().max(1),
+            Self::Interrupted(signal) => Ended::Signal(*signal).exit_code(),
+            _ => 1,
+        }
+    }
+
+    fn tell(&self, others_ran: bool) -> Vec<String> {
+        let others = if others_ran { "; the other ranks were stopped" } else { "" };
+        match self {
+            Self::NotStarted { what, hint } => {
+                let hint = (!hint.is_empty()).then(|| format!("hint: {hint}"));
+                [format!("error: {what}")].into_iter().chain(hint).collect()
+            }
+            Self::Ended { role, host, pid, ended, ran, tail, .. } => {
+                let seconds = ran.as_secs_f64();
+                let mut lines = vec![format!(
+                    "gradwire: {role} on host {host} (pid {pid}) {ended}, {seconds:.1} s after start{others}"
+                )];
+                if !tail.is_empty() {
+                    lines.push("gradwire: its last lines on standard error:".to_owned());
+                    lines.extend(tail.iter().map(|line| format!("  {line}")));
+                }
+                lines
+            }
+            Self::Lost { host, what, .. } => {
+                vec![format!("gradwire: the connection to host {host} was lost: {what}{others}")]
+            }
+            Self::Interrupted(signal) => {
+                let name = signal_name(*signal).unwrap_or("a signal");
+                vec![format!("gradwire: interrupted by {name}; everything was stopped")]
+            }
+            Self::Output(why) => {
+                vec![format!("gradwire: output can't be written: {why}; everything was stopped")]
+            }
+        }
+    }
+}
+
+/// What the job came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// The launcher's exit code.
+    pub code: u8,
+    /// The last lines, for standard error.
+    pub lines: Vec<String>,
+}
+
+impl Verdict {
+    /// Everything ended well.
+    pub fn well() -> Self {
+        Self { code: 0, lines: Vec::new() }
+    }
+
+    /// The verdict over everything that went wrong; the first failure decides. What kept the job
+    /// from starting is told in full: each is to be repaired. `others_ran` tells whether there
+    /// were ranks to stop.
+    pub fn over(failures: &[Failure], others_ran: bool) -> Self {
+        let Some(first) = failures.iter().min_by_key(|failure| failure.order()) else {
+            return Self::well();
+        };
+        let lines = if matches!(first, Failure::NotStarted { .. }) {
+            failures
+                .iter()
+                .filter(|failure| matches!(failure, Failure::NotStarted { .. }))
+                .flat_map(|failure| failure.tell(false))
+                .collect()
+        } else {
+            first.tell(others_ran)
+        };
+        Self { code: first.exit_code(), lines }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(role: Role, ended: Ended, at_ms: u64) -> Failure {
+        Failure::Ended {
+            role,
+            host: "127.0.0.2".into(),
+            pid: 123,
+            ended,
+            at: Duration::from_millis(at_ms),
+            ran: Duration::from_millis(400),
+            tail: vec!["out of memory".into()],
+        }
+    }
+
+    #[test]
+    fn the_first_rank_by_time_decides_whatever_came_in_first() {
+        let failures = [
+            ended(Role::Rank(0), Ended::Code(1), 1003),
+            ended(Role::Rank(3), Ended::Signal(9), 1000),
+            ended(Role::Daemon, Ended::Code(1), 999),
+        ];
+        let verdict = Verdict::over(&failures, true);
+        assert_eq!(verdict.code, 137);
+        assert_eq!(
+            verdict.lines,
+            [
+                "gradwire: rank 3 on host 127.0.0.2 (pid 123) was killed by SIGKILL, 0.4 s after \
+                 start; the other ranks were stopped",
+                "gradwire: its last lines on standard error:",
+                "  out of memory"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_daemon_that_was_killed_is_the_cause_of_what_its_ranks_then_do() {
+        let failures = [
+            ended(Role::Rank(0), Ended::Code(1), 1001),
+            ended(Role::Daemon, Ended::Signal(9), 1000),
+        ];
+        let verdict = Verdict::over(&failures, true);
+        assert!(
+            verdict.lines[0]
+                .starts_with("gradwire: the daemon on host 127.0.0.2 (pid 123) was killed")
+        );
+        assert_eq!(verdict.code, 1);
+    }
+
+    #[test]
+    fn everything_that_keeps_a_job_from_starting_is_listed() {
+        let missing = |what: &str| Failure::NotStarted { what: what.into(), hint: "do".into() };
+        let verdict = Verdict::over(&[missing("a"), missing("b")], true);
+        assert_eq!(verdict.lines, ["error: a", "hint: do", "error: b", "hint: do"]);
+        assert_eq!(Verdict::over(&[], true), Verdict::well());
+        let verdict = Verdict::over(&[missing("a"), Failure::Interrupted(2)], false);
+        assert_eq!(verdict.code, 130);
+    }
+}

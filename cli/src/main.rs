@@ -1,0 +1,138 @@
+//! The `gradwire` program: words to a command, the command to an exit code.
+
+#![forbid(unsafe_code)]
+
+use std::{collections::HashMap, io::Write, process::ExitCode};
+
+use clap::Parser;
+use gradwire_cli::{
+    agent,
+    args::{Cli, Command, Config, Run, Settings as SettingsArgs, normalise},
+    coordinator,
+    error::{CliError, tell},
+    launch::{self, Options, dry_run, hosts, places, plan::Plan},
+    show, status,
+};
+use gradwire_settings::{Layers, Loaded, Settings};
+use gradwire_telemetry::{LogConfig, init_logging};
+use tokio::runtime::Builder;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(normalise(std::env::args_os().collect()));
+    dispatch(cli).unwrap_or_else(|error| error.report())
+}
+
+fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
+    match cli.command {
+        Command::Run(run) => self::run(run),
+        Command::Config(Config::Show { settings, explain }) => {
+            print(&show::show(&load(&settings, &[])?, explain))
+        }
+        Command::Status { address } => print(&status::show(&block_on(status::ask(&address))??)),
+        Command::Agent => {
+            // One thread, the main one: the tie of a child's life is to the thread that started it.
+            let work = agent::run(tokio::io::stdin(), tokio::io::stdout());
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(CliError::failed)?;
+            let code = runtime.block_on(work);
+            // A read of standard input may still be under way; nobody waits for it.
+            runtime.shutdown_background();
+            Ok(code)
+        }
+        Command::Coordinator(settings) => {
+            let loaded = load(&settings, &[])?;
+            log(&loaded.settings)?;
+            let work = async { coordinator::run(&loaded.settings, &environment()).await };
+            Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .map_err(CliError::failed)?
+                .block_on(work)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::ExecChild { parent, command } => match command.split_first() {
+            Some((program, args)) => Err(agent::exec::exec_child(parent, program, args)),
+            None => Err(CliError::usage("no program is given")),
+        },
+    }
+}
+
+fn run(run: Run) -> Result<ExitCode, CliError> {
+    let timeout = run.start_timeout.map(|ms| format!("launch.start_timeout_ms={ms}"));
+    let loaded = load(&run.settings, timeout.as_slice())?;
+    log(&loaded.settings)?;
+    let hosts = match (&run.hosts, &run.hostfile) {
+        (Some(list), _) => hosts::parse_list(list).map_err(CliError::usage)?,
+        (None, Some(path)) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| CliError::usage(format!("hostfile {name}: {error}")))?;
+            hosts::parse_file(&name, &text).map_err(CliError::usage)?
+        }
+        (None, None) => Vec::new(),
+    };
+    let nodes = Plan::nodes(&hosts, run.np)?;
+    let mut words = run.command.into_iter();
+    let program = words.next().unwrap_or_default();
+    let plan = Plan::new(nodes, program, words.collect(), &loaded);
+    if run.dry_run {
+        let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
+        let local = block_on(async {
+            let mut local = Vec::new();
+            for name in &names {
+                local.push(places::is_local(name).await);
+            }
+            local
+        })?;
+        return print(&dry_run::describe(&plan, &loaded.settings, &local));
+    }
+    let options = Options {
+        output_dir: run.output_dir,
+        verbose: run.verbose,
+        environment: environment(),
+        directory: std::env::current_dir()
+            .map_err(|error| CliError::failed(format!("no working directory: {error}")))?,
+    };
+    let verdict = block_on(launch::run(plan, &loaded.settings, options))??;
+    for line in &verdict.lines {
+        tell(line);
+    }
+    Ok(ExitCode::from(verdict.code))
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CliError> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(CliError::failed)?;
+    let result = runtime.block_on(work);
+    runtime.shutdown_background();
+    Ok(result)
+}
+
+/// The environment as text; what is not UTF-8 can't be a setting, and can't travel as JSON.
+fn environment() -> HashMap<String, String> {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    std::env::vars_os().filter_map(text).collect()
+}
+
+fn load(args: &SettingsArgs, flags: &[String]) -> Result<Loaded, CliError> {
+    let flags = args.set.iter().chain(flags).cloned().collect();
+    let layers = Layers { file: args.config.clone(), environment: environment(), flags };
+    Ok(Settings::load(&layers)?)
+}
+
+fn log(settings: &Settings) -> Result<(), CliError> {
+    let json = settings.log.format == gradwire_settings::LogFormat::Json;
+    init_logging(&LogConfig { filter: settings.log.level.clone(), json }).map_err(CliError::usage)
+}
+
+/// Prints to standard output; a reader that has read enough is no error.
+fn print(text: &str) -> Result<ExitCode, CliError> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(CliError::failed(error))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

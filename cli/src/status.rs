@@ -1,0 +1,145 @@
+//! `gradwire status`: what a running coordinator knows, for people.
+
+use std::{fmt::Write, time::Duration};
+
+use gradwire_proto::{
+    Failure,
+    pb::{StatusRequest, StatusResponse, inspect_client::InspectClient},
+};
+use tonic::transport::Endpoint;
+
+use crate::error::CliError;
+
+/// How long the coordinator may take to answer (WAIT).
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Asks the coordinator at `address` (`ip:port`).
+///
+/// # Errors
+/// [`CliError`] if it can't be reached or does not answer in time.
+pub async fn ask(address: &str) -> Result<StatusResponse, CliError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| CliError::usage(format!("'{address}' is not an address ip:port")))?
+        .connect_timeout(ANSWER)
+        .timeout(ANSWER);
+    let channel = endpoint.connect().await.map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        let cause = cause.unwrap_or_else(|| error.to_string());
+        CliError::failed(format!("no coordinator answers at {address}: {cause}"))
+            .hint("gradwire run --verbose tells the coordinator's address")
+    })?;
+    let mut client = InspectClient::new(channel);
+    let answer = client.status(StatusRequest {}).await;
+    Ok(answer
+        .map_err(|status| CliError::failed(format!("{address}: {}", status.message())))?
+        .into_inner())
+}
+
+/// The answer as text.
+pub fn show(status: &StatusResponse) -> String {
+    let mut text = String::new();
+    // Writing to a string can't fail.
+    let mut line = |line: String| {
+        let _ = writeln!(text, "{}", printable(&line));
+    };
+    line(format!(
+        "job {} ({}), epoch {}, {}: {}",
+        status.job, status.version, status.epoch, status.phase, status.reason
+    ));
+    line(format!(
+        "operations: {} started, {} done",
+        status.operations_started, status.operations_done
+    ));
+    if let Some(failure) = &status.failure {
+        line(format!("failure: {}", Failure::from(failure.clone())));
+    }
+    for node in &status.nodes {
+        let last = u64::from(node.first_rank) + u64::from(node.slots.max(1)) - 1;
+        let rack =
+            if node.rack.is_empty() { String::new() } else { format!(", rack {}", node.rack) };
+        let left = match node.left_ranks.as_slice() {
+            [] => String::new(),
+            left => format!(", left: {}", list(left)),
+        };
+        line(format!(
+            "host {}: ranks {}-{last}{rack}, silent for {} ms{left}",
+            node.host, node.first_rank, node.silent_ms
+        ));
+    }
+    for tensor in &status.pending {
+        let missing = match tensor.missing_ranks.as_slice() {
+            [] => "nobody".to_owned(),
+            missing => format!("ranks {}", list(missing)),
+        };
+        let seconds = Duration::from_millis(tensor.waiting_ms).as_secs_f64();
+        line(format!("tensor '{}' waits since {seconds:.1} s for {missing}", tensor.name));
+    }
+    let more = status.pending_count.saturating_sub(status.pending.len() as u64);
+    if more > 0 {
+        line(format!("… and {more} more tensors"));
+    }
+    text
+}
+
+/// Text from a socket must not move the cursor (TRUST).
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+fn list(ranks: &[u32]) -> String {
+    let shown: Vec<_> = ranks.iter().take(16).map(ToString::to_string).collect();
+    let more = if ranks.len() > 16 { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::pb::{NodeStatus, PendingTensor};
+
+    use super::*;
+
+    #[test]
+    fn who_is_missing_is_told_by_name() {
+        let status = StatusResponse {
+            job: "j1".into(),
+            version: "0.1.0".into(),
+            phase: "running".into(),
+            reason: "2 of 2 nodes".into(),
+            epoch: 1,
+            nodes: vec![NodeStatus {
+                host: "n\u{1b}1".into(),
+                first_rank: 2,
+                slots: 2,
+                rack: "r1".into(),
+                silent_ms: 12,
+                left_ranks: vec![3],
+            }],
+            pending: vec![PendingTensor {
+                process_set: 0,
+                name: "fc.weight".into(),
+                waiting_ms: 1500,
+                missing_ranks: vec![1, 2],
+            }],
+            pending_count: 7,
+            operations_started: 5,
+            operations_done: 4,
+            failure: None,
+        };
+        assert_eq!(
+            show(&status),
+            "job j1 (0.1.0), epoch 1, running: 2 of 2 nodes\n\
+             operations: 5 started, 4 done\n\
+             host n1: ranks 2-3, rack r1, silent for 12 ms, left: 3\n\
+             tensor 'fc.weight' waits since 1.5 s for ranks 1, 2\n\
+             … and 6 more tensors\n"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_coordinator_that_is_not_there_is_named() {
+        let error = ask("127.0.0.1:1").await.unwrap_err();
+        assert!(error.what.starts_with("no coordinator answers at 127.0.0.1:1: "), "{error}");
+        let error = ask("not an address").await.unwrap_err();
+        assert_eq!(error.what, "'not an address' is not an address ip:port");
+    }
+}

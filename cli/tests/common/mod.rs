@@ -1,0 +1,184 @@
+//! A place to run the real `gradwire` in, with a stand-in for `gradwired` and one for ssh.
+//!
+//! The stand-in daemon says that it serves and waits to be ended, so that what is tested here is
+//! how processes are started, watched and ended. The stand-in ssh notes its command line and runs
+//! the remote command in an environment of its own, as a login on another machine would have.
+#![allow(dead_code, reason = "each test program uses a part of it, and not the same")]
+
+use std::{
+    fs,
+    io::Read,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::{self, sleep},
+    time::{Duration, Instant},
+};
+
+/// How long anything may take before the test gives up.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) const GRADWIRE: &str = env!("CARGO_BIN_EXE_gradwire");
+
+const DAEMON: &str = r#"#!/bin/sh
+trap 'exit 0' TERM
+echo '{"event":"serving","metrics":"127.0.0.1:1","data":"127.0.0.1:2"}'
+while :; do sleep 0.05; done
+"#;
+
+const SSH: &str = r#"#!/bin/sh
+printf '%s\n' "$*" >> "$FAKE_SSH_LOG"
+while [ "$1" = -o ]; do shift 2; done
+host=$1; shift
+case $host in
+bad*) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255;;
+bare*) echo "sh: 1: gradwire: not found" >&2; exit 127;;
+mute*) exec sleep 600;;
+esac
+echo "Welcome to $host!"
+exec env -i PATH=/usr/bin:/bin HOME=/ SSH_CONNECTION="127.0.0.1 1 127.0.0.3 22" sh -c "$*"
+"#;
+
+/// What a finished command left.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Output {
+    /// The launcher's own last lines.
+    pub(crate) fn verdict(&self) -> &str {
+        self.stderr.lines().find(|line| line.contains(" s after start")).unwrap_or_default()
+    }
+}
+
+/// A folder with the stand-ins; gone with everything in it when dropped.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+    /// A number of seconds that nobody else sleeps for, by which left-over processes are found.
+    pub(crate) nap: String,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let unique =
+            dir.path().metadata().map(|m| std::os::unix::fs::MetadataExt::ino(&m)).unwrap();
+        let place = Self { dir, nap: format!("{}.{unique}", 600 + std::process::id() % 1000) };
+        place.script("gradwired", DAEMON);
+        place.script("ssh", SSH);
+        place
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn script(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// `gradwire` with these words, to be started.
+    pub(crate) fn gradwire(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(GRADWIRE);
+        for (name, _) in std::env::vars() {
+            if name.starts_with("GRADWIRE_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .args(words)
+            .current_dir(self.path())
+            .env("GRADWIRE_LAUNCH__GRADWIRED", self.path().join("gradwired"))
+            .env("GRADWIRE_LAUNCH__SSH", self.path().join("ssh"))
+            .env("GRADWIRE_LAUNCH__REMOTE_GRADWIRE", GRADWIRE)
+            .env("GRADWIRE_LAUNCH__GRACE_MS", "500")
+            .env("FAKE_SSH_LOG", self.path().join("ssh.log"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs `gradwire` to its end.
+    pub(crate) fn run(&self, words: &[&str]) -> Output {
+        finish(self.gradwire(words).spawn().unwrap())
+    }
+
+    /// Command lines on this machine that hold `text`.
+    pub(crate) fn running(text: &str) -> Vec<String> {
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        let lines = entries.filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let line = fs::read(entry.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            (pid != std::process::id() && line.contains(text)).then_some(line)
+        });
+        lines.collect()
+    }
+
+    /// CLEAN: nothing of this place runs. `soon` where the end is not the launcher's to wait for.
+    pub(crate) fn assert_clean(&self, soon: bool) {
+        let start = Instant::now();
+        loop {
+            let mut left = Self::running(&self.nap);
+            left.extend(Self::running(&self.path().display().to_string()));
+            if left.is_empty() {
+                return;
+            }
+            assert!(soon && start.elapsed() < LIMIT, "left behind: {left:#?}");
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Waits for a command, with what it wrote.
+pub(crate) fn finish(mut child: Child) -> Output {
+    let read = |pipe: Option<Box<dyn Read + Send>>| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                pipe.read_to_end(&mut bytes).unwrap();
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    };
+    let stdout = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let stderr = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let status = wait(&mut child);
+    Output { code: status.code(), stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+}
+
+pub(crate) fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("the command did not end");
+        }
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until something is so.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < LIMIT, "{what} did not happen");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends a signal by name to a process.
+pub(crate) fn kill(signal: &str, pid: u32) {
+    let status = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
+    assert!(status.unwrap().success());
+}

@@ -1,0 +1,100 @@
+//! Hosts behind ssh: the secret stays off every command line, the environment travels, and hosts
+//! that can't be reached are all named.
+
+mod common;
+
+use std::fs;
+
+use common::Place;
+
+#[test]
+fn the_secret_and_the_environment_travel_on_standard_input() {
+    let place = Place::new();
+    // While the job runs, no process of this machine shows the secret in its command line.
+    let script = "for f in /proc/[0-9]*/cmdline; do case $(tr '\\0' ' ' < $f 2>/dev/null) in \
+                  *$GRADWIRE_SECRET*) echo LEAK $f;; esac; done; \
+                  echo $GRADWIRE_SECRET; echo $WANDB_API_KEY at $MASTER_ADDR in $PWD; \
+                  echo lanes ${GRADWIRE_DATA__LANES:-unset}";
+    let mut command = place.gradwire(&[
+        "run",
+        "-H",
+        "user@node-b:1,node-c:1",
+        "--set",
+        "data.lanes=3",
+        "sh",
+        "-c",
+        script,
+    ]);
+    command.env("WANDB_API_KEY", "private");
+    let output = common::finish(command.spawn().unwrap());
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert!(!output.stdout.contains("LEAK"), "TRUST: {output:?}");
+    let place_line = format!("private at 127.0.0.3 in {}", place.path().display());
+    assert!(output.stdout.lines().any(|l| l == format!("[0] {place_line}")), "{output:?}");
+    assert!(output.stdout.contains("[1] lanes unset"), "a rank needs none: {output:?}");
+
+    let secret = output.stdout.lines().find(|line| line.len() == 4 + 64).expect("a secret");
+    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
+    let mut calls: Vec<_> = log.lines().collect();
+    calls.sort_unstable();
+    assert_eq!(calls.len(), 2, "{log}");
+    for (call, host) in calls.iter().zip(["node-c", "user@node-b"]) {
+        assert!(call.ends_with(&format!("{host} {} agent", common::GRADWIRE)), "{call}");
+        assert!(!call.contains(&secret[4..]) && !call.contains("private"), "TRUST: {call}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn every_host_that_can_not_be_reached_is_listed() {
+    let place = Place::new();
+    let output = place.run(&["run", "-H", "localhost:1,bad-1:1,bad-2:1,bare-3:1", "true"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    for host in ["bad-1", "bad-2"] {
+        let told = format!(
+            "error: host {host} can't be reached: ssh: connect to host {host} port 22: Connection refused"
+        );
+        assert!(output.stderr.contains(&told), "{output:?}");
+    }
+    assert!(output.stderr.contains("error: host bare-3 can't be reached: sh: 1: gradwire: not found\nhint: install gradwire there"), "{output:?}");
+    assert!(output.stderr.contains(" true` has to work without a password"), "{output:?}");
+    place.assert_clean(false);
+
+    let output =
+        place.run(&["run", "--start-timeout", "0.5", "-H", "mute-1:1,localhost:1", "true"]);
+    assert!(output.stderr.contains("within 0.5 s: no answer from mute-1\n"), "{output:?}");
+    place.assert_clean(true);
+}
+
+#[test]
+fn an_ssh_that_is_not_there_is_named() {
+    let place = Place::new();
+    let output = place.run(&["run", "--set", "launch.ssh=zonk-ssh", "-H", "node-b:1", "true"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let told = "error: host node-b can't be reached: zonk-ssh can't be run: No such file";
+    assert!(output.stderr.contains(told), "{output:?}");
+}
+
+#[test]
+fn another_release_on_a_host_is_refused() {
+    let place = Place::new();
+    // An agent as it might be in another release: it says no in the words that never change.
+    let other = place.script(
+        "other-gradwire",
+        "#!/bin/sh\nread begin\necho '{\"report\":\"refused\",\"what\":\"host node-b has gradwire \
+         9.0.0, the launcher is 0.1.0\",\"hint\":\"install the same release on every host\"}'\n",
+    );
+    let setting = format!("launch.remote_gradwire={}", other.display());
+    let output = place.run(&["run", "--set", &setting, "-H", "node-b:1", "true"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert_eq!(
+        output.stderr,
+        "error: host node-b has gradwire 9.0.0, the launcher is 0.1.0\n\
+         hint: install the same release on every host\n"
+    );
+    let silent = place.script("silent-gradwire", "#!/bin/sh\nexit 3\n");
+    let setting = format!("launch.remote_gradwire={}", silent.display());
+    let output = place.run(&["run", "--set", &setting, "-H", "node-b:1", "true"]);
+    assert!(output.stderr.starts_with("error: host node-b can't be reached: "), "{output:?}");
+    assert!(output.stderr.contains("ended with exit code 3"), "{output:?}");
+}

@@ -1,0 +1,243 @@
+//! `gradwire run` with real processes: what they get, how they end, and that nothing stays.
+
+mod common;
+
+use std::{fs, io::Read, process::Stdio};
+
+use common::{Place, finish, kill, until, wait};
+
+#[test]
+fn every_rank_gets_its_place_and_its_lines_their_rank() {
+    let place = Place::new();
+    let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GRADWIRE_CROSS_RANK \
+                  $GRADWIRE_HOST $MASTER_ADDR $GRADWIRE_WORKER__HUGE_PAGES; \
+                  echo to stderr >&2; test $MASTER_PORT -gt 0 && test ${#GRADWIRE_SECRET} = 64";
+    let output =
+        place.run(&["run", "-np", "3", "-H", "127.0.0.1:2,127.0.0.2:2", "sh", "-c", script]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let mut lines: Vec<_> = output.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "[0] 0/3 0/2 0 127.0.0.1 127.0.0.1 advise",
+            "[1] 1/3 1/2 0 127.0.0.1 127.0.0.1 advise",
+            "[2] 2/3 0/1 1 127.0.0.2 127.0.0.1 advise",
+        ]
+    );
+    let mut lines: Vec<_> = output.stderr.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0] to stderr", "[1] to stderr", "[2] to stderr"]);
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
+    let place = Place::new();
+    let nap = &place.nap;
+    // One rank's child leaves its process group, and one ignores the polite request.
+    let script = format!(
+        "if [ $RANK = 3 ]; then for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; sleep 0.2; kill -9 $$; fi; \
+         if [ $RANK = 0 ]; then setsid sleep {nap} & fi; \
+         if [ $RANK = 1 ]; then trap '' TERM; fi; \
+         sleep {nap} & sleep {nap}; sleep {nap}"
+    );
+    let output = place.run(&["run", "-H", "127.0.0.1:2,127.0.0.2:2", "sh", "-c", &script]);
+    assert_eq!(output.code, Some(128 + 9), "{output:?}");
+    let verdict = output.verdict();
+    assert!(verdict.starts_with("gradwire: rank 3 on host 127.0.0.2 (pid "), "{output:?}");
+    assert!(verdict.contains(") was killed by SIGKILL, 0."), "{verdict}");
+    assert!(verdict.ends_with(" s after start; the other ranks were stopped"), "{verdict}");
+    let tail =
+        "its last lines on standard error:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7\n";
+    assert!(output.stderr.ends_with(tail), "{}", output.stderr);
+    place.assert_clean(false);
+}
+
+#[test]
+fn the_first_rank_to_fail_decides_not_those_that_follow() {
+    let place = Place::new();
+    let script = format!(
+        "if [ $RANK = 1 ]; then sleep 0.1; exit 7; fi; trap 'exit 9' TERM; sleep {} & wait",
+        place.nap
+    );
+    let output = place.run(&["run", "-np", "3", "sh", "-c", &script]);
+    assert_eq!(output.code, Some(7), "{output:?}");
+    assert!(output.verdict().contains("rank 1 on host localhost"), "{output:?}");
+    assert!(output.verdict().contains("ended with exit code 7"), "{output:?}");
+    place.assert_clean(false);
+}
+
+fn napping(place: &Place, words: &[&str]) -> std::process::Child {
+    let script = format!("trap '' TERM INT; setsid sleep {0} & sleep {0} & sleep {0}", place.nap);
+    let words = [&["run"], words, &["sh", "-c", &script]].concat();
+    let child = place.gradwire(&words).spawn().unwrap();
+    until("all ranks run", || Place::running(&format!("sleep {}", place.nap)).len() >= 6 + 2);
+    child
+}
+
+#[test]
+fn ctrl_c_ends_everything() {
+    let place = Place::new();
+    let child = napping(&place, &["-np", "2"]);
+    kill("INT", child.id());
+    let output = finish(child);
+    assert_eq!(output.code, Some(130), "{output:?}");
+    assert!(
+        output.stderr.ends_with("interrupted by SIGINT; everything was stopped\n"),
+        "{output:?}"
+    );
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nothing() {
+    let place = Place::new();
+    let mut child = napping(&place, &["-H", "localhost:1,other:1"]);
+    kill("KILL", child.id());
+    wait(&mut child);
+    place.assert_clean(true);
+}
+
+#[test]
+fn an_agent_that_is_killed_leaves_nothing_and_is_told() {
+    let place = Place::new();
+    let child = napping(&place, &["-np", "2"]);
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    let agent = fs::read_to_string(children).unwrap();
+    kill("KILL", agent.trim().parse().unwrap());
+    let output = finish(child);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let told = "gradwire: the connection to host localhost was lost: was killed by SIGKILL";
+    assert!(output.stderr.contains(told), "{output:?}");
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_program_that_does_not_exist_is_named_with_each_host() {
+    let place = Place::new();
+    let output = place.run(&["run", "-H", "127.0.0.1:1,127.0.0.2:1", "zonk", "--flag"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    for host in ["127.0.0.1", "127.0.0.2"] {
+        let told = format!("error: program 'zonk' not found on host {host} (PATH=");
+        assert!(output.stderr.contains(&told), "{output:?}");
+    }
+    let path = place.path().join("text");
+    fs::write(&path, "x").unwrap();
+    let output = place.run(&["run", "./text"]);
+    assert!(output.stderr.contains("'./text' on host localhost is not executable"), "{output:?}");
+    place.assert_clean(false);
+}
+
+#[test]
+fn what_does_not_come_up_in_time_is_named_and_stopped() {
+    let place = Place::new();
+    place.script("gradwired", &format!("#!/bin/sh\nexec sleep {}\n", place.nap));
+    let output =
+        place.run(&["run", "--start-timeout", "0.5", "-H", "127.0.0.1:1,127.0.0.2:1", "true"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let told =
+        "error: the job did not start within 0.5 s: no daemon serves on 127.0.0.1, 127.0.0.2";
+    assert!(output.stderr.contains(told), "{output:?}");
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_daemon_that_fails_is_told_with_its_words() {
+    let place = Place::new();
+    place.script("gradwired", "#!/bin/sh\necho 'error: port 7 is in use' >&2\nexit 1\n");
+    let output = place.run(&["run", "true"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let told = "ended with exit code 1 before the job began: error: port 7 is in use";
+    assert!(output.stderr.contains(told), "{output:?}");
+
+    place.script(
+        "gradwired",
+        "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"m\",\"data\":\"d\"}'\n\
+         sleep 0.3; echo 'error: out of memory' >&2; exit 1\n",
+    );
+    let output = place.run(&["run", "-np", "2", "sleep", &place.nap]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(
+        output.verdict().starts_with("gradwire: the daemon on host localhost (pid "),
+        "{output:?}"
+    );
+    assert!(output.stderr.ends_with("standard error:\n  error: out of memory\n"), "{output:?}");
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_port_in_use_is_named_with_its_setting() {
+    let place = Place::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    for setting in ["coordinator.metrics_listen", "coordinator.listen"] {
+        let output = place.run(&["run", "--set", &format!("{setting}={address}"), "true"]);
+        assert_eq!(output.code, Some(1), "{output:?}");
+        let told = output.stderr.lines().next().unwrap_or_default();
+        assert!(
+            told.contains(&format!("{address} ({setting}): Address already in use")),
+            "{output:?}"
+        );
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn no_line_is_lost_however_slowly_they_are_read() {
+    let place = Place::new();
+    let script = "i=0; while [ $i -lt 20000 ]; do echo line $i of rank $RANK; i=$((i+1)); done";
+    let words = ["run", "-np", "2", "--output-dir", "out", "sh", "-c", script];
+    let mut child = place.gradwire(&words).stderr(Stdio::inherit()).spawn().unwrap();
+    let mut pipe = child.stdout.take().unwrap();
+    let (mut all, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        let length = pipe.read(&mut part).unwrap();
+        all.extend_from_slice(&part[..length]);
+        if length == 0 {
+            break;
+        }
+        // Longer than it takes to fill every queue on the way at first, then as fast as may be.
+        if all.len() < 40_000 {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    }
+    assert!(wait(&mut child).success());
+    let all = String::from_utf8(all).unwrap();
+    for rank in 0..2 {
+        let prefix = format!("[{rank}] ");
+        let mine: Vec<_> = all.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
+        let expected: Vec<_> = (0..20000).map(|i| format!("line {i} of rank {rank}")).collect();
+        assert!(mine == expected, "rank {rank}: {} lines", mine.len());
+        let file =
+            fs::read_to_string(place.path().join(format!("out/rank.0{rank}/stdout"))).unwrap();
+        assert!(file.lines().eq(expected.iter().map(String::as_str)), "the file of rank {rank}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn output_that_is_no_text_and_progress_bars_come_through_as_they_are() {
+    let place = Place::new();
+    let script = r"printf '10%%\r20%%\rdone\n\377\376\n' >&2; printf 'no newline'";
+    let output = place.run(&["run", "--output-dir", "out", "sh", "-c", script]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let file = |name: &str| fs::read(place.path().join("out/rank.00").join(name)).unwrap();
+    assert_eq!(file("stderr"), b"10%\r20%\rdone\n\xff\xfe\n");
+    assert_eq!(file("stdout"), b"no newline");
+    assert_eq!(output.stdout, "[0] no newline\n");
+    assert!(output.stderr.starts_with("[0] 10%\r[0] 20%\r[0] done\n"), "{output:?}");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_job() {
+    let place = Place::new();
+    let script = format!("while :; do echo y; done & sleep {}", place.nap);
+    let mut child = place.gradwire(&["run", "-np", "2", "sh", "-c", &script]).spawn().unwrap();
+    let mut some = [0; 100];
+    child.stdout.take().unwrap().read_exact(&mut some).unwrap();
+    let output = finish(child);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("output can't be written: Broken pipe"), "{output:?}");
+    place.assert_clean(false);
+}
