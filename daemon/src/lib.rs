@@ -1,1 +1,233 @@
-//! Skeleton.
+//! `gradwired`: one per node, between the training processes of the node and all other nodes.
+//!
+//! A gradient's way through it:
+//!
+//! ```text
+//!  workers ──► intake ──► queue ──► negotiate ──► (coordinator)
+//!                                       │ Execute
+//!                                       ▼
+//!  workers ◄── node ◄── executor ◄──── ops          transport ◄──► other nodes
+//!                          └──────────────────────────────┘
+//! ```
+//!
+//! - `intake`: the workers' sockets, memory and rings
+//! - `queue`: what local ranks have submitted, until every one of them has
+//! - `negotiate`: the stream to the coordinator
+//! - `ops`: the operation manager: from an order to a piece with its schedule
+//! - `executor`: the data threads that run the schedules
+//! - [`transport`]: connections to other daemons
+//! - `memory`: the one room that touches the workers' memory
+//! - `node`: what they share; `job`: where the job stands
+//! - [`metrics`], [`config`]
+//!
+//! Control runs on tokio, bytes on threads of their own, heartbeats on another; no lock is held
+//! across an await, and control never waits for bytes.
+
+#![deny(unsafe_code)]
+
+pub mod config;
+mod executor;
+mod intake;
+mod job;
+#[expect(unsafe_code, reason = "the one room that touches the workers' memory")]
+mod memory;
+pub mod metrics;
+mod negotiate;
+mod node;
+mod ops;
+mod queue;
+pub mod transport;
+
+use std::{
+    io,
+    net::SocketAddr,
+    os::{linux::net::SocketAddrExt, unix::net::SocketAddr as UnixAddress},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{Failure, FailureKind, Rank};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::mpsc,
+};
+use tokio_util::sync::CancellationToken;
+
+pub use crate::{config::DaemonConfig, job::Ending};
+use crate::{
+    job::Job,
+    negotiate::client::{self, Introduction, Pulse},
+    node::{Conductor, Node},
+};
+
+/// Why a daemon could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The data plane's address can't be listened on.
+    #[error("can't listen on {address} for other nodes: {reason}; see data.listen")]
+    Data {
+        /// The address.
+        address: SocketAddr,
+        /// What the system says.
+        reason: io::Error,
+    },
+    /// The workers' socket can't be made.
+    #[error("can't listen on {socket:?} for this node's workers: {reason}{hint}")]
+    Socket {
+        /// The path or `@name`.
+        socket: String,
+        /// What the system says.
+        reason: io::Error,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// The system refuses a thread or a descriptor.
+    #[error("the system refuses what a daemon needs: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A daemon that listens and has not joined its job yet.
+#[derive(Debug)]
+pub struct Daemon {
+    config: DaemonConfig,
+    data: TcpListener,
+    data_address: SocketAddr,
+    workers: UnixListener,
+    ended: Option<mpsc::UnboundedReceiver<Rank>>,
+}
+
+fn listen_for_workers(socket: &str) -> io::Result<UnixListener> {
+    let address = match socket.strip_prefix('@') {
+        Some(name) => UnixAddress::from_abstract_name(name)?,
+        None => UnixAddress::from_pathname(socket)?,
+    };
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+impl Daemon {
+    /// Listens for workers and for other nodes.
+    ///
+    /// # Errors
+    /// [`DaemonError`] with the address that is taken or not this machine's.
+    pub async fn bind(config: DaemonConfig) -> Result<Self, DaemonError> {
+        let address = config.data_listen;
+        let data = TcpListener::bind(address)
+            .await
+            .map_err(|reason| DaemonError::Data { address, reason })?;
+        let data_address = data.local_addr()?;
+        let workers = listen_for_workers(&config.socket).map_err(|reason| DaemonError::Socket {
+            socket: config.socket.clone(),
+            hint: match reason.kind() {
+                io::ErrorKind::AddrInUse => "; another daemon of this job runs on this node",
+                _ => "",
+            },
+            reason,
+        })?;
+        Ok(Self { config, data, data_address, workers, ended: None })
+    }
+
+    /// Where the data plane listens.
+    pub fn data_address(&self) -> SocketAddr {
+        self.data_address
+    }
+
+    /// Hears from the launcher which ranks' processes have ended: so those that never attach are
+    /// not waited for.
+    #[must_use]
+    pub fn hear_of_ends(mut self, ended: mpsc::UnboundedReceiver<Rank>) -> Self {
+        self.ended = Some(ended);
+        self
+    }
+
+    /// Takes part in the job until it is over, or until `cancel` ends it for everybody. `ready`
+    /// is set while the world is formed.
+    ///
+    /// # Errors
+    /// [`DaemonError`] if the system refuses a thread or a descriptor.
+    pub async fn run(
+        self,
+        cancel: CancellationToken,
+        ready: impl Fn(bool) + Send + Sync + 'static,
+    ) -> Result<Ending, DaemonError> {
+        let Self { config, data, data_address, workers, ended } = self;
+        let (job, outgoing) = Job::new();
+        let node = Node::new(config.clone(), job.clone())?;
+        let stop = CancellationToken::new();
+        let accept = tokio::spawn(intake::attach::serve(node.clone(), workers, stop.clone()));
+        let pulse = Arc::new(Pulse::new());
+        node::start_heartbeat(&node, pulse.clone())?;
+
+        let introduction = Introduction {
+            job: config.identity.job.clone(),
+            secret: config.identity.secret.clone(),
+            coordinator: config.coordinator,
+            host: config.host.clone(),
+            data_address,
+            slots: config.slots,
+            order: config.order,
+            rack: config.rack.clone(),
+            start_timeout: config.start_timeout,
+        };
+        let mut conductor =
+            Conductor { node: node.clone(), listener: Some(data), cancel: stop.clone() };
+        let mut phase = job.watch();
+        let announce = async {
+            let formed = |phase: &job::Phase| matches!(phase, job::Phase::Running(_));
+            let has_formed = phase.wait_for(formed).await.is_ok();
+            if has_formed {
+                ready(true);
+            }
+            if let Some(mut ended) = ended {
+                while let Some(rank) = ended.recv().await {
+                    node.ended(rank);
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        let cancelled = async {
+            cancel.cancelled().await;
+            let what = "gradwired was asked to end (SIGTERM or SIGINT)";
+            let failure = Failure::new(FailureKind::Cancelled, what).host(config.host.clone());
+            match job.world() {
+                Some(_) => job.report(failure),
+                // Nobody else is in it yet.
+                None => job.end(Ending::Failed(failure)),
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = client::negotiate(introduction, job.clone(), outgoing, pulse, &mut conductor) => {}
+            () = announce => {}
+            () = cancelled => {}
+        }
+        ready(false);
+
+        // First nobody touches the workers' memory any more, then they are told.
+        let ended = node.clone();
+        let stopped = tokio::task::spawn_blocking(move || ended.stop_lanes()).await;
+        if let Err(error) = stopped {
+            tracing::error!(%error, "the data threads could not be stopped");
+        }
+        let unfinished = || Failure::new(FailureKind::Internal, "the negotiation ended early");
+        let ending = job.ending().unwrap_or_else(|| Ending::Failed(unfinished()));
+        if let Ending::Failed(failure) = &ending {
+            node.abort_workers(failure);
+            // The workers have until the grace period's end to take it in and go.
+            let deadline = Instant::now() + config.grace;
+            while node.workers.any() && Instant::now() < deadline {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        stop.cancel();
+        if accept.await.is_err() {
+            tracing::error!("the workers' listener has panicked");
+        }
+        if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
+            // CLEAN: names in the file system outlive their process.
+            let _ = std::fs::remove_file(path);
+        }
+        Ok(ending)
+    }
+}

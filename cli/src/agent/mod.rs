@@ -60,6 +60,8 @@ struct Agent {
     reports: mpsc::Sender<Report>,
     ended: mpsc::Sender<Role>,
     alive: Alive,
+    /// Tells the daemon which ranks have ended.
+    daemon: Option<mpsc::Sender<u32>>,
 }
 
 /// Serves one launcher over `input` and `output`, until everything it started has ended.
@@ -83,6 +85,7 @@ where
                 reports: reports.clone(),
                 ended,
                 alive: Alive::new(),
+                daemon: None,
             };
             agent.serve(orders, ends).await
         }
@@ -170,7 +173,10 @@ impl Agent {
                         None => break grace,
                     }
                 }
-                Some(role) = ends.recv() => { self.alive.remove(&role); }
+                Some(role) = ends.recv() => {
+                    self.alive.remove(&role);
+                    self.tell_daemon(role);
+                }
                 () = sleep(silence.saturating_sub(heard.elapsed())) => {
                     tell("gradwire agent: no sign of life from the launcher; ending everything");
                     break grace;
@@ -214,6 +220,14 @@ impl Agent {
         micros(self.born)
     }
 
+    /// The daemon can't know of the end of a rank that never attached, and others may wait for it.
+    fn tell_daemon(&self, role: Role) {
+        if let (Role::Rank(rank), Some(daemon)) = (role, &self.daemon) {
+            // A daemon that does not read is about to be found dead by itself.
+            let _ = daemon.try_send(rank);
+        }
+    }
+
     fn start(&mut self, start: Start) -> Result<u32, String> {
         if self.alive.contains_key(&start.role) {
             return Err(format!("{} already runs on host {}", start.role, self.begin.host));
@@ -235,7 +249,7 @@ impl Agent {
             .envs(&self.begin.environment)
             .envs(&start.environment)
             .current_dir(&self.programs.directory)
-            .stdin(Stdio::null())
+            .stdin(if start.role == Role::Daemon { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // CLEAN: a group of its own, so that its children can be asked to end with it.
@@ -244,6 +258,11 @@ impl Agent {
             format!("{} can't be started on host {}: {error}", start.role, self.begin.host)
         })?;
         let pid = child.id().unwrap_or_default();
+        if let Some(stdin) = child.stdin.take() {
+            let (ranks, queue) = mpsc::channel(REPORTS);
+            tokio::spawn(say_ended(queue, stdin));
+            self.daemon = Some(ranks);
+        }
         let (role, born) = (start.role, self.born);
         let (reports, ended) = (self.reports.clone(), self.ended.clone());
         let (out, err) = (child.stdout.take(), child.stderr.take());
@@ -289,6 +308,15 @@ impl Agent {
             self.alive.remove(&role);
         }
         let _ = timeout(FLUSH, self.reports.send(Report::Stopped)).await;
+    }
+}
+
+/// Writes a line `ended <rank>` for each rank.
+async fn say_ended(mut ranks: mpsc::Receiver<u32>, mut daemon: impl AsyncWrite + Unpin) {
+    while let Some(rank) = ranks.recv().await {
+        if send(&mut daemon, format!("ended {rank}\n").as_bytes()).await.is_err() {
+            return;
+        }
     }
 }
 

@@ -89,7 +89,7 @@ pub struct Engine {
     failures: Vec<TensorFailure>,
     /// How long others waited for a node, for the metrics.
     lags: BTreeMap<NodeId, Duration>,
-    any_left: bool,
+    departures: u32,
 }
 
 impl Engine {
@@ -108,7 +108,7 @@ impl Engine {
             stall: Stall::new(config.stall_warning),
             failures: Vec::new(),
             lags: BTreeMap::new(),
-            any_left: false,
+            departures: 0,
             members,
             config,
         }
@@ -230,7 +230,7 @@ impl Engine {
                 Announced::Late => {}
                 Announced::Waiting(slot) => {
                     self.stall.watch(now);
-                    if self.any_left {
+                    if self.departures > 0 {
                         self.fail_if_left_behind(slot);
                     }
                 }
@@ -285,7 +285,9 @@ impl Engine {
         if let Some(member) = self.members.get_mut(node) {
             let own: Vec<Rank> = member.ranks().collect();
             for rank in ranks {
-                if own.binary_search(rank).is_err() || !member.left.insert(*rank) {
+                let twice = member.left.insert(*rank, self.departures).is_some();
+                self.departures += 1;
+                if twice || own.binary_search(rank).is_err() {
                     return Err(Violation::Protocol(format!(
                         "says that rank {rank} leaves, which is not its own or has left already"
                     )));
@@ -293,7 +295,6 @@ impl Engine {
             }
         }
         out.reason = format!("{} left in good order", text::named_ranks(ranks));
-        self.any_left = true;
         if self.members.iter().all(|(_, member)| member.has_left()) {
             "every rank has left in good order".clone_into(&mut self.why);
             self.state = State::Over(Outcome::Finished);

@@ -121,7 +121,7 @@ impl Engine {
         let nodes = self.members.iter().map(|(_, member)| NodeStatus {
             node: member.node.clone(),
             silent: now.saturating_sub(member.heard),
-            left: member.left.iter().copied().collect(),
+            left: member.left.keys().copied().collect(),
         });
         let mut pending: Vec<_> = self.table.pending().collect();
         pending.sort_unstable_by_key(|(slot, since, _)| (*since, *slot));

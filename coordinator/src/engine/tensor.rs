@@ -126,16 +126,20 @@ impl Tensor {
         missing.flat_map(|node| set.ranks[node.0 as usize].iter().copied()).collect()
     }
 
-    /// A rank that has left and whose node has not announced the tensor: it never will.
+    /// A rank that has left and whose node has not announced the tensor: it never will. Of several
+    /// the one that left first, because others may have left for that.
     pub(super) fn left_behind(
         &self,
         set: &ProcessSet,
         members: &Members,
     ) -> Option<(NodeId, Rank)> {
-        set.participants.iter().filter(|&&node| !self.announced.contains(node)).find_map(|&node| {
-            let left = &members.get(node)?.left;
-            set.ranks[node.0 as usize].iter().find(|rank| left.contains(rank)).map(|r| (node, *r))
-        })
+        let missing = set.participants.iter().filter(|&&node| !self.announced.contains(node));
+        let left = missing.flat_map(|&node| {
+            let left = members.get(node).map(|member| &member.left);
+            let ranks = set.ranks[node.0 as usize].iter();
+            ranks.filter_map(move |rank| Some((left?.get(rank)?, node, *rank)))
+        });
+        left.min().map(|(_, node, rank)| (node, rank))
     }
 
     /// A further announcement of a node that has announced the tensor already.

@@ -2,11 +2,7 @@
 //!
 //! A node's id is the order that the launcher gave it, and ranks are numbered in that order.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use gradwire_proto::{NodeId, PROTOCOL, ProcessSetId, Rank, VERSION};
 
@@ -207,7 +203,7 @@ impl Forming {
                 connection,
                 node,
                 heard: now,
-                left: BTreeSet::new(),
+                left: BTreeMap::new(),
                 gone: false,
             });
         }
@@ -222,8 +218,8 @@ pub(crate) struct Member {
     pub(crate) node: Node,
     /// When its last message came.
     pub(crate) heard: Duration,
-    /// Its ranks that have left in good order.
-    pub(crate) left: BTreeSet<Rank>,
+    /// Its ranks that have left in good order, and how many of the job had left before.
+    pub(crate) left: BTreeMap<Rank, u32>,
     /// Its stream has ended after all of them had left; nothing more is expected of it.
     pub(crate) gone: bool,
 }

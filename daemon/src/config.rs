@@ -1,0 +1,136 @@
+//! What a daemon needs to know: the job's part from the environment that the launcher sets, the
+//! rest from the settings.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+    time::Duration,
+};
+
+use gradwire_proto::{JobId, Secret};
+use gradwire_settings::Settings;
+
+use crate::node::JobIdentity;
+
+/// Why a daemon can't be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A variable that must be set is not.
+    #[error("{0} is not set; gradwired is started by `gradwire run`, which sets it")]
+    Missing(&'static str),
+    /// A variable's value is not what it should be.
+    #[error("{variable}={value:?} is not usable: {reason}")]
+    Invalid {
+        /// The variable.
+        variable: &'static str,
+        /// Its value; never the secret.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// Everything that a daemon needs to know. Made by [`DaemonConfig::from_env`].
+#[derive(Debug, Clone)]
+pub struct DaemonConfig {
+    pub(crate) identity: JobIdentity,
+    pub(crate) coordinator: SocketAddr,
+    pub(crate) host: String,
+    pub(crate) data_listen: SocketAddr,
+    pub(crate) slots: u32,
+    pub(crate) order: u32,
+    pub(crate) rack: String,
+    /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
+    pub(crate) socket: String,
+    pub(crate) start_timeout: Duration,
+    pub(crate) grace: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) progress_timeout: Duration,
+    pub(crate) chunk_bytes: u64,
+    pub(crate) socket_buffer_bytes: usize,
+    pub(crate) streaming_bytes: u64,
+    pub(crate) max_segments: u32,
+}
+
+/// Tensors at least this large are written past the cache: they would not be there any more when
+/// the rank reads them. About the L2 cache of two cores.
+const STREAMING_BYTES: u64 = 4 << 20;
+
+/// How many ranks one node may have.
+const MAX_SLOTS: u32 = 4096;
+
+struct Environment<'a>(&'a HashMap<String, String>);
+
+impl Environment<'_> {
+    fn text(&self, variable: &'static str) -> Result<&str, ConfigError> {
+        self.0.get(variable).map(String::as_str).ok_or(ConfigError::Missing(variable))
+    }
+
+    fn parse<T: FromStr>(
+        &self,
+        variable: &'static str,
+        reason: &'static str,
+    ) -> Result<T, ConfigError> {
+        let value = self.text(variable)?;
+        value.parse().map_err(|_| ConfigError::Invalid {
+            variable,
+            value: value.into(),
+            reason: reason.into(),
+        })
+    }
+}
+
+impl DaemonConfig {
+    /// Reads the job's part from variables and the rest from settings.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with the variable and what is wrong with it.
+    pub fn from_env(
+        variables: &HashMap<String, String>,
+        settings: &Settings,
+    ) -> Result<Self, ConfigError> {
+        let env = Environment(variables);
+        let job = env.text("GRADWIRE_JOB")?;
+        let job = JobId::new(job).map_err(|error| ConfigError::Invalid {
+            variable: "GRADWIRE_JOB",
+            value: job.into(),
+            reason: error.to_string(),
+        })?;
+        let secret = Secret::from_hex(env.text("GRADWIRE_SECRET")?).map_err(|error| {
+            ConfigError::Invalid {
+                variable: "GRADWIRE_SECRET",
+                value: "…".into(),
+                reason: error.to_string(),
+            }
+        })?;
+        let address: IpAddr = env.parse("GRADWIRE_ADDRESS", "it must be an IP address")?;
+        let slots: u32 = env.parse("GRADWIRE_SLOTS", "it must be a number")?;
+        if !(1..=MAX_SLOTS).contains(&slots) {
+            return Err(ConfigError::Invalid {
+                variable: "GRADWIRE_SLOTS",
+                value: slots.to_string(),
+                reason: format!("a node has 1 to {MAX_SLOTS} ranks"),
+            });
+        }
+        Ok(Self {
+            identity: JobIdentity { job, secret },
+            coordinator: env.parse("GRADWIRE_COORDINATOR", "it must be ip:port")?,
+            host: env.text("GRADWIRE_HOST")?.to_owned(),
+            data_listen: settings.data.listen.unwrap_or(SocketAddr::new(address, 0)),
+            slots,
+            order: env.parse("GRADWIRE_ORDER", "it must be a number")?,
+            rack: settings.node.rack.clone(),
+            socket: env.text("GRADWIRE_SOCKET")?.to_owned(),
+            start_timeout: settings.launch.start_timeout,
+            grace: settings.launch.grace,
+            connect_timeout: settings.data.connect_timeout,
+            progress_timeout: settings.job.timeout,
+            chunk_bytes: settings.data.chunk_bytes,
+            socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
+                .unwrap_or(usize::MAX),
+            streaming_bytes: STREAMING_BYTES,
+            max_segments: settings.worker.max_segments,
+        })
+    }
+}

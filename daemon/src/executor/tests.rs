@@ -1,0 +1,336 @@
+//! Real lanes over real sockets: several nodes in one process, each with its own lanes and
+//! workers' segments, run the same pieces. Only the control plane is missing.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_collectives::{
+    algorithms::{self, Algorithm, Kind},
+    kernels::{Combine, Finish},
+    topology::Topology,
+};
+use gradwire_proto::{
+    DType, Failure, FailureKind, NodeId, ProcessSetId, Rank, ReduceOp, Request, Sequence, Shape,
+    TensorName,
+};
+use gradwire_shm::{
+    control::Place,
+    segment::{HugePages, Segment},
+};
+use proptest::prelude::*;
+
+use super::{
+    lane::{Lane, LaneConfig, LaneEvents, Order},
+    piece::{Piece, PieceSegment},
+    plan::Plan,
+};
+use crate::{
+    memory::WorkerMemory,
+    queue::{LocalTensor, QueuedTensor, TensorKey},
+};
+
+#[derive(Debug)]
+enum Event {
+    Finished,
+    Failed(Failure),
+}
+
+struct Events(Sender<Event>);
+
+impl LaneEvents for Events {
+    fn finished(&self, _: &Piece) {
+        let _ = self.0.send(Event::Finished);
+    }
+    fn failed(&self, failure: Failure) {
+        let _ = self.0.send(Event::Failed(failure));
+    }
+    fn moved(&self, _: NodeId, _: u64, _: u64) {}
+}
+
+/// One tensor's bytes on one rank, in a segment of its own.
+struct Buffer {
+    memory: WorkerMemory,
+    bytes: u64,
+}
+
+impl Buffer {
+    fn new(values: &[f32]) -> Self {
+        let bytes = values.len() as u64 * 4;
+        let (segment, _fd) = Segment::create("test", bytes.max(4096), HugePages::Never).unwrap();
+        let memory = WorkerMemory::default();
+        memory.add(segment);
+        let buffer = Self { memory, bytes };
+        buffer.write(values);
+        buffer
+    }
+
+    fn span(&self) -> crate::memory::Span {
+        self.memory.resolve(Place { segment: 0, offset: 0 }, self.bytes, 4).unwrap()
+    }
+
+    fn write(&self, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let finish = identity();
+        crate::memory::publish(
+            &finish,
+            &bytes,
+            &[(&self.span(), 0)],
+            gradwire_collectives::kernels::Store::Cached,
+        );
+    }
+
+    fn read(&self) -> Vec<f32> {
+        let mut bytes = vec![0; self.bytes as usize];
+        let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
+        crate::memory::reduce(combine, 1.0, &mut bytes, &[(&self.span(), 0)], None);
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+}
+
+fn identity() -> Finish {
+    Finish { dtype: DType::F32, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
+}
+
+struct Cluster {
+    lanes: Vec<Vec<Lane>>,
+    events: Vec<Receiver<Event>>,
+}
+
+impl Cluster {
+    fn new(nodes: u32, lanes: u32, chunk: u64, patience: Duration) -> Self {
+        let hosts: Arc<[String]> = (0..nodes).map(|n| format!("n{n}")).collect();
+        let (mut all, mut events) = (Vec::new(), Vec::new());
+        for _ in 0..nodes {
+            let (sender, receiver) = channel();
+            let sink = Arc::new(Events(sender));
+            let start = |index| {
+                let config = LaneConfig {
+                    index,
+                    hosts: hosts.clone(),
+                    epoch: 5,
+                    chunk,
+                    patience,
+                    streaming_bytes: 1 << 16,
+                };
+                Lane::start(config, sink.clone()).unwrap()
+            };
+            all.push((0..lanes).map(start).collect::<Vec<_>>());
+            events.push(receiver);
+        }
+        Self { lanes: all, events }
+    }
+
+    fn connect(&self) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        for a in 0..self.lanes.len() {
+            for b in a + 1..self.lanes.len() {
+                for lane in 0..self.lanes[a].len() {
+                    let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                    let (here, _) = listener.accept().unwrap();
+                    for (node, peer, stream) in [(a, b, there), (b, a, here)] {
+                        stream.set_nonblocking(true).unwrap();
+                        stream.set_nodelay(true).unwrap();
+                        let order = Order::Connected { peer: NodeId(peer as u32), stream };
+                        self.lanes[node][lane].tell(order);
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait_for(&self, node: usize) -> Event {
+        self.events[node].recv_timeout(Duration::from_secs(20)).expect("the lanes are stuck")
+    }
+
+    fn stop(&self) {
+        self.lanes.iter().flatten().for_each(Lane::stop);
+    }
+}
+
+/// A tensor on every rank, and what its allreduce should give.
+struct Job {
+    buffers: Vec<Vec<Buffer>>,
+    tensors: Vec<Arc<QueuedTensor>>,
+    expected: Vec<f32>,
+    count: u64,
+}
+
+impl Job {
+    /// Small integers, so that every order of summation gives the same bits.
+    fn new(name: &str, nodes: u32, locals: u32, count: u64, root: Option<u32>) -> Self {
+        let value = |rank: u32, i: u64| ((i * 7 + u64::from(rank) * 3) % 64) as f32 - 20.0;
+        let shape = Shape::new(&[count]).unwrap();
+        let request = match root {
+            None => Request::allreduce(DType::F32, shape, ReduceOp::Sum),
+            Some(root) => Request::broadcast(DType::F32, shape, Rank(root)),
+        };
+        let expected = (0..count)
+            .map(|i| match root {
+                None => (0..nodes * locals).map(|rank| value(rank, i)).sum(),
+                Some(root) => value(root, i),
+            })
+            .collect();
+        let key = TensorKey { set: ProcessSetId::GLOBAL, name: TensorName::new(name).unwrap() };
+        let (mut buffers, mut tensors) = (Vec::new(), Vec::new());
+        for node in 0..nodes {
+            let first = node * locals;
+            let mine: Vec<Buffer> = (first..first + locals)
+                .map(|rank| Buffer::new(&(0..count).map(|i| value(rank, i)).collect::<Vec<_>>()))
+                .collect();
+            let parts = mine.iter().enumerate().map(|(local_rank, buffer)| LocalTensor {
+                local_rank: local_rank as u32,
+                ticket: 0,
+                request: request.clone(),
+                priority: 0,
+                input: buffer.span(),
+                output: buffer.span(),
+            });
+            let tensor = QueuedTensor::new(key.clone(), parts.collect(), Rank(first));
+            tensors.push(Arc::new(tensor));
+            buffers.push(mine);
+        }
+        Self { buffers, tensors, expected, count }
+    }
+
+    fn check(&self) {
+        for buffer in self.buffers.iter().flatten() {
+            assert_eq!(buffer.read(), self.expected);
+        }
+    }
+}
+
+/// The piece of `node` over whole tensors.
+fn piece(
+    sequence: u64,
+    jobs: &[&Job],
+    node: u32,
+    nodes: u32,
+    kind: Kind,
+    algorithm: Algorithm,
+    topology: &Topology,
+) -> Piece {
+    let count = jobs.iter().map(|job| job.count).sum();
+    let schedule = algorithms::generate(kind, algorithm, topology, node, count);
+    let mut start = 0;
+    let segments = jobs
+        .iter()
+        .map(|job| {
+            let bytes = job.count * 4;
+            let tensor = job.tensors[node as usize].clone();
+            let segment = PieceSegment { tensor, offset: 0, start, bytes };
+            start += bytes;
+            segment
+        })
+        .collect();
+    Piece {
+        sequence: Sequence(sequence),
+        combine: Combine { dtype: DType::F32, op: ReduceOp::Sum },
+        prescale: 1.0,
+        finish: identity(),
+        segments,
+        bytes: start,
+        plan: Arc::new(Plan::new(&schedule, 4)),
+        nodes: (0..nodes).map(NodeId).collect(),
+        ordered: Instant::now(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Pieces of several tensors, started on the nodes at different times, all come out right.
+    #[test]
+    fn every_algorithm_moves_real_bytes(
+        nodes in 1u32..6,
+        locals in 1u32..4,
+        lanes in 1u32..3,
+        chunk in prop_oneof![Just(64u64), Just(4096), Just(1 << 18)],
+        counts in prop::collection::vec(1u64..20_000, 1..6),
+        algorithm in prop::sample::select(&Algorithm::ALL[..]),
+        root in prop::option::of(0u32..16),
+        racks in prop::collection::vec(0u32..3, 5),
+        late in any::<bool>(),
+    ) {
+        let labels: Vec<String> = racks[..nodes as usize].iter().map(u32::to_string).collect();
+        let topology = Topology::from_labels(&labels);
+        let root = root.map(|root| root % (nodes * locals));
+        let kind = root.map_or(Kind::Allreduce, |root| Kind::Broadcast { root: root / locals });
+        let cluster = Cluster::new(nodes, lanes, chunk, Duration::from_secs(10));
+        let jobs: Vec<Job> = counts
+            .iter()
+            .map(|&count| Job::new("t", nodes, locals, count, root))
+            .collect();
+        if !late {
+            cluster.connect();
+        }
+        // Two tensors a piece where there are two; the last node starts last.
+        for node in 0..nodes {
+            for (index, jobs) in jobs.chunks(2).enumerate() {
+                let jobs: Vec<&Job> = jobs.iter().collect();
+                let piece = piece(index as u64, &jobs, node, nodes, kind, algorithm, &topology);
+                let lane = index % lanes as usize;
+                cluster.lanes[node as usize][lane].tell(Order::Start(piece));
+            }
+        }
+        if late {
+            cluster.connect();
+        }
+        for node in 0..nodes as usize {
+            for _ in jobs.chunks(2) {
+                let event = cluster.wait_for(node);
+                prop_assert!(matches!(event, Event::Finished), "{event:?}");
+            }
+        }
+        cluster.stop();
+        jobs.iter().for_each(Job::check);
+    }
+}
+
+#[test]
+fn a_peer_that_never_comes_is_named() {
+    let cluster = Cluster::new(2, 1, 4096, Duration::from_millis(300));
+    let job = Job::new("grad", 2, 1, 100, None);
+    let topology = Topology::flat(2);
+    let piece = piece(0, &[&job], 0, 2, Kind::Allreduce, Algorithm::Ring, &topology);
+    cluster.lanes[0][0].tell(Order::Start(piece));
+    let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
+    assert_eq!(failure.kind, FailureKind::ConnectionLost);
+    let text = failure.to_string();
+    assert!(text.contains("host n1, tensor 'grad'") && text.contains("no connection"), "{text}");
+    // INPUT: what was given up has not touched the rank's tensor.
+    assert_eq!(job.buffers[0][0].read()[..3], [-20.0, -13.0, -6.0]);
+    cluster.stop();
+}
+
+#[test]
+fn nonsense_and_a_closed_connection_are_told_apart() {
+    for (bytes, kind, text) in [
+        (&b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"[..], FailureKind::Protocol, "nonsense"),
+        (&[][..], FailureKind::ConnectionLost, "closed"),
+    ] {
+        let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(10));
+        let job = Job::new("grad", 2, 1, 100, None);
+        let topology = Topology::flat(2);
+        let piece = piece(0, &[&job], 0, 2, Kind::Allreduce, Algorithm::Ring, &topology);
+        cluster.lanes[0][0].tell(Order::Start(piece));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        cluster.lanes[0][0].tell(Order::Connected { peer: NodeId(1), stream });
+        std::io::Write::write_all(&mut there, bytes).unwrap();
+        if bytes.is_empty() {
+            drop(there);
+        }
+        let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
+        assert_eq!(failure.kind, kind, "{failure}");
+        assert!(failure.to_string().contains(text), "{failure}");
+        cluster.stop();
+    }
+}

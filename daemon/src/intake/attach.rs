@@ -1,0 +1,353 @@
+//! The conversation with one worker over the Unix socket, from its first word to its end; one
+//! thread each (`gw-worker`), because most of the time there is nothing to say.
+//!
+//! A worker that goes without a `Detach` has died (the kernel closes its socket within a
+//! millisecond of a SIGKILL), and with it the job (TELL).
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::Shutdown,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use gradwire_proto::{
+    Failure, FailureKind, PROTOCOL, Rank, VERSION,
+    auth::{self, Claim},
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+};
+use gradwire_shm::{
+    control::DaemonControl,
+    handover::{self, Frame},
+    segment::Segment,
+};
+use prost::Message;
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::{net::UnixListener, runtime::Handle};
+use tokio_util::sync::CancellationToken;
+
+use super::{Slot, Worker, say, submissions::Source};
+use crate::{
+    job::{Ending, Phase},
+    memory::WorkerMemory,
+    metrics,
+    negotiate::World,
+    node::Node,
+};
+
+/// How long a worker may take for its first words, and the socket for each message.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Room for connections that have not said who they are (BOUND).
+const STRANGERS: usize = 64;
+
+/// The connections that have not said who they are, by number. Where there is no room, the one
+/// that has been silent for longest goes: silence keeps nobody else out.
+#[derive(Debug, Default)]
+struct Strangers(Mutex<BTreeMap<u64, UnixStream>>);
+
+impl Strangers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
+        self.0.lock().expect("no panic while it is held")
+    }
+
+    fn admit(&self, number: u64, stream: UnixStream) {
+        let mut strangers = self.lock();
+        strangers.insert(number, stream);
+        if strangers.len() > STRANGERS
+            && let Some((_, silent)) = strangers.pop_first()
+        {
+            // Its thread sees the end of the connection.
+            let _ = silent.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// It has said who it is, or it is gone. False if it had to make room.
+    fn dismiss(&self, number: u64) -> bool {
+        self.lock().remove(&number).is_some()
+    }
+}
+
+/// Accepts workers until cancelled.
+pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: CancellationToken) {
+    let strangers = Arc::<Strangers>::default();
+    let accept = async {
+        for number in 0.. {
+            let accepted = listener.accept().await.and_then(|(stream, _)| prepare(stream));
+            let (stream, second) = match accepted {
+                Ok(both) => both,
+                Err(error) => {
+                    tracing::warn!(%error, "a worker's connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            strangers.admit(number, second);
+            let conversation =
+                Conversation { node: node.clone(), runtime: Handle::current(), stream };
+            let waiting = strangers.clone();
+            let conversation = move || conversation.run(&waiting, number);
+            let name = "gw-worker".to_owned();
+            if let Err(error) = std::thread::Builder::new().name(name).spawn(conversation) {
+                strangers.dismiss(number);
+                tracing::error!(%error, "no thread for a worker");
+            }
+        }
+    };
+    cancel.run_until_cancelled(accept).await;
+}
+
+/// The connection for its thread, and once more to end it with.
+fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream)> {
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let second = stream.try_clone()?;
+    Ok((stream, second))
+}
+
+struct Conversation {
+    node: Arc<Node>,
+    runtime: Handle,
+    stream: UnixStream,
+}
+
+fn refusal(what: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::Invalid, what)
+}
+
+/// Why a conversation ended before the worker was attached.
+enum Ended {
+    Refused(Failure),
+    /// The other side went away or sent no frames.
+    Broken(String),
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Self {
+        Self::Refused(failure)
+    }
+}
+
+impl From<io::Error> for Ended {
+    fn from(error: io::Error) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+impl Conversation {
+    fn run(self, strangers: &Strangers, number: u64) {
+        let introduced = self.introduce(strangers, number);
+        strangers.dismiss(number);
+        let claimed = introduced.as_ref().ok().map(|(attach, ..)| attach.local_rank);
+        match introduced.and_then(|(attach, frame, pid)| self.attach(&attach, frame, pid)) {
+            Ok(worker) => return self.attend(&worker),
+            Err(Ended::Refused(failure)) => {
+                metrics::rejected_connection();
+                tracing::warn!(%failure, "a worker was refused");
+                let _ = say(&self.stream, Reply::Refused(failure.into()));
+            }
+            Err(Ended::Broken(why)) => {
+                metrics::rejected_connection();
+                tracing::warn!(why, "a worker's connection ended before it was attached");
+            }
+        }
+        // Only now: the daemon does not end while a worker has not been told why.
+        if let Some(local_rank) = claimed {
+            self.node.workers.set(local_rank, Slot::Free);
+        }
+    }
+
+    fn receive(&self) -> Result<Option<(Wish, Frame)>, String> {
+        let Some(mut frame) = handover::receive(&self.stream).map_err(|e| e.to_string())? else {
+            return Ok(None);
+        };
+        let bytes = std::mem::take(&mut frame.bytes);
+        let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| e.to_string())?;
+        let message = message.message.ok_or("it sent a message of an unknown kind")?;
+        Ok(Some((message, frame)))
+    }
+
+    /// Makes sure of the worker: user, protocol, job, secret, slot. The slot is claimed then.
+    fn introduce(
+        &self,
+        strangers: &Strangers,
+        number: u64,
+    ) -> Result<(pb::Attach, Frame, u32), Ended> {
+        let peer = handover::peer(&self.stream)?;
+        let me = rustix::process::getuid().as_raw();
+        if peer.uid != me {
+            let what = format!("it runs as user {}, this job's daemon as user {me}", peer.uid);
+            return Err(refusal(what).hint("start both as the same user").into());
+        }
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        let nonce = auth::nonce();
+        say(
+            &self.stream,
+            Reply::Challenge(pb::Challenge {
+                nonce: nonce.to_vec(),
+                protocol: PROTOCOL,
+                version: VERSION.into(),
+            }),
+        )?;
+        let (message, frame) = self
+            .receive()
+            .map_err(Ended::Broken)?
+            .ok_or_else(|| Ended::Broken("it said nothing".into()))?;
+        let Wish::Attach(attach) = message else {
+            return Err(refusal("the first message must be Attach").into());
+        };
+        let identity = &self.node.config.identity;
+        if attach.protocol != PROTOCOL {
+            let what = format!(
+                "the worker is Gradwire {} (protocol {}), this daemon is {VERSION} (protocol {PROTOCOL})",
+                attach.version, attach.protocol
+            );
+            let hint = "install the same release for the training program and on the node";
+            return Err(refusal(what).hint(hint).into());
+        }
+        if attach.job != identity.job.as_str() {
+            let what = format!("this daemon serves job {}, not {:?}", identity.job, attach.job);
+            return Err(refusal(what).hint("see GRADWIRE_JOB and GRADWIRE_SOCKET").into());
+        }
+        let claim =
+            Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: attach.local_rank };
+        if !identity.secret.verify(&claim, &attach.proof) {
+            return Err(refusal("the job's secret is another one here")
+                .hint("see GRADWIRE_SECRET; the launcher sets it for every process of a job")
+                .into());
+        }
+        if !strangers.dismiss(number) {
+            return Err(Ended::Broken("it was silent for too long and others came".into()));
+        }
+        self.node
+            .workers
+            .claim(attach.local_rank, peer.pid)
+            .map_err(|error| refusal(error.to_string()).hint("see GRADWIRE_LOCAL_RANK"))?;
+        Ok((attach, frame, peer.pid))
+    }
+
+    /// Attaches the worker once the world has formed.
+    fn attach(&self, attach: &pb::Attach, frame: Frame, pid: u32) -> Result<Arc<Worker>, Ended> {
+        let fd = <[OwnedFd; 1]>::try_from(frame.fds)
+            .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
+        let [fd] = fd;
+        let (reader, completions, heartbeats) = DaemonControl::open(fd)
+            .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
+        let world = self.world()?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let doorbell = eventfd(0, flags)
+            .map_err(|e| Failure::new(FailureKind::Resource, format!("no eventfd: {e}")))?;
+        let local_rank = attach.local_rank;
+        let worker = Arc::new(Worker {
+            local_rank,
+            rank: Rank(world.me().first_rank.0 + local_rank),
+            pid,
+            memory: WorkerMemory::default(),
+            completions,
+            socket: Mutex::new(self.stream.try_clone()?),
+        });
+        let reply = pb::DaemonMessage { message: Some(attached(&world, local_rank)) };
+        handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
+        self.stream.set_read_timeout(None)?;
+        self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
+        self.node.intake.add(Source { worker: worker.clone(), reader, heartbeats, doorbell });
+        self.node.count_workers();
+        tracing::info!(rank = %worker.rank, pid, "worker attached");
+        // The job may have ended between the world and here: whoever ended it has not seen us.
+        if let Phase::Over(Ending::Failed(failure)) = &*self.node.job.watch().borrow() {
+            worker.abort(failure);
+        }
+        Ok(worker)
+    }
+
+    fn world(&self) -> Result<Arc<World>, Failure> {
+        let mut phase = self.node.job.watch();
+        let formed = phase.wait_for(|phase| !matches!(phase, Phase::Forming));
+        match self.runtime.block_on(formed).as_deref() {
+            Ok(Phase::Running(world)) => Ok(world.clone()),
+            Ok(Phase::Over(Ending::Failed(failure))) => Err(failure.clone()),
+            _ => Err(Failure::new(FailureKind::NodeLost, "the daemon of this node is ending")),
+        }
+    }
+
+    /// Serves an attached worker until it leaves or dies.
+    fn attend(&self, worker: &Arc<Worker>) {
+        let why = loop {
+            match self.receive() {
+                Ok(Some((Wish::AddSegment(add), frame))) => match self.add(worker, &add, frame) {
+                    Ok(reply) => worker.say(reply),
+                    Err(why) => break Some((FailureKind::Protocol, why)),
+                },
+                Ok(Some((Wish::Detach(_), _))) => {
+                    tracing::info!(rank = %worker.rank, "worker leaves");
+                    self.node.left(worker.rank);
+                    worker.say(Reply::Detached(pb::Detached {}));
+                    break None;
+                }
+                Ok(Some((Wish::Attach(_), _))) => {
+                    break Some((FailureKind::Protocol, "it attached a second time".into()));
+                }
+                Ok(None) => break Some((FailureKind::WorkerLost, String::new())),
+                Err(why) => {
+                    let gone = why.contains("reset") || why.contains("os error 104");
+                    let kind = if gone { FailureKind::WorkerLost } else { FailureKind::Protocol };
+                    break Some((kind, why));
+                }
+            }
+        };
+        if let Some((kind, why)) = why {
+            self.node.worker_failed(worker, kind, &why);
+        }
+        self.node.workers.set(worker.local_rank, Slot::Left);
+        self.node.count_workers();
+    }
+
+    fn add(&self, worker: &Worker, add: &pb::AddSegment, frame: Frame) -> Result<Reply, String> {
+        let [fd] = <[OwnedFd; 1]>::try_from(frame.fds)
+            .map_err(|fds| format!("AddSegment came with {} descriptors, not 1", fds.len()))?;
+        let next = worker.memory.segments();
+        if add.segment as usize != next || next >= self.node.config.max_segments as usize {
+            return Err(format!(
+                "it handed over segment {} where {next} is next, of at most {}",
+                add.segment, self.node.config.max_segments
+            ));
+        }
+        let segment = Segment::open(fd, u64::MAX).map_err(|error| error.to_string())?;
+        worker.memory.add(segment);
+        self.node.count_workers();
+        Ok(Reply::SegmentAdded(pb::SegmentAdded { segment: add.segment }))
+    }
+}
+
+/// What a worker is told of the world and its place in it.
+fn attached(world: &World, local_rank: u32) -> Reply {
+    let me = world.me();
+    let has_it = |n: &&crate::negotiate::NodeInfo| n.slots > local_rank;
+    let before = &world.nodes[..world.node.0 as usize];
+    Reply::Attached(pb::Attached {
+        rank: me.first_rank.0 + local_rank,
+        size: world.size(),
+        local_rank,
+        local_size: me.slots,
+        cross_rank: before.iter().filter(has_it).count() as u32,
+        cross_size: world.nodes.iter().filter(has_it).count() as u32,
+        epoch: world.epoch.0,
+        nodes: world
+            .nodes
+            .iter()
+            .map(|n| pb::Node {
+                host: n.host.clone(),
+                data_address: n.address.to_string(),
+                first_rank: n.first_rank.0,
+                slots: n.slots,
+                rack: n.rack.clone(),
+            })
+            .collect(),
+    })
+}

@@ -1,0 +1,166 @@
+//! Where the workers' wishes come in, and where the answers go out.
+//!
+//! - `attach`: the Unix socket: who a worker is, its memory, its leaving and its death
+//! - `submissions`: the thread `gw-intake` that reads the workers' rings
+//! - [`Workers`]: the attached workers, for whoever has an answer for them
+
+pub(crate) mod attach;
+pub(crate) mod submissions;
+
+use std::{
+    os::unix::net::UnixStream,
+    sync::{Arc, Mutex, RwLock},
+};
+
+use gradwire_proto::{Failure, Rank, pb};
+use gradwire_shm::{
+    control::{Completion, CompletionWriter, RingError},
+    handover,
+};
+use prost::Message;
+
+use crate::memory::WorkerMemory;
+
+/// One attached worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) local_rank: u32,
+    pub(crate) rank: Rank,
+    /// As the kernel says.
+    pub(crate) pid: u32,
+    pub(crate) memory: WorkerMemory,
+    completions: CompletionWriter,
+    socket: Mutex<UnixStream>,
+}
+
+impl Worker {
+    /// Tells the worker that an operation has succeeded.
+    pub(crate) fn complete(&self, ticket: u64) -> Result<(), RingError> {
+        self.completions.push(Completion { ticket })
+    }
+
+    /// Tells the worker that operations have failed.
+    pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) {
+        for _ in &tickets {
+            self.completions.answered();
+        }
+        let failure = Some(failure.clone().into());
+        let failed = pb::TensorFailed { tickets, failure };
+        self.say(pb::daemon_message::Message::TensorFailed(failed));
+    }
+
+    /// Tells the worker that the job is over.
+    pub(crate) fn abort(&self, failure: &Failure) {
+        self.say(pb::daemon_message::Message::Aborted(failure.clone().into()));
+    }
+
+    /// Sends a message. A worker that does not take it is about to be found dead by its own
+    /// thread, so nothing is to be done here.
+    fn say(&self, message: pb::daemon_message::Message) {
+        let socket = self.socket.lock().expect("no panic while it is held");
+        if let Err(error) = say(&socket, message) {
+            tracing::debug!(rank = %self.rank, %error, "a worker did not take a message");
+        }
+    }
+}
+
+/// Sends one message to a worker.
+fn say(socket: &UnixStream, message: pb::daemon_message::Message) -> std::io::Result<()> {
+    let message = pb::DaemonMessage { message: Some(message) };
+    handover::send(socket, &message.encode_to_vec(), &[])
+}
+
+/// The attached workers by local rank.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    slots: Vec<RwLock<Slot>>,
+}
+
+#[derive(Debug, Default)]
+enum Slot {
+    #[default]
+    Free,
+    /// Taken by this process, which waits for the world or is attached.
+    Claimed {
+        pid: u32,
+    },
+    Attached(Arc<Worker>),
+    /// It has left in good order.
+    Left,
+}
+
+/// Why a slot can't be claimed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error("local rank {local_rank} is taken by process {pid} on this host")]
+    Taken { local_rank: u32, pid: u32 },
+    #[error("local rank {local_rank} has left the job already")]
+    Left { local_rank: u32 },
+    #[error("there is no local rank {local_rank}: this node has {slots} slots, numbered from 0")]
+    Outside { local_rank: u32, slots: usize },
+}
+
+impl Workers {
+    pub(crate) fn new(slots: u32) -> Self {
+        Self { slots: (0..slots).map(|_| RwLock::default()).collect() }
+    }
+
+    fn slot(&self, local_rank: u32) -> Option<&RwLock<Slot>> {
+        self.slots.get(local_rank as usize)
+    }
+
+    /// Takes a slot for a process.
+    fn claim(&self, local_rank: u32, pid: u32) -> Result<(), ClaimError> {
+        let slots = self.slots.len();
+        let slot = self.slot(local_rank).ok_or(ClaimError::Outside { local_rank, slots })?;
+        let mut slot = slot.write().expect("no panic while it is held");
+        match &*slot {
+            Slot::Free => {
+                *slot = Slot::Claimed { pid };
+                Ok(())
+            }
+            Slot::Claimed { pid } => Err(ClaimError::Taken { local_rank, pid: *pid }),
+            Slot::Attached(worker) => Err(ClaimError::Taken { local_rank, pid: worker.pid }),
+            Slot::Left => Err(ClaimError::Left { local_rank }),
+        }
+    }
+
+    /// The process of a rank has ended. True if it never attached: nobody else will notice.
+    pub(crate) fn ended(&self, local_rank: u32) -> bool {
+        let Some(slot) = self.slot(local_rank) else { return false };
+        let mut slot = slot.write().expect("no panic while it is held");
+        let never = matches!(*slot, Slot::Free);
+        if never {
+            *slot = Slot::Left;
+        }
+        never
+    }
+
+    fn set(&self, local_rank: u32, value: Slot) {
+        if let Some(slot) = self.slot(local_rank) {
+            *slot.write().expect("no panic while it is held") = value;
+        }
+    }
+
+    /// The worker of a local rank, while it is attached.
+    pub(crate) fn get(&self, local_rank: u32) -> Option<Arc<Worker>> {
+        match &*self.slot(local_rank)?.read().expect("no panic while it is held") {
+            Slot::Attached(worker) => Some(worker.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether any process is attached, or about to be.
+    pub(crate) fn any(&self) -> bool {
+        let there = |slot: &RwLock<Slot>| {
+            let slot = slot.read().expect("no panic while it is held");
+            matches!(&*slot, Slot::Claimed { .. } | Slot::Attached(_))
+        };
+        self.slots.iter().any(there)
+    }
+
+    /// All attached workers.
+    pub(crate) fn all(&self) -> Vec<Arc<Worker>> {
+        (0..self.slots.len() as u32).filter_map(|local| self.get(local)).collect()
+    }
+}

@@ -1,0 +1,235 @@
+//! The thread that reads the workers' rings (`gw-intake`) and watches that they are alive.
+//!
+//! It sleeps on the workers' doorbells and is woken only when it says that it sleeps; while
+//! anything comes in nobody makes a system call for it.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, Weak,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{Failure, FailureKind, ProcessSetId};
+use gradwire_shm::control::{Heartbeats, Submission, SubmissionReader};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::Worker;
+use crate::{
+    metrics,
+    negotiate::Outgoing,
+    node::Node,
+    queue::{LocalTensor, Submitted, TensorKey},
+};
+
+/// Records that are read from one ring before the next one's turn.
+const TURN: usize = 256;
+
+/// How often the workers' heartbeats are looked at.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// A worker's ring and signs of life.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) reader: SubmissionReader,
+    pub(crate) heartbeats: Heartbeats,
+    pub(crate) doorbell: OwnedFd,
+}
+
+/// The other threads' end of the intake.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    sources: Sender<Source>,
+    waiting: Mutex<Option<Receiver<Source>>>,
+    bell: Arc<OwnedFd>,
+}
+
+fn ring(bell: &impl AsFd) {
+    // A full counter is a bell that rings already.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+fn silence(bell: &impl AsFd) {
+    let _ = rustix::io::read(bell, &mut [0u8; 8]);
+}
+
+impl Intake {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (sources, waiting) = channel();
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(Self { sources, waiting: Mutex::new(Some(waiting)), bell })
+    }
+
+    /// Reads this worker's ring from now on.
+    pub(crate) fn add(&self, source: Source) {
+        // The intake ends only with the daemon.
+        let _ = self.sources.send(source);
+        ring(&*self.bell);
+    }
+
+    /// Starts the thread; it ends when the node is gone. A second start does nothing.
+    pub(crate) fn start(&self, node: Weak<Node>) -> io::Result<()> {
+        let Some(waiting) = self.waiting.lock().expect("no panic while it is held").take() else {
+            return Ok(());
+        };
+        let reader = Reader { node, waiting, bell: self.bell.clone(), sources: Vec::new() };
+        std::thread::Builder::new().name("gw-intake".into()).spawn(move || reader.run())?;
+        Ok(())
+    }
+}
+
+struct Watched {
+    source: Source,
+    beats: u32,
+    since: Instant,
+}
+
+struct Reader {
+    node: Weak<Node>,
+    waiting: Receiver<Source>,
+    bell: Arc<OwnedFd>,
+    sources: Vec<Watched>,
+}
+
+impl Reader {
+    fn run(mut self) {
+        let mut checked = Instant::now();
+        while let Some(node) = self.node.upgrade() {
+            while let Ok(source) = self.waiting.try_recv() {
+                self.sources.push(Watched { source, beats: 0, since: Instant::now() });
+            }
+            let came = self.read(&node);
+            if checked.elapsed() >= CHECK {
+                checked = Instant::now();
+                self.check(&node);
+            }
+            if !came {
+                drop(node);
+                self.sleep();
+            }
+        }
+    }
+
+    /// Takes what has come. False when nothing had.
+    fn read(&mut self, node: &Node) -> bool {
+        let mut came = false;
+        self.sources.retain_mut(|watched| {
+            let Source { worker, reader, .. } = &mut watched.source;
+            for _ in 0..TURN {
+                let taken = match reader.pop() {
+                    Ok(None) => return true,
+                    Ok(Some(submission)) => take(node, worker, submission),
+                    Err(error) => Err(error.to_string()),
+                };
+                came = true;
+                if let Err(why) = taken {
+                    node.worker_failed(worker, FailureKind::Protocol, &why);
+                    return false;
+                }
+            }
+            true
+        });
+        came
+    }
+
+    fn sleep(&self) {
+        let empty = self.sources.iter().filter(|w| !w.source.reader.prepare_sleep()).count() == 0;
+        if empty {
+            let mut bells = vec![PollFd::new(&*self.bell, PollFlags::IN)];
+            bells.extend(
+                self.sources.iter().map(|w| PollFd::new(&w.source.doorbell, PollFlags::IN)),
+            );
+            let timeout = Timespec { tv_sec: 0, tv_nsec: CHECK.subsec_nanos().into() };
+            // Interrupted or not: it looks at everything again.
+            let _ = poll(&mut bells, Some(&timeout));
+            silence(&*self.bell);
+        }
+        for watched in &self.sources {
+            watched.source.reader.awake();
+            silence(&watched.source.doorbell);
+        }
+    }
+
+    /// A worker whose heartbeats stand still is there and does nothing: stopped, or swapped out.
+    fn check(&mut self, node: &Node) {
+        let Some(limit) = node.job.world().map(|w| w.heartbeat_timeout) else { return };
+        self.sources.retain_mut(|watched| {
+            let beats = watched.source.heartbeats.count();
+            watched.source.heartbeats.beat();
+            if beats != watched.beats {
+                watched.beats = beats;
+                watched.since = Instant::now();
+            }
+            let worker = &watched.source.worker;
+            if node.workers.get(worker.local_rank).is_none() {
+                return false;
+            }
+            let silent = watched.since.elapsed();
+            if silent <= limit {
+                return true;
+            }
+            let why = format!(
+                "no sign of life for {:.1} s{}",
+                silent.as_secs_f64(),
+                state_of(worker.pid)
+            );
+            node.worker_failed(worker, FailureKind::WorkerLost, &why);
+            false
+        });
+    }
+}
+
+/// What the system says of a process, for a text: `; it is stopped (SIGSTOP)`, or nothing.
+fn state_of(pid: u32) -> &'static str {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may hold anything.
+    match stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()) {
+        Some('T' | 't') => "; the process is stopped (SIGSTOP or a debugger)",
+        Some('D') => "; the process waits for a disk or a file system",
+        _ => "",
+    }
+}
+
+/// Puts one submission into the queue. An error is nonsense of the worker.
+fn take(node: &Node, worker: &Worker, submission: Submission) -> Result<(), String> {
+    let Submission { ticket, process_set, name, request, priority, input, output } = submission;
+    let Some(queue) = node.queue() else { return Ok(()) };
+    metrics::submission(request.collective);
+    if process_set != ProcessSetId::GLOBAL.0 {
+        let what = format!("there is no process set {process_set}");
+        let failure = Failure::new(FailureKind::Invalid, what)
+            .rank(worker.rank)
+            .host(node.config.host.clone())
+            .tensor(name.as_str());
+        worker.fail(vec![ticket], &failure);
+        return Ok(());
+    }
+    let (bytes, align) = (request.bytes(), request.dtype.size() as u64);
+    let place = |what: &str, place| {
+        worker
+            .memory
+            .resolve(place, bytes, align)
+            .map_err(|error| format!("the {what} of tensor '{name}': {error}"))
+    };
+    // A tensor without elements is nowhere, and a worker without memory may submit it.
+    let (input, output) = if bytes == 0 {
+        let nowhere = crate::memory::Span::empty();
+        (nowhere.clone(), nowhere)
+    } else {
+        (place("input", input)?, place("output", output)?)
+    };
+    let key = TensorKey { set: ProcessSetId(process_set), name };
+    let local =
+        LocalTensor { local_rank: worker.local_rank, ticket, request, priority, input, output };
+    let name = key.name.clone();
+    match queue.submit(key, local) {
+        Submitted::Waits => {}
+        Submitted::Announce(announced) => node.job.tell(Outgoing::Ready(announced)),
+        Submitted::RankLeft(gone) => worker.fail(vec![ticket], &node.rank_left(gone, &name)),
+    }
+    Ok(())
+}

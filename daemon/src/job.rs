@@ -1,0 +1,108 @@
+//! Where the job stands, for everybody in the daemon who has to know.
+//!
+//! It is *forming* until the coordinator has sent the world, *running* until it ends, and *over*
+//! with the first ending that is set: later ones change nothing, so every rank is told the same
+//! (TELL).
+
+use std::sync::Arc;
+
+use gradwire_proto::Failure;
+use tokio::sync::{mpsc, watch};
+
+use crate::negotiate::{Outgoing, World};
+
+/// How the job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// Every rank has left in good order.
+    Finished,
+    /// With this failure, for everybody.
+    Failed(Failure),
+}
+
+/// Where the job stands.
+#[derive(Debug, Clone)]
+pub(crate) enum Phase {
+    Forming,
+    Running(Arc<World>),
+    Over(Ending),
+}
+
+/// Shared by all parts of the daemon; cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    phase: watch::Sender<Phase>,
+    outgoing: mpsc::UnboundedSender<Outgoing>,
+}
+
+impl Job {
+    /// A job that is forming, and what goes to the coordinator. The channel needs no bound of its
+    /// own: announcements are bounded by the ranks' rings, the rest by the coordinator's credit.
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
+        let (outgoing, messages) = mpsc::unbounded_channel();
+        (Self { phase: watch::Sender::new(Phase::Forming), outgoing }, messages)
+    }
+
+    /// Follows the phase.
+    pub(crate) fn watch(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// The world, once it has formed and while the job runs.
+    pub(crate) fn world(&self) -> Option<Arc<World>> {
+        match &*self.phase.borrow() {
+            Phase::Running(world) => Some(world.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits until the job is over.
+    pub(crate) async fn over(&self) -> Ending {
+        let mut phase = self.watch();
+        // `self` holds a sender, so the wait can't fail.
+        let _ = phase.wait_for(|phase| matches!(phase, Phase::Over(_))).await;
+        self.ending().unwrap_or(Ending::Finished)
+    }
+
+    /// How the job ended, if it has.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        match &*self.phase.borrow() {
+            Phase::Over(ending) => Some(ending.clone()),
+            _ => None,
+        }
+    }
+
+    /// The world has formed.
+    pub(crate) fn form(&self, world: Arc<World>) {
+        self.phase.send_if_modified(|phase| {
+            let forming = matches!(phase, Phase::Forming);
+            if forming {
+                *phase = Phase::Running(world);
+            }
+            forming
+        });
+    }
+
+    /// The job is over; the first ending stays.
+    pub(crate) fn end(&self, ending: Ending) {
+        self.phase.send_if_modified(|phase| {
+            let first = !matches!(phase, Phase::Over(_));
+            if first {
+                *phase = Phase::Over(ending);
+            }
+            first
+        });
+    }
+
+    /// Tells the coordinator. Once the job is over nobody listens, and nobody needs to.
+    pub(crate) fn tell(&self, message: Outgoing) {
+        let _ = self.outgoing.send(message);
+    }
+
+    /// Something failed on this node. The coordinator finds the first cause among all nodes'
+    /// reports and ends the job with it; the negotiation ends it itself if it gets no answer.
+    pub(crate) fn report(&self, failure: Failure) {
+        tracing::warn!(%failure, "this node can't go on");
+        self.tell(Outgoing::Failed(failure));
+    }
+}

@@ -1,0 +1,211 @@
+//! The one room of the daemon that touches the workers' memory.
+//!
+//! A worker's segment stays mapped, and can't shrink (it is sealed), for as long as any [`Span`] of
+//! it lives, so that no access here can fault. What is in it may change at any moment: the bytes
+//! are only ever numbers to be added up, never lengths or offsets (TRUST). Everything outside of
+//! this module is safe code over spans and ordinary slices.
+
+use std::sync::{Arc, RwLock};
+
+use gradwire_collectives::kernels::{self, Combine, Finish, Store};
+use gradwire_shm::{control::Place, segment::Segment};
+
+/// The segments that one worker has handed over.
+#[derive(Debug, Default)]
+pub(crate) struct WorkerMemory {
+    segments: RwLock<Vec<Arc<Segment>>>,
+}
+
+/// Why a place is not in a worker's memory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PlaceError {
+    #[error("segment {segment} was never handed over ({known} were)")]
+    NoSegment { segment: u32, known: usize },
+    #[error("{bytes} bytes at offset {offset} are not within segment {segment} of {size} bytes")]
+    Outside { segment: u32, offset: u64, bytes: u64, size: u64 },
+    #[error(
+        "offset {offset} in segment {segment} is not a multiple of the element's {align} bytes"
+    )]
+    Unaligned { segment: u32, offset: u64, align: u64 },
+}
+
+impl WorkerMemory {
+    /// Takes one more segment; its number is how many there were.
+    pub(crate) fn add(&self, segment: Segment) -> usize {
+        let mut segments = self.segments.write().expect("no panic while it is held");
+        segments.push(Arc::new(segment));
+        segments.len() - 1
+    }
+
+    /// How many segments there are.
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.read().expect("no panic while it is held").len()
+    }
+
+    /// Bytes of all segments.
+    pub(crate) fn bytes(&self) -> u64 {
+        let segments = self.segments.read().expect("no panic while it is held");
+        segments.iter().map(|s| s.bytes()).sum()
+    }
+
+    /// The span at a place that a worker named.
+    pub(crate) fn resolve(&self, place: Place, bytes: u64, align: u64) -> Result<Span, PlaceError> {
+        let Place { segment, offset } = place;
+        let segments = self.segments.read().expect("no panic while it is held");
+        let known = segments.len();
+        let owner =
+            segments.get(segment as usize).ok_or(PlaceError::NoSegment { segment, known })?;
+        let size = owner.bytes();
+        let start = owner.range(offset, bytes).ok_or(PlaceError::Outside {
+            segment,
+            offset,
+            bytes,
+            size,
+        })?;
+        if !offset.is_multiple_of(align) {
+            return Err(PlaceError::Unaligned { segment, offset, align });
+        }
+        Ok(Span { start, bytes, _segment: Some(owner.clone()) })
+    }
+}
+
+/// A range of a worker's memory that stays valid as long as this value lives.
+#[derive(Debug, Clone)]
+pub(crate) struct Span {
+    start: *mut u8,
+    bytes: u64,
+    /// None for a span of no bytes.
+    _segment: Option<Arc<Segment>>,
+}
+
+// SAFETY: the pointer is into a shared mapping that `_segment` keeps alive; it is not tied to a
+// thread, and every access goes through the functions below, which treat the bytes as memory that
+// others write at the same time.
+unsafe impl Send for Span {}
+// SAFETY: as above; a `Span` has no state of its own that could be shared unsoundly.
+unsafe impl Sync for Span {}
+
+impl Span {
+    /// The span of no bytes.
+    pub(crate) fn empty() -> Self {
+        Self {
+            start: std::ptr::NonNull::<u64>::dangling().as_ptr().cast(),
+            bytes: 0,
+            _segment: None,
+        }
+    }
+
+    /// The address of `offset`, of which `bytes` follow.
+    ///
+    /// # Panics
+    /// If that is not within the span: the callers cut pieces from the tensor's own shape, so
+    /// this can't be reached from any input.
+    fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "a piece reaches beyond its tensor");
+        // SAFETY: offset ≤ bytes of the span, which lies within one mapping.
+        unsafe { self.start.add(offset as usize) }
+    }
+}
+
+/// A part of a worker's tensor: the span, and the first byte meant.
+pub(crate) type Part<'a> = (&'a Span, u64);
+
+fn count(combine: Combine, bytes: usize) -> usize {
+    debug_assert!(bytes.is_multiple_of(combine.dtype.size()));
+    bytes / combine.dtype.size()
+}
+
+/// `target := parts[0] op parts[1] op … [op received]`, in that order, each part scaled first.
+pub(crate) fn reduce(
+    combine: Combine,
+    prescale: f64,
+    target: &mut [u8],
+    parts: &[Part<'_>],
+    received: Option<&[u8]>,
+) {
+    let bytes = target.len() as u64;
+    let mut inputs: Vec<*const u8> =
+        parts.iter().map(|(span, offset)| span.at(*offset, bytes).cast_const()).collect();
+    let target_pointer = target.as_mut_ptr();
+    let Some(received) = received else {
+        // SAFETY: each input has `bytes` bytes (checked by `at`), the target is a slice of as many.
+        unsafe {
+            kernels::reduce(
+                combine,
+                prescale,
+                target_pointer,
+                &inputs,
+                count(combine, target.len()),
+            );
+        }
+        return;
+    };
+    assert_eq!(received.len(), target.len());
+    // What was received is a sum already and must not be scaled again.
+    if prescale == 1.0 {
+        inputs.push(received.as_ptr());
+        // SAFETY: as above; `received` is as long as the target.
+        unsafe {
+            kernels::reduce(combine, 1.0, target_pointer, &inputs, count(combine, target.len()));
+        }
+    } else {
+        // SAFETY: as above.
+        unsafe {
+            kernels::reduce(
+                combine,
+                prescale,
+                target_pointer,
+                &inputs,
+                count(combine, target.len()),
+            );
+        }
+        self::combine(combine, target, received, false);
+    }
+}
+
+/// `target := received op target` or `target op received`.
+pub(crate) fn combine(combine: Combine, target: &mut [u8], received: &[u8], theirs_first: bool) {
+    assert_eq!(received.len(), target.len());
+    let mine = target.as_mut_ptr();
+    let theirs = received.as_ptr();
+    let inputs =
+        if theirs_first { [theirs, mine.cast_const()] } else { [mine.cast_const(), theirs] };
+    // SAFETY: both slices have the same length; the target is exactly one of the inputs, which
+    // `reduce` allows.
+    unsafe { kernels::reduce(combine, 1.0, mine, &inputs, count(combine, target.len())) };
+}
+
+/// Every target gets the finished result.
+pub(crate) fn publish(finish: &Finish, source: &[u8], targets: &[Part<'_>], store: Store) {
+    let bytes = source.len() as u64;
+    let targets: Vec<*mut u8> =
+        targets.iter().map(|(span, offset)| span.at(*offset, bytes)).collect();
+    let elements = source.len() / finish.dtype.size();
+    // SAFETY: each target has `bytes` bytes (checked by `at`), the source is a slice of as many.
+    unsafe { kernels::finish_to(finish, &targets, source.as_ptr(), elements, store) };
+}
+
+/// All of it in one sweep, where no other node is concerned: every target gets the finished
+/// reduction of the parts. Targets may be the parts themselves.
+pub(crate) fn reduce_and_publish(
+    combine: Combine,
+    prescale: f64,
+    finish: &Finish,
+    parts: &[Part<'_>],
+    targets: &[Part<'_>],
+    bytes: u64,
+    store: Store,
+) {
+    let inputs: Vec<*const u8> =
+        parts.iter().map(|(span, offset)| span.at(*offset, bytes).cast_const()).collect();
+    let outputs: Vec<*mut u8> =
+        targets.iter().map(|(span, offset)| span.at(*offset, bytes)).collect();
+    let elements = bytes as usize / combine.dtype.size();
+    // SAFETY: each part and target has `bytes` bytes (checked by `at`). A target that overlaps an
+    // input without being exactly it comes from a worker whose input and output overlap; the
+    // result is then meaningless to that worker, but every access stays within the mappings.
+    unsafe {
+        kernels::reduce_finish_to(combine, prescale, finish, &outputs, &inputs, elements, store);
+    }
+}

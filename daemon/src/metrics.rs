@@ -1,0 +1,86 @@
+//! Every metric of the daemon, each declared once with its unit and meaning. Labels are bounded:
+//! collectives, hosts of the job, kinds of failure; never tensor names.
+
+use std::time::Duration;
+
+use gradwire_proto::{Collective, FailureKind};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+
+const SUBMISSIONS: &str = "gradwire_daemon_submissions_total";
+const REDUCED: &str = "gradwire_daemon_published_bytes_total";
+const OPERATIONS: &str = "gradwire_daemon_operations_total";
+const OPERATION_SECONDS: &str = "gradwire_daemon_operation_seconds";
+const QUEUE: &str = "gradwire_daemon_queued_tensors";
+const WORKERS: &str = "gradwire_daemon_workers";
+const SHARED: &str = "gradwire_daemon_shared_memory_bytes";
+const SENT: &str = "gradwire_daemon_network_sent_bytes_total";
+const RECEIVED: &str = "gradwire_daemon_network_received_bytes_total";
+const REJECTED: &str = "gradwire_daemon_rejected_connections_total";
+const FAILURES: &str = "gradwire_daemon_failures_total";
+const HEARTBEAT: &str = "gradwire_daemon_heartbeat_seconds";
+
+/// Tells the recorder what each metric is. Call once, after it is installed.
+pub fn describe() {
+    describe_counter!(SUBMISSIONS, Unit::Count, "Submissions of local ranks, by collective");
+    describe_counter!(REDUCED, Unit::Bytes, "Bytes of tensors that were completed on this node");
+    describe_counter!(OPERATIONS, Unit::Count, "Operations (pieces) completed on this node");
+    describe_histogram!(
+        OPERATION_SECONDS,
+        Unit::Seconds,
+        "Time from the coordinator's order to the end of an operation on this node"
+    );
+    describe_gauge!(
+        QUEUE,
+        Unit::Count,
+        "Tensors that local ranks have submitted and that are not done"
+    );
+    describe_gauge!(WORKERS, Unit::Count, "Local ranks that are attached");
+    describe_gauge!(SHARED, Unit::Bytes, "Shared memory that local ranks have handed over");
+    describe_counter!(SENT, Unit::Bytes, "Bytes sent to a peer's data plane, by the peer's host");
+    describe_counter!(
+        RECEIVED,
+        Unit::Bytes,
+        "Bytes received from a peer's data plane, by its host"
+    );
+    describe_counter!(REJECTED, Unit::Count, "Connections that did not pass their handshake");
+    describe_counter!(FAILURES, Unit::Count, "Failures that ended tensors or the job, by kind");
+    describe_histogram!(HEARTBEAT, Unit::Seconds, "Round trip of a heartbeat to the coordinator");
+}
+
+pub(crate) fn submission(collective: Collective) {
+    counter!(SUBMISSIONS, "collective" => collective.name()).increment(1);
+}
+
+pub(crate) fn operation(bytes: u64, took: Duration) {
+    counter!(OPERATIONS).increment(1);
+    counter!(REDUCED).increment(bytes);
+    histogram!(OPERATION_SECONDS).record(took.as_secs_f64());
+}
+
+pub(crate) fn queued(tensors: usize) {
+    gauge!(QUEUE).set(tensors as f64);
+}
+
+pub(crate) fn workers(attached: usize, shared_bytes: u64) {
+    gauge!(WORKERS).set(attached as f64);
+    gauge!(SHARED).set(shared_bytes as f64);
+}
+
+pub(crate) fn moved(host: &str, sent: u64, received: u64) {
+    counter!(SENT, "peer_host" => host.to_owned()).increment(sent);
+    counter!(RECEIVED, "peer_host" => host.to_owned()).increment(received);
+}
+
+pub(crate) fn rejected_connection() {
+    counter!(REJECTED).increment(1);
+}
+
+pub(crate) fn failure(kind: FailureKind) {
+    counter!(FAILURES, "kind" => format!("{kind:?}")).increment(1);
+}
+
+pub(crate) fn heartbeat(round_trip: Duration) {
+    histogram!(HEARTBEAT).record(round_trip.as_secs_f64());
+}

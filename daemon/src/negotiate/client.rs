@@ -1,0 +1,391 @@
+//! The stream to the coordinator: joins the job, then carries both directions until it is over.
+//!
+//! It is the daemon's one writer of how the job ends: the coordinator says so, or the coordinator
+//! is gone. A failure of this node goes to the coordinator first, which knows the other nodes'
+//! reports too; only if no answer comes in time does the node end with what it knows (WAIT).
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{
+    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
+    auth::{self, Claim},
+    pb::{self, coordinator_client::CoordinatorClient, coordinator_message, node_message},
+};
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming, transport::Endpoint};
+
+use super::{Instruction, Outgoing, World, translate};
+use crate::job::{Ending, Job};
+
+/// How long the coordinator may take to say how the job ends after this node has failed.
+const VERDICT: Duration = Duration::from_millis(1500);
+
+/// Bytes of announcements after which a message is sent; one more announcement fits in any case.
+const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
+
+/// Messages that may be on their way to the coordinator.
+const QUEUE: usize = 64;
+
+/// What a node says of itself when it joins.
+#[derive(Debug, Clone)]
+pub(crate) struct Introduction {
+    pub(crate) job: JobId,
+    pub(crate) secret: Secret,
+    pub(crate) coordinator: SocketAddr,
+    pub(crate) host: String,
+    pub(crate) data_address: SocketAddr,
+    pub(crate) slots: u32,
+    pub(crate) order: u32,
+    pub(crate) rack: String,
+    pub(crate) start_timeout: Duration,
+}
+
+impl Introduction {
+    fn join(&self, challenge: &[u8]) -> pb::Join {
+        let nonce = auth::nonce();
+        let data_address = self.data_address.to_string();
+        let claim = Claim::Join {
+            challenge,
+            nonce: &nonce,
+            job: self.job.as_str(),
+            host: &self.host,
+            data_address: &data_address,
+            slots: self.slots,
+            order: self.order,
+            rack: &self.rack,
+        };
+        let proof = self.secret.prove(&claim).to_vec();
+        pb::Join {
+            protocol: PROTOCOL,
+            version: VERSION.into(),
+            job: self.job.to_string(),
+            host: self.host.clone(),
+            data_address,
+            slots: self.slots,
+            order: self.order,
+            rack: self.rack.clone(),
+            nonce: nonce.to_vec(),
+            proof,
+        }
+    }
+
+    fn verify(&self, nonce: &[u8], world: &pb::World) -> bool {
+        let claim = Claim::World { nonce, job: self.job.as_str(), epoch: world.epoch };
+        self.secret.verify(&claim, &world.proof)
+    }
+}
+
+/// When each side was heard last; the heartbeat thread and the stream share it.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    begin: Instant,
+    heard_ns: AtomicU64,
+    echo_ns: AtomicU64,
+}
+
+impl Pulse {
+    pub(crate) fn new() -> Self {
+        Self { begin: Instant::now(), heard_ns: AtomicU64::new(0), echo_ns: AtomicU64::new(0) }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.begin.elapsed().as_nanos() as u64
+    }
+
+    fn heard(&self) {
+        self.heard_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// How long the coordinator has been silent.
+    pub(crate) fn silence(&self) -> Duration {
+        let heard = self.heard_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(self.now_ns().saturating_sub(heard))
+    }
+}
+
+/// What the rest of the daemon does with what the coordinator says.
+pub(crate) trait Conduct {
+    /// The world has formed.
+    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
+    /// Carry this out.
+    fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure>;
+}
+
+fn lost(what: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::CoordinatorLost, what)
+        .hint("see the coordinator's log on the first host for why it ended")
+}
+
+/// A refusal by the coordinator, or the end of the stream, in words.
+fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
+    match status.code() {
+        Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::InvalidArgument
+        | Code::AlreadyExists
+        | Code::ResourceExhausted
+        | Code::DeadlineExceeded => {
+            let what = format!("the coordinator at {coordinator} refused: {}", status.message());
+            Failure::new(FailureKind::Invalid, what)
+        }
+        _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),
+    }
+}
+
+/// Connects, trying again until `patience` is used up: daemons may start before the coordinator.
+async fn connect(
+    introduction: &Introduction,
+) -> Result<CoordinatorClient<tonic::transport::Channel>, Failure> {
+    let address = introduction.coordinator;
+    let deadline = Instant::now() + introduction.start_timeout;
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|error| Failure::new(FailureKind::Invalid, format!("{address}: {error}")))?
+        .tcp_nodelay(true)
+        .connect_timeout(Duration::from_secs(3))
+        .http2_keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5));
+    loop {
+        match endpoint.connect().await {
+            Ok(channel) => {
+                return Ok(CoordinatorClient::new(channel)
+                    .max_decoding_message_size(MAX_CONTROL_MESSAGE)
+                    .max_encoding_message_size(MAX_CONTROL_MESSAGE));
+            }
+            Err(error) if Instant::now() >= deadline => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                let what = format!(
+                    "the coordinator at {address} can't be reached ({})",
+                    cause.unwrap_or_else(|| error.to_string())
+                );
+                return Err(Failure::new(FailureKind::CoordinatorLost, what)
+                    .hint("is it running, and does GRADWIRE_COORDINATOR name its address?"));
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Takes part in the job until it is over. The ending is set in `job` before this returns.
+pub(crate) async fn negotiate(
+    introduction: Introduction,
+    job: Job,
+    outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    pulse: Arc<Pulse>,
+    conduct: &mut impl Conduct,
+) {
+    let ending = match attend(&introduction, &job, outgoing, &pulse, conduct).await {
+        Ok(ending) => ending,
+        Err(failure) => Ending::Failed(failure),
+    };
+    job.end(ending);
+}
+
+async fn attend(
+    introduction: &Introduction,
+    job: &Job,
+    outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    pulse: &Pulse,
+    conduct: &mut impl Conduct,
+) -> Result<Ending, Failure> {
+    let (sender, stream) = open(introduction).await?;
+    let mut session = Session {
+        introduction,
+        job,
+        pulse,
+        sender,
+        registry: translate::Registry::default(),
+        given_up: None,
+        nonce: Vec::new(),
+    };
+    session.run(stream, outgoing, conduct).await
+}
+
+/// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
+/// and is asked again.
+async fn open(
+    introduction: &Introduction,
+) -> Result<(mpsc::Sender<pb::NodeMessage>, Streaming<pb::CoordinatorMessage>), Failure> {
+    let deadline = Instant::now() + introduction.start_timeout;
+    let mut client = connect(introduction).await?;
+    loop {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        match client.session(ReceiverStream::new(receiver)).await {
+            Ok(response) => return Ok((sender, response.into_inner())),
+            Err(status)
+                if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
+            {
+                // Not all at the same moment.
+                let spread = u64::from(introduction.order % 16) * 10;
+                tokio::time::sleep(Duration::from_millis(100 + spread)).await;
+            }
+            Err(status) => return Err(from_status(&status, introduction.coordinator)),
+        }
+    }
+}
+
+struct Session<'a> {
+    introduction: &'a Introduction,
+    job: &'a Job,
+    pulse: &'a Pulse,
+    sender: mpsc::Sender<pb::NodeMessage>,
+    registry: translate::Registry,
+    /// This node's own failure, and until when the coordinator may answer it.
+    given_up: Option<(Failure, tokio::time::Instant)>,
+    /// What the coordinator has to prove the secret over.
+    nonce: Vec<u8>,
+}
+
+impl Session<'_> {
+    async fn run(
+        &mut self,
+        mut stream: Streaming<pb::CoordinatorMessage>,
+        mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
+        conduct: &mut impl Conduct,
+    ) -> Result<Ending, Failure> {
+        loop {
+            let verdict = self.given_up.as_ref().map(|(_, until)| *until);
+            tokio::select! {
+                message = stream.message() => {
+                    if let Some(ending) = self.heard(message, conduct).await? {
+                        return Ok(ending);
+                    }
+                }
+                Some(first) = outgoing.recv() => self.tell(first, &mut outgoing).await?,
+                () = async { tokio::time::sleep_until(verdict.unwrap_or_else(tokio::time::Instant::now)).await },
+                    if verdict.is_some() =>
+                {
+                    let (failure, _) = self.given_up.take().expect("guarded by the verdict");
+                    return Ok(Ending::Failed(failure));
+                }
+                // Somebody else ended it (a signal, the heartbeat thread): that stands.
+                ending = self.job.over() => return Ok(ending),
+            }
+        }
+    }
+
+    async fn send(&self, message: node_message::Message) -> Result<(), Failure> {
+        let sent = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
+        sent.map_err(|_| lost("the stream to the coordinator ended"))
+    }
+
+    /// Sends what there is to say; what is there together goes together.
+    async fn tell(
+        &mut self,
+        first: Outgoing,
+        outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
+    ) -> Result<(), Failure> {
+        let mut ready = pb::Ready::default();
+        let mut ready_bytes = 0;
+        let mut done = pb::Done::default();
+        let mut rest = Vec::new();
+        let mut next = Some(first);
+        while let Some(message) = next {
+            match message {
+                Outgoing::Ready(announced) => {
+                    let slots = self.introduction.slots;
+                    let announcement = self.registry.announcement(announced, slots);
+                    ready_bytes += announcement.encoded_len();
+                    ready.announcements.push(announcement);
+                }
+                Outgoing::Done(sequence) => done.sequences.push(sequence.0),
+                Outgoing::Heartbeat => rest.push(node_message::Message::Heartbeat(pb::Heartbeat {
+                    sent_ns: self.pulse.now_ns(),
+                    echo_ns: self.pulse.echo_ns.load(Ordering::Relaxed),
+                })),
+                Outgoing::Left(ranks) => {
+                    let ranks = ranks.iter().map(|r| r.0).collect();
+                    rest.push(node_message::Message::Leave(pb::Leave { ranks }));
+                }
+                Outgoing::Failed(failure) => {
+                    if self.given_up.is_none() {
+                        let until = tokio::time::Instant::now() + VERDICT;
+                        self.given_up = Some((failure.clone(), until));
+                    }
+                    let failure = Some(failure.into());
+                    rest.push(node_message::Message::Failed(pb::Failed { failure }));
+                }
+            }
+            // An announcement after a Leave may exist because of it, and must come after it.
+            if !rest.is_empty() || ready_bytes >= READY_BYTES {
+                break;
+            }
+            next = outgoing.try_recv().ok();
+        }
+        if !done.sequences.is_empty() {
+            self.send(node_message::Message::Done(done)).await?;
+        }
+        if !ready.announcements.is_empty() {
+            self.send(node_message::Message::Ready(ready)).await?;
+        }
+        for message in rest {
+            self.send(message).await?;
+        }
+        Ok(())
+    }
+
+    async fn heard(
+        &mut self,
+        message: Result<Option<pb::CoordinatorMessage>, Status>,
+        conduct: &mut impl Conduct,
+    ) -> Result<Option<Ending>, Failure> {
+        let coordinator = self.introduction.coordinator;
+        let message = message.map_err(|status| from_status(&status, coordinator))?;
+        let message = message
+            .ok_or_else(|| lost(format!("the coordinator at {coordinator} closed the stream")))?;
+        self.pulse.heard();
+        match message.message {
+            Some(coordinator_message::Message::Challenge(challenge)) => {
+                let join = self.introduction.join(&challenge.nonce);
+                self.nonce.clone_from(&join.nonce);
+                self.send(node_message::Message::Join(join)).await?;
+            }
+            Some(coordinator_message::Message::World(wire)) => {
+                if !self.introduction.verify(&self.nonce, &wire) {
+                    let what =
+                        format!("the coordinator at {coordinator} does not know the job's secret");
+                    return Err(Failure::new(FailureKind::Protocol, what)
+                        .hint("another program answers at that address"));
+                }
+                let world = translate::world(wire).map_err(|e| translate::nonsense(&e))?;
+                let world = Arc::new(world);
+                conduct.formed(world.clone())?;
+                self.job.form(world);
+            }
+            Some(coordinator_message::Message::Execute(execute)) => {
+                let instructions =
+                    self.registry.instructions(execute).map_err(|e| translate::nonsense(&e))?;
+                for instruction in instructions {
+                    if let Err(failure) = conduct.carry_out(instruction) {
+                        self.job.report(failure);
+                    }
+                }
+            }
+            Some(coordinator_message::Message::Abort(abort)) => {
+                let unknown = || lost("the coordinator ended the job without saying why");
+                let failure = abort.failure.map_or_else(unknown, Failure::from);
+                return Ok(Some(Ending::Failed(failure)));
+            }
+            Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
+            Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
+                self.pulse.echo_ns.store(heartbeat.sent_ns, Ordering::Relaxed);
+                if heartbeat.echo_ns > 0 {
+                    let round_trip = self.pulse.now_ns().saturating_sub(heartbeat.echo_ns);
+                    crate::metrics::heartbeat(Duration::from_nanos(round_trip));
+                }
+            }
+            // A message of a later release: it has joined with the same protocol, so it is one
+            // that need not be understood.
+            None => {}
+        }
+        Ok(None)
+    }
+}

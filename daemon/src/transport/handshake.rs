@@ -1,0 +1,292 @@
+//! How two daemons make sure of each other before a data connection carries anything.
+//!
+//! ```text
+//!   dialler                                       acceptor
+//!     │ Hello: who, to whom, lane, epoch, job, nonce ──► │  124 bytes, fixed
+//!     │ ◄── Challenge: its nonce, proof over the Hello   │   64 bytes
+//!     │ proof over its nonce and the Hello ────────────► │   32 bytes
+//!     │ ◄── Verdict                                      │    1 byte
+//! ```
+//!
+//! Both prove the job's secret over the other's nonce, so neither an overheard handshake nor a
+//! daemon of another job or epoch gets through (TRUST). Nothing is allocated from what the other
+//! side says.
+
+use gradwire_proto::{
+    Epoch, JobId, NodeId, Secret,
+    auth::{Claim, NONCE_BYTES, PROOF_BYTES, nonce},
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+const MAGIC: [u8; 8] = *b"GRADWIRE";
+const VERSION: u32 = 1;
+const HELLO_BYTES: usize = 8 + 4 + 8 + 4 + 4 + 4 + 4 + JobId::MAX_BYTES + NONCE_BYTES + 8;
+
+/// Why a connection did not come to be.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The connection itself failed.
+    #[error("the connection broke during the handshake: {0}")]
+    Io(#[from] std::io::Error),
+    /// The other side is no Gradwire daemon of this version.
+    #[error("the other side does not speak version {VERSION} of Gradwire's data protocol")]
+    NotGradwire,
+    /// The other side is a daemon of another job, epoch or node.
+    #[error("the other side belongs to another job, epoch or node ({0})")]
+    Stranger(String),
+    /// The other side does not know the secret.
+    #[error("the other side could not prove the job's secret")]
+    Secret,
+    /// The acceptor said no.
+    #[error("the other side refused the connection: {0}")]
+    Refused(Verdict),
+}
+
+/// The acceptor's last word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Verdict {
+    /// The connection stands.
+    Welcome = 0,
+    /// The dialler's proof is wrong.
+    Secret = 1,
+    /// There is such a connection already.
+    Taken = 2,
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Welcome => "welcome",
+            Self::Secret => "the secrets differ",
+            Self::Taken => "there is such a connection already",
+        })
+    }
+}
+
+/// What a daemon knows of itself and its job.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The job.
+    pub job: JobId,
+    /// Its secret.
+    pub secret: Secret,
+    /// The world's epoch.
+    pub epoch: Epoch,
+    /// This node.
+    pub node: NodeId,
+    /// How many nodes there are.
+    pub nodes: u32,
+    /// How many connections two nodes have.
+    pub lanes: u32,
+}
+
+/// Which connection this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Line {
+    /// The node at the other end.
+    pub peer: NodeId,
+    /// Which of the connections with it.
+    pub lane: u32,
+}
+
+fn hello(me: &Identity, line: Line, nonce: &[u8; NONCE_BYTES]) -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    let mut at = 0;
+    let mut put = |part: &[u8]| {
+        bytes[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    };
+    let mut job = [0; JobId::MAX_BYTES];
+    job[..me.job.as_str().len()].copy_from_slice(me.job.as_str().as_bytes());
+    put(&MAGIC);
+    put(&VERSION.to_le_bytes());
+    put(&me.epoch.0.to_le_bytes());
+    put(&me.node.0.to_le_bytes());
+    put(&line.peer.0.to_le_bytes());
+    put(&line.lane.to_le_bytes());
+    put(&me.lanes.to_le_bytes());
+    put(&job);
+    put(nonce);
+    bytes
+}
+
+/// Makes sure of the acceptor on a fresh connection to `line.peer`.
+///
+/// # Errors
+/// [`HandshakeError`]; the connection is of no use then.
+pub async fn dial<S>(stream: &mut S, me: &Identity, line: Line) -> Result<(), HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let nonce = nonce();
+    let hello = hello(me, line, &nonce);
+    stream.write_all(&hello).await?;
+    let mut challenge = [0; NONCE_BYTES + PROOF_BYTES];
+    stream.read_exact(&mut challenge).await?;
+    let (theirs, proof) = challenge.split_at(NONCE_BYTES);
+    let claim = Claim::DataAcceptor { challenge: theirs, hello: &hello };
+    if !me.secret.verify(&claim, proof) {
+        return Err(HandshakeError::Secret);
+    }
+    let claim = Claim::DataDialler { challenge: theirs, hello: &hello };
+    stream.write_all(&me.secret.prove(&claim)).await?;
+    match stream.read_u8().await? {
+        0 => Ok(()),
+        1 => Err(HandshakeError::Refused(Verdict::Secret)),
+        2 => Err(HandshakeError::Refused(Verdict::Taken)),
+        _ => Err(HandshakeError::NotGradwire),
+    }
+}
+
+/// Makes sure of whoever dialled; `admit` says whether such a connection is still to be had.
+///
+/// # Errors
+/// [`HandshakeError`]; the connection is of no use then.
+pub async fn accept<S>(
+    stream: &mut S,
+    me: &Identity,
+    admit: impl FnOnce(Line) -> bool,
+) -> Result<Line, HandshakeError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut received = [0; HELLO_BYTES];
+    stream.read_exact(&mut received).await?;
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| received[at + i]));
+    if received[..8] != MAGIC || word(8) != VERSION {
+        return Err(HandshakeError::NotGradwire);
+    }
+    let line = Line { peer: NodeId(word(20)), lane: word(28) };
+    // What the dialler must have said, with its nonce, epoch and addressee as they have to be.
+    let mut theirs = [0; NONCE_BYTES];
+    let at = HELLO_BYTES - NONCE_BYTES - 8;
+    theirs.copy_from_slice(&received[at..at + NONCE_BYTES]);
+    let dialler = Identity { node: line.peer, ..me.clone() };
+    let expected = hello(&dialler, Line { peer: me.node, lane: line.lane }, &theirs);
+    if received != expected || line.peer.0 >= me.nodes || line.lane >= me.lanes {
+        let epoch = u64::from(word(12)) | u64::from(word(16)) << 32;
+        return Err(HandshakeError::Stranger(format!(
+            "it says node {} to node {}, lane {}, epoch {epoch}",
+            line.peer,
+            word(24),
+            line.lane
+        )));
+    }
+    let nonce = nonce();
+    let claim = Claim::DataAcceptor { challenge: &nonce, hello: &received };
+    let proof = me.secret.prove(&claim);
+    stream.write_all(&nonce).await?;
+    stream.write_all(&proof).await?;
+    let mut answer = [0; PROOF_BYTES];
+    stream.read_exact(&mut answer).await?;
+    let claim = Claim::DataDialler { challenge: &nonce, hello: &received };
+    let verdict = if !me.secret.verify(&claim, &answer) {
+        Verdict::Secret
+    } else if !admit(line) {
+        Verdict::Taken
+    } else {
+        Verdict::Welcome
+    };
+    stream.write_u8(verdict as u8).await?;
+    match verdict {
+        Verdict::Welcome => Ok(line),
+        Verdict::Secret => Err(HandshakeError::Secret),
+        Verdict::Taken => Err(HandshakeError::Refused(verdict)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn identity(node: u32) -> Identity {
+        Identity {
+            job: JobId::new("job").unwrap(),
+            secret: Secret::from_hex(&"ab".repeat(32)).unwrap(),
+            epoch: Epoch(3),
+            node: NodeId(node),
+            nodes: 2,
+            lanes: 2,
+        }
+    }
+
+    async fn shake(
+        dialler: Identity,
+        acceptor: Identity,
+        line: Line,
+        admit: bool,
+    ) -> (Result<(), HandshakeError>, Result<Line, HandshakeError>) {
+        let (mut a, mut b) = tokio::io::duplex(64);
+        let both = async {
+            let dial = async {
+                let result = dial(&mut a, &dialler, line).await;
+                drop(a);
+                result
+            };
+            let accept = async {
+                let result = accept(&mut b, &acceptor, |_| admit).await;
+                drop(b);
+                result
+            };
+            tokio::join!(dial, accept)
+        };
+        tokio::time::timeout(Duration::from_secs(5), both).await.unwrap()
+    }
+
+    const LINE: Line = Line { peer: NodeId(1), lane: 1 };
+
+    #[tokio::test]
+    async fn two_nodes_of_one_job_find_each_other() {
+        let (dialled, accepted) = shake(identity(0), identity(1), LINE, true).await;
+        dialled.unwrap();
+        assert_eq!(accepted.unwrap(), Line { peer: NodeId(0), lane: 1 });
+    }
+
+    #[tokio::test]
+    async fn a_wrong_secret_is_refused_by_both_sides() {
+        let stranger =
+            Identity { secret: Secret::from_hex(&"cd".repeat(32)).unwrap(), ..identity(0) };
+        let (dialled, accepted) = shake(stranger, identity(1), LINE, true).await;
+        assert!(matches!(dialled, Err(HandshakeError::Secret)));
+        assert!(accepted.is_err());
+    }
+
+    #[tokio::test]
+    async fn another_job_epoch_or_addressee_is_a_stranger() {
+        let other_job = Identity { job: JobId::new("other").unwrap(), ..identity(0) };
+        let other_epoch = Identity { epoch: Epoch(4), ..identity(0) };
+        for dialler in [other_job, other_epoch, identity(7)] {
+            let (dialled, accepted) = shake(dialler, identity(1), LINE, true).await;
+            assert!(matches!(accepted, Err(HandshakeError::Stranger(_))), "{accepted:?}");
+            assert!(dialled.is_err());
+        }
+        let wrong = Line { peer: NodeId(0), lane: 0 };
+        let (_, accepted) = shake(identity(0), identity(1), wrong, true).await;
+        assert!(matches!(accepted, Err(HandshakeError::Stranger(_))));
+    }
+
+    #[tokio::test]
+    async fn a_second_connection_is_told_so() {
+        let (dialled, _) = shake(identity(0), identity(1), LINE, false).await;
+        assert_eq!(
+            dialled.unwrap_err().to_string(),
+            "the other side refused the connection: there is such a connection already"
+        );
+    }
+
+    #[tokio::test]
+    async fn other_protocols_and_cut_hellos_end_it() {
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &MAGIC] {
+            let (mut a, mut b) = tokio::io::duplex(8192);
+            a.write_all(bytes).await.unwrap();
+            drop(a);
+            let me = identity(1);
+            let accepted = accept(&mut b, &me, |_| true);
+            let accepted = tokio::time::timeout(Duration::from_secs(5), accepted).await.unwrap();
+            assert!(accepted.is_err());
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! One connection to a peer as its lane sees it: what is to be sent, and the frame that is being
+//! read. Never blocks, never allocates for what the peer announces (TRUST, BOUND).
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{ErrorKind, IoSlice, Read, Write},
+};
+
+use gradwire_proto::{NodeId, Sequence};
+use mio::net::TcpStream;
+
+use super::frame::{FrameError, HEADER_BYTES, Header};
+use crate::executor::{piece::Running, plan::Work};
+
+/// The pieces that a lane has started.
+pub(crate) type Pieces = BTreeMap<Sequence, Running>;
+
+/// Why a link is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("the connection was closed")]
+    Closed,
+    #[error("the connection broke: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("the peer sent nonsense: {0}")]
+    Frame(#[from] FrameError),
+    #[error("the peer sent message {message} of operation {sequence}, which expects none such")]
+    Unexpected { sequence: u64, message: u32 },
+    #[error(
+        "the peer sent bytes {offset}+{length} of message {message} of operation {sequence}, \
+         where {expected} of {block} were expected next"
+    )]
+    OutOfPlace { sequence: u64, message: u32, offset: u64, length: u32, expected: u64, block: u64 },
+}
+
+/// What a turn at a link came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Something was moved; another turn may move more.
+    Moved,
+    /// Nothing can be moved until the socket or a piece changes.
+    Idle,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    header: [u8; HEADER_BYTES],
+    header_sent: usize,
+    sequence: Sequence,
+    step: u32,
+    offset: u64,
+    length: u64,
+    sent: u64,
+}
+
+#[derive(Debug)]
+enum Incoming {
+    Header {
+        filled: usize,
+    },
+    /// A header whose step can't take it yet: its piece has not been started here, or the block
+    /// is still in use.
+    Waiting(Header),
+    Payload {
+        header: Header,
+        step: u32,
+        filled: usize,
+    },
+}
+
+/// What links need to know of their lane.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinkConfig {
+    pub(crate) epoch: u32,
+    pub(crate) chunk: u64,
+}
+
+/// One connection to a peer, or the place of one that is still being made.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) peer: NodeId,
+    pub(crate) stream: Option<TcpStream>,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    config: LinkConfig,
+    queue: VecDeque<(Sequence, u32)>,
+    outgoing: Option<Outgoing>,
+    incoming: Incoming,
+    header: [u8; HEADER_BYTES],
+    scratch: Vec<u8>,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+}
+
+impl Link {
+    pub(crate) fn new(peer: NodeId, config: LinkConfig) -> Self {
+        Self {
+            peer,
+            stream: None,
+            readable: false,
+            writable: false,
+            config,
+            queue: VecDeque::new(),
+            outgoing: None,
+            incoming: Incoming::Header { filled: 0 },
+            header: [0; HEADER_BYTES],
+            scratch: Vec::new(),
+            bytes_sent: 0,
+            bytes_received: 0,
+        }
+    }
+
+    /// Takes a connection that has passed its handshake.
+    pub(crate) fn connect(&mut self, stream: TcpStream) {
+        self.stream = Some(stream);
+        self.readable = true;
+        self.writable = true;
+    }
+
+    /// A step of a started piece will send to this peer.
+    pub(crate) fn enqueue(&mut self, sequence: Sequence, step: u32) {
+        self.queue.push_back((sequence, step));
+    }
+
+    /// Sends what can be sent, at most one chunk.
+    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Result<Turn, LinkError> {
+        if !self.writable || self.stream.is_none() {
+            return Ok(Turn::Idle);
+        }
+        if self.outgoing.is_none() {
+            self.outgoing = self.next_chunk(pieces);
+        }
+        let (Some(out), Some(stream)) = (&mut self.outgoing, &mut self.stream) else {
+            return Ok(Turn::Idle);
+        };
+        let piece = pieces.get_mut(&out.sequence).expect("a piece outlives its sends");
+        while out.sent < out.length {
+            let payload = piece.outgoing(out.step, out.offset + out.sent, out.length - out.sent);
+            let parts = [IoSlice::new(&out.header[out.header_sent..]), IoSlice::new(payload)];
+            match stream.write_vectored(&parts) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(written) => {
+                    let header = written.min(HEADER_BYTES - out.header_sent);
+                    out.header_sent += header;
+                    out.sent += (written - header) as u64;
+                    self.bytes_sent += written as u64;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.writable = false;
+                    return Ok(Turn::Idle);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        piece.moved(out.step, out.length);
+        self.outgoing = None;
+        Ok(Turn::Moved)
+    }
+
+    /// The first of the queue that has a chunk ready; of equals the oldest piece comes first.
+    fn next_chunk(&mut self, pieces: &Pieces) -> Option<Outgoing> {
+        let mut index = 0;
+        while index < self.queue.len() {
+            let (sequence, step) = self.queue[index];
+            let piece = &pieces[&sequence];
+            let planned = &piece.piece.plan.steps[step as usize];
+            let offset = piece.progress.done(step);
+            if offset == planned.bytes {
+                self.queue.remove(index);
+                continue;
+            }
+            let length = piece.available(step, self.config.chunk);
+            let Work::Send { message, .. } = planned.work else {
+                unreachable!("only sending steps are queued")
+            };
+            if length > 0 {
+                if offset + length == planned.bytes {
+                    self.queue.remove(index);
+                }
+                let header = Header {
+                    sequence: sequence.0,
+                    message,
+                    offset,
+                    length: length as u32,
+                    epoch: self.config.epoch,
+                }
+                .encode();
+                return Some(Outgoing {
+                    header,
+                    header_sent: 0,
+                    sequence,
+                    step,
+                    offset,
+                    length,
+                    sent: 0,
+                });
+            }
+            index += 1;
+        }
+        None
+    }
+
+    /// Receives what has come, at most one frame. `started` is the last operation that was
+    /// started on this node.
+    pub(crate) fn receive(
+        &mut self,
+        pieces: &mut Pieces,
+        started: Option<Sequence>,
+    ) -> Result<Turn, LinkError> {
+        loop {
+            match self.incoming {
+                Incoming::Header { filled } => {
+                    let Some(read) = self.read_header(filled)? else { return Ok(Turn::Idle) };
+                    self.incoming = if filled + read < HEADER_BYTES {
+                        Incoming::Header { filled: filled + read }
+                    } else {
+                        Incoming::Waiting(Header::decode(&self.header, self.config.epoch)?)
+                    };
+                }
+                Incoming::Waiting(header) => {
+                    let Some(step) = self.admit(&header, pieces, started)? else {
+                        return Ok(Turn::Idle);
+                    };
+                    self.incoming = Incoming::Payload { header, step, filled: 0 };
+                }
+                Incoming::Payload { header, step, filled } => {
+                    let piece = pieces
+                        .get_mut(&Sequence(header.sequence))
+                        .expect("a piece outlives its receives");
+                    return self.read_payload(piece, header, step, filled);
+                }
+            }
+        }
+    }
+
+    /// Reads into `target`; None when nothing is there yet.
+    fn read(
+        stream: &mut Option<TcpStream>,
+        readable: &mut bool,
+        target: &mut [u8],
+    ) -> Result<Option<usize>, LinkError> {
+        let Some(stream) = stream.as_mut().filter(|_| *readable) else { return Ok(None) };
+        loop {
+            match stream.read(target) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(read) => return Ok(Some(read)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    *readable = false;
+                    return Ok(None);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn read_header(&mut self, filled: usize) -> Result<Option<usize>, LinkError> {
+        Self::read(&mut self.stream, &mut self.readable, &mut self.header[filled..])
+    }
+
+    /// The step that takes a frame, once it can. A frame of a piece that has not been started
+    /// here waits, and with it what is behind it on this connection: the start is on its way
+    /// from the coordinator, which never waits for data. So no wait goes in a circle (ORD).
+    fn admit(
+        &self,
+        header: &Header,
+        pieces: &Pieces,
+        started: Option<Sequence>,
+    ) -> Result<Option<u32>, LinkError> {
+        let Header { sequence, message, offset, length, .. } = *header;
+        let Some(piece) = pieces.get(&Sequence(sequence)) else {
+            if started.is_some_and(|last| sequence <= last.0) {
+                return Err(LinkError::Unexpected { sequence, message });
+            }
+            return Ok(None);
+        };
+        let participant = piece.piece.nodes.iter().position(|node| *node == self.peer);
+        let step = participant
+            .and_then(|peer| piece.piece.plan.receiving(peer as u32, message))
+            .ok_or(LinkError::Unexpected { sequence, message })?;
+        let block = piece.piece.plan.steps[step as usize].bytes;
+        let expected = piece.progress.done(step);
+        let element = piece.piece.combine.dtype.size() as u32;
+        let fits = offset == expected
+            && u64::from(length) <= block - expected
+            && length.is_multiple_of(element);
+        if !fits {
+            return Err(LinkError::OutOfPlace {
+                sequence,
+                message,
+                offset,
+                length,
+                expected,
+                block,
+            });
+        }
+        let allowed = piece.progress.allowed(&piece.piece.plan, step);
+        Ok((allowed >= offset + u64::from(length)).then_some(step))
+    }
+
+    fn read_payload(
+        &mut self,
+        piece: &mut Running,
+        header: Header,
+        step: u32,
+        filled: usize,
+    ) -> Result<Turn, LinkError> {
+        let length = header.length as usize;
+        let copy = piece.piece.plan.steps[step as usize].work == Work::Copy;
+        let target = if copy {
+            &mut piece.place(step, header.offset, length as u64)[filled..]
+        } else {
+            if self.scratch.len() < length {
+                self.scratch.resize(length, 0);
+            }
+            &mut self.scratch[filled..length]
+        };
+        let Some(read) = Self::read(&mut self.stream, &mut self.readable, target)? else {
+            return Ok(Turn::Idle);
+        };
+        self.bytes_received += read as u64;
+        if copy {
+            piece.moved(step, read as u64);
+        }
+        self.incoming = if filled + read < length {
+            Incoming::Payload { header, step, filled: filled + read }
+        } else {
+            if !copy {
+                piece.combine(step, header.offset, &self.scratch[..length]);
+            }
+            Incoming::Header { filled: 0 }
+        };
+        Ok(Turn::Moved)
+    }
+}

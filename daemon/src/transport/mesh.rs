@@ -1,0 +1,219 @@
+//! Makes the connections between nodes: when a schedule first needs a peer, the node with the
+//! smaller number dials, once per lane, and the other one waits to be dialled.
+//!
+//! Dialling, accepting and the handshakes are control; what passes goes to the lane, which owns
+//! the socket from then on.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use gradwire_proto::{Failure, FailureKind, NodeId};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Handle,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use super::handshake::{self, HandshakeError, Identity, Line};
+use crate::{
+    executor::lane::{Lane, Order},
+    job::Job,
+    metrics,
+    negotiate::World,
+};
+
+/// How many connections may be in their handshake at a time (BOUND). One more takes the place of
+/// the one that has taken longest: silence keeps nobody else out.
+const HANDSHAKES: usize = 64;
+
+/// How a data connection is set up.
+#[derive(Debug, Clone)]
+pub(crate) struct MeshConfig {
+    /// How long a connection may take, with its handshake.
+    pub(crate) connect_timeout: Duration,
+    /// How long sent data may stay unacknowledged.
+    pub(crate) user_timeout: Duration,
+    /// Socket buffers in bytes; 0: the system decides.
+    pub(crate) socket_buffer: usize,
+}
+
+/// Connections to all peers that are needed.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    config: MeshConfig,
+    identity: Identity,
+    world: Arc<World>,
+    lanes: Arc<[Lane]>,
+    job: Job,
+    runtime: Handle,
+    cancel: CancellationToken,
+    needed: Mutex<HashSet<NodeId>>,
+    taken: Mutex<HashSet<Line>>,
+}
+
+impl Mesh {
+    pub(crate) fn new(
+        config: MeshConfig,
+        identity: Identity,
+        world: Arc<World>,
+        lanes: Arc<[Lane]>,
+        job: Job,
+        cancel: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            config,
+            identity,
+            world,
+            lanes,
+            job,
+            runtime: Handle::current(),
+            cancel,
+            needed: Mutex::default(),
+            taken: Mutex::default(),
+        })
+    }
+
+    /// A schedule needs this peer. Dials it if that is this node's part and was not done before.
+    pub(crate) fn need(self: &Arc<Self>, peer: NodeId) {
+        let first = self.needed.lock().expect("no panic while it is held").insert(peer);
+        if !first || peer <= self.identity.node {
+            return;
+        }
+        for lane in 0..self.identity.lanes {
+            let mesh = self.clone();
+            let line = Line { peer, lane };
+            self.runtime.spawn(async move {
+                let cancel = mesh.cancel.clone();
+                cancel.run_until_cancelled(mesh.reach(line)).await
+            });
+        }
+    }
+
+    async fn reach(&self, line: Line) {
+        let node = &self.world.nodes[line.peer.0 as usize];
+        match self.dial(node.address, line).await {
+            Ok(stream) => self.hand_over(line, stream),
+            Err(why) => {
+                let what = format!(
+                    "its data plane at {} can't be reached from {}: {why}",
+                    node.address,
+                    self.world.me().host
+                );
+                let failure = Failure::new(FailureKind::ConnectionLost, what)
+                    .host(node.host.clone())
+                    .hint("is the address right, and does a firewall let it through?");
+                self.job.report(failure);
+            }
+        }
+    }
+
+    /// Dials until the time is used up: a peer may be a moment behind.
+    async fn dial(&self, address: SocketAddr, line: Line) -> Result<TcpStream, String> {
+        let deadline = Instant::now() + self.config.connect_timeout;
+        loop {
+            let attempt = async {
+                let mut stream = self.connect(address).await?;
+                handshake::dial(&mut stream, &self.identity, line).await?;
+                Ok::<_, HandshakeError>(stream)
+            };
+            let why = match timeout_at(deadline, attempt).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => return Err(format!("no answer in {:?}", self.config.connect_timeout)),
+            };
+            if Instant::now() + Duration::from_millis(100) >= deadline {
+                return Err(why);
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // From this node's own address: on a host with several nodes or networks the peer should
+        // see the one that it knows.
+        socket.bind(SocketAddr::new(self.world.me().address.ip(), 0))?;
+        socket.connect(address).await
+    }
+
+    /// Accepts until cancelled.
+    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
+        let mut handshakes = VecDeque::new();
+        let accept = async {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, from)) => {
+                        handshakes
+                            .retain(|handshake: &AbortOnDropHandle<()>| !handshake.is_finished());
+                        if handshakes.len() >= HANDSHAKES {
+                            handshakes.pop_front();
+                            metrics::rejected_connection();
+                        }
+                        let mesh = self.clone();
+                        let receive = async move { mesh.receive(stream, from).await };
+                        handshakes.push_back(AbortOnDropHandle::new(tokio::spawn(receive)));
+                    }
+                    Err(error) => {
+                        // Out of descriptors, say: what is there goes on, and this may pass.
+                        tracing::warn!(%error, "a data connection could not be accepted");
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        };
+        self.cancel.run_until_cancelled(accept).await;
+    }
+
+    async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
+        let admit = |line: Line| self.taken.lock().expect("no panic while it is held").insert(line);
+        let shake = handshake::accept(&mut stream, &self.identity, admit);
+        match timeout(self.config.connect_timeout, shake).await {
+            Ok(Ok(line)) => self.hand_over(line, stream),
+            Ok(Err(error)) => {
+                metrics::rejected_connection();
+                tracing::warn!(%from, %error, "a data connection was refused");
+            }
+            Err(_) => {
+                metrics::rejected_connection();
+                tracing::warn!(%from, "a data connection was silent during its handshake");
+            }
+        }
+    }
+
+    fn hand_over(&self, line: Line, stream: TcpStream) {
+        let prepared = self.prepare(&stream).and_then(|()| stream.into_std());
+        match prepared {
+            Ok(stream) => {
+                let order = Order::Connected { peer: line.peer, stream };
+                self.lanes[line.lane as usize].tell(order);
+            }
+            Err(error) => {
+                let what = format!("a data connection can't be set up: {error}");
+                self.job.report(Failure::new(FailureKind::Resource, what));
+            }
+        }
+    }
+
+    fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
+        let socket = SockRef::from(stream);
+        socket.set_tcp_nodelay(true)?;
+        // A peer that vanishes without a word is noticed by the kernel too, not only by the
+        // heartbeats.
+        socket.set_tcp_user_timeout(Some(self.config.user_timeout))?;
+        let probe = Duration::from_secs(1);
+        let keepalive = TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3);
+        socket.set_tcp_keepalive(&keepalive)?;
+        if self.config.socket_buffer > 0 {
+            socket.set_send_buffer_size(self.config.socket_buffer)?;
+            socket.set_recv_buffer_size(self.config.socket_buffer)?;
+        }
+        Ok(())
+    }
+}
