@@ -1,0 +1,123 @@
+//! The images: read once from the file beside this one, split and ordered by a seed alone, so that
+//! every rank, and a run with another number of ranks, sees the same batches.
+
+use std::{io::Read, ops::Range};
+
+use anyhow::{Context, ensure};
+use flate2::read::GzDecoder;
+use tch::{Kind, Tensor};
+
+/// Rows and columns of an image.
+pub(crate) const SIDE: usize = 8;
+/// Digits that there are.
+pub(crate) const CLASSES: i64 = 10;
+const PIXELS: usize = SIDE * SIDE;
+const BRIGHTEST: u8 = 16;
+const TEST_IMAGES: usize = 360;
+
+/// Images and their digits.
+#[derive(Debug)]
+pub(crate) struct Images {
+    /// f32, `[n, 1, 8, 8]`, 0 to 1.
+    pub(crate) pixels: Tensor,
+    /// i64, `[n]`, 0 to 9.
+    pub(crate) digits: Tensor,
+}
+
+impl Images {
+    fn of(rows: &[[u8; PIXELS + 1]]) -> Self {
+        let pixels: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| row[..PIXELS].iter().map(|&p| f32::from(p) / f32::from(BRIGHTEST)))
+            .collect();
+        let digits: Vec<i64> = rows.iter().map(|row| i64::from(row[PIXELS])).collect();
+        let side = SIDE as i64;
+        Self {
+            pixels: Tensor::from_slice(&pixels).view([rows.len() as i64, 1, side, side]),
+            digits: Tensor::from_slice(&digits),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.digits.size()[0] as usize
+    }
+
+    /// Those with the given numbers, in that order.
+    pub(crate) fn select(&self, numbers: &[i64]) -> Self {
+        let numbers = Tensor::from_slice(numbers).to_kind(Kind::Int64);
+        Self {
+            pixels: self.pixels.index_select(0, &numbers),
+            digits: self.digits.index_select(0, &numbers),
+        }
+    }
+}
+
+/// Reads the file and splits it into images to train on and images to test with.
+pub(crate) fn load(seed: u64) -> anyhow::Result<(Images, Images)> {
+    let mut text = String::new();
+    GzDecoder::new(include_bytes!("optdigits.csv.gz").as_slice())
+        .read_to_string(&mut text)
+        .context("optdigits.csv.gz can't be unpacked")?;
+    let mut rows = parse(&text)?;
+    ensure!(rows.len() > TEST_IMAGES, "optdigits.csv.gz has only {} images", rows.len());
+    Random::new(seed, 0).shuffle(&mut rows);
+    let (test, train) = rows.split_at(TEST_IMAGES);
+    Ok((Images::of(train), Images::of(test)))
+}
+
+fn parse(text: &str) -> anyhow::Result<Vec<[u8; PIXELS + 1]>> {
+    let mut rows = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let numbers: Vec<u8> = line
+            .split(',')
+            .map(|field| field.parse().with_context(|| format!("{field:?} is not a number")))
+            .collect::<anyhow::Result<_>>()
+            .with_context(|| format!("optdigits.csv.gz, line {}", number + 1))?;
+        let row: [u8; PIXELS + 1] = numbers.try_into().map_err(|n: Vec<u8>| {
+            anyhow::anyhow!("optdigits.csv.gz, line {}: {} fields, not 65", number + 1, n.len())
+        })?;
+        ensure!(
+            row[..PIXELS].iter().all(|&p| p <= BRIGHTEST) && i64::from(row[PIXELS]) < CLASSES,
+            "optdigits.csv.gz, line {}: a pixel above 16 or a digit above 9",
+            number + 1
+        );
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// The order of `images` images in an epoch, counted from 1.
+pub(crate) fn epoch_order(images: usize, seed: u64, epoch: u32) -> Vec<i64> {
+    let mut order: Vec<i64> = (0..images as i64).collect();
+    Random::new(seed, u64::from(epoch)).shuffle(&mut order);
+    order
+}
+
+/// The part of a batch of `images` that is a rank's: neighbours, in rank order, as equal as can be.
+pub(crate) fn share(images: usize, rank: usize, size: usize) -> Range<usize> {
+    images * rank / size..images * (rank + 1) / size
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same with every version of every library.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64, stream: u64) -> Self {
+        Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, (self.next() % (last as u64 + 1)) as usize);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The socket to the daemon: the conversation of `worker.proto`, up to the point where this
+//! process is a rank.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::net::{SocketAddr, UnixStream},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{
+    Epoch, Failure, FailureKind, PROTOCOL, VERSION, auth::Claim, pb, pb::daemon_message,
+    pb::worker_message,
+};
+use gradwire_shm::handover::{self, HandoverError};
+use prost::Message;
+use rustix::event::{self, Timespec};
+
+use crate::{
+    error::{GradwireError, Result},
+    launch::Launch,
+};
+
+/// A daemon that is alive greets at once, and takes a message at once.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// A node of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Node {
+    /// Its name.
+    pub host: String,
+    /// The smallest rank on it; the others follow without a gap.
+    pub first_rank: u32,
+    /// How many ranks it has.
+    pub slots: u32,
+}
+
+/// Who and where this rank is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct World {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) local_rank: u32,
+    pub(crate) local_size: u32,
+    pub(crate) cross_rank: u32,
+    pub(crate) cross_size: u32,
+    pub(crate) epoch: Epoch,
+    pub(crate) nodes: Vec<Node>,
+}
+
+impl World {
+    /// Checks what the daemon says (TRUST).
+    fn check(wire: pb::Attached, asked_local_rank: u32) -> Result<Self> {
+        let orderly = wire.rank < wire.size
+            && wire.local_rank == asked_local_rank
+            && wire.local_rank < wire.local_size
+            && wire.local_size <= wire.size
+            && wire.cross_rank < wire.cross_size
+            && wire.cross_size <= wire.size;
+        if !orderly {
+            let text = format!("it gave this process an impossible place in the world: {wire:?}");
+            return Err(GradwireError::Protocol(text));
+        }
+        Ok(Self {
+            rank: wire.rank,
+            size: wire.size,
+            local_rank: wire.local_rank,
+            local_size: wire.local_size,
+            cross_rank: wire.cross_rank,
+            cross_size: wire.cross_size,
+            epoch: Epoch(wire.epoch),
+            nodes: wire
+                .nodes
+                .into_iter()
+                .map(|n| Node { host: n.host, first_rank: n.first_rank, slots: n.slots })
+                .collect(),
+        })
+    }
+
+    /// The name of this rank's node; empty if the daemon did not name it.
+    pub(crate) fn host(&self) -> &str {
+        self.nodes
+            .iter()
+            .find(|n| self.rank.checked_sub(n.first_rank).is_some_and(|index| index < n.slots))
+            .map_or("", |n| n.host.as_str())
+    }
+}
+
+/// Sends a message, with at most one descriptor.
+pub(crate) fn send(
+    stream: &UnixStream,
+    message: worker_message::Message,
+    fd: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let frame = pb::WorkerMessage { message: Some(message) }.encode_to_vec();
+    handover::send(stream, &frame, fd.as_slice())
+}
+
+/// A message of the daemon, and the descriptors that came with it.
+pub(crate) type Received = (daemon_message::Message, Vec<OwnedFd>);
+
+/// Why there is no message.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error("it closed the connection")]
+    Ended,
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
+    #[error("a message can't be read: {0}")]
+    Decode(#[from] prost::DecodeError),
+    #[error("a message of an unknown kind")]
+    Unknown,
+}
+
+/// Receives the next message.
+pub(crate) fn receive(stream: &UnixStream) -> Result<Received, LinkError> {
+    let frame = handover::receive(stream)?.ok_or(LinkError::Ended)?;
+    let message = pb::DaemonMessage::decode(frame.bytes.as_slice())?.message;
+    Ok((message.ok_or(LinkError::Unknown)?, frame.fds))
+}
+
+fn connect(socket: &str) -> Result<UnixStream> {
+    let address = match socket.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(socket),
+    };
+    address
+        .and_then(|address| UnixStream::connect_addr(&address))
+        .map_err(|source| GradwireError::Connect { socket: socket.to_owned(), source })
+}
+
+/// Receives a message that must come before the deadline; `cancelled` is asked meanwhile.
+fn receive_by(
+    stream: &UnixStream,
+    what: &str,
+    within: Duration,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Received> {
+    /// How often `cancelled` is asked.
+    const TICK: Duration = Duration::from_millis(100);
+    let system =
+        |what| move |e: rustix::io::Errno| GradwireError::System { what, source: e.into() };
+    let deadline = Instant::now() + within;
+    loop {
+        if cancelled() {
+            let failure = Failure::new(FailureKind::Cancelled, "attaching was cancelled");
+            return Err(failure.into());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(GradwireError::Timeout { what: what.to_owned(), after: within });
+        }
+        let wait = left.min(TICK);
+        let wait = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
+        let mut fds = [event::PollFd::new(stream, event::PollFlags::IN)];
+        match event::poll(&mut fds, Some(&wait)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(system("waiting for the daemon")(error)),
+        }
+        return receive(stream).map_err(|error| match error {
+            LinkError::Ended => GradwireError::Failed(daemon_lost("before this rank was attached")),
+            error => GradwireError::Protocol(error.to_string()),
+        });
+    }
+}
+
+/// The failure of a worker whose daemon is gone.
+pub(crate) fn daemon_lost(when: &str) -> Failure {
+    Failure::new(FailureKind::NodeLost, format!("the daemon of this node (gradwired) ended {when}"))
+        .hint("its log, or the launcher's last lines, say why")
+}
+
+/// Connects, proves the secret, hands over the control page and waits until the world has formed
+/// (WAIT: not longer than the start timeout). Returns the connection, who we are, and the
+/// daemon's doorbell.
+pub(crate) fn attach(
+    launch: &Launch,
+    control: BorrowedFd<'_>,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<(UnixStream, World, OwnedFd)> {
+    let stream = connect(&launch.socket)?;
+    // A frame once begun comes whole; the waiting is done in `receive_by`.
+    for timeout in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
+        timeout(&stream, Some(GREETING))
+            .map_err(|source| GradwireError::System { what: "a socket's timeout", source })?;
+    }
+    let greeting = receive_by(&stream, "the daemon's greeting", GREETING, cancelled)?;
+    let challenge = match greeting.0 {
+        daemon_message::Message::Challenge(challenge) => challenge,
+        daemon_message::Message::Refused(failure) => return Err(refused(failure)),
+        other => return Err(unexpected("a challenge", &other)),
+    };
+    if challenge.protocol != PROTOCOL {
+        let text = format!(
+            "it is Gradwire {} with protocol {}, this process has {VERSION} with protocol {PROTOCOL}",
+            challenge.version, challenge.protocol
+        );
+        let hint = "install the same release for both";
+        return Err(GradwireError::Refused(Failure::new(FailureKind::Protocol, text).hint(hint)));
+    }
+    let job = launch.job.as_str();
+    let local_rank = launch.local_rank;
+    let claim = Claim::Attach { challenge: &challenge.nonce, job, local_rank };
+    let attach = pb::Attach {
+        protocol: PROTOCOL,
+        version: VERSION.to_owned(),
+        job: job.to_owned(),
+        local_rank,
+        pid: std::process::id(),
+        proof: launch.secret.prove(&claim).to_vec(),
+    };
+    send(&stream, worker_message::Message::Attach(attach), Some(control))
+        .map_err(|source| GradwireError::System { what: "attaching to the daemon", source })?;
+    let what = "the start of the job (all ranks attached)";
+    let (message, mut fds) = receive_by(&stream, what, launch.tuning.start_timeout, cancelled)?;
+    match message {
+        daemon_message::Message::Attached(attached) => {
+            let world = World::check(attached, local_rank)?;
+            let doorbell = fds.pop().filter(|_| fds.is_empty()).ok_or_else(|| {
+                GradwireError::Protocol("its doorbell (one descriptor) did not come along".into())
+            })?;
+            // From here on the watcher waits for news without a limit; sending keeps its own.
+            stream
+                .set_read_timeout(None)
+                .map_err(|source| GradwireError::System { what: "a socket's timeout", source })?;
+            Ok((stream, world, doorbell))
+        }
+        daemon_message::Message::Refused(failure) => Err(refused(failure)),
+        daemon_message::Message::Aborted(failure) => Err(Failure::from(failure).into()),
+        other => Err(unexpected("Attached", &other)),
+    }
+}
+
+/// Rings the daemon's doorbell. A doorbell that is already ringing is as good.
+pub(crate) fn ring(doorbell: &OwnedFd) -> io::Result<()> {
+    match rustix::io::retry_on_intr(|| rustix::io::write(doorbell.as_fd(), &1u64.to_ne_bytes())) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn refused(wire: pb::Failure) -> GradwireError {
+    GradwireError::Refused(wire.into())
+}
+
+fn unexpected(wanted: &str, got: &daemon_message::Message) -> GradwireError {
+    GradwireError::Protocol(format!("{wanted} was due, {got:?} came"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attached() -> pb::Attached {
+        pb::Attached {
+            rank: 3,
+            size: 4,
+            local_rank: 1,
+            local_size: 2,
+            cross_rank: 1,
+            cross_size: 2,
+            epoch: 1,
+            nodes: vec![
+                pb::Node { host: "a".into(), first_rank: 0, slots: 2, ..Default::default() },
+                pb::Node { host: "b".into(), first_rank: 2, slots: 2, ..Default::default() },
+            ],
+        }
+    }
+
+    #[test]
+    fn a_place_in_the_world_is_checked() {
+        assert_eq!(World::check(attached(), 1).unwrap().host(), "b");
+        let impossible = [
+            pb::Attached { rank: 4, ..attached() },
+            pb::Attached { size: 0, ..attached() },
+            pb::Attached { local_rank: 0, ..attached() },
+            pb::Attached { local_size: 1, ..attached() },
+            pb::Attached { local_size: 5, ..attached() },
+            pb::Attached { cross_rank: 2, ..attached() },
+            pb::Attached { cross_size: u32::MAX, ..attached() },
+        ];
+        for wire in impossible {
+            assert!(matches!(World::check(wire, 1), Err(GradwireError::Protocol(_))));
+        }
+        let nowhere = pb::Attached { nodes: Vec::new(), ..attached() };
+        assert_eq!(World::check(nowhere, 1).unwrap().host(), "");
+    }
+}

@@ -1,0 +1,324 @@
+//! What the threads of a session share: submitting, waiting, and the first cause of its end.
+//!
+//! - TELL: the first cause of a failure is kept, and every waiting and every later call gets it.
+//! - WAIT: every wait ends with an outcome, the session's end, or a deadline. Who waits wakes up
+//!   once a second at least and looks whether the threads that bring news are still there.
+//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for room.
+
+use std::{
+    collections::BTreeSet,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::{
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{Failure, FailureKind, ProcessSetId, Request, TensorName};
+use gradwire_shm::control::{Doorbell, Submission, SubmitError, WorkerControl};
+
+use crate::{
+    error::{GradwireError, Result},
+    link,
+    memory::{Buffer, Keep},
+    tickets::{Outcome, Tickets},
+};
+
+/// The longest sleep of a waiter.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+
+/// How a session stands.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum End {
+    /// It was shut down in good order.
+    Closed,
+    /// It failed; this is the first cause.
+    Failed(Failure),
+}
+
+impl From<End> for GradwireError {
+    fn from(end: End) -> Self {
+        match end {
+            End::Closed => Self::Closed,
+            End::Failed(failure) => Self::Failed(failure),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) control: WorkerControl,
+    /// For sending; only the watcher receives.
+    pub(crate) stream: UnixStream,
+    sending: Mutex<()>,
+    doorbell: OwnedFd,
+    spin: Duration,
+    tickets: Mutex<Tickets<Keep>>,
+    end: OnceLock<End>,
+    /// Why this process gives up, until the daemon has taken notice.
+    pub(crate) giving_up: OnceLock<Failure>,
+    /// Segments that the daemon has taken.
+    segments: Mutex<BTreeSet<u32>>,
+    segments_changed: Condvar,
+    /// Whether the watcher is there to bring news.
+    pub(crate) watched: AtomicBool,
+    operations: AtomicU64,
+    bytes: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is behind these locks is changed in single steps: a panic elsewhere leaves it whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn new(
+        control: WorkerControl,
+        stream: UnixStream,
+        doorbell: OwnedFd,
+        spin: Duration,
+    ) -> Self {
+        Self {
+            control,
+            stream,
+            sending: Mutex::default(),
+            doorbell,
+            spin,
+            tickets: Mutex::default(),
+            end: OnceLock::new(),
+            giving_up: OnceLock::new(),
+            segments: Mutex::default(),
+            segments_changed: Condvar::new(),
+            watched: AtomicBool::new(true),
+            operations: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Ends the session; only the first cause counts (TELL). Wakes everybody who waits.
+    pub(crate) fn finish(&self, end: End) {
+        let _ = self.end.set(end);
+        // Under the lock: who waits for a segment either sees the end or is woken. So nobody may call
+        // this who holds it.
+        drop(lock(&self.segments));
+        self.segments_changed.notify_all();
+        self.control.wake_all();
+    }
+
+    /// How the session ended, if it has.
+    pub(crate) fn ended(&self) -> Option<&End> {
+        self.end.get()
+    }
+
+    /// An error once the session has ended.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.ended().is_none() && !self.watched.load(Relaxed) {
+            // The watcher says why before it goes; this is for the case that it could not.
+            let what = "the thread that listens to the daemon has ended";
+            self.finish(End::Failed(Failure::new(FailureKind::Internal, what)));
+        }
+        self.ended().map_or(Ok(()), |end| Err(end.clone().into()))
+    }
+
+    /// Sends a message to the daemon.
+    pub(crate) fn send(
+        &self,
+        message: gradwire_proto::pb::worker_message::Message,
+        fd: Option<&OwnedFd>,
+    ) -> Result<()> {
+        use std::os::fd::AsFd;
+        let _sending = lock(&self.sending);
+        let Err(error) = link::send(&self.stream, message, fd.map(AsFd::as_fd)) else {
+            return Ok(());
+        };
+        // The watcher is about to see the same end, and knows more of why (TELL).
+        let deadline = Instant::now() + LOOK_AROUND;
+        while self.ended().is_none() && Instant::now() < deadline {
+            let seen = self.control.epoch();
+            if self.ended().is_none() {
+                self.control.wait(seen, Duration::from_millis(20), Duration::ZERO);
+            }
+        }
+        let failure = link::daemon_lost(&format!("or takes no messages ({error})"));
+        self.finish(End::Failed(failure));
+        self.check()
+    }
+
+    /// Notes that the daemon has taken a segment.
+    pub(crate) fn segment_taken(&self, segment: u32) {
+        lock(&self.segments).insert(segment);
+        self.segments_changed.notify_all();
+    }
+
+    /// Waits until the daemon has taken a segment (WAIT).
+    pub(crate) fn wait_for_segment(&self, segment: u32, within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        loop {
+            // Without the lock: ending the session takes it.
+            self.check()?;
+            let segments = lock(&self.segments);
+            if segments.contains(&segment) {
+                return Ok(());
+            }
+            if self.ended().is_some() {
+                continue;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let what = format!("the daemon's receipt of memory segment {segment}");
+                return Err(GradwireError::Timeout { what, after: within });
+            }
+            drop(self.segments_changed.wait_timeout(segments, left.min(LOOK_AROUND)));
+        }
+    }
+
+    /// Starts an operation on a buffer, which must be left alone until it has ended. Waits for
+    /// room in the ring if there is none.
+    pub(crate) fn submit(
+        &self,
+        name: TensorName,
+        request: Request,
+        priority: i32,
+        buffer: &Buffer,
+    ) -> Result<u64> {
+        request.validate()?;
+        self.check()?;
+        let ticket = lock(&self.tickets).open(name.clone(), buffer.keep()).ok_or_else(|| {
+            GradwireError::Invalid(format!(
+                "tensor '{name}' is already in flight on this rank: wait for it before it is submitted again, or give each its own name"
+            ))
+        })?;
+        let bytes = request.bytes();
+        let place = buffer.place();
+        let process_set = ProcessSetId::GLOBAL.0;
+        let submission = Submission {
+            ticket,
+            process_set,
+            name,
+            request,
+            priority,
+            input: place,
+            output: place,
+        };
+        let result = self.push(&submission);
+        match result {
+            Ok(()) => {
+                self.operations.fetch_add(1, Relaxed);
+                self.bytes.fetch_add(bytes, Relaxed);
+                Ok(ticket)
+            }
+            Err(error) => {
+                lock(&self.tickets).withdraw(ticket);
+                Err(error)
+            }
+        }
+    }
+
+    fn push(&self, submission: &Submission) -> Result<()> {
+        loop {
+            let seen = self.control.epoch();
+            self.collect();
+            match self.control.submit(submission) {
+                Ok(Doorbell::Quiet) => return Ok(()),
+                // The submission is in the ring: an error here can't take it back, so the session
+                // ends with it.
+                Ok(Doorbell::Ring) => {
+                    if let Err(error) = link::ring(&self.doorbell) {
+                        let what = format!("the daemon's doorbell does not ring: {error}");
+                        self.finish(End::Failed(Failure::new(FailureKind::Internal, what)));
+                    }
+                    return Ok(());
+                }
+                // The daemon reads on without a sign: look again soon, or when something ends.
+                Err(SubmitError::Full { .. }) => {
+                    self.control.wait(seen, Duration::from_millis(1), self.spin);
+                }
+                Err(SubmitError::TooMany { .. }) => {
+                    self.control.wait(seen, LOOK_AROUND, self.spin);
+                }
+                Err(SubmitError::Invalid(error)) => return Err(error.into()),
+                Err(error @ SubmitError::Damaged(_)) => {
+                    let failure = Failure::new(FailureKind::Internal, error.to_string());
+                    self.finish(End::Failed(failure));
+                }
+            }
+            self.check()?;
+        }
+    }
+
+    /// Takes what has completed into the table. Pops under the table's lock: a completion is
+    /// either in the ring, and moves the epoch for those who wait, or in the table.
+    fn collect(&self) {
+        let mut freed = Vec::new();
+        let mut tickets = lock(&self.tickets);
+        while let Some(completion) = self.control.pop_completion() {
+            freed.extend(tickets.end(completion.ticket, Ok(())));
+        }
+        // The memory goes back to the arena without our lock.
+        drop(tickets);
+    }
+
+    /// Notes operations that failed on their own; the session goes on.
+    pub(crate) fn fail(&self, failed: &[u64], failure: &Failure) {
+        let mut freed = Vec::new();
+        let mut tickets = lock(&self.tickets);
+        for &ticket in failed {
+            if let Some(memory) = tickets.end(ticket, Err(failure.clone())) {
+                freed.push(memory);
+                self.control.answered();
+            }
+        }
+        drop(tickets);
+        self.control.wake_all();
+    }
+
+    /// Waits for an operation's outcome; `None` when the deadline came first.
+    pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<()>> {
+        loop {
+            let seen = self.control.epoch();
+            self.collect();
+            let outcome: Option<Outcome> = lock(&self.tickets).take(ticket);
+            if let Some(outcome) = outcome {
+                return Some(outcome.map_err(GradwireError::Failed));
+            }
+            if let Err(error) = self.check() {
+                return Some(Err(error));
+            }
+            let left = match deadline {
+                None => LOOK_AROUND,
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            };
+            if left.is_zero() {
+                return None;
+            }
+            self.control.wait(seen, left.min(LOOK_AROUND), self.spin);
+        }
+    }
+
+    /// Whether a wait would return at once.
+    pub(crate) fn has_ended(&self, ticket: u64) -> bool {
+        self.collect();
+        lock(&self.tickets).has_ended(ticket) || self.check().is_err()
+    }
+
+    /// Nobody will ask for the outcome.
+    pub(crate) fn abandon(&self, ticket: u64) {
+        lock(&self.tickets).abandon(ticket);
+    }
+
+    /// Lets go of everything that is in flight. Only when nobody can start anything any more and
+    /// the connection is gone: the memory's arena holds on to this, and this to the memory.
+    pub(crate) fn forget(&self) {
+        let forgotten = std::mem::take(&mut *lock(&self.tickets));
+        drop(forgotten);
+    }
+
+    /// Operations that were submitted, those of them in flight, and their tensors' bytes.
+    pub(crate) fn counts(&self) -> (u64, usize, u64) {
+        self.collect();
+        let in_flight = lock(&self.tickets).in_flight();
+        (self.operations.load(Relaxed), in_flight, self.bytes.load(Relaxed))
+    }
+}

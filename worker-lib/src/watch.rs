@@ -1,0 +1,145 @@
+//! The two threads of a session: `gw-watch` brings the daemon's news, `gw-beat` tells the daemon
+//! that this process is alive and looks whether the daemon is.
+
+use std::{
+    io,
+    net::Shutdown,
+    sync::{
+        Arc,
+        atomic::Ordering::Relaxed,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{Failure, FailureKind, pb::daemon_message::Message};
+use gradwire_shm::handover::HandoverError;
+
+use crate::{
+    error::GradwireError,
+    link::{self, LinkError},
+    shared::{End, Shared},
+};
+
+/// How often the worker beats.
+const BEAT: Duration = Duration::from_millis(200);
+
+/// The session's threads. Dropping this leaves them running; see [`Threads::join`].
+#[derive(Debug)]
+pub(crate) struct Threads {
+    watch: JoinHandle<()>,
+    beat: JoinHandle<()>,
+    /// Dropped to end `beat`.
+    stop_beating: mpsc::Sender<()>,
+}
+
+impl Threads {
+    /// Starts both. A daemon whose own beats stop for `silence` is lost: stopped, or stuck. (A killed
+    /// one is seen at once at the socket's end.)
+    pub(crate) fn start(shared: &Arc<Shared>, silence: Duration) -> Result<Self, GradwireError> {
+        let refused = |source: io::Error| GradwireError::System { what: "a thread", source };
+        let (stop_beating, stopped) = mpsc::channel();
+        let beat = thread::Builder::new()
+            .name("gw-beat".into())
+            .spawn({
+                let shared = shared.clone();
+                move || beat(&shared, silence, &stopped)
+            })
+            .map_err(refused)?;
+        let watch = thread::Builder::new()
+            .name("gw-watch".into())
+            .spawn({
+                let shared = shared.clone();
+                move || watch(&shared)
+            })
+            .map_err(refused)?;
+        Ok(Self { watch, beat, stop_beating })
+    }
+
+    /// Ends both and waits for them. The connection ends with it.
+    pub(crate) fn join(self, shared: &Shared) {
+        // An error means that the connection has ended already, which is what is wanted.
+        let _ = shared.stream.shutdown(Shutdown::Both);
+        drop(self.stop_beating);
+        // A panic of theirs has been told by `Unwatched`; here nothing is left to do about it.
+        let _ = self.watch.join();
+        let _ = self.beat.join();
+    }
+}
+
+/// Says that nobody watches any more, even when the watcher panics.
+struct Unwatched<'a>(&'a Shared);
+
+impl Drop for Unwatched<'_> {
+    fn drop(&mut self) {
+        self.0.watched.store(false, Relaxed);
+        self.0.control.wake_all();
+    }
+}
+
+fn watch(shared: &Shared) {
+    let _unwatched = Unwatched(shared);
+    let end = loop {
+        match link::receive(&shared.stream) {
+            Ok((message, _)) => match message {
+                Message::SegmentAdded(added) => shared.segment_taken(added.segment),
+                Message::TensorFailed(failed) => {
+                    let failure = failed.failure.map_or_else(
+                        || Failure::new(FailureKind::Internal, "the daemon gave no reason"),
+                        Failure::from,
+                    );
+                    shared.fail(&failed.tickets, &failure);
+                }
+                Message::Aborted(failure) => break End::Failed(failure.into()),
+                Message::Detached(_) => break End::Closed,
+                Message::Challenge(_) | Message::Attached(_) | Message::Refused(_) => {
+                    break End::Failed(Failure::new(
+                        FailureKind::Protocol,
+                        "the daemon greeted a second time",
+                    ));
+                }
+            },
+            Err(error) => break lost(&error),
+        }
+    };
+    // Its own reason is the first cause where this process gave up by itself.
+    let own = shared.giving_up.get().cloned().map(End::Failed);
+    shared.finish(own.unwrap_or(end));
+}
+
+/// What the end of the connection means.
+fn lost(error: &LinkError) -> End {
+    let failure = match error {
+        LinkError::Ended => link::daemon_lost("while this rank was attached"),
+        LinkError::Handover(HandoverError::Io(error)) => {
+            link::daemon_lost(&format!("while this rank was attached ({error})"))
+        }
+        error => Failure::new(FailureKind::Protocol, format!("the daemon's message: {error}")),
+    };
+    End::Failed(failure)
+}
+
+fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
+    let mut daemon = (shared.control.daemon_beats(), Instant::now());
+    loop {
+        shared.control.beat();
+        match stopped.recv_timeout(BEAT) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let beats = shared.control.daemon_beats();
+        if beats != daemon.0 {
+            daemon = (beats, Instant::now());
+        } else if beats != 0 && daemon.1.elapsed() > silence {
+            // 0: it has not begun to beat. WAIT: a stopped daemon's socket stays open.
+            let what = format!(
+                "the daemon of this node (gradwired) has given no sign of life for {silence:?}"
+            );
+            let failure = Failure::new(FailureKind::NodeLost, what)
+                .hint("it is stopped, or the machine is overloaded");
+            shared.finish(End::Failed(failure));
+            return;
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! What a session leaves behind: nothing (CLEAN). Alone in its binary, because it counts the
+//! process's threads and descriptors.
+
+mod fake;
+
+use std::fs;
+
+use fake::FakeDaemon;
+use gradwire_worker::AllreduceOptions;
+
+/// Threads and shared memory of sessions in this process.
+fn ours() -> Vec<String> {
+    let threads = fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
+        fs::read_to_string(task.unwrap().path().join("comm")).ok().filter(|n| n.starts_with("gw-"))
+    });
+    let memory = fs::read_to_string("/proc/self/maps").unwrap();
+    let memory = memory.lines().filter(|line| line.contains("memfd:gradwire-test"));
+    let fds = fs::read_dir("/proc/self/fd").unwrap().filter_map(|fd| {
+        let target = fs::read_link(fd.unwrap().path()).ok()?.to_string_lossy().into_owned();
+        target.contains("memfd:gradwire-test").then_some(target)
+    });
+    threads.chain(memory.map(str::to_owned)).chain(fds).collect()
+}
+
+#[test]
+fn a_session_leaves_nothing_behind() {
+    for operation in ["sum", "hold", "abort", "die"] {
+        let (daemon, session) = FakeDaemon::alone();
+        let tensor = session.zeros::<f32>(&[100_000]).unwrap();
+        assert!(!ours().is_empty());
+        let handle = session.allreduce_async(tensor, AllreduceOptions::named(operation)).unwrap();
+        match operation {
+            "hold" => drop(handle),
+            "sum" => drop(handle.wait().unwrap()),
+            _ => drop(handle.wait().unwrap_err()),
+        }
+        drop(session);
+        drop(daemon);
+        assert_eq!(ours(), Vec::<String>::new(), "after {operation}");
+    }
+}

@@ -1,0 +1,347 @@
+//! A daemon for tests: real socket, real shared memory, and it does what a tensor's name says.
+//!
+//! - `hold…`: nothing, until somebody submits `release`
+//! - `fail…`: the operation fails on all ranks
+//! - `abort…`: the job fails
+//! - `freeze…`: the daemon stops, as by SIGSTOP: its sockets stay open
+//! - `die…`: the daemon ends without a word
+//! - anything else: once all ranks have submitted it, the sum of their elements (f32, f64, i64), or
+//!   the root's tensor
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::{
+        fd::{AsFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::FileExt,
+            net::{SocketAddr, UnixListener, UnixStream},
+        },
+    },
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use gradwire_proto::{
+    Collective, DType, Failure, FailureKind, JobId, PROTOCOL, Rank, Secret,
+    auth::{self, Claim},
+    pb::{self, daemon_message::Message, worker_message},
+};
+use gradwire_shm::{
+    control::{Completion, CompletionWriter, DaemonControl, Submission, SubmissionReader},
+    handover,
+};
+use gradwire_worker::{Session, SessionBuilder};
+use prost::Message as _;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+/// The fake. Ends with its workers' connections, or when dropped.
+pub(crate) struct FakeDaemon {
+    socket: String,
+    job: JobId,
+    secret: Secret,
+    stop: Arc<AtomicBool>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+/// One worker's side of the fake.
+struct Peer {
+    stream: Arc<UnixStream>,
+    writer: Arc<CompletionWriter>,
+    segments: Arc<Mutex<Vec<File>>>,
+}
+
+/// What has been submitted and not answered, by name: rank and submission.
+type Waiting = BTreeMap<String, Vec<(u32, Submission)>>;
+
+struct World {
+    size: u32,
+    peers: Mutex<BTreeMap<u32, Peer>>,
+    waiting: Mutex<Waiting>,
+    formed: Barrier,
+    stop: Arc<AtomicBool>,
+}
+
+impl FakeDaemon {
+    /// A daemon for a job of `size` ranks.
+    pub(crate) fn start(size: u32) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, SeqCst);
+        let name = format!("gradwire-worker-test-{}-{number}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let job = JobId::new("test").unwrap();
+        let secret = Secret::generate();
+        let stop = Arc::new(AtomicBool::new(false));
+        let world = Arc::new(World {
+            size,
+            peers: Mutex::default(),
+            waiting: Mutex::default(),
+            formed: Barrier::new(size as usize),
+            stop: stop.clone(),
+        });
+        let acceptor = thread::spawn({
+            let (stop, secret) = (stop.clone(), secret.clone());
+            move || {
+                let mut threads = Vec::new();
+                while !stop.load(SeqCst) {
+                    match listener.accept() {
+                        Ok((stream, _)) => {
+                            let (world, secret) = (world.clone(), secret.clone());
+                            threads.push(thread::spawn(move || {
+                                serve(&world, &secret, Arc::new(stream));
+                            }));
+                        }
+                        Err(_) => thread::sleep(Duration::from_millis(5)),
+                    }
+                }
+                for thread in threads {
+                    thread.join().unwrap();
+                }
+            }
+        });
+        Self { socket: format!("@{name}"), job, secret, stop, acceptor: Some(acceptor) }
+    }
+
+    /// A rank that is about to attach.
+    pub(crate) fn rank(&self, rank: u32) -> SessionBuilder {
+        self.rank_with(rank, self.secret.clone())
+    }
+
+    /// A rank with a secret of its own.
+    pub(crate) fn rank_with(&self, rank: u32, secret: Secret) -> SessionBuilder {
+        Session::builder(self.job.clone(), secret, &self.socket, rank)
+            .arena_segment_bytes(1 << 20)
+            .start_timeout(Duration::from_secs(20))
+    }
+
+    /// A job of one rank.
+    pub(crate) fn alone() -> (Self, Session) {
+        let daemon = Self::start(1);
+        let session = daemon.rank(0).attach().unwrap();
+        (daemon, session)
+    }
+}
+
+impl Drop for FakeDaemon {
+    fn drop(&mut self) {
+        self.stop.store(true, SeqCst);
+        let result = self.acceptor.take().unwrap().join();
+        assert!(result.is_ok() || thread::panicking(), "the fake daemon panicked");
+    }
+}
+
+fn say(stream: &UnixStream, message: Message, fd: Option<&OwnedFd>) -> bool {
+    let frame = pb::DaemonMessage { message: Some(message) }.encode_to_vec();
+    handover::send(stream, &frame, fd.map(AsFd::as_fd).as_slice()).is_ok()
+}
+
+fn hear(stream: &UnixStream) -> Option<(worker_message::Message, Vec<OwnedFd>)> {
+    let frame = handover::receive(stream).ok()??;
+    let message = pb::WorkerMessage::decode(frame.bytes.as_slice()).unwrap().message.unwrap();
+    Some((message, frame.fds))
+}
+
+fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
+    stream.set_nonblocking(false).unwrap();
+    let nonce = auth::nonce().to_vec();
+    let challenge =
+        pb::Challenge { nonce: nonce.clone(), protocol: PROTOCOL, version: "test".into() };
+    say(&stream, Message::Challenge(challenge), None);
+    let Some((worker_message::Message::Attach(attach), mut fds)) = hear(&stream) else { return };
+    let rank = attach.local_rank;
+    let claim = Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: rank };
+    if !secret.verify(&claim, &attach.proof) {
+        let failure = Failure::new(FailureKind::Invalid, "the secret differs");
+        say(&stream, Message::Refused(failure.into()), None);
+        return;
+    }
+    let (mut reader, writer, beats) = DaemonControl::open(fds.remove(0)).unwrap();
+    let segments = Arc::new(Mutex::new(Vec::new()));
+    let peer =
+        Peer { stream: stream.clone(), writer: Arc::new(writer), segments: segments.clone() };
+    world.peers.lock().unwrap().insert(rank, peer);
+    world.formed.wait();
+    let doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let attached = pb::Attached {
+        rank,
+        size: world.size,
+        local_rank: rank,
+        local_size: world.size,
+        cross_rank: 0,
+        cross_size: 1,
+        epoch: 1,
+        nodes: vec![pb::Node {
+            host: "fake".into(),
+            first_rank: 0,
+            slots: world.size,
+            ..Default::default()
+        }],
+    };
+    say(&stream, Message::Attached(attached), Some(&doorbell));
+    while !world.stop.load(SeqCst) {
+        beats.beat();
+        if !read_all(world, rank, &mut reader) {
+            let peers = std::mem::take(&mut *world.peers.lock().unwrap());
+            for peer in peers.values() {
+                let _ = peer.stream.shutdown(std::net::Shutdown::Both);
+            }
+            return;
+        }
+        if !reader.prepare_sleep() {
+            continue;
+        }
+        let mut polled =
+            [PollFd::new(&*stream, PollFlags::IN), PollFd::new(&doorbell, PollFlags::IN)];
+        let tick = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+        poll(&mut polled, Some(&tick)).unwrap();
+        let news = !polled[0].revents().is_empty();
+        reader.awake();
+        let _ = rustix::io::read(&doorbell, &mut [0u8; 8]);
+        if !news {
+            continue;
+        }
+        match hear(&stream) {
+            Some((worker_message::Message::AddSegment(add), mut fds)) => {
+                segments.lock().unwrap().push(File::from(fds.remove(0)));
+                say(
+                    &stream,
+                    Message::SegmentAdded(pb::SegmentAdded { segment: add.segment }),
+                    None,
+                );
+            }
+            Some((worker_message::Message::Detach(_), _)) => {
+                say(&stream, Message::Detached(pb::Detached {}), None);
+                return;
+            }
+            Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
+            None => {
+                // TELL, as the real one would.
+                let failure =
+                    Failure::new(FailureKind::WorkerLost, "the process ended").rank(Rank(rank));
+                let mut peers = world.peers.lock().unwrap();
+                peers.remove(&rank);
+                for peer in peers.values() {
+                    say(&peer.stream, Message::Aborted(failure.clone().into()), None);
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Reads all submissions; false when the daemon is to die.
+fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) -> bool {
+    while let Some(submission) = reader.pop().unwrap() {
+        let name = submission.name.as_str().to_owned();
+        if name.starts_with("die") {
+            return false;
+        }
+        while name.starts_with("freeze") && !world.stop.load(SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let mut waiting = world.waiting.lock().unwrap();
+        waiting.entry(name.clone()).or_default().push((rank, submission));
+        if waiting[&name].len() < world.size as usize {
+            continue;
+        }
+        let ready: Vec<String> = match name.as_str() {
+            held if held.starts_with("hold") => Vec::new(),
+            "release" => waiting
+                .keys()
+                .filter(|n| n.starts_with("hold") || *n == "release")
+                .cloned()
+                .collect(),
+            _ => vec![name],
+        };
+        for name in ready {
+            let all = waiting.remove(&name).unwrap();
+            if all.len() == world.size as usize {
+                answer(world, &name, all);
+            } else {
+                waiting.insert(name, all);
+            }
+        }
+    }
+    true
+}
+
+fn answer(world: &World, name: &str, mut all: Vec<(u32, Submission)>) {
+    all.sort_by_key(|(rank, _)| *rank);
+    let peers = world.peers.lock().unwrap();
+    if name.starts_with("fail") {
+        let failure = Failure::new(FailureKind::Disagreement, "the shapes differ").tensor(name);
+        for (rank, submission) in &all {
+            let failed = pb::TensorFailed {
+                tickets: vec![submission.ticket],
+                failure: Some(failure.clone().into()),
+            };
+            peers[rank].writer.answered();
+            say(&peers[rank].stream, Message::TensorFailed(failed), None);
+        }
+        return;
+    }
+    if name.starts_with("abort") {
+        let failure = Failure::new(FailureKind::WorkerLost, "the process was killed")
+            .rank(Rank(7))
+            .host("n7");
+        for peer in peers.values() {
+            say(&peer.stream, Message::Aborted(failure.clone().into()), None);
+        }
+        return;
+    }
+    let request = all[0].1.request.clone();
+    let inputs: Vec<Vec<u8>> = all
+        .iter()
+        .map(|(rank, s)| {
+            let mut bytes = vec![0; request.bytes() as usize];
+            if !bytes.is_empty() {
+                let segments = peers[rank].segments.lock().unwrap();
+                segments[s.input.segment as usize]
+                    .read_exact_at(&mut bytes, s.input.offset)
+                    .unwrap();
+            }
+            bytes
+        })
+        .collect();
+    let result = match request.collective {
+        Collective::Allreduce => sum(request.dtype, &inputs),
+        Collective::Broadcast => inputs[request.root.0 as usize].clone(),
+        Collective::Barrier => Vec::new(),
+    };
+    for (rank, submission) in &all {
+        let peer = &peers[rank];
+        if !result.is_empty() {
+            let segments = peer.segments.lock().unwrap();
+            let place = submission.output;
+            segments[place.segment as usize].write_all_at(&result, place.offset).unwrap();
+        }
+        peer.writer.push(Completion { ticket: submission.ticket }).unwrap();
+    }
+}
+
+fn sum(dtype: DType, inputs: &[Vec<u8>]) -> Vec<u8> {
+    macro_rules! add {
+        ($t:ty) => {{
+            let mut total = vec![<$t>::default(); inputs[0].len() / size_of::<$t>()];
+            for input in inputs {
+                for (sum, bytes) in total.iter_mut().zip(input.chunks_exact(size_of::<$t>())) {
+                    *sum += <$t>::from_le_bytes(bytes.try_into().unwrap());
+                }
+            }
+            total.iter().flat_map(|n| n.to_le_bytes()).collect()
+        }};
+    }
+    match dtype {
+        DType::F32 => add!(f32),
+        DType::F64 => add!(f64),
+        DType::I64 => add!(i64),
+        other => panic!("the fake does not add {other}"),
+    }
+}

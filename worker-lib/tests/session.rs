@@ -1,0 +1,309 @@
+//! Sessions against a fake daemon with a real socket and real shared memory.
+
+mod fake;
+
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::{Duration, Instant},
+};
+
+use fake::FakeDaemon;
+use gradwire_proto::{FailureKind, Secret};
+use gradwire_worker::{
+    AllreduceOptions, BroadcastOptions, GradwireError, ReduceOp, Session, WaitError,
+};
+
+fn named(name: &str) -> AllreduceOptions {
+    AllreduceOptions::named(name).op(ReduceOp::Sum)
+}
+
+/// Runs `body` as each rank of a job.
+fn ranks(size: u32, body: impl Fn(Session) + Sync) {
+    let daemon = FakeDaemon::start(size);
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let builder = daemon.rank(rank);
+            scope.spawn(|| body(builder.attach().unwrap()));
+        }
+    });
+}
+
+/// The failure inside of an error.
+fn failure(error: GradwireError) -> gradwire_worker::Failure {
+    match error {
+        GradwireError::Failed(failure) => failure,
+        other => panic!("no failure: {other}"),
+    }
+}
+
+#[test]
+fn a_rank_knows_its_place() {
+    ranks(3, |session| {
+        assert!(session.rank() < 3);
+        assert_eq!((session.size(), session.local_size(), session.cross_size()), (3, 3, 1));
+        assert_eq!((session.host(), session.nodes().len(), session.epoch()), ("fake", 1, 1));
+    });
+}
+
+#[test]
+fn all_ranks_get_the_sum_and_the_roots_tensor() {
+    ranks(4, |session| {
+        let mut tensor = session.tensor(&[session.rank() as f32, 1.0], &[2]).unwrap();
+        session.allreduce(&mut tensor, named("sum")).unwrap();
+        assert_eq!(tensor.as_slice(), [6.0, 4.0]);
+
+        let mut values = [i64::from(session.rank()); 1000];
+        session.allreduce_slice(&mut values, named("slice")).unwrap();
+        assert_eq!(values, [6; 1000]);
+
+        let mut root = [f64::from(session.rank())];
+        session.broadcast_slice(&mut root, BroadcastOptions::from_rank(2).name("root")).unwrap();
+        assert_eq!(root, [2.0]);
+        session.barrier().unwrap();
+        session.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn many_operations_are_in_flight_at_once_from_many_threads() {
+    ranks(2, |session| {
+        thread::scope(|scope| {
+            for lane in 0..3 {
+                let session = session.clone();
+                scope.spawn(move || {
+                    let handles: Vec<_> = (0..200)
+                        .map(|i| {
+                            let tensor = session.tensor(&[i as f32; 17], &[17]).unwrap();
+                            session.allreduce_async(tensor, named(&format!("{lane}/{i}"))).unwrap()
+                        })
+                        .collect();
+                    for (i, handle) in handles.into_iter().enumerate() {
+                        assert_eq!(handle.wait().unwrap().as_slice(), [2.0 * i as f32; 17]);
+                    }
+                });
+            }
+        });
+        assert_eq!(session.stats().in_flight, 0);
+        assert_eq!(session.stats().operations, 600);
+        assert_eq!(session.stats().bytes, 600 * 17 * 4);
+        assert_eq!(session.stats().arena.used, 0);
+    });
+}
+
+#[test]
+fn more_than_the_limit_waits_for_room() {
+    let (_daemon, session) = FakeDaemon::alone();
+    // BOUND: 4096 at most; the others go when completions make room.
+    let handles: Vec<_> = (0..6000)
+        .map(|_| session.allreduce_async(session.zeros::<f32>(&[1]).unwrap(), Default::default()))
+        .collect::<Result<_, _>>()
+        .unwrap();
+    for (i, handle) in handles.into_iter().enumerate() {
+        assert_eq!(handle.name().as_str(), format!("allreduce.#{}", i + 1));
+        handle.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_wrong_secret_is_refused() {
+    let daemon = FakeDaemon::start(1);
+    let error = daemon.rank_with(0, Secret::generate()).attach().unwrap_err();
+    assert!(matches!(error, GradwireError::Refused(_)), "{error}");
+    assert!(error.to_string().contains("the secret differs"), "{error}");
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_named() {
+    let job = gradwire_worker::JobId::new("nobody").unwrap();
+    for socket in ["@gradwire-nobody-is-here", "/nowhere/gradwire.sock"] {
+        let builder = Session::builder(job.clone(), Secret::generate(), socket, 0);
+        let error = builder.attach().unwrap_err();
+        assert!(matches!(error, GradwireError::Connect { .. }), "{error}");
+        assert!(error.to_string().contains(socket), "{error}");
+    }
+}
+
+#[test]
+fn a_world_that_does_not_form_is_given_up() {
+    let daemon = FakeDaemon::start(1);
+    // The first rank's connection blocks in a world of two, as the second never comes.
+    let two = FakeDaemon::start(2);
+    let error = two.rank(0).start_timeout(Duration::from_millis(300)).attach().unwrap_err();
+    assert!(matches!(error, GradwireError::Timeout { .. }), "{error}");
+    assert!(error.to_string().contains("all ranks attached"), "{error}");
+
+    let cancel = Arc::new(AtomicBool::new(true));
+    let error = daemon.rank(0).cancel(cancel).attach().unwrap_err();
+    assert_eq!(failure(error).kind, FailureKind::Cancelled);
+    // Lets the fake's thread go: the second rank comes after all, and may hear that the first is gone.
+    drop(two.rank(1).attach());
+}
+
+#[test]
+fn a_failed_operation_leaves_the_session_alive() {
+    ranks(2, |session| {
+        let handle =
+            session.allreduce_async(session.zeros::<f32>(&[2]).unwrap(), named("fail")).unwrap();
+        let failure = failure(handle.wait().unwrap_err());
+        assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Disagreement, "fail"));
+        let mut values = [1.0f32];
+        session.allreduce_slice(&mut values, named("after")).unwrap();
+        assert_eq!(values, [2.0]);
+    });
+}
+
+#[test]
+fn an_abort_reaches_every_waiter_and_every_later_call() {
+    let (_daemon, session) = FakeDaemon::alone();
+    thread::scope(|scope| {
+        let waiters: Vec<_> = (0..3)
+            .map(|i| {
+                let tensor = session.zeros::<f32>(&[8]).unwrap();
+                let handle = session.allreduce_async(tensor, named(&format!("hold{i}"))).unwrap();
+                scope.spawn(move || handle.wait().unwrap_err())
+            })
+            .collect();
+        let mut values = [0.0f32];
+        let own = session.allreduce_slice(&mut values, named("abort")).unwrap_err();
+        for error in waiters.into_iter().map(|w| w.join().unwrap()).chain([own]) {
+            // TELL: the same first cause for all.
+            assert_eq!(error.to_string(), "rank 7 on host n7: the process was killed");
+        }
+    });
+    assert_eq!(failure(session.barrier().unwrap_err()).kind, FailureKind::WorkerLost);
+    assert_eq!(failure(session.zeros::<f32>(&[1]).unwrap_err()).kind, FailureKind::WorkerLost);
+    assert!(session.shutdown().is_err());
+}
+
+#[test]
+fn a_daemon_that_dies_is_noticed_while_waiting() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let mut values = [0.0f32];
+    let failure = failure(session.allreduce_slice(&mut values, named("die")).unwrap_err());
+    assert_eq!(failure.kind, FailureKind::NodeLost);
+    assert!(failure.what.contains("gradwired"), "{failure}");
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_noticed_while_waiting() {
+    let daemon = FakeDaemon::start(1);
+    let session = daemon.rank(0).daemon_timeout(Duration::from_secs(1)).attach().unwrap();
+    // Long enough for beats to have come.
+    thread::sleep(Duration::from_millis(500));
+    session.barrier().unwrap();
+    let error = session.allreduce_slice(&mut [0.0f32], named("freeze")).unwrap_err();
+    let failure = failure(error);
+    assert_eq!(failure.kind, FailureKind::NodeLost);
+    assert!(failure.what.contains("no sign of life"), "{failure}");
+}
+
+#[test]
+fn a_daemon_that_dies_is_noticed_while_it_takes_memory() {
+    // The session may end at any point of an allocation; none may hang (WAIT).
+    for _ in 0..50 {
+        let (_daemon, session) = FakeDaemon::alone();
+        let first = session.zeros::<f32>(&[1]).unwrap();
+        let dying = session.allreduce_async(first, named("die")).unwrap();
+        // Each needs a segment of its own.
+        let failed = (0..1000).find_map(|_| session.zeros::<u8>(&[1 << 20]).map(drop).err());
+        if let Some(error) = failed {
+            assert_eq!(failure(error).kind, FailureKind::NodeLost);
+        }
+        assert_eq!(failure(dying.wait().unwrap_err()).kind, FailureKind::NodeLost);
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_tells_the_others() {
+    ranks(2, |session| {
+        let tensor = session.zeros::<f32>(&[1]).unwrap();
+        let handle = session.allreduce_async(tensor, named("hold")).unwrap();
+        session.barrier().unwrap(); // both are in flight
+        if session.rank() == 0 {
+            session.abort("the user has seen enough");
+        }
+        let failure = failure(handle.wait().unwrap_err());
+        if session.rank() == 0 {
+            assert_eq!(failure.what, "the user has seen enough");
+        } else {
+            assert_eq!(failure.kind, FailureKind::WorkerLost);
+        }
+    });
+}
+
+#[test]
+fn a_deadline_gives_the_handle_back() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let tensor = session.tensor(&[5.0f32], &[]).unwrap();
+    let handle = session.allreduce_async(tensor, named("hold")).unwrap();
+    assert!(!handle.poll());
+    let start = Instant::now();
+    let within = Duration::from_millis(50);
+    let handle = match handle.wait_deadline(within) {
+        Err(WaitError::Timeout { handle, .. }) => handle,
+        other => panic!("{other:?}"),
+    };
+    assert!(start.elapsed() >= within);
+    session.barrier().unwrap();
+    session.allreduce_slice(&mut [0.0f32], named("release")).unwrap();
+    assert_eq!(handle.wait_deadline(Duration::from_secs(20)).unwrap().as_slice(), [5.0]);
+}
+
+#[test]
+fn a_dropped_handles_memory_is_kept_until_the_end() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let tensor = session.zeros::<f32>(&[1000]).unwrap();
+    let used = session.stats().arena.used;
+    drop(session.allreduce_async(tensor, named("hold")).unwrap());
+    assert_eq!((session.stats().arena.used, session.stats().in_flight), (used, 1));
+    session.allreduce_slice(&mut [0.0f32], named("release")).unwrap();
+    session.barrier().unwrap();
+    assert_eq!((session.stats().arena.used, session.stats().in_flight), (0, 0));
+}
+
+#[test]
+fn impossible_calls_are_named_and_start_nothing() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let held = session.allreduce_async(session.zeros::<f32>(&[1]).unwrap(), named("hold")).unwrap();
+    let mut floats = [0.0f32];
+    let mut numbers = [0i32];
+    let cases = [
+        (session.allreduce_slice(&mut floats, named("hold")), "'hold' is already in flight"),
+        (session.allreduce_slice(&mut floats, named("")), "tensor name"),
+        (session.allreduce_slice(&mut floats, named("a\n")), "control characters"),
+        (session.allreduce_slice(&mut floats, named("a").prescale(f64::NAN)), "finite"),
+        (session.allreduce_slice(&mut numbers, named("a").postscale(0.5)), "i32"),
+        (session.broadcast_slice(&mut floats, BroadcastOptions::from_rank(1)), "no rank 1"),
+        (session.tensor(&[1.0f32], &[2]).map(drop), "2 elements, 1 were given"),
+        (session.zeros::<f32>(&[usize::MAX, 2]).map(drop), "shape"),
+        (session.zeros::<f64>(&[1 << 52]).map(drop), "bytes"),
+    ];
+    for (result, text) in cases {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    assert_eq!(session.stats().operations, 1);
+    drop(held);
+}
+
+#[test]
+fn a_large_tensor_gets_memory_of_its_own_and_the_limit_is_named() {
+    let daemon = FakeDaemon::start(1);
+    let session = daemon.rank(0).arena_max_bytes(8 << 20).attach().unwrap();
+    let mut tensor = session.zeros::<f64>(&[3 << 17]).unwrap(); // 3 MiB, segments have 1
+    tensor.as_mut_slice()[(3 << 17) - 1] = 2.5;
+    session.allreduce(&mut tensor, named("large")).unwrap();
+    assert_eq!(tensor.as_slice()[(3 << 17) - 1], 2.5);
+    let error = session.zeros::<f64>(&[1 << 20]).unwrap_err().to_string();
+    assert!(error.contains("8388608"), "{error}");
+}
+
+#[test]
+fn after_the_shutdown_nothing_starts() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let other = session.clone();
+    session.shutdown().unwrap();
+    session.shutdown().unwrap();
+    assert!(matches!(other.barrier(), Err(GradwireError::Closed)));
+}

@@ -1,0 +1,138 @@
+//! The distributed optimizer and the broadcast of parameters, with ranks as threads of one process.
+
+mod fake;
+
+use std::{num::NonZeroU32, thread};
+
+use ::tch::{
+    Device, Kind, Tensor,
+    nn::{self, Init, OptimizerConfig},
+};
+use fake::FakeDaemon;
+use gradwire_worker::{
+    GradwireError, ReduceOp, Session,
+    tch::{DistributedOptimizer, OptimizerOptions, broadcast_parameters},
+};
+
+const RATE: f64 = 0.5;
+
+fn ranks(size: u32, body: impl Fn(Session) + Sync) {
+    let daemon = FakeDaemon::start(size);
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let builder = daemon.rank(rank);
+            scope.spawn(|| body(builder.attach().unwrap()));
+        }
+    });
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_kind(Kind::Double).flatten(0, -1)).unwrap()
+}
+
+/// Parameters of different element types and layouts, all equal to `value`.
+fn parameters(value: f64) -> (nn::VarStore, Tensor, Tensor) {
+    let store = nn::VarStore::new(Device::Cpu);
+    let root = store.root();
+    let first = root.var("first", &[2, 3], Init::Const(value));
+    let second = root.sub("deep").var("second", &[3], Init::Const(value));
+    let _ = root.var_copy("mean", &Tensor::from_slice(&[value; 4]));
+    (store, first, second)
+}
+
+fn wrap(session: &Session, store: &nn::VarStore, accumulate: u32) -> DistributedOptimizer {
+    let accumulate = NonZeroU32::new(accumulate).unwrap();
+    let options = OptimizerOptions { op: ReduceOp::Sum, accumulate, ..Default::default() };
+    let inner = nn::Sgd::default().build(store, RATE).unwrap();
+    DistributedOptimizer::new(session, inner, store, options).unwrap()
+}
+
+#[test]
+fn every_rank_steps_with_the_sum_of_the_gradients() {
+    ranks(3, |session| {
+        let (store, first, second) = parameters(1.0);
+        let mut optimizer = wrap(&session, &store, 1);
+        let own = f64::from(session.rank() + 1);
+        for step in 1..=3 {
+            // d/dx of own · sum(x): own, transposed so that strides are not the plain ones.
+            let loss = (first.tr() * own).sum(Kind::Float) + (&second * 2.0).sum(Kind::Float);
+            assert!(optimizer.backward_step(&loss).unwrap());
+            assert_eq!(values(&first), [1.0 - RATE * 6.0 * f64::from(step); 6]);
+            assert_eq!(values(&second), [1.0 - RATE * 6.0 * f64::from(step); 3]);
+        }
+    });
+}
+
+#[test]
+fn passes_are_added_up_before_a_step() {
+    ranks(2, |session| {
+        let (store, first, second) = parameters(0.0);
+        let mut optimizer = wrap(&session, &store, 2);
+        let pass = |optimizer: &mut DistributedOptimizer| {
+            let loss = first.sum(Kind::Float) + second.sum(Kind::Float);
+            optimizer.backward_step(&loss).unwrap()
+        };
+        assert!(!pass(&mut optimizer));
+        assert_eq!(values(&first), [0.0; 6]);
+        assert!(pass(&mut optimizer));
+        assert_eq!(values(&first), [-RATE * 4.0; 6]);
+        assert!(!optimizer.step().unwrap());
+        assert!(!pass(&mut optimizer));
+        assert!(optimizer.step().unwrap());
+        assert_eq!(values(&first), [-RATE * 6.0; 6]);
+    });
+}
+
+#[test]
+fn a_parameter_that_one_rank_does_not_use_is_exchanged_all_the_same() {
+    ranks(2, |session| {
+        let (store, first, second) = parameters(0.0);
+        let mut optimizer = wrap(&session, &store, 1);
+        let mut loss = first.sum(Kind::Float);
+        if session.rank() == 0 {
+            loss += second.sum(Kind::Float);
+        }
+        optimizer.backward_step(&loss).unwrap();
+        assert_eq!(values(&first), [-RATE * 2.0; 6]);
+        assert_eq!(values(&second), [-RATE; 3]);
+    });
+}
+
+#[test]
+fn everybody_gets_the_roots_parameters() {
+    ranks(3, |session| {
+        let (store, first, second) = parameters(f64::from(session.rank()));
+        broadcast_parameters(&session, &store, 1).unwrap();
+        assert_eq!(values(&first), [1.0; 6]);
+        assert_eq!(values(&second), [1.0; 3]);
+        assert_eq!(values(&store.variables()["mean"]), [1.0; 4]);
+        assert!(first.requires_grad());
+        let error = broadcast_parameters(&session, &store, 3).unwrap_err();
+        assert!(matches!(error, GradwireError::Invalid(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_failed_exchange_names_the_gradient_and_makes_no_step() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let (store, first, _) = parameters(1.0);
+    let inner = nn::Sgd::default().build(&store, RATE).unwrap();
+    let options = OptimizerOptions { prefix: "fail.".into(), ..Default::default() };
+    let mut optimizer = DistributedOptimizer::new(&session, inner, &store, options).unwrap();
+    for _ in 0..2 {
+        let error = optimizer.backward_step(&first.sum(Kind::Float)).unwrap_err();
+        assert!(error.to_string().contains("fail.first"), "{error}");
+        assert_eq!(values(&first), [1.0; 6]);
+        session.barrier().unwrap();
+    }
+}
+
+#[test]
+fn elements_that_are_not_exchanged_are_named() {
+    let (_daemon, session) = FakeDaemon::alone();
+    let store = nn::VarStore::new(Device::Cpu);
+    let mask = Tensor::from_slice(&[true, false]);
+    store.variables_.lock().unwrap().named_variables.insert("mask".into(), mask);
+    let error = broadcast_parameters(&session, &store, 0).unwrap_err();
+    assert!(error.to_string().contains("'mask'") && error.to_string().contains("Bool"), "{error}");
+}
