@@ -1,0 +1,94 @@
+//! Double binary tree: two trees over all participants, each for half of the piece, so that who
+//! is busy inside one is a leaf of the other (Sanders, Speck & Träff, 2009; NCCL 2.4).
+//!
+//! Nobody has more than three peers per tree, nobody sends more than twice the piece, and the
+//! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline. For
+//! the broadcast both trees are made over everybody but the root, and hang below it.
+
+use super::build::{self, Tree};
+use crate::{
+    schedule::{Schedule, split},
+    topology::Topology,
+};
+
+/// About the best block for pipelining, k* = √(h·S / 2αB) blocks per tree, over the sizes that
+/// pieces have. Streaming inside of blocks makes the choice uncritical.
+const BLOCK: u64 = 1 << 13;
+const MOST_BLOCKS: u64 = 64;
+
+/// The first tree over 0..n: in-order, leaves are the odd positions, 0 is the root (NCCL's btree).
+fn parent_in_first(n: u32, at: u32) -> Option<u32> {
+    if at == 0 {
+        return None;
+    }
+    let bit = at & at.wrapping_neg();
+    let up = (at ^ bit) | (bit << 1);
+    Some(if up >= n { at ^ bit } else { up })
+}
+
+/// The parents in both trees. The second is the first mirrored (even n) or shifted (odd n), which
+/// turns leaves into inner positions.
+fn parents(n: u32) -> [Vec<Option<u32>>; 2] {
+    let first: Vec<_> = (0..n).map(|at| parent_in_first(n, at)).collect();
+    let mut second = vec![None; n as usize];
+    for (at, &parent) in (0..n).zip(&first) {
+        let moved = |p: u32| if n.is_multiple_of(2) { n - 1 - p } else { (p + 1) % n };
+        second[moved(at) as usize] = parent.map(moved);
+    }
+    [first, second]
+}
+
+fn blocks_for(count: u64) -> u64 {
+    // At least one per tree.
+    count.div_ceil(BLOCK).clamp(2, MOST_BLOCKS)
+}
+
+pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
+    let order = topology.order();
+    let nodes = order.len() as u32;
+    let at = super::position(&order, me);
+    let trees = parents(nodes).map(Tree::new);
+    build::reduce_and_return(nodes, me, split(count, blocks_for(count)), |block| {
+        trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
+    })
+}
+
+pub(super) fn broadcast(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
+    let order = super::order_from(topology, root);
+    let nodes = order.len() as u32;
+    let at = super::position(&order, me);
+    // Position 0 is the root; the trees of the others move up by one and hang below it.
+    let trees = parents(nodes - 1).map(|below| {
+        let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));
+        Tree::new([None].into_iter().chain(below).collect())
+    });
+    build::send_down(nodes, me, split(count, blocks_for(count)), |block| {
+        trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What makes two trees better than one, for every number of participants.
+    #[test]
+    fn trees_are_shallow_and_complementary() {
+        for n in 2..=300u32 {
+            let both = parents(n);
+            let mut inner = [vec![0; n as usize], vec![0; n as usize]];
+            for (tree, parents) in both.iter().enumerate() {
+                assert_eq!(parents.iter().filter(|p| p.is_none()).count(), 1);
+                for parent in parents.iter().flatten() {
+                    inner[tree][*parent as usize] += 1;
+                }
+                let depth = Tree::new(parents.clone()).height();
+                assert!(depth <= n.next_power_of_two().trailing_zeros(), "{n}: {depth}");
+            }
+            let children: Vec<u32> = (0..n as usize).map(|p| inner[0][p] + inner[1][p]).collect();
+            assert!(children.iter().all(|&c| c <= 2), "{n}: {children:?}");
+            let busy = (0..n as usize).filter(|&p| inner[0][p] > 0 && inner[1][p] > 0).count();
+            assert!(busy <= (n % 2) as usize, "{n}: {busy} are inside both trees");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Every algorithm as a pure function from the cluster to a schedule.
+//!
+//! All but recursive doubling have one idea in common: each block has a tree, is reduced towards
+//! the tree's root and comes back down the same way, so each element is finished by one owner and
+//! copied from there (SAME). What differs is the choice of trees:
+//!
+//! | | tree of a block | best for |
+//! |---|---|---|
+//! | [`ring`] | a path that ends at the block's owner | large pieces, few nodes |
+//! | [`double_tree`] | one of two binary trees with complementary leaves | many nodes |
+//! | [`hierarchical`] | members → the rack's owner → the block's owner | racks behind slow links |
+//! | [`recursive_doubling`] | (none: pairs exchange everything, at doubling distance) | small pieces |
+
+pub mod double_tree;
+pub mod hierarchical;
+pub mod recursive_doubling;
+pub mod ring;
+
+mod build;
+
+use std::{fmt, str::FromStr};
+
+use gradwire_proto::{WireError, pb};
+
+use crate::{schedule::Schedule, topology::Topology};
+
+/// What a schedule achieves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Everybody gets the reduction of everybody's contribution.
+    Allreduce,
+    /// Everybody gets the root's contribution.
+    Broadcast {
+        /// The participant that has it.
+        root: u32,
+    },
+}
+
+/// The algorithms, by the name of their allreduce; each has a broadcast of the same kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Algorithm {
+    /// Pipelined ring; broadcast along a chain.
+    Ring,
+    /// Exchange at doubling distance; broadcast along a binomial tree.
+    RecursiveDoubling,
+    /// Two binary trees, half the data each.
+    DoubleTree,
+    /// Two levels over racks.
+    Hierarchical,
+}
+
+/// A name that is none of the algorithms.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "there is no algorithm {given:?}; use one of ring, recursive-doubling, double-tree, hierarchical"
+)]
+pub struct UnknownAlgorithm {
+    /// The name, cut to 80 characters.
+    pub given: String,
+}
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::Ring, Self::RecursiveDoubling, Self::DoubleTree, Self::Hierarchical];
+
+    /// The name that people read and write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::DoubleTree => "double-tree",
+            Self::Hierarchical => "hierarchical",
+        }
+    }
+
+    /// The algorithm of that name; case doesn't matter, `_` stands for `-`.
+    ///
+    /// # Errors
+    /// [`UnknownAlgorithm`], which lists the names.
+    pub fn parse(name: &str) -> Result<Self, UnknownAlgorithm> {
+        let plain = name.trim().to_ascii_lowercase().replace('_', "-");
+        Self::ALL
+            .into_iter()
+            .find(|algorithm| algorithm.name() == plain)
+            .ok_or_else(|| UnknownAlgorithm { given: name.chars().take(80).collect() })
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        Self::parse(name)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<Algorithm> for pb::Algorithm {
+    fn from(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::Ring => Self::Ring,
+            Algorithm::RecursiveDoubling => Self::RecursiveDoubling,
+            Algorithm::DoubleTree => Self::DoubleTree,
+            Algorithm::Hierarchical => Self::Hierarchical,
+        }
+    }
+}
+
+impl TryFrom<pb::Algorithm> for Algorithm {
+    type Error = WireError;
+
+    fn try_from(wire: pb::Algorithm) -> Result<Self, WireError> {
+        match wire {
+            pb::Algorithm::Unspecified => {
+                Err(WireError::Unknown { field: "algorithm", number: wire as i32 })
+            }
+            pb::Algorithm::Ring => Ok(Self::Ring),
+            pb::Algorithm::RecursiveDoubling => Ok(Self::RecursiveDoubling),
+            pb::Algorithm::DoubleTree => Ok(Self::DoubleTree),
+            pb::Algorithm::Hierarchical => Ok(Self::Hierarchical),
+        }
+    }
+}
+
+/// From the number in a message (TRUST).
+impl TryFrom<i32> for Algorithm {
+    type Error = WireError;
+
+    fn try_from(number: i32) -> Result<Self, WireError> {
+        pb::Algorithm::try_from(number)
+            .map_err(|_| WireError::Unknown { field: "algorithm", number })?
+            .try_into()
+    }
+}
+
+/// The schedule of participant `me` for a piece of `count` elements. Deterministic; every
+/// participant that calls it with the same other arguments gets a matching schedule.
+///
+/// # Panics
+/// If `me` or the root of a broadcast isn't one of the topology's participants: both are checked
+/// where a message becomes an operation (TRUST), so this is a mistake of the caller.
+pub fn generate(
+    kind: Kind,
+    algorithm: Algorithm,
+    topology: &Topology,
+    me: u32,
+    count: u64,
+) -> Schedule {
+    let participants = topology.participants();
+    assert!(me < participants, "participant {me} is not one of {participants}");
+    if let Kind::Broadcast { root } = kind {
+        assert!(root < participants, "root {root} is not one of {participants} participants");
+    }
+    if participants == 1 || count == 0 {
+        return build::alone(participants, me, count);
+    }
+    match (algorithm, kind) {
+        (Algorithm::Ring, Kind::Allreduce) => ring::allreduce(topology, me, count),
+        (Algorithm::Ring, Kind::Broadcast { root }) => ring::broadcast(topology, root, me, count),
+        (Algorithm::RecursiveDoubling, Kind::Allreduce) => {
+            recursive_doubling::allreduce(topology, me, count)
+        }
+        (Algorithm::RecursiveDoubling, Kind::Broadcast { root }) => {
+            recursive_doubling::broadcast(topology, root, me, count)
+        }
+        (Algorithm::DoubleTree, Kind::Allreduce) => double_tree::allreduce(topology, me, count),
+        (Algorithm::DoubleTree, Kind::Broadcast { root }) => {
+            double_tree::broadcast(topology, root, me, count)
+        }
+        (Algorithm::Hierarchical, Kind::Allreduce) => hierarchical::allreduce(topology, me, count),
+        (Algorithm::Hierarchical, Kind::Broadcast { root }) => {
+            hierarchical::broadcast(topology, root, me, count)
+        }
+    }
+}
+
+/// Where a participant is in an order of them.
+fn position(order: &[u32], participant: u32) -> u32 {
+    (0..).zip(order).find(|&(_, &p)| p == participant).map_or(0, |(at, _)| at)
+}
+
+/// All participants, `root` first, racks together: the root's rack, then the others.
+fn order_from(topology: &Topology, root: u32) -> Vec<u32> {
+    let mut order = topology.order();
+    order.sort_by_key(|&p| (p != root, !topology.same_rack(p, root)));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_wire_numbers_come_back() {
+        for algorithm in Algorithm::ALL {
+            assert_eq!(Algorithm::parse(algorithm.name()), Ok(algorithm));
+            assert_eq!(Algorithm::parse(&algorithm.name().to_uppercase()), Ok(algorithm));
+            assert_eq!(Algorithm::try_from(pb::Algorithm::from(algorithm) as i32), Ok(algorithm));
+        }
+        let error = Algorithm::parse("rign").unwrap_err().to_string();
+        for algorithm in Algorithm::ALL {
+            assert!(error.contains("rign") && error.contains(algorithm.name()), "{error}");
+        }
+    }
+
+    /// TRUST: a number without meaning is refused by name and value.
+    #[test]
+    fn unknown_wire_numbers_are_refused() {
+        for number in [0, 5, -1, 99] {
+            let error = Algorithm::try_from(number).unwrap_err().to_string();
+            assert!(error.contains("algorithm") && error.contains(&number.to_string()), "{error}");
+        }
+    }
+}

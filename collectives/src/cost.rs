@@ -1,0 +1,255 @@
+//! What an algorithm costs: seconds for a piece, from the α-β-γ model with a few terms for what
+//! that model leaves out.
+//!
+//! - α: latency of a message, per link class (in the rack, between racks)
+//! - β: seconds per byte. In the rack it is a node's line, sending and receiving at once; between
+//!   racks a node's *fair share* of its rack's uplink, so a rack with w nodes moves w bytes in that
+//!   time, whoever of them sends.
+//! - γ: seconds per byte reduced
+//! - a cost per message for the processor, which direct exchange has many of
+//! - a loss of goodput when many send to one at once (incast). Without it the model would never
+//!   choose a ring, which wins by not doing that.
+//!
+//! A message is streamed: the next hop begins when the first chunk is there. So a chain of h hops
+//! costs h·(α + chunk·β), and the bytes are paid once, on the busiest line (§1.0 of the algorithms'
+//! errata: of the ring 2(M−1)/M·S, of the double tree 2S, of recursive doubling S·⌈log2 M⌉).
+//! [`critical_path`] computes the same from the schedules themselves, step by step; the closed
+//! forms of [`price`] are tested against it and cost microseconds for any number of nodes.
+
+mod critical_path;
+
+use crate::{
+    algorithms::{Algorithm, Kind},
+    topology::Topology,
+};
+
+pub use critical_path::critical_path;
+
+/// The cost of one class of links.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LinkCost {
+    /// α: seconds from the end of a send to the first byte at the receiver.
+    pub latency: f64,
+    /// β: seconds per byte.
+    pub per_byte: f64,
+}
+
+/// What things cost. The defaults are those of a data centre's virtual machines on 25 Gb/s
+/// Ethernet with racks oversubscribed 3 to 1; where links have been measured, set them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CostModel {
+    /// Links inside a rack. Default 40 µs, 25 Gb/s.
+    pub in_rack: LinkCost,
+    /// Links between racks, per node's fair share. Default 60 µs, 25/3 Gb/s.
+    pub cross_rack: LinkCost,
+    /// γ: seconds to reduce one byte that was received. Default 10 GB/s.
+    pub reduce_per_byte: f64,
+    /// Seconds of processor time for each message sent and received. Default 3 µs.
+    pub per_message: f64,
+    /// Bytes after which the next hop can begin. Default 128 KiB.
+    pub chunk: u64,
+    /// How many may send to one without loss. Default 8.
+    pub free_fan_in: u32,
+    /// Goodput lost for each further sender, as a fraction. Default 0.03.
+    pub incast_loss: f64,
+}
+
+impl Default for CostModel {
+    fn default() -> Self {
+        Self {
+            in_rack: LinkCost { latency: 40e-6, per_byte: 8.0 / 25e9 },
+            cross_rack: LinkCost { latency: 60e-6, per_byte: 3.0 * 8.0 / 25e9 },
+            reduce_per_byte: 1.0 / 10e9,
+            per_message: 3e-6,
+            chunk: 128 << 10,
+            free_fan_in: 8,
+            incast_loss: 0.03,
+        }
+    }
+}
+
+impl CostModel {
+    /// By how much goodput falls when `senders` send to one at once; at least 1.
+    pub(crate) fn incast(&self, senders: u32) -> f64 {
+        1.0 + self.incast_loss * f64::from(senders.saturating_sub(self.free_fan_in))
+    }
+}
+
+/// What the closed forms need to know of an algorithm's schedule.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shape {
+    /// Messages one after the other inside racks and between them.
+    hops_in: f64,
+    hops_across: f64,
+    /// Sent or received by the busiest participant, in units of the piece.
+    line: f64,
+    /// Of these, received when everybody sends at once.
+    senders: u32,
+    /// What leaves or enters a rack, divided by its nodes; the largest, in units of the piece.
+    uplink: f64,
+    /// Reduced by the busiest participant, in units of the piece.
+    reduced: f64,
+    /// Messages that the busiest participant sends.
+    messages: f64,
+    /// The piece is in this many blocks.
+    blocks: f64,
+}
+
+/// Seconds that a piece of `bytes` takes, from the moment that all participants have it.
+/// Deterministic; for one participant the time of the local copy.
+pub fn price(
+    model: &CostModel,
+    topology: &Topology,
+    kind: Kind,
+    algorithm: Algorithm,
+    bytes: u64,
+) -> f64 {
+    let size = bytes as f64;
+    if topology.participants() <= 1 {
+        return size * model.reduce_per_byte;
+    }
+    let cluster = Cluster::new(topology);
+    let shape = match kind {
+        Kind::Allreduce => cluster.allreduce(algorithm),
+        Kind::Broadcast { .. } => cluster.broadcast(algorithm),
+    };
+    let (inside, across) = (model.in_rack, model.cross_rack);
+    // The least that is in a hop: what the pipeline has to fill with.
+    let fill = (size / shape.blocks).min(model.chunk as f64);
+    let hops = shape.hops_in * (inside.latency + fill * inside.per_byte)
+        + shape.hops_across * (across.latency + fill * inside.per_byte);
+    let line = size * shape.line * inside.per_byte * model.incast(shape.senders);
+    let uplink = size * shape.uplink * across.per_byte;
+    let processor = size * shape.reduced * model.reduce_per_byte;
+    let overhead = (shape.messages + shape.hops_in + shape.hops_across) * model.per_message;
+    hops + line.max(uplink) + processor + overhead
+}
+
+/// The numbers of a topology that costs depend on.
+struct Cluster {
+    nodes: f64,
+    racks: f64,
+    largest: f64,
+    smallest: f64,
+}
+
+impl Cluster {
+    fn new(topology: &Topology) -> Self {
+        let sizes: Vec<usize> = topology.members().iter().map(Vec::len).collect();
+        let largest = sizes.iter().copied().max().unwrap_or(1) as f64;
+        let smallest = sizes.iter().copied().min().unwrap_or(1) as f64;
+        Self {
+            nodes: sizes.iter().sum::<usize>() as f64,
+            racks: sizes.len() as f64,
+            largest,
+            smallest,
+        }
+    }
+
+    /// `hops` in all, as many as possible of them inside racks but for `across`.
+    fn hops(&self, hops: f64, across: f64) -> Shape {
+        let across = if self.racks > 1.0 { across.min(hops) } else { 0.0 };
+        Shape { hops_in: hops - across, hops_across: across, blocks: 1.0, ..Shape::default() }
+    }
+
+    /// Traffic out of a rack per node, for `pieces` out of the smallest.
+    fn uplink(&self, pieces: f64) -> f64 {
+        if self.racks > 1.0 { pieces / self.smallest } else { 0.0 }
+    }
+
+    fn allreduce(&self, algorithm: Algorithm) -> Shape {
+        let &Self { nodes, racks, largest, .. } = self;
+        let others = nodes - 1.0;
+        let share = others / nodes;
+        match algorithm {
+            Algorithm::Ring => Shape {
+                line: 2.0 * share,
+                uplink: self.uplink(2.0 * share),
+                reduced: share,
+                messages: 2.0 * others,
+                blocks: nodes,
+                ..self.hops(2.0 * others, 2.0 * (racks - 1.0))
+            },
+            Algorithm::RecursiveDoubling => {
+                let rounds = nodes.log2().floor();
+                let fold = if nodes.log2() > rounds { 1.0 } else { 0.0 };
+                let crossing = racks.log2().ceil();
+                Shape {
+                    // A fold is before and after the rounds, and carries everything too.
+                    line: rounds + 2.0 * fold,
+                    // All nodes of a rack cross in the same rounds.
+                    uplink: self.uplink(crossing * largest),
+                    reduced: rounds + fold,
+                    messages: rounds + fold,
+                    ..self.hops(rounds + 2.0 * fold, crossing)
+                }
+            }
+            Algorithm::DoubleTree => {
+                let height = nodes.log2().ceil();
+                Shape {
+                    line: if nodes > 2.0 { 2.0 } else { 1.0 },
+                    uplink: self.uplink(2.0),
+                    reduced: 1.0,
+                    messages: 8.0,
+                    blocks: 16.0,
+                    ..self.hops(2.0 * height, 2.0 * racks.log2().ceil())
+                }
+            }
+            Algorithm::Hierarchical => {
+                let levels = f64::from(u8::from(largest > 1.0));
+                let across = f64::from(u8::from(racks > 1.0));
+                // In racks of w: (w−1)/w of the piece to the owners, the same back; between
+                // racks a w-th part of it from each, all but its own r-th.
+                let direct = (largest - 1.0) / largest + (racks - 1.0) / racks / self.smallest;
+                Shape {
+                    line: 2.0 * direct,
+                    senders: (largest.max(racks) - 1.0) as u32,
+                    uplink: self.uplink(2.0 * (racks - 1.0) / racks),
+                    reduced: direct,
+                    messages: 2.0 * (racks * (largest - 1.0) + racks - 1.0),
+                    blocks: nodes,
+                    ..self.hops(2.0 * (levels + across), 2.0 * across)
+                }
+            }
+        }
+    }
+
+    fn broadcast(&self, algorithm: Algorithm) -> Shape {
+        let &Self { nodes, racks, largest, .. } = self;
+        let others = nodes - 1.0;
+        let height = nodes.log2().ceil();
+        let handing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
+        match algorithm {
+            Algorithm::Ring => Shape {
+                line: 1.0,
+                uplink: self.uplink(1.0),
+                messages: 1.0,
+                blocks: 8.0,
+                ..self.hops(others, racks - 1.0)
+            },
+            Algorithm::RecursiveDoubling => Shape {
+                line: height,
+                uplink: self.uplink(racks.log2().ceil()),
+                messages: height,
+                // As many as a position has bits set, at most.
+                ..self.hops(nodes.log2().floor(), racks.log2().ceil())
+            },
+            Algorithm::DoubleTree => Shape {
+                line: 1.0,
+                uplink: self.uplink(2.0),
+                messages: 4.0,
+                blocks: 16.0,
+                ..self.hops(others.log2().ceil() + 1.0, racks.log2().ceil())
+            },
+            Algorithm::Hierarchical => Shape {
+                // The last block is handed on when all others have been.
+                line: racks + 0.25,
+                uplink: self.uplink(racks - 1.0),
+                messages: racks * largest,
+                blocks: largest,
+                // With nobody else in the rack there is no handing on.
+                ..self.hops(if handing_on { 2.0 } else { 1.0 }, 1.0)
+            },
+        }
+    }
+}

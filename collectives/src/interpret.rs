@@ -1,0 +1,275 @@
+//! Runs schedules in memory, in any order that their dependencies allow.
+//!
+//! Steps progress piecewise and interleaved, as the executor's do: a step may use every prefix that
+//! the steps of the same block before it are done with, and receivers follow senders element by
+//! element. Which step goes on, and how far, is drawn from a seed. The result must not depend on
+//! it (SAME). For tests and to try a new algorithm; the arithmetic is that of [`kernels`].
+
+use crate::{
+    algorithms::Kind,
+    kernels::{self, Combine, Finish, SliceError, Store},
+    schedule::{Action, Schedule},
+    verify::{Graph, VerifyError, verify},
+};
+
+/// What is computed, and on what.
+#[derive(Debug, Clone, Copy)]
+pub struct Data<'a> {
+    /// Element type and operation.
+    pub combine: Combine,
+    /// Factor for each contribution.
+    pub prescale: f64,
+    /// From the reduction to the result.
+    pub finish: Finish,
+    /// For each participant its local contributions in rank order, each the whole piece in bytes.
+    /// Participants that reduce nothing locally may have none.
+    pub contributions: &'a [Vec<Vec<u8>>],
+}
+
+/// Why schedules can't be run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InterpretError {
+    /// They are wrong.
+    #[error(transparent)]
+    Schedule(#[from] VerifyError),
+    /// A contribution has the wrong length.
+    #[error(
+        "participant {participant} has a contribution of {len} bytes, the piece has {expected}"
+    )]
+    Contribution {
+        /// Whose.
+        participant: usize,
+        /// Its length.
+        len: usize,
+        /// The piece's length.
+        expected: usize,
+    },
+    /// A participant that reduces its contributions has none.
+    #[error("participant {participant} reduces local contributions but has none")]
+    NoContribution {
+        /// Who.
+        participant: usize,
+    },
+    /// The kernels refused.
+    #[error(transparent)]
+    Kernel(#[from] SliceError),
+}
+
+/// A small generator of numbers (Steele, Lea & Flood's SplitMix64), so that a seed replays.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// Starts at a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `limit`, which isn't 0.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.draw() % limit.max(1) as u64) as usize
+    }
+}
+
+/// Runs `schedules` in an order drawn from `seed`; gives what each participant publishes.
+///
+/// # Errors
+/// [`InterpretError`] if the schedules don't achieve `kind` or the data doesn't fit them.
+pub fn run(
+    schedules: &[Schedule],
+    kind: Kind,
+    data: &Data<'_>,
+    seed: u64,
+) -> Result<Vec<Vec<u8>>, InterpretError> {
+    verify(schedules, kind)?;
+    let graph = Graph::new(schedules)?;
+    let size = data.combine.dtype.size();
+    let count: u64 = schedules.first().map_or(0, |s| s.blocks.iter().map(|b| b.count).sum());
+    let expected = count as usize * size;
+    for (participant, contributions) in data.contributions.iter().enumerate() {
+        if let Some(wrong) = contributions.iter().find(|c| c.len() != expected) {
+            let len = wrong.len();
+            return Err(InterpretError::Contribution { participant, len, expected });
+        }
+    }
+    let mut memory = Memory {
+        schedules,
+        graph: &graph,
+        data,
+        work: vec![vec![0; expected]; schedules.len()],
+        results: vec![vec![0; expected]; schedules.len()],
+        messages: vec![Vec::new(); graph.len()],
+        done: vec![0; graph.len()],
+    };
+    let mut random = Random::new(seed);
+    let mut waiting = graph.waiting();
+    // Steps of which nothing stands in the way of a first element, for all that is known.
+    let mut open: Vec<usize> = (0..graph.len()).collect();
+    while !open.is_empty() {
+        let pick = random.below(open.len());
+        let node = open[pick];
+        let (from, end) = (memory.done[node], memory.length(node));
+        let limit = memory.limit(node, &waiting);
+        let to = if limit == end && random.below(2) == 0 {
+            end
+        } else {
+            from + random.below(limit - from + 1)
+        };
+        if to > from {
+            memory.advance(node, from, to)?;
+        }
+        if to == end && limit == end {
+            open.swap_remove(pick);
+            graph.successors(node).iter().for_each(|&next| waiting[next] -= 1);
+        }
+    }
+    Ok(memory.results)
+}
+
+struct Memory<'a> {
+    schedules: &'a [Schedule],
+    graph: &'a Graph,
+    data: &'a Data<'a>,
+    work: Vec<Vec<u8>>,
+    results: Vec<Vec<u8>>,
+    /// What each send has sent so far.
+    messages: Vec<Vec<u8>>,
+    /// Elements that each step is done with.
+    done: Vec<usize>,
+}
+
+impl Memory<'_> {
+    fn action(&self, node: usize) -> Action {
+        let (participant, step) = self.graph.step(node);
+        self.schedules[participant].steps[step].action
+    }
+
+    fn length(&self, node: usize) -> usize {
+        let (participant, _) = self.graph.step(node);
+        let block = self.action(node).block();
+        self.schedules[participant].blocks[block as usize].count as usize
+    }
+
+    /// How far a step may go now.
+    fn limit(&self, node: usize, waiting: &[u32]) -> usize {
+        if waiting[node] == 0 {
+            return self.length(node);
+        }
+        let (participant, step) = self.graph.step(node);
+        let steps = &self.schedules[participant].steps;
+        let block = steps[step].action.block();
+        let before = steps[step].after.iter().map(|&after| {
+            let earlier = self.graph.node(participant, after as usize);
+            let same = steps[after as usize].action.block() == block;
+            let over = self.done[earlier] == self.length(earlier) && waiting[earlier] == 0;
+            if same {
+                self.done[earlier]
+            } else if over {
+                usize::MAX
+            } else {
+                0
+            }
+        });
+        let sent = self.graph.sender(node).map(|send| self.done[send]);
+        before.chain(sent).min().unwrap_or(usize::MAX).min(self.length(node))
+    }
+
+    /// Does elements `from..to` of a step's block.
+    fn advance(&mut self, node: usize, from: usize, to: usize) -> Result<(), InterpretError> {
+        let (me, _) = self.graph.step(node);
+        let action = self.action(node);
+        let &Data { combine, prescale, ref finish, contributions } = self.data;
+        let size = combine.dtype.size();
+        let offset = self.schedules[me].blocks[action.block() as usize].offset as usize;
+        let range = (offset + from) * size..(offset + to) * size;
+        let sent = from * size..to * size;
+        match action {
+            Action::ReduceLocal { .. } => {
+                let local = contributions.get(me).map_or(&[][..], Vec::as_slice);
+                if local.is_empty() {
+                    return Err(InterpretError::NoContribution { participant: me });
+                }
+                let inputs: Vec<&[u8]> = local.iter().map(|c| &c[range.clone()]).collect();
+                kernels::reduce_slices(combine, prescale, &mut self.work[me][range], &inputs)?;
+            }
+            Action::Send { .. } => {
+                self.messages[node].extend_from_slice(&self.work[me][range]);
+            }
+            Action::RecvCopy { .. } => {
+                let send = self.graph.sender(node).unwrap_or(node);
+                self.work[me][range].copy_from_slice(&self.messages[send][sent]);
+            }
+            Action::RecvReduce { peer, .. } => {
+                let send = self.graph.sender(node).unwrap_or(node);
+                let received = &self.messages[send][sent];
+                let mine = self.work[me][range.clone()].to_vec();
+                // The lower participant on the left (SAME).
+                let inputs: [&[u8]; 2] =
+                    if (peer as usize) < me { [received, &mine] } else { [&mine, received] };
+                kernels::reduce_slices(combine, 1.0, &mut self.work[me][range], &inputs)?;
+            }
+            Action::Publish { .. } => {
+                let src = &self.work[me][range.clone()];
+                let dst = &mut self.results[me][range];
+                let level = kernels::level();
+                let dsts = &mut [dst];
+                let store = Store::Cached;
+                kernels::reduce_finish_slices(level, combine, 1.0, finish, dsts, &[src], store)?;
+            }
+        }
+        self.done[node] = to;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::{DType, ReduceOp};
+
+    use super::*;
+    use crate::{Algorithm, Topology, generate};
+
+    const COMBINE: Combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
+
+    fn ran(contributions: &[Vec<Vec<u8>>], seed: u64) -> Result<Vec<Vec<u8>>, InterpretError> {
+        let topology = Topology::flat(2);
+        let schedules: Vec<Schedule> =
+            (0..2).map(|me| generate(Kind::Allreduce, Algorithm::Ring, &topology, me, 2)).collect();
+        let finish = Finish::none(DType::F32);
+        let data = Data { combine: COMBINE, prescale: 2.0, finish, contributions };
+        run(&schedules, Kind::Allreduce, &data, seed)
+    }
+
+    fn bytes(values: [f32; 2]) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn data_goes_through_the_steps() {
+        let contributions = [vec![bytes([1.0, 2.0]), bytes([0.5, 0.5])], vec![bytes([3.0, 4.0])]];
+        for seed in 0..20 {
+            let results = ran(&contributions, seed).unwrap();
+            assert_eq!(results, vec![bytes([9.0, 13.0]); 2], "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn wrong_data_is_refused() {
+        let good = vec![bytes([1.0, 2.0])];
+        let error = ran(&[good.clone(), vec![vec![0; 7]]], 1).unwrap_err();
+        assert_eq!(error, InterpretError::Contribution { participant: 1, len: 7, expected: 8 });
+        for short in [vec![good.clone()], vec![good, Vec::new()]] {
+            let error = ran(&short, 1).unwrap_err();
+            assert_eq!(error, InterpretError::NoContribution { participant: 1 });
+        }
+    }
+}

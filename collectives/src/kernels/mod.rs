@@ -1,0 +1,159 @@
+//! The arithmetic on bytes: N inputs in one pass, results to all who need them in the same pass.
+//!
+//! Memory traffic is the limit, so everything is one sweep over tiles that stay in the first-level
+//! cache: load a tile of every input, combine, finish, store to every destination. The sweep is
+//! written once, generic over element type and operation; it is compiled for each instruction set
+//! ([`Level`]) and the best that the machine has is chosen once, at run time.
+//!
+//! # Arithmetic
+//!
+//! - Inputs are combined in the order given, from the left (SAME). f16 and bf16 are combined in
+//!   f32 over all the inputs and rounded once, to nearest, ties to even.
+//! - Integers wrap in sums and products. They take no scale factors: those are ignored here and
+//!   refused where a request is checked.
+//! - In minimum and maximum a NaN wins, −0 is less than +0, and operands may be swapped.
+//! - A NaN that is computed is the type's canonical quiet NaN, because the processor would take the
+//!   payload of one operand or the other, depending on how the loop was compiled (SAME). One input
+//!   alone, neither scaled nor finished, is copied bit for bit.
+//! - [`ReduceOp::Average`] is a sum whose [`Finish`] divides: floats by the number of contributors
+//!   in one correctly rounded division, or, where there is a postscale too, in one multiplication by
+//!   `postscale / contributors`, computed in f64; integers with truncation towards zero.
+//!
+//! # Memory that others write
+//!
+//! Inputs may lie in memory that another process writes at the same time, so the unsafe functions
+//! take pointers and never make references to it: each element is loaded once, and whatever it
+//! holds is as good as any other value. What such a race does is a wrong number, nothing else
+//! (TRUST). The safe wrappers take slices.
+#![expect(unsafe_code, reason = "the one room of the crate with raw memory and intrinsics in it")]
+
+mod dispatch;
+mod element;
+mod level;
+mod op;
+mod safe;
+mod scalar;
+mod sweep;
+#[cfg(test)]
+mod tests;
+
+use gradwire_proto::{DType, ReduceOp};
+
+pub use level::{Level, level};
+pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
+
+/// What is combined and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Combine {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The operation; [`ReduceOp::Average`] combines as a sum.
+    pub op: ReduceOp,
+}
+
+/// What turns the combined value into the result as ranks get it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Finish {
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The operation; only [`ReduceOp::Average`] makes a difference.
+    pub op: ReduceOp,
+    /// How many ranks contributed; 0 counts as 1.
+    pub contributors: u32,
+    /// The factor for the result; 1 for none.
+    pub postscale: f64,
+}
+
+impl Finish {
+    /// Nothing to do: the combined value is the result.
+    pub fn none(dtype: DType) -> Self {
+        Self { dtype, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
+    }
+
+    /// Whether the result is the combined value, bit for bit.
+    pub fn is_identity(&self) -> bool {
+        self.divisor() == 1 && (self.postscale == 1.0 || !self.dtype.is_float())
+    }
+
+    fn divisor(&self) -> u32 {
+        if self.op == ReduceOp::Average { self.contributors.max(1) } else { 1 }
+    }
+}
+
+/// How results are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Store {
+    /// Through the caches: for what is read again soon.
+    #[default]
+    Cached,
+    /// Past the caches (non-temporal), where alignment to 64 bytes allows it: for large results
+    /// that others read, where reading the old content would be wasted traffic.
+    Streaming,
+}
+
+/// One sweep, as [`dispatch`] and [`sweep`] see it.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    combine: Combine,
+    prescale: f64,
+    finish: Finish,
+    inputs: &'a [*const u8],
+    dsts: &'a [*mut u8],
+    count: usize,
+    store: Store,
+}
+
+/// `dst[i] := inputs[0][i] op inputs[1][i] op …`, each input first multiplied by `prescale`;
+/// see the module's text for the arithmetic. Nothing happens without inputs.
+///
+/// # Safety
+/// Each of `inputs` is valid for reads, and `dst` for writes, of `count` elements of the type.
+/// `dst` is exactly one of the inputs or overlaps none. No alignment is needed. Others may write
+/// to the inputs meanwhile, nobody else may write to `dst`.
+pub unsafe fn reduce(
+    combine: Combine,
+    prescale: f64,
+    dst: *mut u8,
+    inputs: &[*const u8],
+    count: usize,
+) {
+    let finish = Finish::none(combine.dtype);
+    let job = Job { combine, prescale, finish, inputs, dsts: &[dst], count, store: Store::Cached };
+    // SAFETY: the caller's promise.
+    unsafe { dispatch::run(level(), &job) }
+}
+
+/// `dsts[k][i] := finish(src[i])`, reading `src` once.
+///
+/// # Safety
+/// As for [`reduce`], for every one of `dsts`; they don't overlap each other.
+pub unsafe fn finish_to(
+    finish: &Finish,
+    dsts: &[*mut u8],
+    src: *const u8,
+    count: usize,
+    hint: Store,
+) {
+    let combine = Combine { dtype: finish.dtype, op: finish.op };
+    // SAFETY: the caller's promise.
+    unsafe { reduce_finish_to(combine, 1.0, finish, dsts, &[src], count, hint) }
+}
+
+/// All in one sweep: `dsts[k][i] := finish(inputs[0][i] op inputs[1][i] op …)`. f16 and bf16 are
+/// rounded once, after the finish, so an average doesn't overflow where its sum would.
+///
+/// # Safety
+/// As for [`finish_to`]; each of `dsts` is exactly one of the inputs or overlaps none.
+pub unsafe fn reduce_finish_to(
+    combine: Combine,
+    prescale: f64,
+    finish: &Finish,
+    dsts: &[*mut u8],
+    inputs: &[*const u8],
+    count: usize,
+    hint: Store,
+) {
+    let job = Job { combine, prescale, finish: *finish, inputs, dsts, count, store: hint };
+    // SAFETY: the caller's promise.
+    unsafe { dispatch::run(level(), &job) }
+}

@@ -1,0 +1,167 @@
+//! The operations on accumulators.
+
+/// What values are combined and finished in: the element type, or f32 for the half precisions.
+pub(super) trait Number: Copy + PartialEq {
+    /// The number of all zero bits.
+    const ZERO: Self;
+    /// The factor as this type.
+    fn factor(factor: f64) -> Self;
+    /// Multiplied by a factor; integers take none.
+    fn scale(self, factor: Self) -> Self;
+    /// Divided by the number of contributors, at least 1.
+    fn divide(self, contributors: u32) -> Self;
+    /// The canonical NaN instead of any other.
+    fn canonical(self) -> Self;
+    fn add(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn least(self, other: Self) -> Self;
+    fn greatest(self, other: Self) -> Self;
+}
+
+macro_rules! float {
+    ($float:ty) => {
+        impl Number for $float {
+            const ZERO: Self = 0.0;
+
+            #[inline(always)]
+            fn factor(factor: f64) -> Self {
+                factor as $float
+            }
+
+            #[inline(always)]
+            fn scale(self, factor: Self) -> Self {
+                self * factor
+            }
+
+            #[inline(always)]
+            fn divide(self, contributors: u32) -> Self {
+                self / contributors as $float
+            }
+
+            #[inline(always)]
+            fn canonical(self) -> Self {
+                if self.is_nan() { Self::NAN } else { self }
+            }
+
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self * other
+            }
+
+            #[inline(always)]
+            fn least(self, other: Self) -> Self {
+                // Equal values have equal bits but for zeros, whose signs are joined.
+                let equal = Self::from_bits(self.to_bits() | other.to_bits());
+                let ordered = if self < other {
+                    self
+                } else if other < self {
+                    other
+                } else {
+                    equal
+                };
+                if self.is_nan() | other.is_nan() { Self::NAN } else { ordered }
+            }
+
+            #[inline(always)]
+            fn greatest(self, other: Self) -> Self {
+                let equal = Self::from_bits(self.to_bits() & other.to_bits());
+                let ordered = if self > other {
+                    self
+                } else if other > self {
+                    other
+                } else {
+                    equal
+                };
+                if self.is_nan() | other.is_nan() { Self::NAN } else { ordered }
+            }
+        }
+    };
+}
+
+float!(f32);
+float!(f64);
+
+macro_rules! integer {
+    ($int:ty, $divide:expr) => {
+        impl Number for $int {
+            const ZERO: Self = 0;
+
+            #[inline(always)]
+            fn factor(_: f64) -> Self {
+                1
+            }
+
+            #[inline(always)]
+            fn scale(self, _: Self) -> Self {
+                self
+            }
+
+            #[inline(always)]
+            fn divide(self, contributors: u32) -> Self {
+                let divide: fn($int, u32) -> $int = $divide;
+                divide(self, contributors)
+            }
+
+            #[inline(always)]
+            fn canonical(self) -> Self {
+                self
+            }
+
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            #[inline(always)]
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            #[inline(always)]
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+        }
+    };
+}
+
+// Up to 32 bits the division is done in floats, which vectors have: a quotient that isn't whole is
+// further from a whole number than they round, so truncation gives the integer quotient. (f32 can't
+// hold all n, but where it can't the quotient is 0.)
+integer!(i8, |x, n| (f32::from(x) / n as f32) as i8);
+integer!(u8, |x, n| (f32::from(x) / n as f32) as u8);
+integer!(i32, |x, n| (f64::from(x) / f64::from(n)) as i32);
+integer!(i64, |x, n| x / i64::from(n));
+
+/// An operation as a type, so that the sweep is compiled for each.
+pub(super) trait Operation {
+    fn apply<N: Number>(left: N, right: N) -> N;
+}
+
+macro_rules! operation {
+    ($name:ident, $method:ident) => {
+        pub(super) struct $name;
+
+        impl Operation for $name {
+            #[inline(always)]
+            fn apply<N: Number>(left: N, right: N) -> N {
+                left.$method(right)
+            }
+        }
+    };
+}
+
+operation!(Sum, add);
+operation!(Product, mul);
+operation!(Min, least);
+operation!(Max, greatest);

@@ -1,0 +1,198 @@
+//! The one sweep over tiles: load, combine, finish, store.
+//!
+//! Tiles are local, so the compiler knows that nothing overlaps them and makes vectors of the plain
+//! loops, even where a destination is one of the inputs.
+
+use std::mem::MaybeUninit;
+
+use super::{
+    Job, Store,
+    element::{Element, Tile},
+    level::{Instructions, TILE},
+    op::{Number, Operation},
+};
+
+/// Inputs that are combined in registers before the accumulators go to memory.
+const GROUP: usize = 4;
+
+/// What is done to the numbers at the end.
+#[derive(Clone, Copy)]
+pub(super) enum Last<N> {
+    /// One input, unscaled: its bits.
+    Copy,
+    /// Nothing but canonical NaNs.
+    Keep,
+    Divide(u32),
+    Scale(N),
+}
+
+impl<N: Number> Last<N> {
+    pub(super) fn of(job: &Job<'_>) -> Self {
+        let divisor = job.finish.divisor();
+        if job.finish.is_identity() {
+            if job.inputs.len() == 1 && job.prescale == 1.0 { Self::Copy } else { Self::Keep }
+        } else if job.finish.postscale == 1.0 || !job.combine.dtype.is_float() {
+            Self::Divide(divisor)
+        } else {
+            Self::Scale(N::factor(job.finish.postscale / f64::from(divisor)))
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn apply(self, number: N) -> N {
+        match self {
+            Self::Copy => number,
+            Self::Keep => number.canonical(),
+            Self::Divide(contributors) => number.divide(contributors).canonical(),
+            Self::Scale(factor) => number.scale(factor).canonical(),
+        }
+    }
+}
+
+/// Runs a job at the level of `I`.
+///
+/// # Safety
+/// As for [`super::reduce_finish_to`]; inputs aren't empty, all is of type `E` and the operation is
+/// `O`, and the level's instructions are available to the function that this is inlined in.
+#[inline(always)]
+pub(super) unsafe fn sweep<E: Element, O: Operation, I: Instructions>(job: &Job<'_>) {
+    let last = Last::<E::Number>::of(job);
+    let prescale = <E::Number as Number>::factor(job.prescale);
+    let size = size_of::<E>();
+    // Made once: to clear them for each tile takes as long as a sum.
+    let mut edge = [Tile([E::ZERO; TILE]); GROUP];
+    let mut out = Tile([E::ZERO; TILE]);
+    let mut at = 0;
+    while at < job.count {
+        let mut n = TILE.min(job.count - at);
+        if at == 0 && job.store == Store::Streaming {
+            // A short first tile brings the first destination to a cache line.
+            let ahead = job.dsts.first().map_or(0, |dst| dst.align_offset(64)) / size;
+            n = if ahead == 0 { n } else { n.min(ahead) };
+        }
+        // SAFETY: all pointers are valid for `count` elements, and at + n <= count.
+        unsafe {
+            if matches!(last, Last::Copy) {
+                let src = job.inputs[0].add(at * size);
+                std::ptr::copy_nonoverlapping(src, out.0.as_mut_ptr().cast::<u8>(), n * size);
+            } else {
+                let mut numbers = combine::<E, O, I>(job.inputs, at, n, prescale, &mut edge);
+                finish(&mut numbers, last);
+                E::store::<I>(&numbers, &mut out);
+            }
+            for &dst in job.dsts {
+                let to = dst.add(at * size);
+                let from = out.0.as_ptr().cast::<u8>();
+                if job.store == Store::Streaming && n == TILE && to.addr().is_multiple_of(64) {
+                    I::stream(to, from, TILE * size);
+                } else {
+                    std::ptr::copy_nonoverlapping(from, to, n * size);
+                }
+            }
+        }
+        at += n;
+    }
+    if job.store == Store::Streaming {
+        // SAFETY: the level's instructions are there.
+        unsafe { I::fence() }
+    }
+}
+
+/// The combination of `n` elements of every input from `at` on. Inputs of less than a tile are
+/// copied to `edge`, where a whole tile can be read.
+///
+/// # Safety
+/// As for [`sweep`].
+#[inline(always)]
+unsafe fn combine<E: Element, O: Operation, I: Instructions>(
+    inputs: &[*const u8],
+    at: usize,
+    n: usize,
+    prescale: E::Number,
+    edge: &mut [Tile<E>; GROUP],
+) -> Tile<E::Number> {
+    let mut numbers = None;
+    for group in inputs.chunks(GROUP) {
+        let mut tiles = [std::ptr::null::<E>(); GROUP];
+        for ((tile, edge), input) in tiles.iter_mut().zip(&mut *edge).zip(group) {
+            // SAFETY: the input is valid for `at + n` elements.
+            unsafe {
+                let src = input.cast::<E>().add(at);
+                *tile = if n == TILE {
+                    src
+                } else {
+                    let bytes = n * size_of::<E>();
+                    let edge = edge.0.as_mut_ptr();
+                    std::ptr::copy_nonoverlapping(src.cast::<u8>(), edge.cast::<u8>(), bytes);
+                    edge
+                };
+            }
+        }
+        // SAFETY: `group.len()` tiles are readable.
+        let folded = unsafe {
+            match (group.len(), &numbers) {
+                (1, None) => fold::<E, O, I, 1>(None, &tiles, prescale),
+                (2, None) => fold::<E, O, I, 2>(None, &tiles, prescale),
+                (3, None) => fold::<E, O, I, 3>(None, &tiles, prescale),
+                (_, None) => fold::<E, O, I, 4>(None, &tiles, prescale),
+                (1, before) => fold::<E, O, I, 1>(before.as_ref(), &tiles, prescale),
+                (2, before) => fold::<E, O, I, 2>(before.as_ref(), &tiles, prescale),
+                (3, before) => fold::<E, O, I, 3>(before.as_ref(), &tiles, prescale),
+                (_, before) => fold::<E, O, I, 4>(before.as_ref(), &tiles, prescale),
+            }
+        };
+        numbers = Some(folded);
+    }
+    numbers.unwrap_or(Tile([E::Number::ZERO; TILE]))
+}
+
+/// Combines the first `K` tiles in order, onto what there was before.
+///
+/// # Safety
+/// `K` tiles are readable; the level's instructions are there.
+#[inline(always)]
+unsafe fn fold<E: Element, O: Operation, I: Instructions, const K: usize>(
+    before: Option<&Tile<E::Number>>,
+    tiles: &[*const E; GROUP],
+    prescale: E::Number,
+) -> Tile<E::Number> {
+    let mut converted = [const { MaybeUninit::<Tile<E::Number>>::uninit() }; K];
+    let mut lanes = [std::ptr::null::<E::Lane>(); K];
+    for ((lane, &tile), room) in lanes.iter_mut().zip(tiles).zip(&mut converted) {
+        // SAFETY: the tile is readable, and there is room for one.
+        *lane = unsafe { E::stage::<I>(tile, room.as_mut_ptr().cast::<E::Number>()) };
+    }
+    let load = |k: usize, i: usize| {
+        // SAFETY: lanes are as many as a tile has; nothing says how they are aligned.
+        E::number(unsafe { lanes[k].add(i).read_unaligned() }).scale(prescale)
+    };
+    // Of this function alone, so that nothing it reads can overlap it.
+    let mut folded = MaybeUninit::<Tile<E::Number>>::uninit();
+    let to = folded.as_mut_ptr().cast::<E::Number>();
+    // Two loops, so that neither has a branch in it.
+    match before {
+        None => (0..TILE).for_each(|i| {
+            let value = (1..K).fold(load(0, i), |value, k| O::apply(value, load(k, i)));
+            // SAFETY: the tile has TILE numbers.
+            unsafe { to.add(i).write(value) }
+        }),
+        Some(before) => (0..TILE).for_each(|i| {
+            let value = (0..K).fold(before.0[i], |value, k| O::apply(value, load(k, i)));
+            // SAFETY: the tile has TILE numbers.
+            unsafe { to.add(i).write(value) }
+        }),
+    }
+    // SAFETY: all of its numbers have been written.
+    unsafe { folded.assume_init() }
+}
+
+#[inline(always)]
+fn finish<N: Number>(numbers: &mut Tile<N>, last: Last<N>) {
+    // One loop for each, so that each is a loop of vectors.
+    match last {
+        Last::Copy => {}
+        Last::Keep => numbers.0.iter_mut().for_each(|n| *n = Last::Keep.apply(*n)),
+        Last::Divide(by) => numbers.0.iter_mut().for_each(|n| *n = Last::Divide(by).apply(*n)),
+        Last::Scale(by) => numbers.0.iter_mut().for_each(|n| *n = Last::Scale(by).apply(*n)),
+    }
+}

@@ -1,0 +1,403 @@
+//! Every level against the scalar reference, bit for bit, and the reference against what the
+//! arithmetic is said to be.
+
+use gradwire_proto::{DType, ReduceOp};
+use half::{bf16, f16};
+
+use super::{
+    Combine, Finish, Job, Level, SliceError, Store, dispatch, finish_to, level, reduce,
+    reduce_finish_in_place, reduce_finish_slices, reduce_slices,
+};
+use crate::interpret::Random;
+
+fn levels() -> impl Iterator<Item = Level> {
+    Level::ALL.into_iter().filter(|l| *l != Level::Scalar && l.is_available())
+}
+
+/// Values that arithmetic stumbles over, as the low bits of an element.
+fn special(dtype: DType, random: &mut Random) -> u64 {
+    let any = random.draw();
+    let pick = random.below(14);
+    let small = (random.draw() % 32) as i64 - 16;
+    let (nan, one) = match dtype {
+        DType::F32 => (0x7fc0_1234, 1.0f32.to_bits().into()),
+        DType::F64 => (0x7ff8_0000_0001_2345, 1.0f64.to_bits()),
+        DType::F16 => (0x7e12, f16::ONE.to_bits().into()),
+        DType::Bf16 => (0x7fd3, bf16::ONE.to_bits().into()),
+        _ => (u64::MAX, 1),
+    };
+    let bits = dtype.size() as u32 * 8;
+    let sign = 1u64 << (bits - 1);
+    // Infinity is the NaN's exponent without its fraction.
+    let infinity = match dtype {
+        DType::F32 => 0x7f80_0000,
+        DType::F64 => 0x7ff0_0000_0000_0000,
+        DType::F16 => 0x7c00,
+        DType::Bf16 => 0x7f80,
+        _ => sign,
+    };
+    match pick {
+        0 => nan,
+        1 => nan | sign,
+        2 => infinity,
+        3 => infinity | sign,
+        4 => infinity - 1, // the largest
+        5 => 0,
+        6 => sign,            // −0, or the smallest integer
+        7 => any % 16,        // denormals
+        8 => one | (any % 4), // close to 1: ties when rounded
+        9 => infinity | 1,    // a signalling NaN
+        10 | 11 => match dtype {
+            DType::F32 => u64::from((small as f32).to_bits()),
+            DType::F64 => (small as f64).to_bits(),
+            DType::F16 => u64::from(f16::from_f64(small as f64).to_bits()),
+            DType::Bf16 => u64::from(bf16::from_f64(small as f64).to_bits()),
+            _ => small as u64,
+        },
+        _ => any,
+    }
+}
+
+/// Elements at a chosen misalignment, whole elements or not.
+struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    fn new(len: usize, misaligned: usize) -> Self {
+        let bytes = vec![0xa5; len + 192];
+        let start = bytes.as_ptr().align_offset(64) + misaligned;
+        Self { bytes, start, len }
+    }
+
+    fn random(dtype: DType, count: usize, misaligned: usize, random: &mut Random) -> Self {
+        let size = dtype.size();
+        let mut buffer = Self::new(count * size, misaligned);
+        // Some runs are of ordinary values, so that not everything ends as NaN.
+        let plain = random.below(2) == 0;
+        for element in buffer.get_mut().chunks_exact_mut(size) {
+            let bits = loop {
+                let bits = special(dtype, random);
+                if !plain || bits == 0 || bits.is_multiple_of(7) {
+                    break bits;
+                }
+            };
+            element.copy_from_slice(&bits.to_le_bytes()[..size]);
+        }
+        buffer
+    }
+
+    fn get(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+
+    fn get_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+
+    /// Nothing but the elements was written.
+    fn is_framed(&self) -> bool {
+        let frame = [&self.bytes[..self.start], &self.bytes[self.start + self.len..]];
+        frame.concat().iter().all(|&b| b == 0xa5)
+    }
+}
+
+/// Every element type, operation, level, number of inputs, length and alignment: the same bits as
+/// the reference.
+#[test]
+fn every_level_computes_what_the_reference_does() {
+    let seed = 11;
+    let mut random = Random::new(seed);
+    for &dtype in DType::ALL {
+        for &op in ReduceOp::ALL {
+            for inputs in 1..=9 {
+                for count in [0, 1, 31, 127, 128, 129, 300 + random.below(300)] {
+                    let combine = Combine { dtype, op };
+                    let misaligned = random.below(64);
+                    let data: Vec<Buffer> = (0..inputs)
+                        .map(|i| Buffer::random(dtype, count, (misaligned + i) % 64, &mut random))
+                        .collect();
+                    let slices: Vec<&[u8]> = data.iter().map(Buffer::get).collect();
+                    let contributors = [1, 3, 8, 1000][random.below(4)];
+                    let postscale = [1.0, 1.0, 0.1][random.below(3)];
+                    let prescale = [1.0, 0.5, 1.0 / 3.0][random.below(3)];
+                    let finish = Finish { dtype, op, contributors, postscale };
+                    let store = [Store::Cached, Store::Streaming][random.below(2)];
+                    let run = |level, misaligned| {
+                        let mut one = Buffer::new(count * dtype.size(), misaligned);
+                        let mut two = Buffer::new(count * dtype.size(), 0);
+                        let dsts = &mut [one.get_mut(), two.get_mut()];
+                        reduce_finish_slices(
+                            level, combine, prescale, &finish, dsts, &slices, store,
+                        )
+                        .unwrap();
+                        assert!(one.is_framed() && two.is_framed(), "{level:?} wrote elsewhere");
+                        assert_eq!(one.get(), two.get(), "{level:?}: destinations differ");
+                        one.get().to_vec()
+                    };
+                    let reference = run(Level::Scalar, 0);
+                    for level in levels() {
+                        let result = run(level, misaligned);
+                        let size = dtype.size();
+                        let pairs = result.chunks(size).zip(reference.chunks(size));
+                        if let Some(at) = pairs.clone().position(|(a, b)| a != b) {
+                            let operands: Vec<_> =
+                                slices.iter().map(|s| &s[at * size..][..size]).collect();
+                            panic!(
+                                "{level:?} {combine:?} {finish:?} prescale {prescale}, element {at} \
+                                 of {count}: {:x?} is {:x?}, the reference says {:x?} (seed {seed})",
+                                operands,
+                                &result[at * size..][..size],
+                                &reference[at * size..][..size],
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A destination may be one of the inputs, for all three functions.
+#[test]
+fn results_may_replace_inputs() {
+    let mut random = Random::new(12);
+    for &dtype in DType::ALL {
+        for inputs in 1..=5 {
+            for count in [1, 128, 1000] {
+                let combine = Combine { dtype, op: ReduceOp::Average };
+                let finish =
+                    Finish { dtype, op: ReduceOp::Average, contributors: 3, postscale: 1.0 };
+                let data: Vec<Buffer> =
+                    (0..inputs).map(|_| Buffer::random(dtype, count, 0, &mut random)).collect();
+                let slices: Vec<&[u8]> = data.iter().map(Buffer::get).collect();
+                let size = count * dtype.size();
+                let mut reduced = vec![0; size];
+                reduce_slices(combine, 1.0, &mut reduced, &slices).unwrap();
+                let mut finished = vec![0; size];
+                let dsts = &mut [&mut finished[..]];
+                let store = Store::Cached;
+                reduce_finish_slices(level(), combine, 1.0, &finish, dsts, &slices, store).unwrap();
+
+                for replaced in 0..inputs {
+                    let mut copies: Vec<Vec<u8>> = slices.iter().map(|s| s.to_vec()).collect();
+                    let pointers: Vec<*mut u8> =
+                        copies.iter_mut().map(|c| c.as_mut_ptr()).collect();
+                    let sources: Vec<*const u8> = pointers.iter().map(|p| p.cast_const()).collect();
+                    // SAFETY: all buffers hold `count` elements and the destination is one of them.
+                    unsafe { reduce(combine, 1.0, pointers[replaced], &sources, count) };
+                    assert_eq!(copies[replaced], reduced, "{dtype} {inputs} inputs");
+                }
+                for store in [Store::Cached, Store::Streaming] {
+                    let mut copies: Vec<Vec<u8>> = slices.iter().map(|s| s.to_vec()).collect();
+                    let mut buffers: Vec<&mut [u8]> =
+                        copies.iter_mut().map(|c| &mut c[..]).collect();
+                    reduce_finish_in_place(level(), combine, 1.0, &finish, &mut buffers, store)
+                        .unwrap();
+                    assert!(copies.iter().all(|c| *c == finished), "{dtype} {inputs} inputs");
+                }
+                let mut here = reduced.clone();
+                let pointer = here.as_mut_ptr();
+                // SAFETY: the destination is the source.
+                unsafe { finish_to(&finish, &[pointer], pointer, count, Store::Cached) };
+                let mut there = vec![0; size];
+                let dst = there.as_mut_ptr();
+                // SAFETY: both hold `count` elements and they are apart.
+                unsafe { finish_to(&finish, &[dst], reduced.as_ptr(), count, Store::Streaming) };
+                assert_eq!(here, there, "{dtype}");
+            }
+        }
+    }
+}
+
+fn f32s(op: ReduceOp, inputs: &[f32]) -> u32 {
+    let bytes: Vec<[u8; 4]> = inputs.iter().map(|v| v.to_ne_bytes()).collect();
+    let slices: Vec<&[u8]> = bytes.iter().map(|b| &b[..]).collect();
+    let mut out = [0; 4];
+    reduce_slices(Combine { dtype: DType::F32, op }, 1.0, &mut out, &slices).unwrap();
+    u32::from_ne_bytes(out)
+}
+
+/// NaN wins, zeros have an order, and operands may be swapped (SAME).
+#[test]
+fn minimum_and_maximum_are_symmetric() {
+    let payload = f32::from_bits(0xffc0_0001);
+    let values = [
+        payload,
+        f32::NAN,
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::MIN_POSITIVE,
+    ];
+    for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Product] {
+        for a in values {
+            for b in values {
+                assert_eq!(f32s(op, &[a, b]), f32s(op, &[b, a]), "{op} of {a} and {b}");
+            }
+            if op == ReduceOp::Min || op == ReduceOp::Max {
+                assert_eq!(f32s(op, &[a, payload]), f32::NAN.to_bits());
+            }
+        }
+    }
+    assert_eq!(f32s(ReduceOp::Min, &[0.0, -0.0]), (-0.0f32).to_bits());
+    assert_eq!(f32s(ReduceOp::Max, &[0.0, -0.0]), 0);
+    assert_eq!(f32s(ReduceOp::Min, &[2.0, -3.0, 1.0]), (-3.0f32).to_bits());
+    assert_eq!(f32s(ReduceOp::Max, &[2.0, -3.0, 1.0]), 2.0f32.to_bits());
+    // One input alone is copied, its payload with it.
+    assert_eq!(f32s(ReduceOp::Sum, &[payload]), payload.to_bits());
+}
+
+/// From the left, in the order given: (1e30 − 1e30) + 1 is 1, 1 + (1e30 − 1e30) isn't written so.
+#[test]
+fn order_is_that_of_the_inputs() {
+    assert_eq!(f32s(ReduceOp::Sum, &[1e30, -1e30, 1.0]), 1.0f32.to_bits());
+    assert_eq!(f32s(ReduceOp::Sum, &[1.0, 1e30, -1e30]), 0.0f32.to_bits());
+    // Over more inputs than are combined at once.
+    let mut inputs = [0.0; 9];
+    (inputs[3], inputs[4], inputs[8]) = (1e30, -1e30, 1.0);
+    assert_eq!(f32s(ReduceOp::Sum, &inputs), 1.0f32.to_bits());
+}
+
+/// Half precisions are rounded once, to nearest even, after all inputs.
+#[test]
+fn halves_are_summed_in_f32_and_rounded_once() {
+    let run = |dtype, inputs: &[u16]| {
+        let bytes: Vec<[u8; 2]> = inputs.iter().map(|v| v.to_ne_bytes()).collect();
+        let slices: Vec<&[u8]> = bytes.iter().map(|b| &b[..]).collect();
+        let mut results = Level::ALL.into_iter().filter(|l| l.is_available()).map(|level| {
+            let combine = Combine { dtype, op: ReduceOp::Sum };
+            let mut out = [0; 2];
+            let (finish, dsts) = (Finish::none(dtype), &mut [&mut out[..]]);
+            reduce_finish_slices(level, combine, 1.0, &finish, dsts, &slices, Store::Cached)
+                .unwrap();
+            u16::from_ne_bytes(out)
+        });
+        let reference = results.next().unwrap();
+        assert!(results.all(|result| result == reference));
+        reference
+    };
+    let half = |v: f32| f16::from_f32(v).to_bits();
+    // 2048 + 1 is a tie that goes down to even; with another 1 it is 2050 only if kept in f32.
+    assert_eq!(run(DType::F16, &[half(2048.0), half(1.0)]), half(2048.0));
+    assert_eq!(run(DType::F16, &[half(2050.0), half(1.0)]), half(2052.0));
+    assert_eq!(run(DType::F16, &[half(2048.0), half(1.0), half(1.0)]), half(2050.0));
+    assert_eq!(run(DType::F16, &[half(65504.0), half(16.0)]), f16::INFINITY.to_bits());
+    assert_eq!(run(DType::F16, &[1, 1]), 2, "denormals are numbers");
+    let brain = |v: f32| bf16::from_f32(v).to_bits();
+    assert_eq!(run(DType::Bf16, &[brain(256.0), brain(1.0)]), brain(256.0));
+    assert_eq!(run(DType::Bf16, &[brain(258.0), brain(1.0)]), brain(260.0));
+    assert_eq!(run(DType::Bf16, &[brain(256.0), brain(1.0), brain(1.0)]), brain(258.0));
+    assert_eq!(run(DType::Bf16, &[1, 1]), 2, "denormals are numbers");
+}
+
+#[test]
+fn integers_wrap_and_averages_truncate() {
+    let run = |op, inputs: &[i8], contributors| {
+        let bytes: Vec<[u8; 1]> = inputs.iter().map(|v| v.to_ne_bytes()).collect();
+        let slices: Vec<&[u8]> = bytes.iter().map(|b| &b[..]).collect();
+        let dtype = DType::I8;
+        let finish = Finish { dtype, op, contributors, postscale: 1.0 };
+        let mut out = [0];
+        let (combine, dsts) = (Combine { dtype, op }, &mut [&mut out[..]]);
+        reduce_finish_slices(level(), combine, 1.0, &finish, dsts, &slices, Store::Cached).unwrap();
+        out[0] as i8
+    };
+    assert_eq!(run(ReduceOp::Sum, &[127, 1], 2), -128);
+    assert_eq!(run(ReduceOp::Product, &[16, 17], 2), 16);
+    assert_eq!(run(ReduceOp::Average, &[-3, -4], 2), -3, "-7 / 2 is cut towards zero");
+    assert_eq!(run(ReduceOp::Average, &[3, 4], 2), 3);
+    assert_eq!(run(ReduceOp::Average, &[-128], 1), -128);
+    assert_eq!(run(ReduceOp::Average, &[100, 20], u32::MAX), 0);
+    assert_eq!(run(ReduceOp::Min, &[-128, 127], 2), -128);
+    assert_eq!(run(ReduceOp::Max, &[-128, 127], 2), 127);
+}
+
+/// The division in floats is the integer division, for the numbers that come closest.
+#[test]
+fn averages_of_integers_are_exact() {
+    use super::op::Number;
+    let mut random = Random::new(13);
+    for by in (1..=70_000).chain([1 << 24, (1 << 24) + 1, u32::MAX - 1, u32::MAX]) {
+        for x in i8::MIN..=i8::MAX {
+            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
+        }
+        for x in u8::MIN..=u8::MAX {
+            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
+        }
+    }
+    let edges = [i32::MIN, i32::MIN + 1, -1, 0, 1, i32::MAX - 1, i32::MAX];
+    for by in [1u32, 2, 3, 7, 1 << 16, u32::MAX / 2, u32::MAX - 1, u32::MAX] {
+        for x in edges.into_iter().chain((0..10_000).map(|_| random.draw() as i32)) {
+            let whole = (x / by.min(i32::MAX as u32) as i32).wrapping_mul(by as i32);
+            for x in [x, whole, whole.wrapping_sub(1), whole.wrapping_add(1)] {
+                let exact = (i64::from(x) / i64::from(by)) as i32;
+                assert_eq!(x.divide(by), exact, "{x} / {by}");
+            }
+        }
+    }
+}
+
+/// An average that would overflow as a sum doesn't, where it is finished in the same sweep.
+#[test]
+fn halves_are_finished_before_they_are_rounded() {
+    let dtype = DType::F16;
+    let big = f16::from_f32(30000.0).to_ne_bytes();
+    let finish = Finish { dtype, op: ReduceOp::Average, contributors: 4, postscale: 1.0 };
+    let combine = Combine { dtype, op: ReduceOp::Average };
+    let mut out = [0; 2];
+    let dsts = &mut [&mut out[..]];
+    let store = Store::Cached;
+    reduce_finish_slices(level(), combine, 1.0, &finish, dsts, &[&big[..]; 4], store).unwrap();
+    assert_eq!(out, big);
+}
+
+#[test]
+fn identity_is_recognised() {
+    let finish = |dtype, op, contributors, postscale| Finish { dtype, op, contributors, postscale };
+    assert!(Finish::none(DType::F32).is_identity());
+    assert!(finish(DType::F32, ReduceOp::Sum, 9, 1.0).is_identity());
+    assert!(finish(DType::F32, ReduceOp::Average, 1, 1.0).is_identity());
+    assert!(finish(DType::F32, ReduceOp::Average, 0, 1.0).is_identity());
+    assert!(finish(DType::I32, ReduceOp::Sum, 9, 2.0).is_identity());
+    assert!(!finish(DType::I32, ReduceOp::Average, 9, 1.0).is_identity());
+    assert!(!finish(DType::F32, ReduceOp::Sum, 9, 2.0).is_identity());
+}
+
+#[test]
+fn slices_are_checked() {
+    let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
+    let error = reduce_slices(combine, 1.0, &mut [0; 8], &[&[0; 8], &[0; 4]]).unwrap_err();
+    assert_eq!(error, SliceError::Length { slice: 1, len: 4, expected: 8, size: 4 });
+    let error = reduce_slices(combine, 1.0, &mut [0; 6], &[&[0; 6]]).unwrap_err();
+    assert!(error.to_string().contains("whole 4-byte elements"), "{error}");
+    let finish = Finish::none(DType::I64);
+    let error = reduce_finish_slices(level(), combine, 1.0, &finish, &mut [], &[], Store::Cached)
+        .unwrap_err();
+    assert!(matches!(error, SliceError::Type { .. }), "{error}");
+    assert_eq!(reduce_slices(combine, 1.0, &mut [], &[]), Ok(()));
+}
+
+/// Without inputs nothing is written, at any level.
+#[test]
+fn no_inputs_do_nothing() {
+    let combine = Combine { dtype: DType::U8, op: ReduceOp::Sum };
+    let mut out = [7u8; 3];
+    let job = Job {
+        combine,
+        prescale: 1.0,
+        finish: Finish::none(DType::U8),
+        inputs: &[],
+        dsts: &[out.as_mut_ptr()],
+        count: 3,
+        store: Store::Cached,
+    };
+    // SAFETY: the destination holds three elements.
+    unsafe { dispatch::run(level(), &job) };
+    assert_eq!(out, [7; 3]);
+}

@@ -1,0 +1,118 @@
+//! Which algorithm a piece gets: the cheapest by the cost model, or the one the user wants.
+//!
+//! The choice comes with its reason, to be logged when it changes and shown in status. It depends
+//! on nothing but the arguments, so it can be cached per size class.
+
+use crate::{
+    algorithms::{Algorithm, Kind},
+    cost::{CostModel, price},
+    topology::Topology,
+};
+
+/// A decision and why it was made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// What to run.
+    pub algorithm: Algorithm,
+    /// Seconds that the model gives it.
+    pub predicted_seconds: f64,
+    /// Why, with the figures of the candidates.
+    pub reason: String,
+}
+
+/// Chooses the algorithm for a piece of `bytes`. `forced` is taken as it is. Of equal prices the
+/// first of [`Algorithm::ALL`] wins.
+pub fn select(
+    kind: Kind,
+    topology: &Topology,
+    bytes: u64,
+    forced: Option<Algorithm>,
+    model: &CostModel,
+) -> Choice {
+    let priced = |algorithm| (algorithm, price(model, topology, kind, algorithm, bytes));
+    if let Some(algorithm) = forced {
+        let (_, predicted_seconds) = priced(algorithm);
+        let reason = format!("{algorithm} is forced; {}", of(predicted_seconds, bytes));
+        return Choice { algorithm, predicted_seconds, reason };
+    }
+    let mut candidates = Algorithm::ALL.map(priced);
+    if topology.participants() <= 1 {
+        let (algorithm, predicted_seconds) = candidates[0];
+        let reason = "one node has nothing to exchange".to_owned();
+        return Choice { algorithm, predicted_seconds, reason };
+    }
+    // Stable, so of equal ones the first stays first.
+    candidates.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let (algorithm, predicted_seconds) = candidates[0];
+    let others: Vec<String> = candidates[1..]
+        .iter()
+        .map(|(algorithm, seconds)| format!("{algorithm} {}", time(*seconds)))
+        .collect();
+    let reason = format!(
+        "{algorithm} is the cheapest on {} nodes in {}: {} ({})",
+        topology.participants(),
+        racks(topology.members().len()),
+        of(predicted_seconds, bytes),
+        others.join(", "),
+    );
+    Choice { algorithm, predicted_seconds, reason }
+}
+
+fn racks(count: usize) -> String {
+    if count == 1 { "1 rack".to_owned() } else { format!("{count} racks") }
+}
+
+fn of(seconds: f64, bytes: u64) -> String {
+    format!("{} predicted for {bytes} bytes", time(seconds))
+}
+
+fn time(seconds: f64) -> String {
+    if seconds < 1e-3 {
+        format!("{:.0} µs", seconds * 1e6)
+    } else if seconds < 1.0 {
+        format!("{:.2} ms", seconds * 1e3)
+    } else {
+        format!("{seconds:.2} s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(topology: &Topology, bytes: u64) -> Algorithm {
+        select(Kind::Allreduce, topology, bytes, None, &CostModel::default()).algorithm
+    }
+
+    #[test]
+    fn small_pieces_double_and_large_ones_share() {
+        for nodes in [4, 8, 16, 64] {
+            let topology = Topology::flat(nodes);
+            assert_ne!(chosen(&topology, 1 << 10), Algorithm::Ring, "{nodes} nodes");
+            assert_ne!(chosen(&topology, 64 << 20), Algorithm::RecursiveDoubling, "{nodes} nodes");
+        }
+        assert_eq!(chosen(&Topology::flat(64), 1 << 10), Algorithm::RecursiveDoubling);
+    }
+
+    #[test]
+    fn racks_behind_slow_links_are_crossed_once() {
+        let topology = Topology { racks: (0..32).map(|node| node / 8).collect() };
+        assert_eq!(chosen(&topology, 16 << 20), Algorithm::Hierarchical);
+    }
+
+    #[test]
+    fn the_reason_names_the_choice_and_its_rivals() {
+        let topology = Topology::flat(8);
+        let choice = select(Kind::Allreduce, &topology, 4096, None, &CostModel::default());
+        for algorithm in Algorithm::ALL {
+            assert!(choice.reason.contains(algorithm.name()), "{}", choice.reason);
+        }
+        assert!(choice.reason.contains("8 nodes in 1 rack"), "{}", choice.reason);
+        let forced = Some(Algorithm::Ring);
+        let choice = select(Kind::Allreduce, &topology, 4096, forced, &CostModel::default());
+        assert_eq!(choice.algorithm, Algorithm::Ring);
+        assert!(choice.reason.contains("forced"), "{}", choice.reason);
+        let alone = select(Kind::Allreduce, &Topology::flat(1), 9, None, &CostModel::default());
+        assert!(alone.reason.contains("one node"), "{}", alone.reason);
+    }
+}

@@ -1,0 +1,245 @@
+//! All steps of all participants as one graph: dependencies and messages are its edges.
+
+use std::collections::BTreeMap;
+
+use super::VerifyError;
+use crate::schedule::{Action, Schedule, Step};
+
+/// The graph. Its nodes are the steps, participant after participant.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    /// The first node of each participant, and the end.
+    offsets: Vec<usize>,
+    successors: Vec<Vec<usize>>,
+    /// How many edges lead to each node.
+    incoming: Vec<u32>,
+    /// For a receive, the send that it takes.
+    senders: Vec<Option<usize>>,
+}
+
+impl Graph {
+    /// Checks the form of the schedules and pairs their messages.
+    pub(crate) fn new(schedules: &[Schedule]) -> Result<Self, VerifyError> {
+        let mut offsets = vec![0];
+        for (at, schedule) in (0..).zip(schedules) {
+            form(at, schedule, schedules)?;
+            offsets.push(offsets[at as usize] + schedule.steps.len());
+        }
+        let nodes = offsets[schedules.len()];
+        let mut graph = Self {
+            offsets,
+            successors: vec![Vec::new(); nodes],
+            incoming: vec![0; nodes],
+            senders: vec![None; nodes],
+        };
+        for (participant, schedule) in schedules.iter().enumerate() {
+            for (at, step) in schedule.steps.iter().enumerate() {
+                for &after in &step.after {
+                    let (from, to) =
+                        (graph.node(participant, after as usize), graph.node(participant, at));
+                    graph.connect(from, to);
+                }
+            }
+        }
+        graph.pair(schedules)?;
+        Ok(graph)
+    }
+
+    fn connect(&mut self, from: usize, to: usize) {
+        self.successors[from].push(to);
+        self.incoming[to] += 1;
+    }
+
+    /// Connects each send with its receive: same pair, same number, same block.
+    fn pair(&mut self, schedules: &[Schedule]) -> Result<(), VerifyError> {
+        let unpaired = |participant: u32, step: usize, action: Action, missing| {
+            let (peer, message) = action.sends_to().or(action.receives_from()).unwrap_or_default();
+            let (step, block) = (step as u32, action.block());
+            VerifyError::Unpaired { participant, step, block, peer, message, missing }
+        };
+        // For each sender and receiver the steps that send, by message number.
+        let mut sends: Vec<BTreeMap<u32, Vec<usize>>> = vec![BTreeMap::new(); schedules.len()];
+        for (schedule, sends) in schedules.iter().zip(&mut sends) {
+            for (at, step) in schedule.steps.iter().enumerate() {
+                if let Some((peer, found)) = step.action.sends_to() {
+                    let to = sends.entry(peer).or_default();
+                    numbered(schedule.me, at, step.action, peer, to.len(), found)?;
+                    to.push(at);
+                }
+            }
+        }
+        let mut received = 0;
+        for schedule in schedules {
+            let mut next: BTreeMap<u32, usize> = BTreeMap::new();
+            for (at, step) in schedule.steps.iter().enumerate() {
+                let Some((peer, found)) = step.action.receives_from() else { continue };
+                let expected = next.entry(peer).or_default();
+                numbered(schedule.me, at, step.action, peer, *expected, found)?;
+                let from_peer = sends[peer as usize].get(&schedule.me);
+                let send = from_peer.and_then(|s| s.get(*expected)).filter(|&&send| {
+                    let sent = schedules[peer as usize].steps[send].action;
+                    sent.block() == step.action.block()
+                });
+                let Some(&send) = send else {
+                    return Err(unpaired(schedule.me, at, step.action, "send"));
+                };
+                *expected += 1;
+                received += 1;
+                let (from, to) =
+                    (self.node(peer as usize, send), self.node(schedule.me as usize, at));
+                self.connect(from, to);
+                self.senders[to] = Some(from);
+            }
+        }
+        if received == sends.iter().flat_map(|to| to.values()).map(Vec::len).sum::<usize>() {
+            return Ok(());
+        }
+        // Every receive has its send, so the first send that no receive took is the fault.
+        let mut taken = vec![false; self.len()];
+        self.senders.iter().flatten().for_each(|&send| taken[send] = true);
+        for schedule in schedules {
+            for (at, step) in schedule.steps.iter().enumerate() {
+                let node = self.node(schedule.me as usize, at);
+                if step.action.sends_to().is_some() && !taken[node] {
+                    return Err(unpaired(schedule.me, at, step.action, "receive"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many steps there are.
+    pub(crate) fn len(&self) -> usize {
+        self.successors.len()
+    }
+
+    /// The node of a participant's step.
+    pub(crate) fn node(&self, participant: usize, step: usize) -> usize {
+        self.offsets[participant] + step
+    }
+
+    /// The participant and the step of a node.
+    pub(crate) fn step(&self, node: usize) -> (usize, usize) {
+        let participant = self.offsets.partition_point(|&offset| offset <= node) - 1;
+        (participant, node - self.offsets[participant])
+    }
+
+    /// The nodes that wait for this one.
+    pub(crate) fn successors(&self, node: usize) -> &[usize] {
+        &self.successors[node]
+    }
+
+    /// For each node, how many it waits for.
+    pub(crate) fn waiting(&self) -> Vec<u32> {
+        self.incoming.clone()
+    }
+
+    /// The send that a receive takes.
+    pub(crate) fn sender(&self, node: usize) -> Option<usize> {
+        self.senders[node]
+    }
+
+    /// How many messages there are.
+    pub(super) fn messages(&self) -> u64 {
+        self.senders.iter().flatten().count() as u64
+    }
+
+    /// All nodes, each after those that it waits for (WAIT).
+    pub(super) fn order(&self, schedules: &[Schedule]) -> Result<Vec<usize>, VerifyError> {
+        let mut waiting = self.waiting();
+        let mut order: Vec<usize> = (0..self.len()).filter(|&node| waiting[node] == 0).collect();
+        let mut next = 0;
+        while let Some(&node) = order.get(next) {
+            for &successor in &self.successors[node] {
+                waiting[successor] -= 1;
+                if waiting[successor] == 0 {
+                    order.push(successor);
+                }
+            }
+            next += 1;
+        }
+        if order.len() == self.len() {
+            return Ok(order);
+        }
+        let node = self.on_a_cycle(&waiting);
+        let (participant, step) = self.step(node);
+        let block = schedules[participant].steps[step].action.block();
+        Err(VerifyError::Cycle { participant: participant as u32, step: step as u32, block })
+    }
+
+    /// A node that waits for itself, where some of `waiting` are left over.
+    fn on_a_cycle(&self, waiting: &[u32]) -> usize {
+        let mut blocker = vec![0; self.len()];
+        for (node, successors) in self.successors.iter().enumerate() {
+            if waiting[node] > 0 {
+                successors.iter().for_each(|&successor| blocker[successor] = node);
+            }
+        }
+        // Whoever is left over has a blocker that is left over; after enough steps back it is one
+        // on a cycle.
+        let mut node = waiting.iter().position(|&w| w > 0).unwrap_or(0);
+        for _ in 0..self.len() {
+            node = blocker[node];
+        }
+        node
+    }
+
+    /// The most messages on one path.
+    pub(super) fn longest_chain(&self, order: &[usize]) -> u64 {
+        let mut chain = vec![0u64; self.len()];
+        for &node in order {
+            for &successor in &self.successors[node] {
+                let message = u64::from(self.senders[successor] == Some(node));
+                chain[successor] = chain[successor].max(chain[node] + message);
+            }
+        }
+        chain.into_iter().max().unwrap_or(0)
+    }
+}
+
+/// What can be checked of one schedule alone.
+fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyError> {
+    let &Schedule { participants, me, ref blocks, ref steps } = schedule;
+    let schedules = all.len() as u32;
+    if participants != schedules || me != at {
+        return Err(VerifyError::Participants { at, schedules, me, participants });
+    }
+    let mut end = 0u64;
+    for (block, range) in (0..).zip(blocks) {
+        let tiles = range.offset == end && all[0].blocks.get(block as usize) == Some(range);
+        end = match end.checked_add(range.count) {
+            Some(end) if tiles => end,
+            _ => return Err(VerifyError::Blocks { participant: me, block }),
+        };
+    }
+    if blocks.len() != all[0].blocks.len() {
+        return Err(VerifyError::Blocks { participant: me, block: blocks.len() as u32 });
+    }
+    for (step, Step { action, after }) in (0..).zip(steps) {
+        let peer = action.sends_to().or(action.receives_from()).map(|(peer, _)| peer);
+        let peer_fits = peer.is_none_or(|peer| peer < participants && peer != me);
+        if action.block() as usize >= blocks.len() || !peer_fits {
+            return Err(VerifyError::Names { participant: me, step, action: *action });
+        }
+        if let Some(&after) = after.iter().find(|&&after| after >= step) {
+            return Err(VerifyError::After { participant: me, step, after });
+        }
+    }
+    Ok(())
+}
+
+/// Messages of a pair are numbered in list order at both ends.
+fn numbered(
+    participant: u32,
+    step: usize,
+    action: Action,
+    peer: u32,
+    expected: usize,
+    found: u32,
+) -> Result<(), VerifyError> {
+    let (step, block, expected) = (step as u32, action.block(), expected as u32);
+    if expected == found {
+        return Ok(());
+    }
+    Err(VerifyError::Number { participant, step, block, peer, expected, found })
+}

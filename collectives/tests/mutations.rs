@@ -1,0 +1,238 @@
+//! The verifier is worth what it catches: every way to break a schedule that we can think of.
+
+use gradwire_collectives::{
+    Action, Algorithm, Block, Kind, Schedule, Topology, VerifyError, generate, interpret::Random,
+    verify,
+};
+
+fn all(algorithm: Algorithm, nodes: u32) -> Vec<Schedule> {
+    let topology = Topology { racks: (0..nodes).map(|node| node / 3).collect() };
+    (0..nodes).map(|me| generate(Kind::Allreduce, algorithm, &topology, me, 5000)).collect()
+}
+
+fn broken(schedules: &[Schedule]) -> VerifyError {
+    verify(schedules, Kind::Allreduce).expect_err("this schedule is wrong")
+}
+
+/// The steps of all participants that `wanted` picks, as (participant, step).
+fn steps(schedules: &[Schedule], wanted: impl Fn(&Action) -> bool) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    for (participant, schedule) in schedules.iter().enumerate() {
+        let steps = schedule.steps.iter().enumerate();
+        found.extend(steps.filter(|(_, s)| wanted(&s.action)).map(|(step, _)| (participant, step)));
+    }
+    found
+}
+
+/// Every single dependency is needed: generators add none in vain.
+#[test]
+fn no_dependency_can_be_dropped() {
+    for algorithm in Algorithm::ALL {
+        let schedules = all(algorithm, 7);
+        for (participant, step) in steps(&schedules, |_| true) {
+            for dependency in 0..schedules[participant].steps[step].after.len() {
+                let mut mutant = schedules.clone();
+                mutant[participant].steps[step].after.remove(dependency);
+                let error = broken(&mutant);
+                assert!(matches!(error, VerifyError::Race { .. }), "{algorithm}: {error}");
+            }
+        }
+    }
+}
+
+/// ONE: a contribution that enters twice, or not at all.
+#[test]
+fn contributions_are_counted_once() {
+    for algorithm in Algorithm::ALL {
+        let schedules = all(algorithm, 7);
+        for (p, s) in steps(&schedules, |a| matches!(a, Action::RecvReduce { .. })) {
+            let mut mutant = schedules.clone();
+            if let Action::RecvReduce { peer, block, message } = mutant[p].steps[s].action {
+                mutant[p].steps[s].action = Action::RecvCopy { peer, block, message };
+            }
+            let error = broken(&mutant);
+            // What was there is overwritten: somebody is missing at the end, or arrives twice.
+            assert!(
+                matches!(error, VerifyError::Result { .. } | VerifyError::Twice { .. }),
+                "{algorithm}: {error}"
+            );
+        }
+        for (p, s) in steps(&schedules, |a| matches!(a, Action::RecvCopy { .. })) {
+            let mut mutant = schedules.clone();
+            if let Action::RecvCopy { peer, block, message } = mutant[p].steps[s].action {
+                mutant[p].steps[s].action = Action::RecvReduce { peer, block, message };
+            }
+            let error = broken(&mutant);
+            assert!(matches!(error, VerifyError::Twice { .. }), "{algorithm}: {error}");
+        }
+        for (p, s) in steps(&schedules, |a| matches!(a, Action::ReduceLocal { .. })) {
+            let mut mutant = schedules.clone();
+            let block = mutant[p].steps[s].action.block();
+            mutant[p].steps[s].action = Action::Publish { block };
+            let error = broken(&mutant);
+            assert!(matches!(error, VerifyError::Published { times: 2, .. }), "{error}");
+        }
+    }
+}
+
+/// Messages that go to the wrong place, carry the wrong block or the wrong number.
+#[test]
+fn messages_pair_up() {
+    for algorithm in Algorithm::ALL {
+        let schedules = all(algorithm, 7);
+        let blocks = schedules[0].blocks.len() as u32;
+        for (p, s) in steps(&schedules, |a| a.sends_to().is_some()) {
+            let Action::Send { peer, block, message } = schedules[p].steps[s].action else {
+                unreachable!("only sends were picked")
+            };
+            let others = (0..7).filter(|&other| other != peer && other as usize != p);
+            let mutants = others
+                .map(|peer| Action::Send { peer, block, message })
+                .chain([Action::Send { peer, block, message: message + 1 }])
+                .chain((blocks > 1).then_some(Action::Send {
+                    peer,
+                    block: (block + 1) % blocks,
+                    message,
+                }));
+            for action in mutants {
+                let mut mutant = schedules.clone();
+                mutant[p].steps[s].action = action;
+                let error = broken(&mutant);
+                assert!(
+                    matches!(error, VerifyError::Number { .. } | VerifyError::Unpaired { .. }),
+                    "{algorithm}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn lost_receives_are_noticed() {
+    for algorithm in Algorithm::ALL {
+        let schedules = all(algorithm, 4);
+        for (p, s) in steps(&schedules, |a| a.receives_from().is_some()) {
+            let mut mutant = schedules.clone();
+            let block = mutant[p].steps[s].action.block();
+            mutant[p].steps[s].action = Action::ReduceLocal { block };
+            let error = broken(&mutant);
+            assert!(
+                matches!(error, VerifyError::Number { .. } | VerifyError::Unpaired { .. }),
+                "{algorithm}: {error}"
+            );
+        }
+    }
+}
+
+/// WAIT: two participants that each receive before they send wait forever.
+#[test]
+fn cycles_are_found() {
+    let mut schedules = all(Algorithm::RecursiveDoubling, 2);
+    for schedule in &mut schedules {
+        let at = schedule.steps.iter().position(|s| s.action.sends_to().is_some()).unwrap();
+        schedule.steps.swap(at, at + 1);
+        schedule.steps[at].after = vec![at as u32 - 1];
+        schedule.steps[at + 1].after = vec![at as u32];
+    }
+    let error = broken(&schedules);
+    assert!(matches!(error, VerifyError::Cycle { .. }), "{error}");
+    assert!(error.to_string().contains("waits for itself"), "{error}");
+}
+
+#[test]
+fn writes_after_publication_are_late() {
+    let mut schedules = all(Algorithm::Ring, 3);
+    let steps = &mut schedules[1].steps;
+    let publish = steps.iter().position(|s| matches!(s.action, Action::Publish { .. })).unwrap();
+    let block = steps[publish].action.block();
+    let after =
+        (0..steps.len() as u32).filter(|&s| steps[s as usize].action.block() == block).collect();
+    steps.push(gradwire_collectives::Step { action: Action::ReduceLocal { block }, after });
+    let error = broken(&schedules);
+    assert!(matches!(error, VerifyError::Late { participant: 1, .. }), "{error}");
+}
+
+#[test]
+fn form_is_checked() {
+    let schedules = all(Algorithm::Ring, 4);
+    let error = broken(&schedules[..3]);
+    assert!(matches!(error, VerifyError::Participants { .. }), "{error}");
+
+    let mut swapped = schedules.clone();
+    swapped.swap(0, 1);
+    assert!(matches!(broken(&swapped), VerifyError::Participants { .. }));
+
+    for wrong in [Block { offset: 1, count: 9 }, Block { offset: 0, count: u64::MAX }] {
+        let mut mutant = schedules.clone();
+        mutant[2].blocks[0] = wrong;
+        assert!(matches!(broken(&mutant), VerifyError::Blocks { participant: 2, block: 0 }));
+    }
+    let mut mutant = schedules.clone();
+    mutant[2].blocks.pop();
+    assert!(matches!(broken(&mutant), VerifyError::Names { .. } | VerifyError::Blocks { .. }));
+
+    let mut mutant = schedules.clone();
+    mutant[3].steps[0].action = Action::Send { peer: 3, block: 0, message: 0 };
+    assert!(matches!(broken(&mutant), VerifyError::Names { participant: 3, step: 0, .. }));
+    let mut mutant = schedules.clone();
+    mutant[3].steps[0].action = Action::ReduceLocal { block: 99 };
+    assert!(matches!(broken(&mutant), VerifyError::Names { .. }));
+    let mut mutant = schedules.clone();
+    mutant[3].steps[1].after = vec![1];
+    assert!(matches!(broken(&mutant), VerifyError::After { after: 1, .. }));
+
+    let mut mutant = schedules;
+    for schedule in &mut mutant {
+        schedule.steps.retain(|s| !matches!(s.action, Action::Publish { block: 0 }));
+        // Nothing depends on a publication, but indices after it move.
+    }
+    let error = verify(&mutant, Kind::Allreduce).unwrap_err();
+    assert!(!error.to_string().is_empty());
+}
+
+#[test]
+fn broadcasts_hold_the_roots_contribution_and_no_other() {
+    let topology = Topology::flat(5);
+    for algorithm in Algorithm::ALL {
+        let root = Kind::Broadcast { root: 2 };
+        let schedules: Vec<_> =
+            (0..5).map(|me| generate(root, algorithm, &topology, me, 1000)).collect();
+        verify(&schedules, root).unwrap();
+        let error = verify(&schedules, Kind::Broadcast { root: 1 }).unwrap_err();
+        assert!(matches!(error, VerifyError::Result { .. }), "{error}");
+        let error = verify(&schedules, Kind::Allreduce).unwrap_err();
+        assert!(matches!(error, VerifyError::Result { .. }), "{error}");
+        let error = verify(&schedules, Kind::Broadcast { root: 77 }).unwrap_err();
+        assert!(matches!(error, VerifyError::Result { .. }), "{error}");
+    }
+}
+
+/// Whatever is done to a schedule, the verifier answers and never panics.
+#[test]
+fn garbage_gets_an_answer() {
+    for seed in 0..3000u64 {
+        let mut random = Random::new(seed);
+        let algorithm = Algorithm::ALL[random.below(4)];
+        let nodes = 2 + random.below(5);
+        let mut schedules = all(algorithm, nodes as u32);
+        for _ in 0..1 + random.below(4) {
+            let schedule = &mut schedules[random.below(nodes)];
+            let steps = schedule.steps.len();
+            let step = &mut schedule.steps[random.below(steps)];
+            let (peer, block, message) =
+                (random.below(8) as u32, random.below(12) as u32, random.below(6) as u32);
+            match random.below(7) {
+                0 => step.action = Action::Send { peer, block, message },
+                1 => step.action = Action::RecvCopy { peer, block, message },
+                2 => step.action = Action::RecvReduce { peer, block, message },
+                3 => step.action = Action::ReduceLocal { block },
+                4 => step.action = Action::Publish { block },
+                5 => step.after = vec![random.below(steps) as u32],
+                _ => schedule.blocks[0].count = random.draw(),
+            }
+        }
+        // Some mutations change nothing that matters; the answer is all that is asked.
+        let answer = verify(&schedules, Kind::Allreduce);
+        assert!(answer.is_ok() || !answer.unwrap_err().to_string().is_empty(), "seed {seed}");
+    }
+}
