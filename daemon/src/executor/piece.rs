@@ -172,8 +172,19 @@ impl Running {
         });
     }
 
-    /// Takes a received chunk into the sum.
-    pub(crate) fn combine(&mut self, step: u32, offset: u64, received: &[u8]) {
+    /// Whether a receiving step keeps what it receives as it is.
+    pub(crate) fn copies(&self, step: u32) -> bool {
+        self.piece.plan.steps[step as usize].work == Work::Copy
+    }
+
+    /// Whether a receiving step may take these bytes of its block in now.
+    pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
+        self.progress.done(step) == offset
+            && self.progress.allowed(&self.piece.plan, step) >= offset + bytes
+    }
+
+    /// Takes a received chunk in, in the order of the block.
+    pub(crate) fn take(&mut self, step: u32, offset: u64, received: &[u8]) {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
         let bytes = received.len() as u64;
@@ -187,12 +198,12 @@ impl Running {
                 let target = &mut self.staging[range];
                 memory::combine(self.piece.combine, target, received, theirs_first);
             }
-            _ => unreachable!("the connection hands only receiving steps over"),
+            (None, _) => self.place(step, offset, bytes).copy_from_slice(received),
         }
         self.advance(step, bytes);
     }
 
-    /// Where a received chunk of a copying step goes; tell [`Running::moved`] what has come.
+    /// Where a chunk of a copying step may be received at once; tell [`Running::moved`] what has come.
     pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
         let range = self.range(step, offset, bytes);
         &mut self.staging[range]

@@ -151,6 +151,8 @@ fn fuse_first_hops(steps: &mut [PlannedStep]) {
 #[derive(Debug)]
 pub(crate) struct Progress {
     done: Vec<u64>,
+    /// What has come for receiving steps, taken in or not.
+    received: Vec<u64>,
     /// Steps other than publishing that have not ended.
     unfinished: usize,
 }
@@ -160,7 +162,18 @@ impl Progress {
     pub(crate) fn new(plan: &Plan) -> Self {
         let unfinished =
             plan.steps.iter().filter(|s| s.bytes > 0 && s.work != Work::Publish).count();
-        Self { done: vec![0; plan.steps.len()], unfinished }
+        let none = vec![0; plan.steps.len()];
+        Self { done: none.clone(), received: none, unfinished }
+    }
+
+    /// How many bytes have come for a receiving step.
+    pub(crate) fn received(&self, step: u32) -> u64 {
+        self.received[step as usize]
+    }
+
+    /// Bytes are coming for a receiving step.
+    pub(crate) fn receive(&mut self, step: u32, bytes: u64) {
+        self.received[step as usize] += bytes;
     }
 
     /// How many bytes of the step's block it has finished.

@@ -24,6 +24,7 @@ use gradwire_shm::{
     segment::{HugePages, Segment},
 };
 use proptest::prelude::*;
+use socket2::SockRef;
 
 use super::{
     lane::{Lane, LaneConfig, LaneEvents, Order},
@@ -126,7 +127,8 @@ impl Cluster {
         Self { lanes: all, events }
     }
 
-    fn connect(&self) {
+    /// `buffer`: bytes of the sockets' buffers, so small that hardly anything is under way.
+    fn connect(&self, buffer: Option<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         for a in 0..self.lanes.len() {
             for b in a + 1..self.lanes.len() {
@@ -136,6 +138,10 @@ impl Cluster {
                     for (node, peer, stream) in [(a, b, there), (b, a, here)] {
                         stream.set_nonblocking(true).unwrap();
                         stream.set_nodelay(true).unwrap();
+                        if let Some(bytes) = buffer {
+                            SockRef::from(&stream).set_send_buffer_size(bytes).unwrap();
+                            SockRef::from(&stream).set_recv_buffer_size(bytes).unwrap();
+                        }
                         let order = Order::Connected { peer: NodeId(peer as u32), stream };
                         self.lanes[node][lane].tell(order);
                     }
@@ -247,15 +253,16 @@ proptest! {
     /// Pieces of several tensors, started on the nodes at different times, all come out right.
     #[test]
     fn every_algorithm_moves_real_bytes(
-        nodes in 1u32..6,
+        nodes in 1u32..8,
         locals in 1u32..4,
         lanes in 1u32..3,
         chunk in prop_oneof![Just(64u64), Just(4096), Just(1 << 18)],
-        counts in prop::collection::vec(1u64..20_000, 1..6),
+        counts in prop::collection::vec(1u64..100_000, 1..6),
         algorithm in prop::sample::select(&Algorithm::ALL[..]),
         root in prop::option::of(0u32..16),
-        racks in prop::collection::vec(0u32..3, 5),
+        racks in prop::collection::vec(0u32..3, 7),
         late in any::<bool>(),
+        buffer in prop::sample::select(&[None, Some(32 << 10)][..]),
     ) {
         let labels: Vec<String> = racks[..nodes as usize].iter().map(u32::to_string).collect();
         let topology = Topology::from_labels(&labels);
@@ -267,7 +274,7 @@ proptest! {
             .map(|&count| Job::new("t", nodes, locals, count, root))
             .collect();
         if !late {
-            cluster.connect();
+            cluster.connect(buffer);
         }
         // Two tensors a piece where there are two; the last node starts last.
         for node in 0..nodes {
@@ -279,7 +286,7 @@ proptest! {
             }
         }
         if late {
-            cluster.connect();
+            cluster.connect(buffer);
         }
         for node in 0..nodes as usize {
             for _ in jobs.chunks(2) {

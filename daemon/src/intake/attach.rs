@@ -252,6 +252,8 @@ impl Conversation {
             completions,
             socket: Mutex::new(self.stream.try_clone()?),
         });
+        // WAIT: from the first beat on the worker notices our silence, so it comes before it is let in.
+        heartbeats.beat();
         let reply = pb::DaemonMessage { message: Some(attached(&world, local_rank)) };
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
@@ -303,6 +305,10 @@ impl Conversation {
         };
         if let Some((kind, why)) = why {
             self.node.worker_failed(worker, kind, &why);
+            if kind == FailureKind::Protocol {
+                // It stays until it goes, so that it is told the end like everybody (TELL).
+                let _ = io::copy(&mut &self.stream, &mut io::sink());
+            }
         }
         self.node.workers.set(worker.local_rank, Slot::Left);
         self.node.count_workers();

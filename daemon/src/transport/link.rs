@@ -58,14 +58,27 @@ enum Incoming {
     Header {
         filled: usize,
     },
-    /// A header whose step can't take it yet: its piece has not been started here, or the block
-    /// is still in use.
+    /// A frame of a piece that may not have been started here yet.
     Waiting(Header),
+    /// `direct`: into the piece's own memory; otherwise into the scratch buffer.
     Payload {
         header: Header,
         step: u32,
         filled: usize,
+        direct: bool,
     },
+}
+
+/// A frame that came before its step may take it in: the block is still to be sent, or another
+/// peer's part comes first. What is behind it on the connection must not wait for that, because
+/// what it waits for may be there. It is held in memory of its own, which is bounded by what the
+/// started pieces receive (BOUND).
+#[derive(Debug)]
+struct Held {
+    sequence: Sequence,
+    step: u32,
+    offset: u64,
+    payload: Vec<u8>,
 }
 
 /// What links need to know of their lane.
@@ -88,6 +101,9 @@ pub(crate) struct Link {
     incoming: Incoming,
     header: [u8; HEADER_BYTES],
     scratch: Vec<u8>,
+    held: VecDeque<Held>,
+    /// Buffers of frames that are held no more.
+    spare: Vec<Vec<u8>>,
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
 }
@@ -105,6 +121,8 @@ impl Link {
             incoming: Incoming::Header { filled: 0 },
             header: [0; HEADER_BYTES],
             scratch: Vec::new(),
+            held: VecDeque::new(),
+            spare: Vec::new(),
             bytes_sent: 0,
             bytes_received: 0,
         }
@@ -208,10 +226,11 @@ impl Link {
         pieces: &mut Pieces,
         started: Option<Sequence>,
     ) -> Result<Turn, LinkError> {
+        let took = self.take_held(pieces);
         loop {
             match self.incoming {
                 Incoming::Header { filled } => {
-                    let Some(read) = self.read_header(filled)? else { return Ok(Turn::Idle) };
+                    let Some(read) = self.read_header(filled)? else { return Ok(took) };
                     self.incoming = if filled + read < HEADER_BYTES {
                         Incoming::Header { filled: filled + read }
                     } else {
@@ -220,18 +239,41 @@ impl Link {
                 }
                 Incoming::Waiting(header) => {
                     let Some(step) = self.admit(&header, pieces, started)? else {
-                        return Ok(Turn::Idle);
+                        return Ok(took);
                     };
-                    self.incoming = Incoming::Payload { header, step, filled: 0 };
+                    let piece = Self::piece(pieces, Sequence(header.sequence));
+                    let length = u64::from(header.length);
+                    piece.progress.receive(step, length);
+                    let direct = piece.copies(step) && piece.takes(step, header.offset, length);
+                    self.incoming = Incoming::Payload { header, step, filled: 0, direct };
                 }
-                Incoming::Payload { header, step, filled } => {
-                    let piece = pieces
-                        .get_mut(&Sequence(header.sequence))
-                        .expect("a piece outlives its receives");
-                    return self.read_payload(piece, header, step, filled);
+                Incoming::Payload { header, step, filled, direct } => {
+                    let piece = Self::piece(pieces, Sequence(header.sequence));
+                    return self.read_payload(piece, header, step, filled, direct);
                 }
             }
         }
+    }
+
+    fn piece(pieces: &mut Pieces, sequence: Sequence) -> &mut Running {
+        pieces.get_mut(&sequence).expect("a piece outlives its receives")
+    }
+
+    /// Frames that were held and can be taken in now.
+    fn take_held(&mut self, pieces: &mut Pieces) -> Turn {
+        let mut turn = Turn::Idle;
+        let mut index = 0;
+        while let Some(held) = self.held.get(index) {
+            let piece = Self::piece(pieces, held.sequence);
+            if piece.takes(held.step, held.offset, held.payload.len() as u64) {
+                piece.take(held.step, held.offset, &held.payload);
+                self.spare.extend(self.held.remove(index).map(|held| held.payload));
+                turn = Turn::Moved;
+            } else {
+                index += 1;
+            }
+        }
+        turn
     }
 
     /// Reads into `target`; None when nothing is there yet.
@@ -259,9 +301,9 @@ impl Link {
         Self::read(&mut self.stream, &mut self.readable, &mut self.header[filled..])
     }
 
-    /// The step that takes a frame, once it can. A frame of a piece that has not been started
-    /// here waits, and with it what is behind it on this connection: the start is on its way
-    /// from the coordinator, which never waits for data. So no wait goes in a circle (ORD).
+    /// The step that a frame is for. A frame of a piece that has not been started here waits, and
+    /// with it what is behind it on this connection: the start is on its way from the coordinator,
+    /// which never waits for data. So no wait goes in a circle (ORD).
     fn admit(
         &self,
         header: &Header,
@@ -280,7 +322,7 @@ impl Link {
             .and_then(|peer| piece.piece.plan.receiving(peer as u32, message))
             .ok_or(LinkError::Unexpected { sequence, message })?;
         let block = piece.piece.plan.steps[step as usize].bytes;
-        let expected = piece.progress.done(step);
+        let expected = piece.progress.received(step);
         let element = piece.piece.combine.dtype.size() as u32;
         let fits = offset == expected
             && u64::from(length) <= block - expected
@@ -295,8 +337,7 @@ impl Link {
                 block,
             });
         }
-        let allowed = piece.progress.allowed(&piece.piece.plan, step);
-        Ok((allowed >= offset + u64::from(length)).then_some(step))
+        Ok(Some(step))
     }
 
     fn read_payload(
@@ -305,10 +346,10 @@ impl Link {
         header: Header,
         step: u32,
         filled: usize,
+        direct: bool,
     ) -> Result<Turn, LinkError> {
         let length = header.length as usize;
-        let copy = piece.piece.plan.steps[step as usize].work == Work::Copy;
-        let target = if copy {
+        let target = if direct {
             &mut piece.place(step, header.offset, length as u64)[filled..]
         } else {
             if self.scratch.len() < length {
@@ -320,17 +361,26 @@ impl Link {
             return Ok(Turn::Idle);
         };
         self.bytes_received += read as u64;
-        if copy {
+        if direct {
             piece.moved(step, read as u64);
         }
-        self.incoming = if filled + read < length {
-            Incoming::Payload { header, step, filled: filled + read }
-        } else {
-            if !copy {
-                piece.combine(step, header.offset, &self.scratch[..length]);
+        let filled = filled + read;
+        if filled < length {
+            self.incoming = Incoming::Payload { header, step, filled, direct };
+            return Ok(Turn::Moved);
+        }
+        self.incoming = Incoming::Header { filled: 0 };
+        if !direct {
+            let Header { sequence, offset, .. } = header;
+            if piece.takes(step, offset, length as u64) {
+                piece.take(step, offset, &self.scratch[..length]);
+            } else {
+                let next = self.spare.pop().unwrap_or_default();
+                let mut payload = std::mem::replace(&mut self.scratch, next);
+                payload.truncate(length);
+                self.held.push_back(Held { sequence: Sequence(sequence), step, offset, payload });
             }
-            Incoming::Header { filled: 0 }
-        };
+        }
         Ok(Turn::Moved)
     }
 }
