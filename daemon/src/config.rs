@@ -49,8 +49,10 @@ pub struct DaemonConfig {
     pub(crate) progress_timeout: Duration,
     pub(crate) chunk_bytes: u64,
     pub(crate) socket_buffer_bytes: usize,
+    pub(crate) congestion_control: String,
     pub(crate) streaming_bytes: u64,
     pub(crate) max_segments: u32,
+    pub(crate) stall_warning: Duration,
 }
 
 /// Tensors at least this large are written past the cache: they would not be there any more when
@@ -129,8 +131,10 @@ impl DaemonConfig {
             chunk_bytes: settings.data.chunk_bytes,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
                 .unwrap_or(usize::MAX),
+            congestion_control: settings.data.congestion_control.clone(),
             streaming_bytes: STREAMING_BYTES,
             max_segments: settings.worker.max_segments,
+            stall_warning: settings.negotiation.stall_warning,
         })
     }
 }

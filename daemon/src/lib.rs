@@ -47,6 +47,7 @@ use std::{
 };
 
 use gradwire_proto::{Failure, FailureKind, Rank};
+use rustix::io::Errno;
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::mpsc,
@@ -86,6 +87,15 @@ pub enum DaemonError {
     System(#[from] io::Error),
 }
 
+/// The end of a rank's process, as the launcher saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankEnd {
+    /// Which.
+    pub rank: Rank,
+    /// How, if not well: `was killed by SIGKILL`.
+    pub failed: Option<String>,
+}
+
 /// A daemon that listens and has not joined its job yet.
 #[derive(Debug)]
 pub struct Daemon {
@@ -93,7 +103,7 @@ pub struct Daemon {
     data: TcpListener,
     data_address: SocketAddr,
     workers: UnixListener,
-    ended: Option<mpsc::UnboundedReceiver<Rank>>,
+    ended: Option<mpsc::UnboundedReceiver<RankEnd>>,
 }
 
 fn listen_for_workers(socket: &str) -> io::Result<UnixListener> {
@@ -119,8 +129,9 @@ impl Daemon {
         let data_address = data.local_addr()?;
         let workers = listen_for_workers(&config.socket).map_err(|reason| DaemonError::Socket {
             socket: config.socket.clone(),
-            hint: match reason.kind() {
-                io::ErrorKind::AddrInUse => "; another daemon of this job runs on this node",
+            hint: match Errno::from_io_error(&reason) {
+                Some(Errno::ADDRINUSE) => "; another daemon of this job runs on this node",
+                Some(Errno::MFILE) => "; raise the limit of open files (ulimit -n)",
                 _ => "",
             },
             reason,
@@ -136,7 +147,7 @@ impl Daemon {
     /// Hears from the launcher which ranks' processes have ended: so those that never attach are
     /// not waited for.
     #[must_use]
-    pub fn hear_of_ends(mut self, ended: mpsc::UnboundedReceiver<Rank>) -> Self {
+    pub fn hear_of_ends(mut self, ended: mpsc::UnboundedReceiver<RankEnd>) -> Self {
         self.ended = Some(ended);
         self
     }
@@ -180,8 +191,8 @@ impl Daemon {
                 ready(true);
             }
             if let Some(mut ended) = ended {
-                while let Some(rank) = ended.recv().await {
-                    node.ended(rank);
+                while let Some(end) = ended.recv().await {
+                    node.ended(end);
                 }
             }
             std::future::pending::<()>().await;

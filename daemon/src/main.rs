@@ -1,10 +1,10 @@
 //! The binary `gradwired`: configuration, telemetry, run.
 
-use std::{collections::HashMap, path::PathBuf, process::ExitCode};
+use std::{collections::HashMap, ffi::OsString, io, path::PathBuf, process::ExitCode, thread};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::Parser;
-use gradwire_daemon::{Daemon, DaemonConfig, Ending, metrics};
+use gradwire_daemon::{Daemon, DaemonConfig, Ending, RankEnd, metrics};
 use gradwire_proto::{Rank, VERSION};
 use gradwire_settings::{Layers, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
@@ -39,22 +39,30 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<Ending> {
-    let environment: HashMap<String, String> = std::env::vars().collect();
+    // What is not UTF-8 is none of ours.
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    let environment: HashMap<String, String> = std::env::vars_os().filter_map(text).collect();
     let layers = Layers { file: arguments.config, environment, flags: Vec::new() };
     let settings = Settings::load(&layers)?.settings;
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
     let config = DaemonConfig::from_env(&layers.environment, &settings)?;
-    // One thread of control is plenty; the bytes have threads of their own.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .thread_name("gw-control")
-        .enable_all()
-        .build()
-        .context("no control runtime")?;
-    let ending = runtime.block_on(serve(config, &settings));
-    runtime.shutdown_background();
-    ending
+    // One thread of control is plenty; the bytes have threads of their own. It is made here and not
+    // by tokio, which panics where the system refuses one.
+    let control = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("no control runtime")?;
+        let ending = runtime.block_on(serve(config, &settings));
+        runtime.shutdown_background();
+        ending
+    };
+    let control = thread::Builder::new()
+        .name("gw-control".to_owned())
+        .spawn(control)
+        .context("no control thread; raise the limits of memory and processes (ulimit -v -u)")?;
+    control.join().map_err(|_| anyhow!("the control thread panicked"))?
 }
 
 async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Ending> {
@@ -88,7 +96,7 @@ async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Endi
         on_signal.cancel();
     });
     let ending = daemon
-        .hear_of_ends(launcher())
+        .hear_of_ends(launcher().context("no thread for the launcher's words")?)
         .run(cancel, move |formed| {
             let state = if formed { Readiness::Ready } else { forming() };
             let _ = readiness.send(state);
@@ -98,20 +106,47 @@ async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Endi
     Ok(ending)
 }
 
-/// What the launcher says on standard input: `ended <rank>`, a line each. Read on a thread of its
-/// own, because nothing can take a blocked read of a terminal or pipe back.
-fn launcher() -> mpsc::UnboundedReceiver<Rank> {
+/// What the launcher says on standard input, a line for each rank that ends: `ended <rank>`, or
+/// `failed <rank> <how>`. Read on a thread of its own, because nothing can take a blocked read of
+/// a terminal or pipe back.
+fn launcher() -> io::Result<mpsc::UnboundedReceiver<RankEnd>> {
     let (sender, ended) = mpsc::unbounded_channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lines().map_while(Result::ok) {
-            let rank = line.strip_prefix("ended ").and_then(|rank| rank.parse().ok());
-            match rank {
-                Some(rank) => {
-                    let _ = sender.send(Rank(rank));
-                }
-                None => tracing::warn!(line, "standard input: only `ended <rank>` is understood"),
+    let listen = move || {
+        for line in io::stdin().lines().map_while(Result::ok) {
+            match rank_end(&line) {
+                Some(end) => drop(sender.send(end)),
+                None => tracing::warn!(line, "standard input: this line is not understood"),
             }
         }
-    });
-    ended
+    };
+    thread::Builder::new().name("gw-launcher".to_owned()).spawn(listen)?;
+    Ok(ended)
+}
+
+fn rank_end(line: &str) -> Option<RankEnd> {
+    let mut words = line.splitn(3, ' ');
+    let (kind, rank) = (words.next()?, Rank(words.next()?.parse().ok()?));
+    match (kind, words.next()) {
+        ("ended", None) => Some(RankEnd { rank, failed: None }),
+        ("failed", Some(how)) => Some(RankEnd { rank, failed: Some(how.to_owned()) }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_launchers_lines_are_read_or_refused() {
+        let failed = Some("was killed by SIGKILL".to_owned());
+        assert_eq!(rank_end("ended 3"), Some(RankEnd { rank: Rank(3), failed: None }));
+        assert_eq!(
+            rank_end("failed 4 was killed by SIGKILL"),
+            Some(RankEnd { rank: Rank(4), failed })
+        );
+        for line in ["", "ended", "ended x", "ended 3 4", "failed 4", "failed -1 x", "gone 3"] {
+            assert_eq!(rank_end(line), None, "{line}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, OnceLock, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{Failure, FailureKind, JobId, NodeId, Rank, Secret, TensorName};
@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    RankEnd,
     config::DaemonConfig,
     executor::{
         lane::{Lane, LaneConfig, LaneEvents},
@@ -21,7 +22,7 @@ use crate::{
     metrics,
     negotiate::{Instruction, Outgoing, World, client::Conduct},
     ops::OperationManager,
-    queue::{Removed, TensorKey, TensorQueue, Ticket},
+    queue::{Removed, Stalled, TensorKey, TensorQueue, Ticket},
     transport::{
         handshake::Identity,
         mesh::{Mesh, MeshConfig},
@@ -102,14 +103,43 @@ impl Node {
     }
 
     /// The launcher says that a rank's process has ended. One that never attached can't take part
-    /// any more, and nobody is to wait for it.
-    pub(crate) fn ended(&self, rank: Rank) {
+    /// any more, and nobody is to wait for it; if it failed, that is why the job does (TELL).
+    pub(crate) fn ended(&self, end: RankEnd) {
         let Some(running) = self.running.get() else { return };
+        let RankEnd { rank, failed } = end;
         let first = running.world.me().first_rank;
         let local = rank.0.checked_sub(first.0).filter(|local| self.workers.ended(*local));
-        if local.is_some() {
-            tracing::info!(%rank, "a rank ended without ever attaching");
-            self.left(rank);
+        match (local, failed) {
+            (None, _) => {}
+            (Some(_), None) => {
+                tracing::info!(%rank, "a rank ended without ever attaching");
+                self.left(rank);
+            }
+            (Some(_), Some(how)) => {
+                let what = format!("its process {how} before it had joined the job");
+                let failure = Failure::new(FailureKind::WorkerLost, what)
+                    .rank(rank)
+                    .host(self.config.host.clone())
+                    .hint("see its output");
+                metrics::failure(failure.kind);
+                self.job.report(failure);
+            }
+        }
+    }
+
+    /// Tells of tensors that wait long for ranks of this node (WAIT).
+    pub(crate) fn tell_stalls(&self, now: Instant) {
+        let stalled = self.queue().map(|queue| queue.stalled(now, self.config.stall_warning));
+        for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            let more = names.len().saturating_sub(NAMES);
+            let names: Vec<String> = names.iter().take(NAMES).map(|n| format!("'{n}'")).collect();
+            let (seconds, host) = (waited.as_secs_f64(), &self.config.host);
+            let (names, missing) = (names.join(", "), missing.join(", "));
+            let and_more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            tracing::warn!(
+                "tensor {names}{and_more} waited {seconds:.1} s for rank {missing} on host {host}"
+            );
         }
     }
 
@@ -286,6 +316,7 @@ impl Conduct for Conductor {
             connect_timeout: config.connect_timeout,
             user_timeout: config.progress_timeout,
             socket_buffer: config.socket_buffer_bytes,
+            congestion_control: config.congestion_control.clone(),
         };
         let mesh = Mesh::new(
             mesh_config,

@@ -214,6 +214,8 @@ settings! {
         chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
         /// The sockets' send and receive buffers; 0: the system decides.
         socket_buffer_bytes: u64 = "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
+        /// The connections' congestion control, such as cubic or bbr; empty: the system's, but reno on loopback, where there is nothing to congest and pacing only costs.
+        congestion_control: String = "data.congestion_control", Kind::Text, "", "";
         /// How long a connection to a peer may take, with its handshake.
         connect_timeout: Duration = "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
         /// Where a daemon listens for its peers; empty: its host's address and a free port.

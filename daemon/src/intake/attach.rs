@@ -242,7 +242,8 @@ impl Conversation {
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = eventfd(0, flags)
-            .map_err(|e| Failure::new(FailureKind::Resource, format!("no eventfd: {e}")))?;
+            .map_err(|e| Failure::new(FailureKind::Resource, format!("it has no eventfd: {e}")))
+            .map_err(|failure| failure.hint("raise gradwired's limit of open files (ulimit -n)"))?;
         let local_rank = attach.local_rank;
         let worker = Arc::new(Worker {
             local_rank,

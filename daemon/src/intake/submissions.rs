@@ -97,7 +97,7 @@ struct Reader {
 
 impl Reader {
     fn run(mut self) {
-        let mut checked = Instant::now();
+        let (mut checked, mut looked) = (Instant::now(), Instant::now());
         while let Some(node) = self.node.upgrade() {
             while let Ok(source) = self.waiting.try_recv() {
                 self.sources.push(Watched { source, beats: 0, since: Instant::now() });
@@ -106,6 +106,11 @@ impl Reader {
             if checked.elapsed() >= CHECK {
                 checked = Instant::now();
                 self.check(&node);
+                // Waits that began together are told of together.
+                if looked.elapsed() >= node.config.stall_warning / 10 {
+                    looked = Instant::now();
+                    node.tell_stalls(looked);
+                }
             }
             if !came {
                 drop(node);

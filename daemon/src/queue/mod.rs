@@ -10,8 +10,9 @@
 mod tensor;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, RwLock},
+    time::{Duration, Instant},
 };
 
 use dashmap::{DashMap, Entry as Slot};
@@ -57,6 +58,18 @@ struct Entry {
     announced: Option<Arc<QueuedTensor>>,
     /// Second submissions of a name that was still in flight.
     duplicates: Vec<Ticket>,
+    /// When it was first submitted, and when its wait was last told of.
+    waits: Option<(Instant, Instant)>,
+}
+
+/// Tensors that wait for the same local ranks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Stalled {
+    pub(crate) missing: Vec<Rank>,
+    /// The longest wait of them.
+    pub(crate) waited: Duration,
+    /// Their names, sorted.
+    pub(crate) names: Vec<String>,
 }
 
 /// What a submission comes to.
@@ -124,6 +137,10 @@ impl TensorQueue {
                     duplicate: true,
                 }],
             });
+        }
+        if entry.waits.is_none() {
+            let now = Instant::now();
+            entry.waits = Some((now, now));
         }
         let at = entry.submitted.partition_point(|l| l.local_rank < local.local_rank);
         entry.submitted.insert(at, local);
@@ -208,6 +225,32 @@ impl TensorQueue {
         names.sort();
         names.truncate(most);
         names
+    }
+
+    /// What has waited for local ranks for as long as `limit`, since it began to or was last told of
+    /// (WAIT). The coordinator can't tell: it has not heard of these tensors.
+    pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
+        let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
+        for mut item in self.entries.iter_mut() {
+            let name = item.key().name.to_string();
+            let entry = item.value_mut();
+            let Some((since, told)) = &mut entry.waits else { continue };
+            if entry.announced.is_some() || now.saturating_duration_since(*told) < limit {
+                continue;
+            }
+            *told = now;
+            let waited = now.saturating_duration_since(*since);
+            let is_here = |local: &u32| entry.submitted.iter().any(|l| l.local_rank == *local);
+            let missing = (0..self.slots).filter(|local| !is_here(local)).map(|l| self.rank(l));
+            let (longest, names) = found.entry(missing.collect()).or_default();
+            *longest = waited.max(*longest);
+            names.push(name);
+        }
+        let stalled = found.into_iter().map(|(missing, (waited, mut names))| {
+            names.sort();
+            Stalled { missing, waited, names }
+        });
+        stalled.collect()
     }
 
     /// Forgets everything: the job is over and its ranks are told by other means.

@@ -95,3 +95,25 @@ fn after_it_is_done_a_name_is_free_again() {
         assert_eq!(queue.remove(&key("w")).tickets.len(), 2);
     }
 }
+
+#[test]
+fn a_wait_for_a_local_rank_is_told_after_each_limit() {
+    let queue = TensorQueue::new(Rank(4), 3);
+    queue.submit(key("b"), local(1, 8));
+    queue.submit(key("a"), local(1, 8));
+    queue.submit(key("c"), local(0, 8));
+    queue.submit(key("c"), local(1, 8));
+    for rank in 0..3 {
+        queue.submit(key("done"), local(rank, 8));
+    }
+    let (begin, limit) = (Instant::now(), Duration::from_secs(10));
+    assert_eq!(queue.stalled(begin, limit), []);
+    let told = queue.stalled(begin + limit, limit);
+    let told: Vec<_> = told.iter().map(|s| (s.missing.as_slice(), s.names.as_slice())).collect();
+    let (alone, both) = (["c".to_owned()], ["a".to_owned(), "b".to_owned()]);
+    let expected: [(&[Rank], &[String]); 2] = [(&[Rank(4), Rank(6)], &both), (&[Rank(6)], &alone)];
+    assert_eq!(told, expected);
+    assert_eq!(queue.stalled(begin + limit * 3 / 2, limit), [], "not before the next limit");
+    let again = queue.stalled(begin + limit * 2, limit);
+    assert!(again.len() == 2 && again[0].waited >= limit * 2, "{again:?}");
+}

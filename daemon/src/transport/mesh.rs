@@ -42,6 +42,8 @@ pub(crate) struct MeshConfig {
     pub(crate) user_timeout: Duration,
     /// Socket buffers in bytes; 0: the system decides.
     pub(crate) socket_buffer: usize,
+    /// Name of the congestion control; empty: the system's, but reno on loopback.
+    pub(crate) congestion_control: String,
 }
 
 /// Connections to all peers that are needed.
@@ -210,6 +212,17 @@ impl Mesh {
         let probe = Duration::from_secs(1);
         let keepalive = TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3);
         socket.set_tcp_keepalive(&keepalive)?;
+        let chosen = self.config.congestion_control.as_str();
+        if !chosen.is_empty() {
+            socket.set_tcp_congestion(chosen.as_bytes()).map_err(|error| {
+                let text = format!("data.congestion_control={chosen:?} is not to be had: {error}");
+                io::Error::new(error.kind(), text)
+            })?;
+        } else if stream.peer_addr()?.ip().is_loopback() {
+            // A paced sender (bbr) leaves a loopback idle half of the time. Every kernel has reno,
+            // and where it may not be chosen things work as before.
+            let _ = socket.set_tcp_congestion(b"reno");
+        }
         if self.config.socket_buffer > 0 {
             socket.set_send_buffer_size(self.config.socket_buffer)?;
             socket.set_recv_buffer_size(self.config.socket_buffer)?;
