@@ -284,7 +284,9 @@ impl Conduct for Conductor {
         }
         let resource = |error: std::io::Error| {
             let what = format!("the data plane can't be started: {error}");
-            Failure::new(FailureKind::Resource, what).host(config.host.clone())
+            Failure::new(FailureKind::Resource, what)
+                .host(config.host.clone())
+                .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
         };
         let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
         let lanes = (0..world.lanes)

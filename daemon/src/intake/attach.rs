@@ -107,8 +107,16 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let second = stream.try_clone()?;
+    let second = stream.try_clone().inspect_err(|error| {
+        let _ = say(&stream, Reply::Refused(no_descriptor(error).into()));
+    })?;
     Ok((stream, second))
+}
+
+/// What a worker is told for which there is no descriptor left.
+fn no_descriptor(error: &io::Error) -> Failure {
+    let what = format!("gradwired has no descriptor left for this rank: {error}");
+    Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
 
 struct Conversation {
@@ -241,9 +249,7 @@ impl Conversation {
             .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let doorbell = eventfd(0, flags)
-            .map_err(|e| Failure::new(FailureKind::Resource, format!("it has no eventfd: {e}")))
-            .map_err(|failure| failure.hint("raise gradwired's limit of open files (ulimit -n)"))?;
+        let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;
         let local_rank = attach.local_rank;
         let worker = Arc::new(Worker {
             local_rank,

@@ -137,6 +137,11 @@ fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
             let what = format!("the coordinator at {coordinator} refused: {}", status.message());
             Failure::new(FailureKind::Invalid, what)
         }
+        // How the connection broke is seen differently by each node, the cause is one (TELL).
+        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
+            tracing::warn!(%status, "the stream to the coordinator broke");
+            lost(format!("the coordinator at {coordinator} went away"))
+        }
         _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),
     }
 }
@@ -259,7 +264,14 @@ impl Session<'_> {
                         return Ok(ending);
                     }
                 }
-                Some(first) = outgoing.recv() => self.tell(first, &mut outgoing).await?,
+                Some(first) = outgoing.recv() => {
+                    // WAIT: a coordinator that reads nothing must not keep the end from us.
+                    let (job, told) = (self.job, self.tell(first, &mut outgoing));
+                    tokio::select! {
+                        () = told => {}
+                        ending = job.over() => return Ok(ending),
+                    }
+                }
                 () = async { tokio::time::sleep_until(verdict.unwrap_or_else(tokio::time::Instant::now)).await },
                     if verdict.is_some() =>
                 {
@@ -272,17 +284,14 @@ impl Session<'_> {
         }
     }
 
-    async fn send(&self, message: node_message::Message) -> Result<(), Failure> {
-        let sent = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
-        sent.map_err(|_| lost("the stream to the coordinator ended"))
+    /// Says something. Where the stream has ended nobody hears it, and what is left to be read
+    /// says why: that the job is over, perhaps.
+    async fn send(&self, message: node_message::Message) {
+        let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
     }
 
     /// Sends what there is to say; what is there together goes together.
-    async fn tell(
-        &mut self,
-        first: Outgoing,
-        outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
-    ) -> Result<(), Failure> {
+    async fn tell(&mut self, first: Outgoing, outgoing: &mut mpsc::UnboundedReceiver<Outgoing>) {
         let mut ready = pb::Ready::default();
         let mut ready_bytes = 0;
         let mut done = pb::Done::default();
@@ -321,15 +330,14 @@ impl Session<'_> {
             next = outgoing.try_recv().ok();
         }
         if !done.sequences.is_empty() {
-            self.send(node_message::Message::Done(done)).await?;
+            self.send(node_message::Message::Done(done)).await;
         }
         if !ready.announcements.is_empty() {
-            self.send(node_message::Message::Ready(ready)).await?;
+            self.send(node_message::Message::Ready(ready)).await;
         }
         for message in rest {
-            self.send(message).await?;
+            self.send(message).await;
         }
-        Ok(())
     }
 
     async fn heard(
@@ -346,7 +354,7 @@ impl Session<'_> {
             Some(coordinator_message::Message::Challenge(challenge)) => {
                 let join = self.introduction.join(&challenge.nonce);
                 self.nonce.clone_from(&join.nonce);
-                self.send(node_message::Message::Join(join)).await?;
+                self.send(node_message::Message::Join(join)).await;
             }
             Some(coordinator_message::Message::World(wire)) => {
                 if !self.introduction.verify(&self.nonce, &wire) {
@@ -357,8 +365,11 @@ impl Session<'_> {
                 }
                 let world = translate::world(wire).map_err(|e| translate::nonsense(&e))?;
                 let world = Arc::new(world);
-                conduct.formed(world.clone())?;
-                self.job.form(world);
+                match conduct.formed(world.clone()) {
+                    Ok(()) => self.job.form(world),
+                    // The coordinator passes it on: the others are to know why (TELL).
+                    Err(failure) => self.job.report(failure),
+                }
             }
             Some(coordinator_message::Message::Execute(execute)) => {
                 let instructions =
