@@ -7,8 +7,11 @@ NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
 TORCH := torch=$$(scripts/libtorch.sh) && eval "$$torch" &&
 DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
+BENCH_ARGS ?=
+CASES ?= 1000
+HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: demo test test-rust bench lint doc loom soak clean
+.PHONY: demo test bench lint soak sanitize clean
 
 demo: ## train a small network on four ranks of two nodes, all on this machine
 	$(TORCH) $(CARGO) build --release -p gradwire-cli -p gradwire-daemon --bins
@@ -24,12 +27,23 @@ else
 	$(TORCH) $(CARGO) test --workspace
 endif
 
+bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
+	scripts/bench/run.py $(BENCH_ARGS)
+
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
+soak: ## the property tests for as long as one likes: make soak CASES=5000
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test random_jobs
+
+sanitize: ## the rooms with unsafe code under the address sanitizer, where there is a nightly toolchain
+	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
+	    --target $(HOST) -p gradwire-shm -p gradwire-collectives --lib --tests
+
 clean: ## everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv
+	rm -rf .venv .venv-bench

@@ -4,6 +4,8 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::bench::args::Bench;
+
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire", version = gradwire_proto::VERSION, max_term_width = 100)]
@@ -18,6 +20,9 @@ pub struct Cli {
 pub enum Command {
     /// Run a program as the ranks of a job, on this machine or on several.
     Run(Run),
+    /// Measure collectives as the ranks of a job, and check every result.
+    #[command(subcommand)]
+    Bench(Bench),
     /// Show settings.
     #[command(subcommand)]
     Config(Config),
@@ -69,9 +74,9 @@ pub enum Config {
     },
 }
 
-/// Run a program as the ranks of a job.
-#[derive(Debug, Args)]
-pub struct Run {
+/// Where the ranks of a job run, and how they are started.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Where {
     /// How many ranks [default: the slots of all hosts]. May be written -np.
     #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -82,21 +87,29 @@ pub struct Run {
     /// A file with a line `host slots=N` for each host.
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
-    /// Also write each rank's output to DIR/rank.N/stdout and stderr.
-    #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
-    pub output_dir: Option<PathBuf>,
     /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<u64>,
-    /// Show what would be started, and start nothing.
-    #[arg(long)]
-    pub dry_run: bool,
     /// Tell what happens.
     #[arg(short, long)]
     pub verbose: bool,
     /// Where settings come from.
     #[command(flatten)]
     pub settings: Settings,
+}
+
+/// Run a program as the ranks of a job.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// Where it runs.
+    #[command(flatten)]
+    pub at: Where,
+    /// Also write each rank's output to DIR/rank.N/stdout and stderr.
+    #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
+    pub output_dir: Option<PathBuf>,
+    /// Show what would be started, and start nothing.
+    #[arg(long)]
+    pub dry_run: bool,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<String>,
@@ -114,10 +127,15 @@ fn parse_seconds(text: &str) -> Result<u64, String> {
 }
 
 /// `-np`, which everybody knows from mpirun, is no option to clap: it becomes `--np`, where it is
-/// an option of `gradwire run` and not a word of the program.
+/// an option of `gradwire run` or `gradwire bench` and not a word of a program.
 pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
-    if words.get(1).is_none_or(|word| word != "run") {
-        return words;
+    match words.get(1).and_then(|word| word.to_str()) {
+        Some("run") => {}
+        Some("bench") => {
+            words.iter_mut().filter(|word| *word == "-np").for_each(|word| *word = "--np".into());
+            return words;
+        }
+        _ => return words,
     }
     let cli = Cli::command();
     let takes_value: Vec<String> = cli
@@ -167,14 +185,14 @@ mod tests {
     fn the_programs_own_options_are_left_alone() {
         let parsed = run("gradwire run -H a:2 --verbose -np 4 train -np 7 --verbose -H x");
         assert_eq!(
-            (parsed.np, parsed.hosts.as_deref(), parsed.verbose),
+            (parsed.at.np, parsed.at.hosts.as_deref(), parsed.at.verbose),
             (Some(4), Some("a:2"), true)
         );
         assert_eq!(parsed.command, ["train", "-np", "7", "--verbose", "-H", "x"]);
         let parsed = run("gradwire run --np=2 -- -np x");
-        assert_eq!((parsed.np, parsed.command.len()), (Some(2), 2));
-        assert_eq!(run("gradwire run -n3 train").np, Some(3));
-        assert_eq!(run("gradwire run --start-timeout 1.5 train").start_timeout, Some(1500));
+        assert_eq!((parsed.at.np, parsed.command.len()), (Some(2), 2));
+        assert_eq!(run("gradwire run -n3 train").at.np, Some(3));
+        assert_eq!(run("gradwire run --start-timeout 1.5 train").at.start_timeout, Some(1500));
     }
 
     #[test]

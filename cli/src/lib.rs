@@ -1,5 +1,4 @@
-//! The `gradwire` command: it starts jobs and shows what is going on; it trains nothing and moves
-//! no tensor.
+//! The `gradwire` command: it starts jobs, measures, and shows what is going on; it trains nothing.
 //!
 //! A job is started by one *launcher* (`gradwire run`) and one *agent* for each host (`gradwire
 //! agent`), this machine included, so that local and remote are one mechanism. The launcher
@@ -9,12 +8,14 @@
 //! - [`launch`]: the launcher
 //! - [`agent`]: the agent
 //! - [`protocol`]: what they say to each other
+//! - [`mod@bench`]: measurements, which are ranks themselves
 //! - [`coordinator`], [`status`], [`show`]: the other commands
 
 #![forbid(unsafe_code)]
 
 pub mod agent;
 pub mod args;
+pub mod bench;
 pub mod coordinator;
 pub mod error;
 pub mod launch;

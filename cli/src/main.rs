@@ -2,15 +2,21 @@
 
 #![forbid(unsafe_code)]
 
-use std::{collections::HashMap, io::Write, process::ExitCode};
+use std::{collections::HashMap, io::Write, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use gradwire_cli::{
     agent,
-    args::{Cli, Command, Config, Run, Settings as SettingsArgs, normalise},
+    args::{Cli, Command, Config, Run, Settings as SettingsArgs, Where, normalise},
+    bench::{self, args::Bench},
     coordinator,
     error::{CliError, tell},
-    launch::{self, Options, dry_run, hosts, places, plan::Plan},
+    launch::{
+        self, Options, dry_run,
+        hosts::{self, Host},
+        places,
+        plan::{ITSELF, Plan},
+    },
     show, status,
 };
 use gradwire_settings::{Layers, Loaded, Settings};
@@ -25,6 +31,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
     match cli.command {
         Command::Run(run) => self::run(run),
+        Command::Bench(bench) => self::bench(&bench),
         Command::Config(Config::Show { settings, explain }) => {
             print(&show::show(&load(&settings, &[])?, explain))
         }
@@ -59,22 +66,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
 }
 
 fn run(run: Run) -> Result<ExitCode, CliError> {
-    let timeout = run.start_timeout.map(|ms| format!("launch.start_timeout_ms={ms}"));
-    let loaded = load(&run.settings, timeout.as_slice())?;
-    log(&loaded.settings)?;
-    let hosts = match (&run.hosts, &run.hostfile) {
-        (Some(list), _) => hosts::parse_list(list).map_err(CliError::usage)?,
-        (None, Some(path)) => {
-            let name = path.display().to_string();
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| CliError::usage(format!("hostfile {name}: {error}")))?;
-            hosts::parse_file(&name, &text).map_err(CliError::usage)?
-        }
-        (None, None) => Vec::new(),
-    };
-    let nodes = Plan::nodes(&hosts, run.np)?;
+    let (loaded, hosts) = prepare(&run.at, &[])?;
+    let nodes = Plan::nodes(&hosts, run.at.np)?;
     let mut words = run.command.into_iter();
-    let program = words.next().unwrap_or_default();
+    let program = words.next().filter(|program| program != ITSELF);
+    let program = program.ok_or_else(|| CliError::usage("the program's name is empty"))?;
     let plan = Plan::new(nodes, program, words.collect(), &loaded);
     if run.dry_run {
         let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
@@ -87,9 +83,54 @@ fn run(run: Run) -> Result<ExitCode, CliError> {
         })?;
         return print(&dry_run::describe(&plan, &loaded.settings, &local));
     }
+    start(plan, &loaded, &run.at, run.output_dir, false)
+}
+
+/// A rank measures; who is no rank yet starts ranks that do.
+fn bench(bench: &Bench) -> Result<ExitCode, CliError> {
+    bench.check()?;
+    if bench::is_rank(bench, &environment())? {
+        return bench::rank::run(bench);
+    }
+    let common = bench.common();
+    let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
+    let np = bench::spread(&mut hosts, common);
+    let words = bench::words(std::env::args_os().skip(1), &loaded)?;
+    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded);
+    bench.check_size(plan.size())?;
+    start(plan, &loaded, &common.at, None, true)
+}
+
+/// The settings and hosts of a job that is to be started.
+fn prepare(at: &Where, flags: &[String]) -> Result<(Loaded, Vec<Host>), CliError> {
+    let timeout = at.start_timeout.map(|ms| format!("launch.start_timeout_ms={ms}"));
+    let flags: Vec<_> = flags.iter().cloned().chain(timeout).collect();
+    let loaded = load(&at.settings, &flags)?;
+    log(&loaded.settings)?;
+    let hosts = match (&at.hosts, &at.hostfile) {
+        (Some(list), _) => hosts::parse_list(list).map_err(CliError::usage)?,
+        (None, Some(path)) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path)
+                .map_err(|error| CliError::usage(format!("hostfile {name}: {error}")))?;
+            hosts::parse_file(&name, &text).map_err(CliError::usage)?
+        }
+        (None, None) => Vec::new(),
+    };
+    Ok((loaded, hosts))
+}
+
+fn start(
+    plan: Plan,
+    loaded: &Loaded,
+    at: &Where,
+    output_dir: Option<PathBuf>,
+    bare: bool,
+) -> Result<ExitCode, CliError> {
     let options = Options {
-        output_dir: run.output_dir,
-        verbose: run.verbose,
+        output_dir,
+        verbose: at.verbose,
+        bare,
         environment: environment(),
         directory: std::env::current_dir()
             .map_err(|error| CliError::failed(format!("no working directory: {error}")))?,

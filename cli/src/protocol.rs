@@ -213,7 +213,7 @@ pub struct Begin {
     pub directory: String,
     /// Laid over the agent's own environment for every process.
     pub environment: BTreeMap<String, String>,
-    /// The ranks' program.
+    /// The ranks' program; empty: the agent's own.
     pub program: String,
     /// The daemon's program; empty: beside the agent's, else in PATH.
     pub gradwired: String,

@@ -162,7 +162,7 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, ended } = self;
+        let Self { config, data, data_address, workers, mut ended } = self;
         let (job, outgoing) = Job::new();
         let node = Node::new(config.clone(), job.clone())?;
         let stop = CancellationToken::new();
@@ -190,12 +190,7 @@ impl Daemon {
             if has_formed {
                 ready(true);
             }
-            if let Some(mut ended) = ended {
-                while let Some(end) = ended.recv().await {
-                    node.ended(end);
-                }
-            }
-            std::future::pending::<()>().await;
+            hear(&node, &mut ended).await;
         };
         let cancelled = async {
             cancel.cancelled().await;
@@ -216,8 +211,8 @@ impl Daemon {
         ready(false);
 
         // First nobody touches the workers' memory any more, then they are told.
-        let ended = node.clone();
-        let stopped = tokio::task::spawn_blocking(move || ended.stop_lanes()).await;
+        let stopping = node.clone();
+        let stopped = tokio::task::spawn_blocking(move || stopping.stop_lanes()).await;
         if let Err(error) = stopped {
             tracing::error!(%error, "the data threads could not be stopped");
         }
@@ -225,12 +220,18 @@ impl Daemon {
         let ending = job.ending().unwrap_or_else(|| Ending::Failed(unfinished()));
         if let Ending::Failed(failure) = &ending {
             node.abort_workers(failure);
-            // The workers have until the grace period's end to take it in and go.
-            let deadline = Instant::now() + config.grace;
-            while node.workers.any() && Instant::now() < deadline {
+        }
+        // The workers have until the grace period's end to take it in and go. After a failure those
+        // that have yet to come are to hear of it too (TELL), unless they are being ended as we are,
+        // or nobody would tell us that they will not come.
+        let late = ending != Ending::Finished && ended.is_some();
+        let deadline = Instant::now() + config.grace;
+        let gone = async {
+            while node.workers.any(late && !cancel.is_cancelled()) && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
-        }
+        };
+        tokio::select! { () = gone => {} () = hear(&node, &mut ended) => {} }
         stop.cancel();
         if accept.await.is_err() {
             tracing::error!("the workers' listener has panicked");
@@ -241,4 +242,14 @@ impl Daemon {
         }
         Ok(ending)
     }
+}
+
+/// Hears of the ends of ranks, without end.
+async fn hear(node: &Node, ended: &mut Option<mpsc::UnboundedReceiver<RankEnd>>) {
+    if let Some(ended) = ended {
+        while let Some(end) = ended.recv().await {
+            node.ended(end);
+        }
+    }
+    std::future::pending().await
 }

@@ -111,6 +111,7 @@ impl Node {
         let local = rank.0.checked_sub(first.0).filter(|local| self.workers.ended(*local));
         match (local, failed) {
             (None, _) => {}
+            (Some(_), _) if self.job.ending().is_some() => {}
             (Some(_), None) => {
                 tracing::info!(%rank, "a rank ended without ever attaching");
                 self.left(rank);

@@ -164,6 +164,10 @@ fn receive_by(
         }
         return receive(stream).map_err(|error| match error {
             LinkError::Ended => GradwireError::Failed(daemon_lost("before this rank was attached")),
+            LinkError::Handover(HandoverError::Io(error)) => {
+                let when = format!("before this rank was attached ({error})");
+                GradwireError::Failed(daemon_lost(&when))
+            }
             error => GradwireError::Protocol(error.to_string()),
         });
     }

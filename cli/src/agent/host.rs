@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::protocol::Begin;
+use crate::{launch::plan::ITSELF, protocol::Begin};
 
 /// Programs and directory, found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +46,8 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
         None => std::env::var_os("PATH").unwrap_or_default(),
     };
     let find = |program: &str| which::which_in(program, Some(&path), &directory);
-    let program = find(&begin.program).map_err(|_| {
+    let own = (begin.program == ITSELF).then(|| std::env::current_exe().ok()).flatten();
+    let program = own.map_or_else(|| find(&begin.program), Ok).map_err(|_| {
         let (name, path) = (&begin.program, path.to_string_lossy());
         let what = if !name.contains('/') {
             format!("program '{name}' not found on host {host} (PATH={path})")
@@ -120,6 +121,8 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_its_host() {
         assert!(check(&begin("sh", "sh")).unwrap().program.ends_with("sh"));
+        let own = check(&begin(ITSELF, "sh")).unwrap().program;
+        assert_eq!(own, std::env::current_exe().unwrap());
         let cases = [
             (begin("zonk", "sh"), "program 'zonk' not found on host n1 (PATH=/bin:/usr/bin)"),
             (begin("./zonk", "sh"), "program './zonk' not found on host n1 (in /)"),

@@ -33,7 +33,9 @@ use tokio::{
 
 use self::{host::Checked, split::Splitter};
 use crate::error::tell;
-use crate::protocol::{Begin, MessageError, Order, Reader, Report, Role, Start, Stream, encode};
+use crate::protocol::{
+    Begin, Ended, MessageError, Order, Reader, Report, Role, Start, Stream, encode,
+};
 
 /// How many reports may wait for the launcher (BOUND). When it is full, whoever writes output
 /// waits, so nothing is lost.
@@ -58,10 +60,10 @@ struct Agent {
     programs: Checked,
     born: Instant,
     reports: mpsc::Sender<Report>,
-    ended: mpsc::Sender<Role>,
+    ended: mpsc::Sender<(Role, Ended)>,
     alive: Alive,
-    /// Tells the daemon which ranks have ended.
-    daemon: Option<mpsc::Sender<u32>>,
+    /// Tells the daemon which ranks have ended, and how.
+    daemon: Option<mpsc::Sender<(u32, Ended)>>,
 }
 
 /// Serves one launcher over `input` and `output`, until everything it started has ended.
@@ -145,7 +147,7 @@ impl Agent {
     async fn serve<R: AsyncRead + Unpin>(
         mut self,
         mut orders: Reader<R>,
-        mut ends: mpsc::Receiver<Role>,
+        mut ends: mpsc::Receiver<(Role, Ended)>,
     ) -> ExitCode {
         let grace = Duration::from_millis(self.begin.grace_ms);
         let silence = match self.begin.silence_ms {
@@ -173,9 +175,9 @@ impl Agent {
                         None => break grace,
                     }
                 }
-                Some(role) = ends.recv() => {
+                Some((role, ended)) = ends.recv() => {
                     self.alive.remove(&role);
-                    self.tell_daemon(role);
+                    self.tell_daemon(role, ended);
                 }
                 () = sleep(silence.saturating_sub(heard.elapsed())) => {
                     tell("gradwire agent: no sign of life from the launcher; ending everything");
@@ -221,10 +223,10 @@ impl Agent {
     }
 
     /// The daemon can't know of the end of a rank that never attached, and others may wait for it.
-    fn tell_daemon(&self, role: Role) {
+    fn tell_daemon(&self, role: Role, ended: Ended) {
         if let (Role::Rank(rank), Some(daemon)) = (role, &self.daemon) {
             // A daemon that does not read is about to be found dead by itself.
-            let _ = daemon.try_send(rank);
+            let _ = daemon.try_send((rank, ended));
         }
     }
 
@@ -271,11 +273,11 @@ impl Agent {
         tokio::spawn(async move {
             let status = child.wait().await;
             let at_us = micros(born);
-            let _ = ended.send(role).await;
+            let how = status.map_or(Ended::Code(1), Into::into);
+            let _ = ended.send((role, how)).await;
             // What it wrote comes before its end.
             let _ = timeout(DRAIN, async { (out.await, err.await) }).await;
-            let ended = status.map_or(crate::protocol::Ended::Code(1), Into::into);
-            let _ = reports.send(Report::Exited { role, pid, ended, at_us }).await;
+            let _ = reports.send(Report::Exited { role, pid, ended: how, at_us }).await;
         });
         self.alive.insert(role, pid);
         Ok(pid)
@@ -287,7 +289,7 @@ impl Agent {
         &mut self,
         grace: Duration,
         orders: &mut Reader<R>,
-        ends: &mut mpsc::Receiver<Role>,
+        ends: &mut mpsc::Receiver<(Role, Ended)>,
     ) {
         for pid in self.alive.values() {
             let group = i32::try_from(*pid).ok().and_then(Pid::from_raw);
@@ -304,17 +306,21 @@ impl Agent {
             tell(format_args!("gradwire agent: processes on {} can't be killed", self.begin.host));
         }
         while !self.alive.is_empty() {
-            let Ok(Some(role)) = timeout(DRAIN, ends.recv()).await else { break };
+            let Ok(Some((role, _))) = timeout(DRAIN, ends.recv()).await else { break };
             self.alive.remove(&role);
         }
         let _ = timeout(FLUSH, self.reports.send(Report::Stopped)).await;
     }
 }
 
-/// Writes a line `ended <rank>` for each rank.
-async fn say_ended(mut ranks: mpsc::Receiver<u32>, mut daemon: impl AsyncWrite + Unpin) {
-    while let Some(rank) = ranks.recv().await {
-        if send(&mut daemon, format!("ended {rank}\n").as_bytes()).await.is_err() {
+/// Writes a line for each rank: `ended <rank>`, or `failed <rank> <how>`.
+async fn say_ended(mut ranks: mpsc::Receiver<(u32, Ended)>, mut daemon: impl AsyncWrite + Unpin) {
+    while let Some((rank, ended)) = ranks.recv().await {
+        let line = match ended.is_well() {
+            true => format!("ended {rank}\n"),
+            false => format!("failed {rank} {ended}\n"),
+        };
+        if send(&mut daemon, line.as_bytes()).await.is_err() {
             return;
         }
     }

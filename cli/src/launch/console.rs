@@ -64,6 +64,8 @@ struct Layout {
     /// Whether both outputs are the same terminal, where an open line of one is in the way of
     /// the other.
     shared: bool,
+    /// Whether the ranks' standard output is left as it is.
+    bare: bool,
 }
 
 impl Layout {
@@ -83,6 +85,7 @@ impl Layout {
         }
         let mut bytes = match &line.source {
             _ if goes_on => Vec::new(),
+            Source::Rank(_) if self.bare && line.stream == Stream::Stdout => Vec::new(),
             Source::Rank(rank) => format!("[{rank}] ").into_bytes(),
             Source::Service(name) => format!("[{name}] ").into_bytes(),
             Source::Launcher => b"gradwire: ".to_vec(),
@@ -137,15 +140,15 @@ pub struct Console {
 }
 
 impl Console {
-    /// Starts the writing thread.
+    /// Starts the writing thread. `bare`: without numbers on the ranks' standard output.
     ///
     /// # Errors
     /// If there can be no thread.
-    pub fn start(files: Option<Files>) -> io::Result<Self> {
+    pub fn start(files: Option<Files>, bare: bool) -> io::Result<Self> {
         let (lines, queue) = mpsc::channel(QUEUE);
         let (tell, ended) = oneshot::channel();
         thread::Builder::new().name("gradwire-output".to_owned()).spawn(move || {
-            let result = Writer::new(files).run(queue);
+            let result = Writer::new(files, bare).run(queue);
             // Nobody listens if the launcher has ended already.
             let _ = tell.send(result.err().map(|error| error.to_string()));
         })?;
@@ -162,10 +165,10 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(files: Option<Files>) -> Self {
+    fn new(files: Option<Files>, bare: bool) -> Self {
         let shared = io::stdout().is_terminal() && io::stderr().is_terminal();
         Self {
-            layout: Layout { open: None, shared },
+            layout: Layout { open: None, shared, bare },
             stdout: BufWriter::new(io::stdout()),
             stderr: BufWriter::new(io::stderr()),
             last: Stream::Stdout,
@@ -232,7 +235,7 @@ mod tests {
     }
 
     fn shown(shared: bool, lines: &[Line]) -> String {
-        let mut layout = Layout { open: None, shared };
+        let mut layout = Layout { open: None, shared, bare: false };
         let mut parts: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
         parts.extend(layout.close());
         parts.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect()
@@ -250,6 +253,15 @@ mod tests {
         ];
         assert_eq!(shown(true, &lines), "[0] 10%\r[0] 20%\r\n[1] hello\n[0] 30%\r[0] done\n");
         assert_eq!(shown(false, &lines), "[0] 10%\r[0] 20%\r[1] hello\n[0] 30%\r[0] done\n");
+    }
+
+    #[test]
+    fn only_standard_output_is_left_bare() {
+        use {LineEnd::*, Stream::*};
+        let mut layout = Layout { open: None, shared: false, bare: true };
+        let lines = [line(0, Stdout, "table", Newline), line(1, Stderr, "error", Newline)];
+        let shown: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
+        assert_eq!(shown, [(Stdout, b"table\n".to_vec()), (Stderr, b"[1] error\n".to_vec())]);
     }
 
     #[test]

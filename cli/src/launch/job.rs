@@ -255,10 +255,13 @@ impl Job {
         // A service ends well when all ranks have left, which may be before they end. Before it
         // served, any end is a failure.
         if !matches!(role, Role::Rank(_)) && self.is_starting() {
-            let last = tail.last().map(|line| format!(": {line}")).unwrap_or_default();
+            // Its own hint is better than ours, and is not the reason.
+            let hint = tail.iter().rev().find_map(|line| line.strip_prefix("hint: "));
+            let why = tail.iter().rev().find(|line| !line.starts_with("hint: "));
+            let why = why.map(|line| format!(": {line}")).unwrap_or_default();
             let what =
-                format!("{role} on host {host} (pid {pid}) {ended} before the job began{last}");
-            let hint = "run again with --verbose to see all of its output".to_owned();
+                format!("{role} on host {host} (pid {pid}) {ended} before the job began{why}");
+            let hint = hint.unwrap_or("run again with --verbose to see all of its output").into();
             self.fail(Failure::NotStarted { what, hint }, now);
         } else if !ended.is_well() {
             self.fail(Failure::Ended { role, host, pid, ended, at, ran, tail }, now);

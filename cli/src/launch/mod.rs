@@ -47,6 +47,9 @@ use crate::{
 /// How many events may wait for a decision (BOUND); whoever has one more waits.
 const EVENTS: usize = 1024;
 
+/// How much longer the launcher gathers failures than the coordinator does.
+const MARGIN: Duration = Duration::from_millis(100);
+
 /// How long the last output may take to be written once everything has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -60,6 +63,9 @@ pub struct Options {
     pub output_dir: Option<PathBuf>,
     /// Tell what happens.
     pub verbose: bool,
+    /// The ranks' standard output goes out as it is, without their numbers: only one of them
+    /// writes.
+    pub bare: bool,
     /// The launcher's environment.
     pub environment: HashMap<String, String>,
     /// The launcher's working directory.
@@ -85,7 +91,7 @@ pub async fn run(plan: Plan, settings: &Settings, options: Options) -> Result<Ve
     let mut signals = Signals::listen().map_err(CliError::failed)?;
     let born = Instant::now();
     let Console { lines: console, ended: mut written } =
-        Console::start(files).map_err(CliError::failed)?;
+        Console::start(files, options.bare).map_err(CliError::failed)?;
     let (events, mut happened) = mpsc::channel(EVENTS);
     let hushed = Arc::new(AtomicBool::new(false));
     let shared = Shared {
@@ -109,7 +115,8 @@ pub async fn run(plan: Plan, settings: &Settings, options: Options) -> Result<Ve
     let limits = Limits {
         start: settings.launch.start_timeout,
         grace: settings.launch.grace,
-        gather: settings.coordinator.cause_window,
+        // The coordinator's word on the cause comes before ours to end (TELL).
+        gather: settings.coordinator.cause_window + MARGIN,
     };
     let (size, hosts) = (plan.size(), plan.nodes.len());
     let mut job = Job::new(plan, limits);

@@ -12,6 +12,9 @@ use crate::error::CliError;
 /// Environment variables of one process.
 pub type Variables = BTreeMap<String, String>;
 
+/// The name of a program that stands for `gradwire` itself, wherever it lies on each host.
+pub const ITSELF: &str = "";
+
 /// One host with the ranks it runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -32,7 +35,7 @@ pub struct Plan {
     pub secret: Secret,
     /// The hosts that run ranks, in order.
     pub nodes: Vec<Node>,
-    /// The program of each rank.
+    /// The program of each rank; [`ITSELF`] for `gradwire`.
     pub program: String,
     /// Its arguments.
     pub args: Vec<String>,

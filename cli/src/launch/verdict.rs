@@ -52,14 +52,15 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Smaller is nearer to the root: being told to end, then time. A rank's end counts as
-    /// [`TOGETHER`] earlier, unless a service was killed, which is nobody's reaction.
+    /// Smaller is nearer to the root: being told to end, then time. To be killed is nobody's
+    /// reaction, so it counts as [`TOGETHER`] earlier: its socket's end, to which others react, is
+    /// seen before its own. Services react to ranks, so a service's own end counts as later.
     fn order(&self) -> (u8, Duration) {
         match self {
             Self::Interrupted(_) => (0, Duration::ZERO),
             Self::Output(_) => (1, Duration::ZERO),
-            Self::Ended { role: Role::Rank(_), at, .. }
-            | Self::Ended { ended: Ended::Signal(_), at, .. } => (2, *at),
+            Self::Ended { ended: Ended::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
+            Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
             Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
             Self::NotStarted { .. } => (3, Duration::ZERO),
         }
@@ -179,8 +180,9 @@ mod tests {
     #[test]
     fn a_daemon_that_was_killed_is_the_cause_of_what_its_ranks_then_do() {
         let failures = [
-            ended(Role::Rank(0), Ended::Code(1), 1001),
-            ended(Role::Daemon, Ended::Signal(9), 1000),
+            // Its ranks were faster to react than the system to say that it has ended.
+            ended(Role::Rank(0), Ended::Code(1), 1000),
+            ended(Role::Daemon, Ended::Signal(9), 1003),
         ];
         let verdict = Verdict::over(&failures, true);
         assert!(

@@ -167,7 +167,8 @@ impl Conversation {
         }
         // Only now: the daemon does not end while a worker has not been told why.
         if let Some(local_rank) = claimed {
-            self.node.workers.set(local_rank, Slot::Free);
+            let over = self.node.job.ending().is_some();
+            self.node.workers.set(local_rank, if over { Slot::Left } else { Slot::Free });
         }
     }
 

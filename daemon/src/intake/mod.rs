@@ -150,11 +150,12 @@ impl Workers {
         }
     }
 
-    /// Whether any process is attached, or about to be.
-    pub(crate) fn any(&self) -> bool {
-        let there = |slot: &RwLock<Slot>| {
-            let slot = slot.read().expect("no panic while it is held");
-            matches!(&*slot, Slot::Claimed { .. } | Slot::Attached(_))
+    /// Whether any process is attached, or about to be; or, if `yet_to_come`, has not come yet.
+    pub(crate) fn any(&self, yet_to_come: bool) -> bool {
+        let there = |slot: &RwLock<Slot>| match &*slot.read().expect("no panic while it is held") {
+            Slot::Claimed { .. } | Slot::Attached(_) => true,
+            Slot::Free => yet_to_come,
+            Slot::Left => false,
         };
         self.slots.iter().any(there)
     }

@@ -1,0 +1,103 @@
+//! A measurement as one of its ranks sees it. All ranks do the same; rank 0 also tells.
+
+use std::{collections::BTreeMap, process::ExitCode};
+
+use gradwire_proto::DType;
+use gradwire_worker::Session;
+
+use super::{
+    args::{Bench, Data, Memory},
+    measure::Rounds,
+    model,
+    operation::Operation,
+    report::{Head, Report},
+    size::Rate,
+    sweep,
+};
+use crate::error::CliError;
+
+/// What the limit depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Bound {
+    /// What is done.
+    pub operation: Operation,
+    /// On how many nodes.
+    pub nodes: u32,
+    /// With how many ranks on this one.
+    pub ranks: u32,
+    /// With elements of this type.
+    pub dtype: DType,
+    /// That lie here.
+    pub memory: Memory,
+    /// The line between nodes.
+    pub line_rate: Option<Rate>,
+    /// How often it is measured.
+    pub iters: u32,
+}
+
+impl Bound {
+    /// For this job.
+    pub fn of(session: &Session, operation: Operation, data: &Data) -> Self {
+        Self {
+            operation,
+            nodes: u32::try_from(session.nodes().len()).unwrap_or(u32::MAX),
+            ranks: session.local_size(),
+            dtype: data.dtype,
+            memory: data.memory,
+            line_rate: data.line_rate,
+            iters: data.common.iters,
+        }
+    }
+}
+
+/// Runs a measurement as the rank that the environment says, and gives its exit code.
+///
+/// # Errors
+/// [`CliError`] if this process is no rank, or the ranks can't do what they are asked for. What goes
+/// wrong later is told here, before the other ranks hear of it (TELL).
+pub fn run(bench: &Bench) -> Result<ExitCode, CliError> {
+    let common = bench.common();
+    let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);
+    let settings = settings.transpose().map_err(|error| {
+        CliError::usage(format!("--started: {error}"))
+            .hint("it is what gradwire bench starts its ranks with, and not for others")
+    })?;
+    let session = Session::from_env().map_err(CliError::failed)?;
+    // All ranks find the same, so that each can leave in good order.
+    if let Err(error) = bench.check_size(session.size()) {
+        session.shutdown().map_err(CliError::failed)?;
+        return Err(error);
+    }
+    if let Err(error) = measure(bench, &session, settings) {
+        // First: the others end as soon as they know, and the launcher ends this process then.
+        let code = error.report();
+        session.abort(&error.what);
+        return Ok(code);
+    }
+    session.shutdown().map_err(CliError::failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(
+    bench: &Bench,
+    session: &Session,
+    settings: Option<BTreeMap<String, String>>,
+) -> Result<(), CliError> {
+    let head = Head::new(bench, session, settings);
+    let mut report = Report::begin(head, bench, session.rank() == 0)?;
+    match bench {
+        Bench::Allreduce { sweep, .. } | Bench::Broadcast { sweep, .. } => {
+            sweep::run(session, bench.operation(), sweep, &mut report)?;
+        }
+        Bench::Barrier { common } => {
+            let (warmup, iters) = (common.warmup, common.iters);
+            // Every one is checked, in the end, by when it began and ended.
+            let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
+            sweep::barriers(session, rounds, &mut report)?;
+        }
+        Bench::Model { shapes, compute_ms, op, data } => {
+            model::run(session, *op, data, (shapes, *compute_ms), &mut report)?;
+        }
+    }
+    report.finish()
+}

@@ -1,0 +1,160 @@
+//! `gradwire bench` with real ranks and a real daemon: its table, its JSON, and what it refuses.
+
+mod common;
+
+use std::{fs, path::Path, process::Command};
+
+use common::{GRADWIRE, Place, finish};
+use serde_json::Value;
+
+/// The real daemon, which is a program of another crate, built as this test was.
+fn gradwired() -> String {
+    let folder = Path::new(GRADWIRE).parent().unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "-p", "gradwire-daemon", "--bins"]);
+    cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    if folder.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    folder.join("gradwired").display().to_string()
+}
+
+fn bench(place: &Place, words: &[&str]) -> common::Output {
+    let mut command = place.gradwire(words);
+    finish(command.env("GRADWIRE_LAUNCH__GRADWIRED", gradwired()).spawn().unwrap())
+}
+
+/// The rows of the table, each as its cells; the ranks' prefix is taken away.
+fn rows(table: &str) -> Vec<Vec<&str>> {
+    let lines = table.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
+    let rows = lines.filter(|line| !line.starts_with('#'));
+    rows.map(|line| line.split_whitespace().collect()).collect()
+}
+
+fn number(cell: &str) -> f64 {
+    cell.parse().unwrap_or_else(|_| panic!("'{cell}' is no number"))
+}
+
+#[test]
+fn it_starts_its_ranks_and_tells_their_figures_twice() {
+    let place = Place::new();
+    let words = "bench allreduce -np 2 -b 4 -e 64K -f 128 -w 1 --iters 3 --json out.json \
+                 --set data.lanes=1 --algorithm ring --barrier";
+    let words: Vec<_> = words.split_whitespace().collect();
+    let output = bench(&place, &words);
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+    assert!(output.stdout.contains("bench allreduce f32 sum\n# 2 ranks on localhost:2"));
+    let table = rows(&output.stdout);
+    assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), ["4", "512", "65536"]);
+
+    let json: Value =
+        serde_json::from_slice(&fs::read(place.path().join("out.json")).unwrap()).unwrap();
+    assert_eq!(json["command"], "allreduce");
+    assert_eq!(json["nodes"][0]["ranks"], 2);
+    assert_eq!(json["settings"]["data.lanes"], "1");
+    assert_eq!(json["settings"]["negotiation.algorithm"], "ring");
+    assert!(json["machine"]["cores"].as_u64().unwrap() > 0);
+    for (cells, row) in table.iter().zip(json["rows"].as_array().unwrap()) {
+        let [bytes, elements, min, median, p99, ..] = cells[..] else { panic!("{cells:?}") };
+        assert_eq!(row["bytes"].to_string(), bytes);
+        assert_eq!(row["elements"].as_u64().unwrap() * 4, row["bytes"].as_u64().unwrap());
+        assert_eq!(elements, row["elements"].to_string());
+        assert_eq!(row["times_us"].as_array().unwrap().len(), 3);
+        assert!(0.0 < number(min) && number(min) <= number(median), "{cells:?}");
+        assert!(number(median) <= number(p99), "{cells:?}");
+        assert!((row["median_us"].as_f64().unwrap() - number(median)).abs() <= 0.051);
+        let seconds = row["median_us"].as_f64().unwrap() / 1e6;
+        let bandwidth = row["bytes"].as_f64().unwrap() / 1e9 / seconds;
+        let told = row["algorithm_gb_s"].as_f64().unwrap();
+        assert!((told / bandwidth - 1.0).abs() < 1e-6, "{row}");
+        // Two ranks: each byte passes each rank's link once.
+        assert_eq!(row["bus_gb_s"], row["algorithm_gb_s"]);
+        assert!(row["limit_us"].as_f64().unwrap() > 0.0);
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn it_is_a_rank_where_it_was_started_as_one() {
+    let place = Place::new();
+    for words in [
+        "broadcast -b 24 -e 24K -f 8 --root 1 -m ordinary -d f64",
+        "barrier",
+        "allreduce -b 1K -e 1K -o average -d bf16 --check 2",
+    ] {
+        let line = format!("run -np 2 -- {GRADWIRE} bench {words} -w 0 --iters 2");
+        let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
+        assert!(output.stdout.lines().all(|line| line.starts_with("[0] ")), "{output:?}");
+        let rows = rows(&output.stdout);
+        assert!(!rows.is_empty() && rows.iter().all(|row| number(row[0]) > 0.0), "{output:?}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn nodes_have_the_line_for_their_limit() {
+    let place = Place::new();
+    let words = "bench allreduce -H 127.0.0.1:1,127.0.0.2:1 -b 1M -e 1M -w 1 --iters 2 \
+                 --line-rate 1Gbit --json out.json";
+    let words: Vec<_> = words.split_whitespace().collect();
+    let output = bench(&place, &words);
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+    let json = fs::read(place.path().join("out.json")).unwrap();
+    let row = &serde_json::from_slice::<Value>(&json).unwrap()["rows"][0];
+    // 2 (2 − 1) / 2 · 2^20 bytes at 10^9 bits a second.
+    assert_eq!(row["limit_us"], 8388.608);
+    let without: Vec<_> =
+        words.iter().filter(|word| !["--line-rate", "1Gbit"].contains(word)).copied().collect();
+    let output = bench(&place, &without);
+    assert!(rows(&output.stdout)[0].ends_with(&["-", "-"]), "{output:?}");
+}
+
+#[test]
+fn a_models_gradients_are_one_step() {
+    let place = Place::new();
+    fs::write(place.path().join("net"), "front 100 10\nmiddle 7\nscale\nlast 3 3\n").unwrap();
+    for memory in ["arena", "ordinary"] {
+        let words = "bench model --shapes net -np 2 --iters 3 --compute-ms 4 --check 1";
+        let words: Vec<_> = words.split(' ').chain(["--memory", memory]).collect();
+        let output = bench(&place, &words);
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+        let rows = rows(&output.stdout);
+        assert_eq!(rows[0][..4], ["4068", "1017", "4", "4"]);
+        // A step holds its computation, and what is left of it after the last submission.
+        assert!(number(rows[0][5]) >= 4000.0, "{rows:?}");
+        assert!(number(rows[0][4]) > 0.0, "{rows:?}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn what_can_not_be_measured_is_refused_before_anything_starts() {
+    let place = Place::new();
+    for (words, told) in [
+        ("bench allreduce -b 12X", "error: invalid value '12X'"),
+        ("bench allreduce -b 8 -e 4", "error: -b 8 is more than -e 4"),
+        ("bench allreduce -f 1", "error: -f 1 leads nowhere: it must be 2 at least"),
+        ("bench allreduce -d f8", "error: invalid value 'f8'"),
+        ("bench model --shapes alexnet", "error: --shapes alexnet: No such file"),
+        ("bench allreduce --algorithm rng", "error: setting negotiation.algorithm = \"rng\""),
+        ("bench broadcast -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
+        ("bench allreduce -np 3 -H a:1", "error: -np 3 is more than the 1 slots"),
+    ] {
+        let output = place.run(&words.split(' ').collect::<Vec<_>>());
+        assert_eq!(output.code, Some(2), "{output:?}");
+        assert!(output.stderr.starts_with(told), "{output:?}");
+    }
+    // What only the ranks can know is told by them.
+    let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
+    let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+    assert_eq!(output.code, Some(2), "{output:?}");
+    assert!(output.stderr.contains("there is no rank 2: the job has 2 ranks"), "{output:?}");
+    let output = bench(&place, &["bench", "barrier", "-np", "2", "--json", "no/such/folder"]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    let told = "[0] error: --json no/such/folder can't be written: No such";
+    assert!(output.stderr.contains(told), "{output:?}");
+    place.assert_clean(false);
+}

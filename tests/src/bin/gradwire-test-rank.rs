@@ -1,0 +1,216 @@
+//! A rank that does what its arguments say, step by step, and tells the time of everything.
+//!
+//! ```text
+//! gradwire-test-rank attach 2/sleep:500 reduce:x:1000 leave
+//! ```
+//!
+//! A step may begin with the ranks it is for: `0,2/step`, or `!1/step` for all but rank 1. Each line of
+//! output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`, so that a test can tell how long
+//! after a fault a rank was told of it. A step that fails ends the rank: it says `failed` with the
+//! error's text, on standard error too, and exits with code 1.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    io::Write,
+    path::Path,
+    process::ExitCode,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gradwire_proto::ReduceOp;
+use gradwire_tests::launched::now_us;
+use gradwire_worker::{AllreduceOptions, Session, Tensor};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Longer than any test runs: whoever waits this long was forgotten.
+const FOREVER: Duration = Duration::from_secs(600);
+
+fn say(word: &str, text: impl std::fmt::Display) {
+    let text = text.to_string().replace('\n', "\\n");
+    let line = format!("@{} {word} {text}\n", now_us());
+    // Whoever reads may be gone, which is what some tests are about.
+    let _ = std::io::stdout().write_all(line.as_bytes());
+}
+
+fn main() -> ExitCode {
+    let steps: Vec<String> = std::env::args().skip(1).collect();
+    let mut rank = Rank::default();
+    for step in &steps {
+        match rank.step(step) {
+            Ok(None) => {}
+            Ok(Some(code)) => return ExitCode::from(code),
+            Err(error) => {
+                say("failed", &error);
+                eprintln!("error: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+#[derive(Default)]
+struct Rank {
+    session: Option<Session>,
+    /// What keeps SIGTERM from ending this process.
+    deaf: Option<(tokio::runtime::Runtime, Signal)>,
+}
+
+/// Whether a step that begins with `whom/` is for `rank`.
+fn concerns(whom: &str, rank: &str) -> bool {
+    match whom.strip_prefix('!') {
+        Some(others) => !concerns(others, rank),
+        None => whom.split(',').any(|one| one == rank),
+    }
+}
+
+/// The parts of `x:y:z` after the first, as numbers.
+fn numbers<const N: usize>(step: &str) -> Result<[u64; N]> {
+    let parts = step.split(':').skip(1).map(str::parse).collect::<Result<Vec<u64>, _>>();
+    let parts = parts.with_context(|| format!("step {step:?} wants numbers"))?;
+    let count = parts.len();
+    parts.try_into().map_err(|_| anyhow::anyhow!("step {step:?} has {count} numbers, not {N}"))
+}
+
+impl Rank {
+    fn session(&self) -> Result<&Session> {
+        self.session.as_ref().context("attach comes first")
+    }
+
+    /// Does one step; gives the exit code if it was the last.
+    fn step(&mut self, step: &str) -> Result<Option<u8>> {
+        let step = match step.split_once('/') {
+            Some((whom, step)) => {
+                if !concerns(whom, &std::env::var("GRADWIRE_RANK")?) {
+                    return Ok(None);
+                }
+                step
+            }
+            None => step,
+        };
+        let (word, argument) = step.split_once(':').unwrap_or((step, ""));
+        match word {
+            "attach" => {
+                let session = Session::from_env()?;
+                say("attached", format_args!("{} of {}", session.rank(), session.size()));
+                self.session = Some(session);
+            }
+            "loop" => self.repeat(numbers(step)?)?,
+            "submit" => self.submit(numbers(step)?)?,
+            "sleep" => sleep(Duration::from_millis(numbers::<1>(step)?[0])),
+            "until" => until(Path::new(argument))?,
+            "env" => say("env", std::env::var(argument).unwrap_or_default()),
+            "say" => say("said", argument),
+            "complain" => eprintln!("{argument}"),
+            "deaf" => self.deaf = Some(become_deaf()?),
+            "limit" => limit(argument)?,
+            "leave" => {
+                self.session()?.shutdown()?;
+                say("left", "");
+            }
+            "hang" => sleep(FOREVER),
+            "exit" => return Ok(Some(argument.parse()?)),
+            _ => bail!("there is no step {step:?}"),
+        }
+        Ok(None)
+    }
+
+    /// Sums tensors of so many elements, so many times, and looks at every element of the result.
+    fn repeat(&self, [steps, elements]: [u64; 2]) -> Result<()> {
+        let session = self.session()?;
+        let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
+        let begin = Instant::now();
+        for step in 0..steps {
+            fill(&mut tensor, session.rank(), step);
+            let options = AllreduceOptions::named(format!("loop.{elements}")).op(ReduceOp::Sum);
+            session.allreduce(&mut tensor, options)?;
+            check(&tensor, session.size(), step)?;
+            if step == 0 {
+                say("looping", "");
+            }
+        }
+        say("looped", format_args!("{steps} in {:?}", begin.elapsed()));
+        Ok(())
+    }
+
+    /// Submits so many tensors of so many elements, says so, and waits for them.
+    fn submit(&self, [tensors, elements]: [u64; 2]) -> Result<()> {
+        let session = self.session()?;
+        let mut handles = Vec::new();
+        for i in 0..tensors {
+            let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
+            fill(&mut tensor, session.rank(), i);
+            let options = AllreduceOptions::named(format!("layer.{i}")).op(ReduceOp::Sum);
+            handles.push(session.allreduce_async(tensor, options)?);
+        }
+        say("submitted", "");
+        for (i, handle) in (0..).zip(handles) {
+            check(&handle.wait()?, session.size(), i)?;
+        }
+        say("done", "");
+        Ok(())
+    }
+}
+
+/// What rank `rank` gives at index `i`: small whole numbers, whose sums are exact.
+fn value(rank: u32, step: u64, i: usize) -> f32 {
+    (i % 7 + 1) as f32 * (rank + 1) as f32 + (step % 5) as f32
+}
+
+fn fill(tensor: &mut Tensor<f32>, rank: u32, step: u64) {
+    for (i, element) in tensor.as_mut_slice().iter_mut().enumerate() {
+        *element = value(rank, step, i);
+    }
+}
+
+fn check(tensor: &Tensor<f32>, size: u32, step: u64) -> Result<()> {
+    for (i, got) in tensor.as_slice().iter().enumerate() {
+        let right: f32 = (0..size).map(|rank| value(rank, step, i)).sum();
+        ensure!(*got == right, "step {step}, element {i}: {got} instead of {right}");
+    }
+    Ok(())
+}
+
+fn until(path: &Path) -> Result<()> {
+    let begin = Instant::now();
+    while !path.exists() {
+        ensure!(begin.elapsed() < FOREVER, "{} never came", path.display());
+        sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// As a program that wants to write a checkpoint does: SIGTERM ends it no more.
+fn become_deaf() -> Result<(tokio::runtime::Runtime, Signal)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let entered = runtime.enter();
+    let term = signal(SignalKind::terminate())?;
+    drop(entered);
+    Ok((runtime, term))
+}
+
+/// Limits a resource of this process: `name=number`; `as=+number` is so much more address space
+/// than there is now.
+fn limit(argument: &str) -> Result<()> {
+    let (name, number) = argument.split_once('=').context("limit:name=number")?;
+    let resource = match name {
+        "as" => Resource::As,
+        "fsize" => Resource::Fsize,
+        "nofile" => Resource::Nofile,
+        _ => bail!("there is no limit {name:?}"),
+    };
+    let mut current: u64 = number.parse()?;
+    if number.starts_with('+') {
+        // "size resident …", in pages.
+        let pages = std::fs::read_to_string("/proc/self/statm")?;
+        let pages: u64 = pages.split(' ').next().unwrap_or_default().parse()?;
+        current += pages * rustix::param::page_size() as u64;
+    }
+    let maximum = getrlimit(resource).maximum;
+    setrlimit(resource, Rlimit { current: Some(current), maximum })?;
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Who of a job is alive: found by the mark in the environment, told apart by the command line.
+
+use std::{collections::HashMap, fs};
+
+use super::MARK;
+
+/// What a process is in its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// `gradwire run`.
+    Launcher,
+    /// A host's agent; the hosts are numbered in their order.
+    Agent(u32),
+    /// The coordinator.
+    Coordinator,
+    /// A node's daemon.
+    Daemon(u32),
+    /// A rank.
+    Rank(u32),
+}
+
+/// A process of a job.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    /// What it is, where that can be seen.
+    pub role: Option<Role>,
+    /// Its program and arguments.
+    pub command: Vec<String>,
+    environment: HashMap<String, String>,
+}
+
+impl Process {
+    /// A variable of its environment.
+    pub fn variable(&self, name: &str) -> Option<String> {
+        self.environment.get(name).cloned()
+    }
+
+    fn read(pid: u32, mark: &str) -> Option<Self> {
+        // Those of other users can't be read; those that have ended have none.
+        let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let environment: HashMap<String, String> = strings(&environment)
+            .filter_map(|pair| pair.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())))
+            .collect();
+        if environment.get(MARK).is_none_or(|theirs| theirs != mark) {
+            return None;
+        }
+        let command: Vec<String> =
+            strings(&fs::read(format!("/proc/{pid}/cmdline")).ok()?).collect();
+        let role = role(&command, &environment);
+        Some(Self { pid, role, command, environment })
+    }
+}
+
+fn strings(bytes: &[u8]) -> impl Iterator<Item = String> {
+    bytes.split(|b| *b == 0).filter(|s| !s.is_empty()).map(|s| String::from_utf8_lossy(s).into())
+}
+
+fn role(command: &[String], environment: &HashMap<String, String>) -> Option<Role> {
+    let program = command.first()?.rsplit('/').next()?;
+    let number = |name: &str| environment.get(name)?.parse().ok();
+    match (program, command.get(1).map(String::as_str)) {
+        ("gradwire", Some("run")) => Some(Role::Launcher),
+        // Numbered when all are known.
+        ("gradwire", Some("agent")) => Some(Role::Agent(0)),
+        ("gradwire", Some("coordinator")) => Some(Role::Coordinator),
+        // On its way to being something else.
+        ("gradwire", _) => None,
+        ("gradwired", _) => number("GRADWIRE_ORDER").map(Role::Daemon),
+        _ => number("GRADWIRE_RANK").map(Role::Rank),
+    }
+}
+
+/// The processes with this mark, in the order of their ids.
+pub fn marked(mark: &str) -> Vec<Process> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut found: Vec<Process> = pids.filter_map(|pid| Process::read(pid, mark)).collect();
+    found.sort_by_key(|process| process.pid);
+    // The launcher starts them in the order of the hosts.
+    let mut agents = 0;
+    for process in &mut found {
+        if let Some(Role::Agent(number)) = &mut process.role {
+            *number = agents;
+            agents += 1;
+        }
+    }
+    found
+}

@@ -1,0 +1,78 @@
+//! The programs under test. A test program is built together with this crate's own binaries only;
+//! those of other crates are built here, unless they are newer than everything they are made of.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+    time::SystemTime,
+};
+
+/// The folder in which cargo puts programs: that of the test itself, or the one above `deps`.
+fn folder() -> PathBuf {
+    let own = env::current_exe().expect("the own program");
+    let folder = own.parent().expect("a folder");
+    let above = folder.parent().filter(|_| folder.ends_with("deps"));
+    above.unwrap_or(folder).to_owned()
+}
+
+/// A program that was built beside the test.
+pub fn beside(name: &str) -> PathBuf {
+    folder().join(name)
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|meta| meta.modified()).ok()
+}
+
+/// Whether a program is newer than all files that cargo made it of, which it lists beside it.
+fn is_fresh(program: &Path) -> bool {
+    let list = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
+    let (Some(built), Some((_, files))) = (modified(program), list.trim().split_once(": ")) else {
+        return false;
+    };
+    // A space in a path is escaped by a backslash.
+    let files = files.replace("\\ ", "\u{0}");
+    files.split(' ').all(|file| {
+        modified(Path::new(&file.replace('\u{0}', " "))).is_some_and(|time| time <= built)
+    })
+}
+
+fn build(words: &[&str]) {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.arg("build").args(words).current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    if folder().ends_with("release") {
+        cargo.arg("--release");
+    }
+    let output = cargo.output().expect("cargo");
+    assert!(
+        output.status.success(),
+        "cargo build {words:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// `gradwire`, with `gradwired` beside it.
+pub fn gradwire() -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    let gradwire = beside("gradwire");
+    BUILT.get_or_init(|| {
+        if !is_fresh(&gradwire) || !is_fresh(&beside("gradwired")) {
+            build(&["-p", "gradwire-cli", "-p", "gradwire-daemon", "--bins"]);
+        }
+    });
+    gradwire
+}
+
+/// The trainer of `make demo`. It needs libtorch at build time, which the environment must name.
+pub fn digits() -> PathBuf {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    let digits = beside("examples/digits");
+    BUILT.get_or_init(|| {
+        if !is_fresh(&digits) {
+            build(&["-p", "gradwire-worker", "--features", "tch", "--example", "digits"]);
+        }
+    });
+    digits
+}

@@ -1,0 +1,125 @@
+//! What a job wrote and what it came to, with the assertions that its tests share.
+
+use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
+
+/// The contract (README): after a fault every rank is told within this.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
+
+/// A line of the launcher's output.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// When it came, since the start.
+    pub after: Duration,
+    /// Whether it came on standard error.
+    pub is_error: bool,
+    /// Without its end.
+    pub text: String,
+}
+
+/// What a `gradwire-test-rank` said.
+#[derive(Debug, Clone)]
+pub struct Said {
+    /// Who.
+    pub rank: u32,
+    /// When, as [`super::now_us`].
+    pub at_us: u64,
+    /// What about.
+    pub word: String,
+    /// What.
+    pub text: String,
+}
+
+impl Line {
+    pub(super) fn said(&self) -> Option<Said> {
+        let (rank, rest) = self.text.strip_prefix('[')?.split_once("] @")?;
+        let mut parts = rest.splitn(3, ' ');
+        let (at, word, text) = (parts.next()?, parts.next()?, parts.next()?);
+        Some(Said {
+            rank: rank.parse().ok()?,
+            at_us: at.parse().ok()?,
+            word: word.to_owned(),
+            text: text.replace("\\n", "\n"),
+        })
+    }
+}
+
+/// What a job came to.
+#[derive(Debug)]
+pub struct Report {
+    pub(super) status: ExitStatus,
+    /// When it was started, as [`super::now_us`].
+    pub began_us: u64,
+    /// How long it ran.
+    pub took: Duration,
+    /// All its output.
+    pub lines: Vec<Line>,
+}
+
+impl Report {
+    /// The exit code; a signal is `128 + n`.
+    pub fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or_default())
+    }
+
+    /// What was written on standard error, without what ranks and services said.
+    pub fn verdict(&self) -> String {
+        let own = self.lines.iter().filter(|line| line.is_error && !line.text.starts_with('['));
+        own.map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
+    }
+
+    /// All that was written, for a failed assertion.
+    pub fn all(&self) -> String {
+        let lines = self.lines.iter().map(|line| {
+            let stream = if line.is_error { "err" } else { "out" };
+            format!("{:8.3} {stream} {}", line.after.as_secs_f64(), line.text)
+        });
+        let lines: Vec<_> = lines.collect();
+        format!("exit code {} after {:?}\n{}", self.code(), self.took, lines.join("\n"))
+    }
+
+    /// Who said a word.
+    pub fn said(&self, word: &str) -> Vec<Said> {
+        self.lines.iter().filter_map(Line::said).filter(|said| said.word == word).collect()
+    }
+
+    /// The exit code is as expected.
+    #[track_caller]
+    pub fn assert_code(&self, code: i32) {
+        assert_eq!(self.code(), code, "{}", self.all());
+    }
+
+    /// The launcher's own words hold all of these.
+    #[track_caller]
+    pub fn assert_verdict(&self, parts: &[&str]) {
+        let verdict = self.verdict();
+        for part in parts {
+            assert!(verdict.contains(part), "no {part:?} in the verdict of {}", self.all());
+        }
+    }
+
+    /// TELL: each of these ranks failed once, with an error that has all these parts, and within
+    /// the promised time after `fault` (as [`super::now_us`]).
+    #[track_caller]
+    pub fn assert_told(&self, ranks: &[u32], fault: u64, parts: &[&str]) {
+        let failed = self.said("failed");
+        for rank in ranks {
+            let theirs: Vec<_> = failed.iter().filter(|said| said.rank == *rank).collect();
+            let [told] = theirs[..] else {
+                panic!("TELL: rank {rank} was told {} times: {}", theirs.len(), self.all());
+            };
+            for part in parts {
+                assert!(
+                    told.text.contains(part),
+                    "TELL: no {part:?} on rank {rank}: {}",
+                    self.all()
+                );
+            }
+            let after = Duration::from_micros(told.at_us.saturating_sub(fault));
+            assert!(
+                after <= TOLD_WITHIN,
+                "TELL: rank {rank} was told after {after:?}: {}",
+                self.all()
+            );
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! A worker made by hand, which says and writes what no real one would.
+//!
+//! A [`Stranger`] is a connection to a daemon's socket and nothing more. A [`RawWorker`] has
+//! attached as a rank, with a real control page, and does from then on only what the test says:
+//! it does not even beat.
+
+use std::{
+    fs::{self, File},
+    io::{ErrorKind, IoSlice, Read, Write},
+    mem::MaybeUninit,
+    net::Shutdown,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::FileExt,
+            net::{SocketAddr, UnixStream},
+        },
+    },
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gradwire_proto::{
+    PROTOCOL, VERSION,
+    auth::Claim,
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+};
+use gradwire_shm::{
+    control::{CONTROL_BYTES, Doorbell, Submission, WorkerControl},
+    handover,
+    segment::{HugePages, Segment},
+};
+use prost::Message;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::cluster::{Cluster, PATIENCE};
+
+/// A connection to a daemon's socket.
+#[derive(Debug)]
+pub struct Stranger(UnixStream);
+
+impl Stranger {
+    /// Connects to a socket in the abstract namespace, `@name`.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(socket: &str) -> Result<Self> {
+        let name = socket.strip_prefix('@').context("the socket must be abstract")?;
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self(stream))
+    }
+
+    /// Says something, with descriptors.
+    ///
+    /// # Errors
+    /// When the daemon has closed the connection.
+    pub fn say(&self, wish: Wish, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let message = pb::WorkerMessage { message: Some(wish) };
+        Ok(handover::send(&self.0, &message.encode_to_vec(), fds)?)
+    }
+
+    /// As [`Stranger::say`], with more descriptors than a frame may have.
+    ///
+    /// # Errors
+    /// When the daemon has closed the connection.
+    pub fn say_with_many(&self, wish: Wish, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let frame = pb::WorkerMessage { message: Some(wish) }.encode_to_vec();
+        let bytes = [&(frame.len() as u32).to_le_bytes()[..], &frame].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        ensure!(control.push(SendAncillaryMessage::ScmRights(fds)), "at most 64 descriptors");
+        sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Sends bytes that need not be a frame.
+    ///
+    /// # Errors
+    /// When the daemon has closed the connection.
+    pub fn send(&self, bytes: &[u8]) -> Result<()> {
+        Ok((&self.0).write_all(bytes)?)
+    }
+
+    /// Ends its half of the connection: as the death of a process, seen by the daemon.
+    pub fn hang_up(&self) {
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+
+    /// What the daemon says next; `None` once it has closed the connection.
+    ///
+    /// # Errors
+    /// When nothing comes in time, or no message.
+    pub fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        let frame = match handover::receive(&self.0) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            Err(handover::HandoverError::Io(e)) if e.kind() == ErrorKind::ConnectionReset => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let reply = pb::DaemonMessage::decode(&frame.bytes[..])?.message;
+        Ok(Some((reply.context("a message of an unknown kind")?, frame.fds)))
+    }
+
+    /// Waits until the daemon has closed the connection, whatever it says before.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn wait_for_end(&self) -> Result<()> {
+        let mut rest = [0; 4096];
+        loop {
+            match (&self.0).read(&mut rest) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
+                Err(error) => return Err(error).context("the daemon keeps the connection open"),
+            }
+        }
+    }
+
+    /// The daemon's challenge, which is the first thing that it says.
+    ///
+    /// # Errors
+    /// When it says anything else.
+    pub fn challenge(&self) -> Result<pb::Challenge> {
+        match self.hear()? {
+            Some((Reply::Challenge(challenge), _)) => Ok(challenge),
+            other => bail!("a challenge was due, {other:?} came"),
+        }
+    }
+
+    /// The daemon's refusal, in words, and the end of the connection after it.
+    ///
+    /// # Errors
+    /// When it says anything else.
+    pub fn refusal(&self) -> Result<String> {
+        match self.hear()? {
+            Some((Reply::Refused(failure), _)) => {
+                self.wait_for_end()?;
+                Ok(gradwire_proto::Failure::from(failure).to_string())
+            }
+            other => bail!("a refusal was due, {other:?} came"),
+        }
+    }
+}
+
+/// The message with which a rank attaches; a test spoils it before the proof is made.
+pub fn attach(
+    cluster: &Cluster,
+    local_rank: u32,
+    challenge: &pb::Challenge,
+    spoil: impl FnOnce(&mut pb::Attach),
+) -> Wish {
+    let mut attach = pb::Attach {
+        protocol: PROTOCOL,
+        version: VERSION.into(),
+        job: cluster.job().to_string(),
+        local_rank,
+        pid: std::process::id(),
+        proof: Vec::new(),
+    };
+    spoil(&mut attach);
+    let claim = Claim::Attach {
+        challenge: &challenge.nonce,
+        job: &attach.job,
+        local_rank: attach.local_rank,
+    };
+    if attach.proof.is_empty() {
+        attach.proof = cluster.secret().prove(&claim).to_vec();
+    }
+    Wish::Attach(attach)
+}
+
+/// A rank that does only what the test says.
+#[derive(Debug)]
+pub struct RawWorker {
+    /// The connection to the daemon.
+    pub socket: Stranger,
+    /// The control page.
+    pub control: WorkerControl,
+    doorbell: File,
+    /// The control page's name in `/proc/self/maps`.
+    page: String,
+    segments: Vec<Segment>,
+}
+
+impl RawWorker {
+    /// Attaches as a rank, and returns once the world has formed.
+    ///
+    /// # Errors
+    /// When the daemon refuses it.
+    pub fn attach(cluster: &Cluster, rank: u32) -> Result<Self> {
+        static PAGES: AtomicU32 = AtomicU32::new(0);
+        let (order, local_rank) = cluster.place(rank);
+        let number = PAGES.fetch_add(1, Ordering::Relaxed);
+        let page = format!("{}-raw-{number}-control", cluster.job());
+        let (control, fd) = WorkerControl::create(&page)?;
+        let socket = Stranger::connect(&cluster.socket(order))?;
+        let attach = attach(cluster, local_rank, &socket.challenge()?, |_| ());
+        socket.say(attach, &[fd.as_fd()])?;
+        let Some((Reply::Attached(attached), mut fds)) = socket.hear()? else {
+            bail!("the daemon refuses a worker");
+        };
+        ensure!(attached.rank == rank, "the daemon takes rank {rank} for {}", attached.rank);
+        let doorbell = File::from(fds.pop().context("no doorbell came")?);
+        Ok(Self { socket, control, doorbell, page, segments: Vec::new() })
+    }
+
+    /// Hands over memory; gives its number.
+    ///
+    /// # Errors
+    /// When there is no memory, or the daemon does not take it.
+    pub fn add_segment(&mut self, bytes: u64) -> Result<u32> {
+        let number = self.segments.len() as u32;
+        let (segment, fd) = Segment::create("gradwire-test-segment", bytes, HugePages::Never)?;
+        let add = pb::AddSegment { segment: number, bytes };
+        self.socket.say(Wish::AddSegment(add), &[fd.as_fd()])?;
+        match self.socket.hear()? {
+            Some((Reply::SegmentAdded(added), _)) if added.segment == number => {}
+            other => bail!("the daemon does not take a segment: {other:?}"),
+        }
+        self.segments.push(segment);
+        Ok(number)
+    }
+
+    /// Submits, whatever it may be.
+    ///
+    /// # Errors
+    /// When the ring has no room.
+    pub fn submit(&self, submission: &Submission) -> Result<()> {
+        if self.control.submit(submission)? == Doorbell::Ring {
+            self.ring()?;
+        }
+        Ok(())
+    }
+
+    /// Wakes the daemon.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub fn ring(&self) -> Result<()> {
+        Ok((&self.doorbell).write_all(&1u64.to_ne_bytes())?)
+    }
+
+    /// Writes into the control page, past everything that knows what it is. Through the
+    /// system, as a debugger would: so that it takes no code here that the compiler can't check.
+    ///
+    /// # Errors
+    /// When the page can't be found or written to.
+    pub fn scribble(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        ensure!(offset + bytes.len() as u64 <= CONTROL_BYTES, "that is not within the page");
+        let maps = fs::read_to_string("/proc/self/maps")?;
+        // Worker and daemon have mapped the same pages: either mapping will do.
+        let line = maps.lines().find(|line| line.contains(&self.page));
+        let start =
+            line.and_then(|line| line.split('-').next()).context("there is no such page")?;
+        let start = u64::from_str_radix(start, 16)?;
+        let memory = File::options().write(true).open("/proc/self/mem")?;
+        Ok(memory.write_all_at(bytes, start + offset)?)
+    }
+
+    /// The failure that ended the job for this worker; what else the daemon says before is
+    /// ignored.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn aborted(&self) -> Result<gradwire_proto::Failure> {
+        loop {
+            match self.socket.hear()?.context("the daemon has gone without a word")?.0 {
+                Reply::Aborted(failure) => return Ok(failure.into()),
+                Reply::TensorFailed(_) => {}
+                other => bail!("the end was due, {other:?} came"),
+            }
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! Ranks that do not ask for the same: every rank is told what each of them sent, and the job goes
+//! on (TELL).
+
+use std::sync::{Arc, Barrier};
+
+use gradwire_daemon::Ending;
+use gradwire_proto::{
+    Collective, DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape, TensorName,
+    pb::daemon_message::Message as Reply,
+};
+use gradwire_shm::control::{Place, Submission};
+use gradwire_tests::{
+    cluster::{Cluster, Plan},
+    raw::RawWorker,
+};
+use gradwire_worker::{AllreduceOptions, BroadcastOptions, GradwireError, Session};
+
+fn sum(name: &str) -> AllreduceOptions {
+    AllreduceOptions::named(name).op(ReduceOp::Sum)
+}
+
+fn usual() -> Request {
+    Request::allreduce(DType::F32, Shape::new(&[2, 3]).unwrap(), ReduceOp::Sum)
+}
+
+/// Asks for it and gives the answer.
+fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireError> {
+    let mut buffer = session.buffer(request.dtype, request.shape.clone())?;
+    if request.collective == Collective::Broadcast {
+        let options = BroadcastOptions::from_rank(request.root.0).name(name);
+        return session.broadcast(&mut buffer, options);
+    }
+    let options = AllreduceOptions::named(name).op(request.reduce_op);
+    let options = options.prescale(request.prescale).postscale(request.postscale);
+    session.allreduce(&mut buffer, options)
+}
+
+#[track_caller]
+fn failure(result: Result<(), GradwireError>) -> Failure {
+    match result {
+        Err(GradwireError::Failed(failure)) => failure,
+        other => panic!("a failure was due: {other:?}"),
+    }
+}
+
+/// That the job goes on: an allreduce of all ranks.
+fn goes_on(session: &Session) {
+    let mut tensor = session.tensor(&[session.rank() as i32], &[1]).unwrap();
+    session.allreduce(&mut tensor, sum("after")).unwrap();
+    let all = (0..session.size() as i32).sum();
+    assert_eq!(tensor.as_slice(), [all]);
+}
+
+fn finish(cluster: Cluster) {
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Finished);
+    }
+}
+
+/// What the odd rank asks for, how the text begins, and the cells that are marked.
+type Case = (Request, &'static str, &'static [&'static str]);
+
+fn cases() -> Vec<Case> {
+    let shape = |dims: &[u64]| Shape::new(dims).unwrap();
+    vec![
+        (Request { dtype: DType::F64, ..usual() }, "dtype\n", &["*f64"]),
+        (Request { shape: shape(&[3, 2]), ..usual() }, "shape\n", &["*[3, 2]"]),
+        (Request { shape: shape(&[]), ..usual() }, "shape\n", &["*[]"]),
+        (Request::broadcast(DType::F32, shape(&[2, 3]), Rank(0)), "collective\n", &["*broadcast"]),
+        (Request { reduce_op: ReduceOp::Average, ..usual() }, "op\n", &["*average"]),
+        (Request { prescale: 0.5, ..usual() }, "prescale\n", &["*0.5"]),
+        (Request { postscale: 0.25, ..usual() }, "postscale\n", &["*0.25"]),
+        (
+            Request { dtype: DType::I8, shape: shape(&[7]), ..usual() },
+            "dtype and shape\n",
+            &["*i8", "*[7]"],
+        ),
+    ]
+}
+
+/// The lines of the table: whose it is, and the cells.
+fn rows(failure: &Failure) -> Vec<(String, Vec<String>)> {
+    let split = |line: &str| {
+        let mut cells = line.split("  ").map(str::trim).filter(|c| !c.is_empty()).map(Into::into);
+        (cells.next().unwrap_or_default(), cells.collect())
+    };
+    failure.what.lines().skip(2).map(split).collect()
+}
+
+#[test]
+fn every_kind_of_difference_is_told_to_every_rank() {
+    let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
+    let failures = cluster
+        .ranks(|session| {
+            let mut failures = Vec::new();
+            // The odd one out beside another rank of its node, and alone on its node.
+            for odd in [1, 2] {
+                for (index, (request, ..)) in cases().into_iter().enumerate() {
+                    let mine = if session.rank() == odd { request } else { usual() };
+                    let name = format!("tensor.{odd}.{index}");
+                    failures.push((odd, index, failure(ask(session, &name, &mine))));
+                    goes_on(session);
+                    // The name is not spoilt.
+                    ask(session, &name, &usual()).unwrap();
+                }
+            }
+            failures
+        })
+        .unwrap();
+    for (odd, index, failure) in &failures[0] {
+        let (_, head, cells) = cases()[*index];
+        assert_eq!(failure.kind, FailureKind::Disagreement, "{failure}");
+        assert_eq!(failure.tensor, format!("tensor.{odd}.{index}"));
+        let begin = format!("the ranks disagree on {head}");
+        assert!(failure.what.starts_with(&begin), "{failure}");
+        let (others, theirs) = if *odd == 1 { ("0,2", "1") } else { ("0-1", "2") };
+        let rows = rows(failure);
+        let row = |ranks: &str| &rows.iter().find(|(r, _)| r == ranks).expect(ranks).1;
+        let marked: Vec<&String> = row(theirs).iter().filter(|c| c.starts_with('*')).collect();
+        assert_eq!(marked, cells, "{failure}");
+        assert_eq!(row(others)[..3], ["allreduce", "f32", "[2, 3]"], "{failure}");
+        assert!(!row(others).iter().any(|cell| cell.contains('*')), "{failure}");
+        assert!(failure.hint.contains("the same call on every rank"), "{failure}");
+    }
+    assert!(failures.iter().all(|all| *all == failures[0]), "every rank is told the same");
+    finish(cluster);
+}
+
+#[test]
+fn roots_that_differ_are_named_for_each_rank() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1, 1])).unwrap();
+    let failures = cluster
+        .ranks(|session| {
+            let shape = Shape::new(&[4]).unwrap();
+            let request = Request::broadcast(DType::U8, shape, Rank(session.rank()));
+            let failure = failure(ask(session, "start", &request));
+            goes_on(session);
+            failure
+        })
+        .unwrap();
+    for failure in &failures {
+        assert!(failure.what.starts_with("the ranks disagree on root\n"), "{failure}");
+        let rows = rows(failure);
+        // Of equals the lowest rank's counts as usual.
+        for (rank, root) in [("0", "0"), ("1", "*1"), ("2", "*2")] {
+            let row = rows.iter().find(|(ranks, _)| ranks == rank).unwrap();
+            assert!(row.1.iter().any(|cell| cell == root), "{failure}");
+        }
+        assert_eq!(failure, &failures[0]);
+    }
+    finish(cluster);
+}
+
+fn submission(ticket: u64, name: &str, request: Request) -> Submission {
+    let place = Place { segment: 0, offset: 0 };
+    let name = TensorName::new(name).unwrap();
+    Submission { ticket, process_set: 0, name, request, priority: 0, input: place, output: place }
+}
+
+/// A job whose ranks need not beat.
+fn patient(slots: &[u32]) -> Plan {
+    Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
+}
+
+/// The session refuses it itself, so it takes a worker that does not.
+#[test]
+fn a_name_that_one_rank_submits_twice_fails_for_all() {
+    let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
+    // What one node says comes in order: once a later tensor of node 0 is done, the coordinator
+    // knows of both submissions. Only then does the last rank submit the tensor.
+    let others = cluster.start_ranks([0, 2], |session| {
+        if session.rank() == 2 {
+            ask(session, "later", &usual()).unwrap();
+            return failure(ask(session, "twice", &usual()));
+        }
+        let tensor = session.zeros::<f32>(&[2, 3]).unwrap();
+        let twice = session.allreduce_async(tensor, sum("twice")).unwrap();
+        ask(session, "later", &usual()).unwrap();
+        failure(twice.wait().map(drop))
+    });
+    let mut raw = RawWorker::attach(&cluster, 1).unwrap();
+    raw.add_segment(4096).unwrap();
+    for (ticket, name) in [(1, "twice"), (2, "twice"), (3, "later")] {
+        raw.submit(&submission(ticket, name, usual())).unwrap();
+    }
+
+    let mut failed = Vec::new();
+    let mut told = Vec::new();
+    while !(failed.contains(&1) && failed.contains(&2)) {
+        let Some((Reply::TensorFailed(message), _)) = raw.socket.hear().unwrap() else {
+            panic!("the tickets' failures were due");
+        };
+        failed.extend(message.tickets);
+        told.push(Failure::from(message.failure.unwrap()));
+    }
+    let others = others.join().unwrap();
+    for failure in told.iter().chain(&others) {
+        assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Disagreement, "twice"));
+        assert!(failure.what.contains("submitted a second time"), "{failure}");
+        assert!(failure.what.contains("rank 1"), "{failure}");
+    }
+    let times = rows(&others[0]);
+    assert!(times.iter().any(|(rank, cells)| rank == "1" && cells.last().unwrap() == "*2"));
+    assert!(times.iter().any(|(ranks, cells)| ranks == "0,2" && cells.last().unwrap() == "1"));
+}
+
+#[test]
+fn a_name_in_flight_is_refused_by_the_session() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let late = Arc::new(Barrier::new(2));
+    cluster
+        .ranks(move |session| {
+            let tensor = || session.tensor(&[1i32], &[1]).unwrap();
+            if session.rank() == 1 {
+                late.wait();
+                assert_eq!(
+                    session.allreduce_async(tensor(), sum("w")).unwrap().wait().unwrap().as_slice(),
+                    [2]
+                );
+                return;
+            }
+            let first = session.allreduce_async(tensor(), sum("w")).unwrap();
+            let second = session.allreduce_async(tensor(), sum("w")).unwrap_err().to_string();
+            assert!(second.contains("tensor 'w' is already in flight on this rank"), "{second}");
+            late.wait();
+            assert_eq!(first.wait().unwrap().as_slice(), [2]);
+        })
+        .unwrap();
+    finish(cluster);
+}
+
+/// The session refuses it itself, and the job does where all ranks agree on it.
+#[test]
+fn a_root_that_is_not_in_the_job_is_refused() {
+    let cluster = Cluster::start(&patient(&[1])).unwrap();
+    let workers = cluster.ranks(|session| {
+        let result = session.broadcast_slice(&mut [0u8], BroadcastOptions::from_rank(2));
+        result.unwrap_err().to_string()
+    });
+    let text = &workers.unwrap()[0];
+    assert!(text.contains("there is no rank 2 to broadcast from: the job has 1 ranks"), "{text}");
+    finish(cluster);
+
+    let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
+    let attach = |rank| {
+        let mut raw = RawWorker::attach(&cluster, rank).unwrap();
+        raw.add_segment(4096).unwrap();
+        raw
+    };
+    let workers = [0, 1].map(attach);
+    for raw in &workers {
+        let request = Request::broadcast(DType::U8, Shape::default(), Rank(7));
+        raw.submit(&submission(5, "start", request)).unwrap();
+    }
+    for raw in &workers {
+        let Some((Reply::TensorFailed(failed), _)) = raw.socket.hear().unwrap() else {
+            panic!("a failure of the tensor was due");
+        };
+        assert_eq!(failed.tickets, [5]);
+        let failure = Failure::from(failed.failure.unwrap());
+        assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Invalid, "start"));
+        assert!(failure.what.contains("root 7"), "{failure}");
+    }
+}
+
+#[test]
+fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
+    let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
+    let told = Barrier::new(2);
+    let failures = cluster
+        .ranks(move |session| {
+            goes_on(session);
+            if session.rank() == 1 {
+                // In good order, with its neighbour's and another node's tensors waiting for it.
+                session.shutdown().unwrap();
+                let after = session.barrier().unwrap_err();
+                assert!(matches!(after, GradwireError::Closed), "{after}");
+                return None;
+            }
+            let waiting = failure(ask(session, "waiting", &usual()));
+            // Whoever comes later is told at once.
+            let later = failure(ask(session, "later", &usual()));
+            assert_eq!((later.kind, later.rank), (FailureKind::RankLeft, Some(Rank(1))));
+            // Nobody else leaves before.
+            told.wait();
+            Some(waiting)
+        })
+        .unwrap();
+    for failure in [&failures[0], &failures[2]] {
+        let failure = failure.as_ref().unwrap();
+        assert_eq!((failure.kind, failure.rank), (FailureKind::RankLeft, Some(Rank(1))));
+        assert_eq!((failure.host.as_str(), failure.tensor.as_str()), ("node-0", "waiting"));
+        assert!(failure.what.contains("has left the job"), "{failure}");
+    }
+    finish(cluster);
+}
+
+#[test]
+fn what_can_not_be_is_refused_before_anything_is_started() {
+    let cluster = Cluster::start(&Plan::nodes(&[1])).unwrap();
+    cluster
+        .ranks(|session| {
+            let text = |options: AllreduceOptions| {
+                let mut tensor = session.tensor(&[1i32, 2], &[2]).unwrap();
+                session.allreduce(&mut tensor, options).unwrap_err().to_string()
+            };
+            let cases = [
+                (sum("w").prescale(0.5), "prescale: a factor of 0.5 can't be applied to i32"),
+                (sum("w").postscale(2.0), "postscale: a factor of 2 can't be applied to i32"),
+                (sum(""), "1 to 1024 bytes"),
+                (sum("a\nb"), "no control characters"),
+                (sum(&"x".repeat(1025)), "1 to 1024 bytes"),
+            ];
+            for (options, expected) in cases {
+                let text = text(options);
+                assert!(text.contains(expected), "{text}");
+            }
+            let nan = session.allreduce_slice(&mut [1.0f32], sum("w").prescale(f64::NAN));
+            assert!(nan.unwrap_err().to_string().contains("NaN is not a finite number"));
+            let wrong = session.tensor(&[1u8, 2, 3], &[2, 2]).unwrap_err().to_string();
+            assert!(wrong.contains("shape [2, 2] has 4 elements, 3 were given"), "{wrong}");
+            let huge = session.zeros::<u8>(&[usize::MAX, 2]).unwrap_err().to_string();
+            assert!(huge.contains("is not usable"), "{huge}");
+            // The longest name will do.
+            session.allreduce_slice(&mut [1i32], sum(&"x".repeat(1024))).unwrap();
+            assert_eq!(session.stats().operations, 1);
+        })
+        .unwrap();
+    finish(cluster);
+}

@@ -1,0 +1,295 @@
+//! However a job ends, every waiting and every later call on every surviving rank ends with the
+//! first cause, and every daemon says the same (TELL). Nothing hangs (WAIT): all of it is within
+//! the harness's patience.
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+use gradwire_daemon::Ending;
+use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape, TensorName};
+use gradwire_shm::control::{Place, Submission};
+use gradwire_tests::{
+    cluster::{Cluster, Plan, Ranks},
+    raw::RawWorker,
+};
+use gradwire_worker::{AllreduceOptions, BroadcastOptions, GradwireError, Session};
+
+fn sum(name: &str) -> AllreduceOptions {
+    AllreduceOptions::named(name).op(ReduceOp::Sum)
+}
+
+/// A job whose ranks need not beat.
+fn patient(slots: &[u32]) -> Plan {
+    Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
+}
+
+#[track_caller]
+fn failure<T>(result: Result<T, GradwireError>) -> Failure {
+    match result {
+        Err(GradwireError::Failed(failure)) => failure,
+        Err(other) => panic!("the job's failure was due, this came: {other}"),
+        Ok(_) => panic!("the job's failure was due, the call succeeded"),
+    }
+}
+
+/// Waits for a tensor that is never complete, and then asks for more of everything.
+fn wait_for_the_end(session: &Session, name: &str) -> Failure {
+    let cause = failure(session.allreduce_slice(&mut [1.0f32; 100], sum(name)));
+    let later = [
+        failure(session.allreduce_slice(&mut [1i32], sum("later"))),
+        failure(session.broadcast_slice(&mut [1u8], BroadcastOptions::from_rank(0))),
+        failure(session.barrier()),
+        failure(session.zeros::<f32>(&[4])),
+        failure(session.shutdown()),
+    ];
+    for later in later {
+        assert_eq!(later, cause);
+    }
+    cause
+}
+
+/// Every rank and every daemon names the same cause; gives it.
+#[track_caller]
+fn one_cause(cluster: Cluster, survivors: Ranks<Failure>) -> Failure {
+    let told = survivors.join().unwrap();
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Failed(told[0].clone()));
+    }
+    assert!(told.iter().all(|failure| *failure == told[0]), "{told:?}");
+    told[0].clone()
+}
+
+/// Its tensor of `elements` f32 at the start of its first segment.
+fn submit(raw: &RawWorker, ticket: u64, name: &str, elements: u64) {
+    let shape = Shape::new(&[elements]).unwrap();
+    let place = Place { segment: 0, offset: 0 };
+    let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+    let name = TensorName::new(name).unwrap();
+    let process_set = 0;
+    let priority = 0;
+    let submission =
+        Submission { ticket, process_set, name, request, priority, input: place, output: place };
+    raw.submit(&submission).unwrap();
+}
+
+#[test]
+fn a_rank_that_dies_before_its_first_call_is_named() {
+    let cluster = Cluster::start(&patient(&[2, 2])).unwrap();
+    let survivors = cluster.start_ranks(0..3, |session| wait_for_the_end(session, "w")).attached();
+    drop(RawWorker::attach(&cluster, 3).unwrap());
+    let cause = one_cause(cluster, survivors);
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
+    assert_eq!(cause.host, "node-1");
+    let pid = format!("pid {}", std::process::id());
+    assert!(cause.what.contains(&pid) && cause.what.contains("ended without leaving"), "{cause}");
+}
+
+#[test]
+fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
+    let cluster = Cluster::start(&patient(&[2, 2])).unwrap();
+    let survivors = cluster.start_ranks(0..3, |session| wait_for_the_end(session, "w")).attached();
+    let mut raw = RawWorker::attach(&cluster, 3).unwrap();
+    raw.add_segment(1 << 20).unwrap();
+    submit(&raw, 1, "fc.weight", 77);
+    // What can't be is answered at once: the daemon has read what was submitted before.
+    let set = Submission {
+        ticket: 2,
+        process_set: 9,
+        name: TensorName::new("nowhere").unwrap(),
+        request: Request::barrier(),
+        priority: 0,
+        input: Place { segment: 0, offset: 0 },
+        output: Place { segment: 0, offset: 0 },
+    };
+    raw.submit(&set).unwrap();
+    assert!(raw.socket.hear().unwrap().is_some());
+    drop(raw);
+    let cause = one_cause(cluster, survivors);
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
+    assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", "fc.weight"));
+}
+
+/// The data threads are in the middle of its memory, on both nodes.
+#[test]
+fn a_rank_that_dies_while_its_bytes_move_is_named() {
+    const ELEMENTS: usize = 4 << 20;
+    for delay in [0, 2, 10] {
+        let plan = patient(&[2, 2]).set("negotiation.piece_bytes=256KiB");
+        let cluster = Cluster::start(&plan).unwrap();
+        let survivors = cluster
+            .start_ranks(0..3, |session| {
+                // It may come to its end in time, but what follows can't.
+                let large = session.allreduce_slice(&mut vec![1.0f32; ELEMENTS], sum("large"));
+                let cause = wait_for_the_end(session, "w");
+                assert!(large.is_ok() || failure(large) == cause);
+                cause
+            })
+            .attached();
+        let mut raw = RawWorker::attach(&cluster, 3).unwrap();
+        raw.add_segment(4 * ELEMENTS as u64).unwrap();
+        submit(&raw, 1, "large", ELEMENTS as u64);
+        thread::sleep(Duration::from_millis(delay));
+        drop(raw);
+        let cause = one_cause(cluster, survivors);
+        assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_between_two_steps_is_named() {
+    let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
+    let survivors = cluster.start_ranks([0], |session| {
+        let mut tensor = [1.0f32; 10];
+        session.allreduce_slice(&mut tensor, sum("step")).unwrap();
+        assert_eq!(tensor, [1.0; 10], "the other rank's memory is all zeros");
+        wait_for_the_end(session, "step")
+    });
+    let mut raw = RawWorker::attach(&cluster, 1).unwrap();
+    raw.add_segment(4096).unwrap();
+    submit(&raw, 1, "step", 10);
+    let seen = raw.control.epoch();
+    while raw.control.pop_completion().is_none() {
+        raw.control.wait(seen, Duration::from_millis(10), Duration::ZERO);
+    }
+    drop(raw);
+    let cause = one_cause(cluster, survivors);
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+    assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", ""));
+}
+
+#[test]
+fn a_rank_that_shows_no_sign_of_life_is_named() {
+    let plan = Plan::nodes(&[1, 1]).set("heartbeat.timeout_ms=1500").set("launch.grace_ms=300");
+    let cluster = Cluster::start(&plan).unwrap();
+    let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w")).attached();
+    let raw = RawWorker::attach(&cluster, 1).unwrap();
+    let cause = one_cause(cluster, survivors);
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+    assert!(cause.what.contains("no sign of life"), "{cause}");
+    assert_eq!(raw.aborted().unwrap(), cause);
+}
+
+#[test]
+fn a_rank_that_gives_up_tells_its_reason_to_itself_and_its_name_to_the_others() {
+    let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
+    let survivors = cluster.start_ranks([0, 2], |session| {
+        session.barrier().unwrap();
+        wait_for_the_end(session, "w")
+    });
+    let own = cluster.start_ranks([1], |session| {
+        let tensor = session.zeros::<f32>(&[100]).unwrap();
+        let waiting = session.allreduce_async(tensor, sum("mine")).unwrap();
+        // After it the daemon knows of what was submitted before.
+        session.barrier().unwrap();
+        session.abort("the data set is empty");
+        let cause = failure(waiting.wait());
+        assert_eq!(failure(session.barrier()), cause);
+        cause
+    });
+    let own = own.join().unwrap();
+    assert_eq!((own[0].kind, own[0].host.as_str()), (FailureKind::Cancelled, "node-0"));
+    assert_eq!(own[0].what, "the data set is empty");
+    let cause = one_cause(cluster, survivors);
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+    assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-0", "mine"));
+}
+
+/// Ranks that wait in several threads for a tensor that the last rank does not submit; `begun` is
+/// passed when they are about to.
+fn waiting_ranks(cluster: &Cluster, begun: &Arc<Barrier>) -> Ranks<Failure> {
+    let begun = begun.clone();
+    cluster.start_ranks(0..cluster.size(), move |session| {
+        session.barrier().unwrap();
+        begun.wait();
+        let last = session.rank() + 1 == session.size();
+        let name = if last { "only on the last rank" } else { "w" };
+        let others: Vec<_> = (0..3)
+            .map(|index| {
+                let session = session.clone();
+                let name = format!("{name}.{index}");
+                thread::spawn(move || {
+                    failure(session.allreduce_slice(&mut vec![1u8; 1 << 17], sum(&name)))
+                })
+            })
+            .collect();
+        let cause = wait_for_the_end(session, name);
+        for other in others {
+            assert_eq!(other.join().unwrap(), cause);
+        }
+        cause
+    })
+}
+
+fn ended_by(plan: &Plan, end: impl FnOnce(&mut Cluster)) -> Failure {
+    let mut cluster = Cluster::start(plan).unwrap();
+    let begun = Arc::new(Barrier::new(cluster.size() as usize + 1));
+    let ranks = waiting_ranks(&cluster, &begun);
+    begun.wait();
+    end(&mut cluster);
+    one_cause(cluster, ranks)
+}
+
+#[test]
+fn a_daemon_that_is_asked_to_end_ends_the_job_for_all() {
+    let cause = ended_by(&Plan::nodes(&[2, 1, 1]), |cluster| cluster.daemons[1].stop.cancel());
+    assert_eq!((cause.kind, cause.host.as_str()), (FailureKind::Cancelled, "node-1"));
+    assert!(cause.what.contains("gradwired was asked to end"), "{cause}");
+}
+
+#[test]
+fn a_coordinator_that_is_asked_to_end_ends_the_job_for_all() {
+    let cause = ended_by(&Plan::nodes(&[2, 1]), |cluster| cluster.stop_coordinator.cancel());
+    assert_eq!(cause.kind, FailureKind::Cancelled);
+    assert!(cause.what.contains("the job was cancelled"), "{cause}");
+}
+
+#[test]
+fn a_coordinator_that_dies_ends_the_job_for_all() {
+    let cause = ended_by(&Plan::nodes(&[2, 1]), Cluster::kill_coordinator);
+    assert_eq!(cause.kind, FailureKind::CoordinatorLost);
+    assert!(cause.what.contains("the coordinator at 127.0.0.1:"), "{cause}");
+}
+
+/// Its sockets stay open: only the heartbeats tell.
+#[test]
+fn a_coordinator_that_stands_still_ends_the_job_for_all() {
+    let plan = Plan::nodes(&[2, 1]).set("heartbeat.interval_ms=200");
+    let plan = plan.set("heartbeat.timeout_ms=1500");
+    let mut cluster = Cluster::start(&plan).unwrap();
+    let begun = Arc::new(Barrier::new(4));
+    let ranks = waiting_ranks(&cluster, &begun);
+    begun.wait();
+    cluster.freeze_coordinator(Duration::from_secs(5));
+    let told = ranks.join().unwrap();
+    for cause in told {
+        assert_eq!(cause.kind, FailureKind::CoordinatorLost);
+        assert!(cause.what.contains("has been silent for"), "{cause}");
+        assert!(cause.hint.contains("it is stopped"), "{cause}");
+    }
+    cluster.kill_coordinator();
+    for ending in cluster.finish().unwrap() {
+        let Ending::Failed(failure) = ending else { panic!("{ending:?}") };
+        assert_eq!(failure.kind, FailureKind::CoordinatorLost);
+    }
+}
+
+#[test]
+fn ranks_that_leave_at_different_times_end_the_job_in_good_order() {
+    let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
+    cluster
+        .ranks(|session| {
+            session.barrier().unwrap();
+            thread::sleep(Duration::from_millis(30 * u64::from(session.rank())));
+            session.shutdown().unwrap();
+            session.shutdown().unwrap(); // a second time is no error
+            let after = session.allreduce_slice(&mut [1u8], sum("after")).unwrap_err();
+            assert!(matches!(after, GradwireError::Closed), "{after}");
+        })
+        .unwrap();
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Finished);
+    }
+}

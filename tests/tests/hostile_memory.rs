@@ -1,0 +1,244 @@
+//! An attached worker that writes and says nonsense: the job ends with a failure that names the
+//! rank and what was nonsense, for every rank, and the daemon neither faults, panics nor hangs
+//! (TRUST, TELL).
+
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+};
+
+use gradwire_daemon::Ending;
+use gradwire_proto::{
+    DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape, TensorName,
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+};
+use gradwire_shm::{
+    control::{MAX_IN_FLIGHT, Place, Submission},
+    segment::{HugePages, Segment},
+};
+use gradwire_tests::{
+    cluster::{Cluster, Plan},
+    raw::{RawWorker, attach},
+    reference::Dice,
+};
+use gradwire_worker::{AllreduceOptions, GradwireError, Session};
+
+const SEGMENT: u64 = 64 << 10;
+
+/// Offsets in the control page; its layout is drawn in `gradwire_shm::control`.
+const SUBMISSION_TAIL: u64 = 128;
+const COMPLETION_HEAD: u64 = 512;
+const RECORDS: u64 = 4096;
+
+/// Allreduces until the end of the job, and what ended it.
+fn work(session: &Session) -> Failure {
+    loop {
+        let options = AllreduceOptions::named("w").op(ReduceOp::Sum);
+        match session.allreduce_slice(&mut [1.0f32; 10], options) {
+            Ok(()) => {}
+            Err(GradwireError::Failed(failure)) => return failure,
+            Err(other) => panic!("the job's failure was due, this came: {other}"),
+        }
+    }
+}
+
+/// Ranks 0 and 2 work, rank 1 does evil: what the job ends with, on all of them.
+fn end_of_job(evil: impl FnOnce(&Cluster, &mut RawWorker) -> Option<Failure>) -> Failure {
+    let plan = Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
+    let cluster = Cluster::start(&plan).unwrap();
+    let survivors = cluster.start_ranks([0, 2], work).attached();
+    let mut raw = RawWorker::attach(&cluster, 1).unwrap();
+    raw.add_segment(SEGMENT).unwrap();
+    // The evil one is told as well.
+    let cause = evil(&cluster, &mut raw).unwrap_or_else(|| raw.aborted().unwrap());
+    drop(raw);
+    assert!(survivors.join().unwrap().iter().all(|failure| *failure == cause));
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Failed(cause.clone()));
+    }
+    cause
+}
+
+#[track_caller]
+fn nonsense(expected: &str, evil: impl FnOnce(&Cluster, &mut RawWorker)) {
+    let cause = end_of_job(|cluster, raw| {
+        evil(cluster, raw);
+        None
+    });
+    assert_eq!((cause.kind, cause.rank), (FailureKind::Protocol, Some(Rank(1))), "{cause}");
+    assert_eq!(cause.host, "node-0");
+    assert!(cause.what.contains("sent nonsense to gradwired"), "{cause}");
+    assert!(cause.what.contains(expected), "{expected:?} is not in: {cause}");
+}
+
+/// A submission of 16 f32.
+fn submission(ticket: u64, name: &str, input: Place, output: Place) -> Submission {
+    let name = TensorName::new(name).unwrap();
+    let shape = Shape::new(&[16]).unwrap();
+    let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+    Submission { ticket, process_set: 0, name, request, priority: 0, input, output }
+}
+
+const GOOD: Place = Place { segment: 0, offset: 0 };
+
+#[test]
+fn places_outside_of_its_memory() {
+    let bytes = SEGMENT;
+    let cases: [(Place, &str); 6] = [
+        (Place { segment: 0, offset: bytes - 60 }, "64 bytes at offset 65476 are not within"),
+        (Place { segment: 0, offset: bytes }, "are not within segment 0 of 65536 bytes"),
+        (Place { segment: 0, offset: u64::MAX - 59 }, "are not within segment 0"),
+        (Place { segment: 0, offset: 2 }, "offset 2 in segment 0 is not a multiple of"),
+        (Place { segment: 1, offset: 0 }, "segment 1 was never handed over (1 were)"),
+        (Place { segment: u32::MAX, offset: 0 }, "segment 4294967295 was never handed over"),
+    ];
+    for (place, expected) in cases {
+        nonsense("the input of tensor 'evil': ", |_, raw| {
+            raw.submit(&submission(1, "evil", place, GOOD)).unwrap()
+        });
+        nonsense(expected, |_, raw| raw.submit(&submission(1, "evil", GOOD, place)).unwrap());
+    }
+}
+
+#[test]
+fn counters_that_can_not_be() {
+    let write = |offset: u64, value: u64| {
+        move |_: &Cluster, raw: &mut RawWorker| {
+            raw.scribble(offset, &value.to_le_bytes()).unwrap();
+            raw.ring().unwrap();
+        }
+    };
+    nonsense("submissions: the ring's tail is", write(SUBMISSION_TAIL, 1 << 40));
+    nonsense("submissions: the ring's tail is", write(SUBMISSION_TAIL, u64::MAX));
+    nonsense("a record claims 0 words where 9 are published", write(SUBMISSION_TAIL, 9));
+    nonsense("completions: the ring's head is", |_, raw| {
+        raw.scribble(COMPLETION_HEAD, &(1u64 << 40).to_le_bytes()).unwrap();
+        // The nonsense is found when there is something to answer.
+        let shape = Shape::new(&[10]).unwrap();
+        let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+        raw.submit(&Submission { request, ..submission(1, "w", GOOD, GOOD) }).unwrap();
+    });
+}
+
+#[test]
+fn records_that_are_none() {
+    // Words of a record, as the ring would hold them, and what the daemon says.
+    let kinds = |collective: u8, dtype: u8, op: u8, dims: u8| {
+        u64::from(u32::from_le_bytes([collective, dtype, op, dims]))
+    };
+    let one = 1f64.to_bits();
+    let name = u64::from_le_bytes(*b"evil\0\0\0\0");
+    let record = |kinds: u64, pre: u64, post: u64, name_bytes: u64, rest: &[u64]| {
+        let mut words = vec![0, 1, 0, kinds, pre, post, 0, 0, 0, name_bytes];
+        words.extend(rest);
+        words[0] = words.len() as u64;
+        words
+    };
+    let good = kinds(1, 1, 1, 1);
+    let cases: Vec<(Vec<u64>, &str)> = vec![
+        (vec![2, 7], "a submission of 2 words"),
+        (vec![177; 177], "a record claims 177 words"),
+        (record(kinds(9, 1, 1, 1), one, one, 4, &[4, name]), "collective has the unknown number 9"),
+        (
+            record(kinds(1, 0, 1, 1), one, one, 4, &[4, name]),
+            "element type has the unknown number 0",
+        ),
+        (record(kinds(1, 1, 6, 1), one, one, 4, &[4, name]), "reduce operation has the unknown"),
+        (record(kinds(1, 1, 1, 255), one, one, 4, &[4, name]), "255 dimensions"),
+        (record(good, f64::NAN.to_bits(), one, 4, &[4, name]), "prescale: NaN"),
+        (record(kinds(1, 7, 1, 1), one, 2f64.to_bits(), 4, &[4, name]), "can't be applied to i32"),
+        (record(good, one, one, 4, &[u64::MAX, name]), "shape [18446744073709551615]"),
+        (record(good, one, one, u64::MAX, &[4, name]), "a name of 18446744073709551615 bytes"),
+        (record(good, one, one, 4, &[4, u64::MAX]), "is not UTF-8"),
+    ];
+    for (words, expected) in cases {
+        nonsense(expected, |_, raw| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            raw.scribble(RECORDS, &bytes).unwrap();
+            raw.scribble(SUBMISSION_TAIL, &(words.len() as u64).to_le_bytes()).unwrap();
+            raw.ring().unwrap();
+        });
+    }
+}
+
+/// BOUND: what a worker may have unanswered is limited, whatever it counts itself.
+#[test]
+fn more_submissions_than_it_may_have() {
+    nonsense(&format!("more than {MAX_IN_FLIGHT} operations are unanswered"), |_, raw| {
+        for ticket in 0..=u64::from(MAX_IN_FLIGHT) {
+            // The ring may be full until the daemon has read on.
+            let submission = submission(ticket, &format!("evil.{ticket}"), GOOD, GOOD);
+            while raw.submit(&submission).is_err() {
+                thread::yield_now();
+            }
+            raw.control.answered();
+        }
+    });
+}
+
+#[test]
+fn messages_that_come_at_the_wrong_time() {
+    nonsense("it attached a second time", |cluster, raw| {
+        let challenge = pb::Challenge::default();
+        raw.socket.say(attach(cluster, 1, &challenge, |_| ()), &[]).unwrap();
+    });
+    let add = |segment, bytes| Wish::AddSegment(pb::AddSegment { segment, bytes });
+    nonsense("it handed over segment 5 where 1 is next", |_, raw| {
+        let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
+        raw.socket.say(add(5, 4096), &[fd.as_fd()]).unwrap();
+    });
+    nonsense("AddSegment came with 0 descriptors", |_, raw| {
+        raw.socket.say(add(1, 4096), &[]).unwrap();
+    });
+    nonsense("not memory sealed against shrinking and growing", |_, raw| {
+        let null = File::open("/dev/null").unwrap();
+        raw.socket.say(add(1, 4096), &[null.as_fd()]).unwrap();
+    });
+    nonsense("it was opened before", |_, raw| {
+        let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
+        raw.socket.say(add(1, 4096), &[fd.as_fd()]).unwrap();
+        assert!(matches!(raw.socket.hear().unwrap(), Some((Reply::SegmentAdded(_), _))));
+        raw.socket.say(add(2, 4096), &[fd.as_fd()]).unwrap();
+    });
+    nonsense("a frame of 4294967295 bytes was announced", |_, raw| {
+        raw.socket.send(&[0xff; 64]).unwrap();
+    });
+    nonsense("a message of an unknown kind", |_, raw| {
+        raw.socket.send(&0u32.to_le_bytes()).unwrap();
+    });
+}
+
+/// Whatever it writes, wherever and whenever: while tensors of its own are in flight, too.
+#[test]
+fn anything_anywhere_in_its_control_page() {
+    for seed in 0..12 {
+        println!("seed {seed}");
+        let cause = end_of_job(|_, raw| {
+            let over = AtomicBool::new(false);
+            let mut dice = Dice::of(&[seed]);
+            raw.submit(&submission(1, "evil", GOOD, GOOD)).unwrap();
+            thread::scope(|scope| {
+                let (raw, done) = (&*raw, &over);
+                scope.spawn(move || {
+                    while !done.load(Relaxed) {
+                        // The counters, the records that are read next, or anything.
+                        let place = match dice.below(3) {
+                            0 => dice.below(100),
+                            1 => 512 + dice.below(400),
+                            _ => dice.below(512 + (1 << 17)),
+                        };
+                        let value = dice.roll() >> dice.below(64);
+                        raw.scribble(8 * place, &value.to_le_bytes()).unwrap();
+                        raw.ring().unwrap();
+                    }
+                });
+                let cause = raw.aborted();
+                over.store(true, Relaxed);
+                Some(cause.unwrap())
+            })
+        });
+        assert_eq!((cause.kind, cause.rank), (FailureKind::Protocol, Some(Rank(1))), "{cause}");
+    }
+}

@@ -1,0 +1,314 @@
+//! Whoever connects to a daemon's data port and is no daemon of this job is turned away, and the
+//! job does not notice; a daemon that is none of the job's is refused in words (TRUST, BOUND).
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use gradwire_daemon::{
+    Ending,
+    transport::handshake::{self, HandshakeError, Identity, Line, Verdict},
+};
+use gradwire_proto::{Epoch, FailureKind, JobId, NodeId, ReduceOp, Secret, auth::NONCE_BYTES};
+use gradwire_tests::{
+    cluster::{Cluster, PATIENCE, Plan, Ranks},
+    reference::Dice,
+};
+use gradwire_worker::{AllreduceOptions, GradwireError, Session};
+
+/// Allreduces until rank 0 is told to stop, and how many there were; calls `done` after each.
+fn work(session: &Session, stop: &AtomicBool, done: impl Fn(usize)) -> usize {
+    for round in 1.. {
+        // The decision to stop is part of what is reduced: all ranks stop together.
+        let stop = session.rank() == 0 && stop.load(Relaxed);
+        let mut values = vec![round as f64; 20_000];
+        values[0] = f64::from(u8::from(stop));
+        let options = AllreduceOptions::named("w").op(ReduceOp::Sum);
+        session.allreduce_slice(&mut values, options).unwrap();
+        assert!(values[1..].iter().all(|v| *v == (round * session.size() as usize) as f64));
+        if values[0] != 0.0 {
+            return round;
+        }
+        done(round);
+    }
+    unreachable!("the loop has no end")
+}
+
+/// A job of two nodes that works while strangers knock.
+struct Working {
+    cluster: Cluster,
+    ranks: Ranks<usize>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Working {
+    fn start() -> Self {
+        let plan = Plan::nodes(&[1, 1]).set("data.connect_timeout_ms=1000");
+        let cluster = Cluster::start(&plan).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let (sender, begun) = mpsc::channel();
+        let ranks = cluster.start_ranks(0..2, move |session| {
+            let lanes = 2;
+            work(session, &told, |round| {
+                if round == lanes {
+                    sender.send(()).unwrap();
+                }
+            })
+        });
+        // Every lane has carried something: the nodes are connected.
+        for _ in 0..2 {
+            begun.recv_timeout(PATIENCE).unwrap();
+        }
+        Self { cluster, ranks, stop }
+    }
+
+    /// Nobody was disturbed.
+    fn finish(self) {
+        self.stop.store(true, Relaxed);
+        let rounds = self.ranks.join().unwrap();
+        assert!(rounds[0] > 0 && rounds[0] == rounds[1]);
+        for ending in self.cluster.finish().unwrap() {
+            assert_eq!(ending, Ending::Finished);
+        }
+    }
+
+    fn ports(&self) -> [SocketAddr; 2] {
+        [0, 1].map(|order: usize| self.cluster.daemons[order].data_address)
+    }
+}
+
+fn knock(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// What the daemon says until it closes the connection.
+fn rest(mut stream: &TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    match stream.read_to_end(&mut all) {
+        Ok(_) => all,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => all,
+        Err(error) => panic!("the daemon keeps the connection open: {error}"),
+    }
+}
+
+/// The first message of a dialling daemon, as documented in `gradwire_daemon`'s handshake.
+fn hello(cluster: &Cluster, from: u32, to: u32, lane: u32) -> Vec<u8> {
+    let mut job = [0; JobId::MAX_BYTES];
+    job[..cluster.job().as_str().len()].copy_from_slice(cluster.job().as_str().as_bytes());
+    [
+        &b"GRADWIRE"[..],
+        &1u32.to_le_bytes(),
+        &1u64.to_le_bytes(),
+        &from.to_le_bytes(),
+        &to.to_le_bytes(),
+        &lane.to_le_bytes(),
+        &2u32.to_le_bytes(),
+        &job,
+        &[7; NONCE_BYTES],
+        &[0; 8],
+    ]
+    .concat()
+}
+
+#[test]
+fn nonsense_is_turned_away() {
+    let job = Working::start();
+    for port in job.ports() {
+        let mut nonsense =
+            vec![b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(8), vec![0; 124], vec![0xff; 9999]];
+        for seed in 0..10 {
+            let mut dice = Dice::of(&[seed]);
+            nonsense.push((0..124 + dice.below(5000)).map(|_| dice.roll() as u8).collect());
+        }
+        // Each field of a hello that is otherwise right, and one that is cut.
+        let good = hello(&job.cluster, 0, 1, 0);
+        for at in (0..84).step_by(4) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 0x40;
+            nonsense.push(bytes);
+        }
+        for bytes in nonsense {
+            let mut stream = knock(port);
+            let _ = stream.write_all(&bytes);
+            assert_eq!(rest(&stream), b"", "an answer to {:?}", &bytes[..40]);
+        }
+        let mut cut = knock(port);
+        cut.write_all(&good[..100]).unwrap();
+        cut.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(rest(&cut), b"");
+    }
+    job.finish();
+}
+
+/// WAIT: all of a handshake has one deadline, however the bytes come.
+#[test]
+fn a_handshake_byte_by_byte_is_given_up() {
+    let job = Working::start();
+    let good = hello(&job.cluster, 0, 1, 0);
+    let mut stream = knock(job.ports()[1]);
+    let slow = stream.try_clone().unwrap();
+    let slow = thread::spawn(move || rest(&slow));
+    for byte in good {
+        if stream.write_all(&[byte]).is_err() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(slow.join().unwrap(), b"");
+    job.finish();
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_turned_away() {
+    let job = Working::start();
+    let port = job.ports()[1];
+    // A whole handshake with a wrong proof: the daemon's last word is that the secrets differ.
+    let mut stream = knock(port);
+    stream.write_all(&hello(&job.cluster, 0, 1, 1)).unwrap();
+    let mut challenge = [0; 64];
+    stream.read_exact(&mut challenge).unwrap();
+    stream.write_all(&[9; 32]).unwrap();
+    assert_eq!(rest(&stream), [Verdict::Secret as u8]);
+
+    // And as the daemon's own code does it.
+    let dial = |secret: Secret, job: JobId, epoch| {
+        let me = Identity { job, secret, epoch: Epoch(epoch), node: NodeId(0), nodes: 2, lanes: 2 };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
+            let line = Line { peer: NodeId(1), lane: 0 };
+            let dialled = handshake::dial(&mut stream, &me, line);
+            tokio::time::timeout(PATIENCE, dialled).await.unwrap()
+        })
+    };
+    let (secret, name) = (|| job.cluster.secret().clone(), || job.cluster.job().clone());
+    // The daemon's own proof is not believed either.
+    let wrong = dial(Secret::generate(), name(), 1);
+    assert!(matches!(wrong, Err(HandshakeError::Secret)), "{wrong:?}");
+    for other in [dial(secret(), JobId::new("other").unwrap(), 1), dial(secret(), name(), 2)] {
+        assert!(matches!(other, Err(HandshakeError::Io(_))), "{other:?}");
+    }
+    // Even who knows the secret can't take the place of a connection that stands.
+    let taken = dial(secret(), name(), 1);
+    let refused = matches!(taken, Err(HandshakeError::Refused(Verdict::Taken)));
+    assert!(refused, "{taken:?}");
+    job.finish();
+}
+
+/// BOUND: there is room for 64 handshakes at a time.
+#[test]
+fn silent_connections_do_not_disturb_a_job_and_do_not_stay() {
+    let job = Working::start();
+    let silent: Vec<TcpStream> =
+        job.ports().iter().flat_map(|port| (0..70).map(|_| knock(*port))).collect();
+    for stream in silent {
+        assert_eq!(rest(&stream), b"");
+    }
+    job.finish();
+}
+
+/// Before the nodes have found each other, too.
+#[test]
+fn silent_connections_do_not_keep_a_peer_out() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let silent: Vec<TcpStream> = cluster
+        .daemons
+        .iter()
+        .flat_map(|daemon| (0..70).map(|_| knock(daemon.data_address)))
+        .collect();
+    let stop = AtomicBool::new(true);
+    assert_eq!(cluster.ranks(move |session| work(session, &stop, drop)).unwrap(), [1, 1]);
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Finished);
+    }
+    drop(silent);
+}
+
+/// Who knows the secret is a daemon of the job: what it sends is checked all the same.
+#[test]
+fn a_peer_that_sends_nonsense_ends_the_job() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let secret = cluster.secret().clone();
+    let port = cluster.daemons[1].data_address;
+    let failures = cluster
+        .ranks(move |session| {
+            // No data moves for a barrier: the nodes have not connected yet.
+            session.barrier().unwrap();
+            if session.rank() == 0 {
+                let me = Identity {
+                    job: session.job().clone(),
+                    secret: secret.clone(),
+                    epoch: Epoch(session.epoch()),
+                    node: NodeId(0),
+                    nodes: 2,
+                    lanes: 2,
+                };
+                let runtime =
+                    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    use tokio::io::AsyncWriteExt;
+                    let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
+                    let line = Line { peer: NodeId(1), lane: 0 };
+                    handshake::dial(&mut stream, &me, line).await.unwrap();
+                    stream.write_all(&[0x55; 64]).await.unwrap();
+                });
+            }
+            loop {
+                if let Err(error) = session.barrier() {
+                    let GradwireError::Failed(failure) = error else { panic!("{error}") };
+                    return failure;
+                }
+            }
+        })
+        .unwrap();
+    for failure in &failures {
+        assert_eq!((failure.kind, failure.host.as_str()), (FailureKind::Protocol, "node-0"));
+        assert!(failure.what.contains("a frame begins with [55, 55, 55, 55]"), "{failure}");
+    }
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Failed(failures[0].clone()));
+    }
+}
+
+/// A daemon that can't belong to the job is refused, its worker is told why, the job goes on.
+#[test]
+fn a_daemon_of_another_job_is_refused_and_its_worker_is_told() {
+    let job = Working::start();
+    let secret = Secret::generate();
+    let cases = [
+        ("GRADWIRE_SECRET", secret.to_hex(), "secret"),
+        ("GRADWIRE_JOB", "another".to_owned(), "another"),
+    ];
+    for (variable, value, expected) in cases {
+        let socket = format!("@gradwire-{}-stray-{variable}", job.cluster.job());
+        let changes = [(variable, value), ("GRADWIRE_SOCKET", socket.clone())];
+        let stray = job.cluster.daemon(1, &changes).unwrap();
+        let (secret, name) = match variable {
+            "GRADWIRE_SECRET" => (secret.clone(), job.cluster.job().clone()),
+            _ => (job.cluster.secret().clone(), JobId::new("another").unwrap()),
+        };
+        let worker = Session::builder(name, secret, socket, 0).start_timeout(PATIENCE).attach();
+        let Ending::Failed(failure) = job.cluster.ended(stray).unwrap() else {
+            panic!("a stray daemon was let in");
+        };
+        assert_eq!(failure.kind, FailureKind::Invalid, "{failure}");
+        assert!(failure.what.contains("the coordinator at 127.0.0.1:"), "{failure}");
+        assert!(failure.what.contains("refused") && failure.what.contains(expected), "{failure}");
+        let told = worker.unwrap_err();
+        let GradwireError::Refused(told) = told else { panic!("{told}") };
+        assert_eq!(told, failure);
+    }
+    job.finish();
+}

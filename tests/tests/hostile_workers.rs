@@ -1,0 +1,185 @@
+//! Whoever connects to a daemon's socket and is no worker of this job is refused, in words where it
+//! can read them, and does not hold up those who are (TRUST, BOUND).
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use gradwire_daemon::Ending;
+use gradwire_proto::{
+    PROTOCOL, ReduceOp, VERSION, auth,
+    pb::{self, worker_message::Message as Wish},
+};
+use gradwire_shm::{
+    control::{CONTROL_BYTES, WorkerControl},
+    handover::{MAX_FDS, MAX_FRAME},
+    segment::{HugePages, Segment},
+};
+use gradwire_tests::{
+    cluster::{Cluster, Plan, Ranks},
+    raw::{Stranger, attach},
+    reference::Dice,
+};
+use gradwire_worker::AllreduceOptions;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+/// A job of one node with two ranks, of which the first one is there and waits for the second.
+fn half_a_job() -> (Cluster, Ranks<()>) {
+    let cluster = Cluster::start(&Plan::nodes(&[2])).unwrap();
+    let first = cluster.start_ranks([0], sum_of_two).attached();
+    (cluster, first)
+}
+
+fn sum_of_two(session: &gradwire_worker::Session) {
+    let mut tensor = [session.rank() + 1].map(f64::from);
+    session.allreduce_slice(&mut tensor, AllreduceOptions::named("w").op(ReduceOp::Sum)).unwrap();
+    assert_eq!(tensor, [3.0]);
+}
+
+/// The second rank comes, and all is well.
+fn whole_job(cluster: Cluster, first: Ranks<()>) {
+    cluster.start_ranks([1], sum_of_two).join().unwrap();
+    first.join().unwrap();
+    assert_eq!(cluster.finish().unwrap(), [Ending::Finished]);
+}
+
+/// How the daemon refuses a worker that attaches with something wrong.
+fn refusal(
+    cluster: &Cluster,
+    local_rank: u32,
+    spoil: impl FnOnce(&mut pb::Attach),
+    fds: &[BorrowedFd<'_>],
+) -> String {
+    let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
+    let challenge = stranger.challenge().unwrap();
+    stranger.say(attach(cluster, local_rank, &challenge, spoil), fds).unwrap();
+    stranger.refusal().unwrap()
+}
+
+fn page() -> OwnedFd {
+    WorkerControl::create("gradwire-test-page").unwrap().1
+}
+
+#[test]
+fn who_does_not_belong_here_is_told_why() {
+    let (cluster, first) = half_a_job();
+    let job = cluster.job().to_string();
+    let pid = format!("local rank 0 is taken by process {} on this host", std::process::id());
+    let protocols = format!("this daemon is {VERSION} (protocol {PROTOCOL})");
+    type Spoil = fn(&mut pb::Attach);
+    let cases: [(u32, Spoil, &[&str]); 7] = [
+        (1, |a| a.proof = auth::nonce().to_vec(), &["the job's secret is another one here"]),
+        (1, |a| a.proof = vec![7], &["the job's secret is another one here", "GRADWIRE_SECRET"]),
+        (1, |a| a.job = "another".into(), &[&job, "not \"another\"", "GRADWIRE_JOB"]),
+        (
+            1,
+            |a| (a.protocol, a.version) = (99, "9.8.7".into()),
+            &["the worker is Gradwire 9.8.7 (protocol 99)", &protocols, "install the same release"],
+        ),
+        (2, |_| (), &["there is no local rank 2: this node has 2 slots", "GRADWIRE_LOCAL_RANK"]),
+        (u32::MAX, |_| (), &["there is no local rank 4294967295"]),
+        (0, |_| (), &[&pid]),
+    ];
+    for (local_rank, spoil, expected) in cases {
+        let text = refusal(&cluster, local_rank, spoil, &[page().as_fd()]);
+        for expected in expected {
+            assert!(text.contains(expected), "{expected:?} is not in: {text}");
+        }
+    }
+    let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
+    stranger.challenge().unwrap();
+    stranger.say(Wish::Detach(pb::Detach {}), &[]).unwrap();
+    assert!(stranger.refusal().unwrap().contains("the first message must be Attach"));
+    whole_job(cluster, first);
+}
+
+/// A proof that was overheard is of no use: the next challenge is another one.
+#[test]
+fn a_proof_serves_once() {
+    let (cluster, first) = half_a_job();
+    let overheard = Stranger::connect(&cluster.socket(0)).unwrap().challenge().unwrap();
+    let Wish::Attach(old) = attach(&cluster, 1, &overheard, |_| ()) else {
+        unreachable!("attach makes an Attach")
+    };
+    let text = refusal(&cluster, 1, move |a| a.proof = old.proof, &[page().as_fd()]);
+    assert!(text.contains("the job's secret is another one here"), "{text}");
+    whole_job(cluster, first);
+}
+
+#[test]
+fn memory_that_is_no_control_page_is_refused_and_the_place_is_free_again() {
+    let (cluster, first) = half_a_job();
+    let refused = |fds: &[BorrowedFd<'_>]| refusal(&cluster, 1, |_| (), fds);
+    let expect = |text: String, expected: &str| {
+        assert!(text.contains(expected), "{expected:?} is not in: {text}");
+    };
+    expect(refused(&[]), "Attach came with 0 descriptors, not 1");
+    expect(refused(&[page().as_fd(), page().as_fd()]), "Attach came with 2 descriptors, not 1");
+    let null = File::open("/dev/null").unwrap();
+    expect(refused(&[null.as_fd()]), "it has no seals");
+    let unsealed =
+        memfd_create("gradwire-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&unsealed, CONTROL_BYTES).unwrap();
+    expect(refused(&[unsealed.as_fd()]), "not memory sealed against shrinking and growing");
+    let sealed = |bytes| Segment::create("gradwire-test", bytes, HugePages::Never).unwrap().1;
+    expect(refused(&[sealed(4096).as_fd()]), "this one has 4096");
+    expect(refused(&[sealed(CONTROL_BYTES).as_fd()]), "this is not a control page");
+    // More than a frame may carry: the connection ends, and all of them are closed.
+    let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
+    let challenge = stranger.challenge().unwrap();
+    let many: Vec<File> = (0..2 * MAX_FDS).map(|_| null.try_clone().unwrap()).collect();
+    let many: Vec<BorrowedFd<'_>> = many.iter().map(AsFd::as_fd).collect();
+    stranger.say_with_many(attach(&cluster, 1, &challenge, |_| ()), &many).unwrap();
+    stranger.wait_for_end().unwrap();
+    whole_job(cluster, first);
+}
+
+#[test]
+fn bytes_that_are_no_messages_end_the_connection_and_nothing_else() {
+    let (cluster, first) = half_a_job();
+    let too_long = ((MAX_FRAME + 1) as u32).to_le_bytes();
+    let mut nonsense: Vec<Vec<u8>> = vec![
+        too_long.to_vec(),
+        u32::MAX.to_le_bytes().to_vec(),
+        // A frame that is cut, one of no bytes, one that is no message.
+        [&100u32.to_le_bytes()[..], &[7; 10]].concat(),
+        0u32.to_le_bytes().to_vec(),
+        [&8u32.to_le_bytes()[..], &[0xff; 8]].concat(),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        vec![3],
+        vec![],
+    ];
+    for seed in 0..20 {
+        let mut dice = Dice::of(&[seed]);
+        let length = dice.below(3000) as usize;
+        let mut bytes: Vec<u8> = (0..length).map(|_| dice.roll() as u8).collect();
+        if seed % 2 == 0 && length > 4 {
+            // What looks like a frame and is none inside.
+            bytes[..4].copy_from_slice(&(length as u32 - 4).to_le_bytes());
+        }
+        nonsense.push(bytes);
+    }
+    for bytes in nonsense {
+        let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
+        stranger.challenge().unwrap();
+        // The daemon may have had enough before the last byte.
+        let _ = stranger.send(&bytes);
+        stranger.hang_up();
+        stranger.wait_for_end().unwrap();
+    }
+    whole_job(cluster, first);
+}
+
+/// BOUND: there is room for 64 that have not said who they are.
+#[test]
+fn silent_connections_do_not_keep_a_worker_out() {
+    let (cluster, first) = half_a_job();
+    let silent: Vec<Stranger> =
+        (0..70).map(|_| Stranger::connect(&cluster.socket(0)).unwrap()).collect();
+    whole_job(cluster, first);
+    // WAIT: none of them is kept for ever.
+    for stranger in silent {
+        stranger.wait_for_end().unwrap();
+    }
+}

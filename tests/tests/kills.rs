@@ -1,0 +1,167 @@
+//! Each process of a job is killed, and stopped, at every moment that differs: every rank that is
+//! left is told within five seconds which one it was (TELL), the launcher says it too, and
+//! nothing stays (CLEAN).
+//!
+//! The ranks are deaf to SIGTERM. So what they are told they were told by Gradwire, and not spared by
+//! the launcher, which asks the others to end soon after the first one has.
+
+use std::{thread::sleep, time::Duration};
+
+use gradwire_tests::launched::{Job, Launch, Report, now_us, processes::Role};
+use rustix::process::Signal;
+
+/// The worlds of these tests: the nodes' ranks, with the hosts.
+const ONE_NODE: (u32, &str) = (3, "127.0.0.1:3");
+const TWO_NODES: (u32, &str) = (4, "127.0.0.1:2,127.0.0.2:2");
+
+fn start((ranks, hosts): (u32, &str), steps: &[&str]) -> Job {
+    let steps = [&["deaf"], steps].concat();
+    Launch::new().ranks(ranks).hosts(hosts).rank(&steps).start()
+}
+
+/// All ranks but this one.
+fn others(world: (u32, &str), gone: u32) -> Vec<u32> {
+    (0..world.0).filter(|rank| *rank != gone).collect()
+}
+
+/// That a killed rank 1 was told of everywhere.
+#[track_caller]
+fn assert_rank_1_killed(report: &Report, world: (u32, &str), fault: u64, tensor: &str) {
+    let place = format!("rank 1 on host 127.0.0.1{tensor}");
+    let what = "ended without leaving the job: killed or crashed";
+    report.assert_told(&others(world, 1), fault, &[&place, "its process (pid ", what]);
+    report.assert_code(128 + 9);
+    report.assert_verdict(&["gradwire: rank 1 on host 127.0.0.1 (pid ", "was killed by SIGKILL"]);
+}
+
+#[test]
+fn a_worker_is_killed_before_and_after_it_worked() {
+    for world in [ONE_NODE, TWO_NODES] {
+        for before in [&["attach"][..], &["attach", "loop:3:1000"]] {
+            let steps = [before, &["say:idle", "until:go", "submit:1:1000", "leave"]].concat();
+            let mut job = start(world, &steps);
+            job.until_said("said", world.0 as usize);
+            let fault = job.signal(Role::Rank(1), Signal::KILL);
+            // The others find out when they next want something of the job.
+            job.allow("go");
+            assert_rank_1_killed(&job.finish(), world, fault, "");
+        }
+    }
+}
+
+#[test]
+fn a_worker_is_killed_while_others_wait_for_it() {
+    for world in [ONE_NODE, TWO_NODES] {
+        let mut job = start(world, &["attach", "!1/submit:2:1000", "1/say:idle", "1/hang"]);
+        job.until_said("submitted", world.0 as usize - 1);
+        job.until_said("said", 1);
+        let fault = job.signal(Role::Rank(1), Signal::KILL);
+        assert_rank_1_killed(&job.finish(), world, fault, "");
+    }
+}
+
+#[test]
+fn a_worker_is_killed_while_it_is_waited_for_by_itself() {
+    let mut job = start(TWO_NODES, &["attach", "1/submit:1:1000", "!1/until:go", "submit:1:1000"]);
+    job.until_said("submitted", 1);
+    let fault = job.signal(Role::Rank(1), Signal::KILL);
+    job.allow("go");
+    assert_rank_1_killed(&job.finish(), TWO_NODES, fault, ", tensor 'layer.0'");
+}
+
+#[test]
+fn a_worker_is_killed_in_the_middle_of_a_transfer() {
+    let seed = now_us();
+    println!("seed {seed}: replay by putting it in place of now_us()");
+    for (round, world) in [ONE_NODE, TWO_NODES, TWO_NODES].into_iter().enumerate() {
+        let mut job = start(world, &["attach", "loop:100000:400000"]);
+        job.until_said("looping", world.0 as usize);
+        sleep(Duration::from_micros((seed >> round) % 20_000));
+        let fault = job.signal(Role::Rank(1), Signal::KILL);
+        assert_rank_1_killed(&job.finish(), world, fault, "");
+    }
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_told_as_stopped() {
+    for world in [ONE_NODE, TWO_NODES] {
+        let mut job = start(world, &["attach", "loop:100000:1000"]);
+        job.until_said("looping", world.0 as usize);
+        let fault = job.signal(Role::Rank(1), Signal::STOP);
+        let report = job.finish();
+        let what =
+            ["rank 1 on host 127.0.0.1", "no sign of life for ", "the process is stopped (SIGSTOP"];
+        report.assert_told(&others(world, 1), fault, &what);
+        // The first to go because of it gives the exit code, and its last words the reason.
+        report.assert_code(1);
+        report.assert_verdict(&what);
+    }
+}
+
+#[test]
+fn a_daemon_is_killed() {
+    for (world, order, own, host) in
+        [(ONE_NODE, 0, vec![0, 1, 2], "127.0.0.1"), (TWO_NODES, 1, vec![2, 3], "127.0.0.2")]
+    {
+        let mut job = start(world, &["attach", "loop:100000:1000"]);
+        job.until_said("looping", world.0 as usize);
+        let fault = job.signal(Role::Daemon(order), Signal::KILL);
+        let report = job.finish();
+        let all: Vec<u32> = (0..world.0).collect();
+        let (near, far): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|r| own.contains(r));
+        report.assert_told(&near, fault, &["the daemon of this node (gradwired) ended"]);
+        report.assert_told(&far, fault, &[&format!("host {host}"), "the daemon of ", "is lost"]);
+        report.assert_code(1);
+        let verdict = format!("gradwire: the daemon on host {host} (pid ");
+        report.assert_verdict(&[&verdict, ") was killed by SIGKILL"]);
+    }
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_told_by_its_silence() {
+    let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
+    job.until_said("looping", 4);
+    let fault = job.signal(Role::Daemon(1), Signal::STOP);
+    let report = job.finish();
+    let near = ["the daemon of this node (gradwired) has given no sign of life for "];
+    report.assert_told(&[2, 3], fault, &near);
+    let far = ["host 127.0.0.2", "the daemon of ", "is lost: nothing was heard of it for "];
+    report.assert_told(&[0, 1], fault, &far);
+    report.assert_code(1);
+}
+
+#[test]
+fn a_coordinator_is_killed_or_stopped() {
+    for signal in [Signal::KILL, Signal::STOP] {
+        let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
+        job.until_said("looping", 4);
+        let fault = job.signal(Role::Coordinator, signal);
+        let report = job.finish();
+        report.assert_told(&[0, 1, 2, 3], fault, &["the coordinator at 127.0.0.1:"]);
+        report.assert_code(1);
+        if signal == Signal::KILL {
+            report.assert_verdict(&["gradwire: the coordinator on host 127.0.0.1 (pid "]);
+            report.assert_verdict(&[") was killed by SIGKILL"]);
+        } else {
+            report.assert_verdict(&["the coordinator at 127.0.0.1:", " has been silent for "]);
+        }
+    }
+}
+
+#[test]
+fn an_agent_is_killed() {
+    for (world, agent, host, left) in
+        [(ONE_NODE, 0, "127.0.0.1", vec![]), (TWO_NODES, 1, "127.0.0.2", vec![0, 1])]
+    {
+        let mut job = start(world, &["attach", "loop:100000:1000"]);
+        job.until_said("looping", world.0 as usize);
+        // Its processes are tied to its life: they go with it, in any order.
+        let fault = job.signal(Role::Agent(agent), Signal::KILL);
+        let report = job.finish();
+        report.assert_told(&left, fault, &[&format!("host {host}")]);
+        report.assert_code(1);
+        let verdict =
+            format!("gradwire: the connection to host {host} was lost: was killed by SIGKILL");
+        report.assert_verdict(&[&verdict]);
+    }
+}

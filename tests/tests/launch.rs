@@ -1,0 +1,308 @@
+//! `gradwire run`, as a user knows it: what runs, what is refused and in which words, and that
+//! nothing stays, however it ends (CLEAN is looked at after every job).
+
+use std::{ffi::OsStr, fs, net::TcpListener, os::unix::ffi::OsStrExt, path::Path};
+
+use gradwire_tests::launched::{Job, Launch, Line, Report, processes::Role};
+use rustix::process::Signal;
+
+/// A stand-in for ssh that runs the command here: the hosts are `node-3` at 127.0.0.3, and so on.
+const SSH_HERE: &str = "SSH_CONNECTION=\"127.0.0.1 1 127.0.0.${host#node-} 22\" exec sh -c \"$*\"";
+
+/// That all ranks have summed so many times, and the job ended well and without a word.
+#[track_caller]
+fn assert_well(report: &Report, loops: usize) {
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), loops, "{}", report.all());
+    assert_eq!(report.verdict(), "", "{}", report.all());
+}
+
+#[test]
+fn two_jobs_of_two_nodes_run_side_by_side() {
+    let start = || {
+        let steps = ["attach", "loop:1:7", "until:go", "loop:20:1000", "loop:3:300000", "leave"];
+        Launch::new().two_by_two().rank(&steps).start()
+    };
+    let mut jobs = [start(), start()];
+    for job in &mut jobs {
+        job.until_said("looped", 4);
+        job.allow("go");
+    }
+    for report in jobs.map(Job::finish) {
+        assert_well(&report, 3 * 4);
+    }
+}
+
+#[test]
+fn whatever_a_job_leaves_is_seen() {
+    let mut job = Launch::new().ranks(2).rank(&["attach", "until:go", "leave"]).start();
+    job.until_said("attached", 2);
+    fs::write(job.folder().join("core"), "").unwrap();
+    let traces = job.traces();
+    let id = job.process(Role::Rank(0)).variable("GRADWIRE_JOB").unwrap();
+    for role in [Role::Launcher, Role::Agent(0), Role::Coordinator, Role::Daemon(0), Role::Rank(1)]
+    {
+        let role = format!("role: Some({role:?})");
+        assert!(traces.iter().any(|trace| trace.contains(&role)), "no {role}: {traces:#?}");
+    }
+    let socket = format!("@gradwire-{id}-0");
+    assert!(traces.iter().any(|trace| trace.ends_with(&socket)), "no {socket}: {traces:#?}");
+    assert!(traces.iter().any(|trace| trace.ends_with("/core")), "{traces:#?}");
+    job.leaves("core");
+    job.allow("go");
+    job.finish().assert_code(0);
+}
+
+#[test]
+fn a_hostfile_is_filled_in_order_and_output_is_kept_for_each_rank() {
+    let launch = Launch::new();
+    let hosts =
+        "# two\n\n127.0.0.1 slots=2\n127.0.0.2 slots=4 # more than needed\n127.0.0.3 slots=1\n";
+    fs::write(launch.folder().join("hosts"), hosts).unwrap();
+    let words = ["-np", "3", "--hostfile", "hosts", "--output-dir", "out"];
+    let steps = ["env:GRADWIRE_HOST", "attach", "loop:2:100", "complain:over", "leave"];
+    let mut job = launch.words(&words).rank(&steps).start();
+    job.leaves("out");
+    job.until_said("left", 3);
+    let out = job.folder().join("out");
+    let report = job.finish_and(|| {
+        let read = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+        for rank in 0..3 {
+            assert!(read(&format!("rank.{rank:02}/stdout")).contains(" looped 2 in "));
+            assert_eq!(read(&format!("rank.{rank:02}/stderr")), "over\n");
+        }
+        assert!(!out.join("rank.03").exists());
+    });
+    report.assert_code(0);
+    let mut hosts: Vec<_> = report.said("env").into_iter().map(|s| (s.rank, s.text)).collect();
+    hosts.sort();
+    let expected = [(0, "127.0.0.1"), (1, "127.0.0.1"), (2, "127.0.0.2")];
+    assert_eq!(hosts, expected.map(|(rank, host)| (rank, host.to_owned())));
+    assert_eq!(report.said("attached")[0].text.split(' ').next_back(), Some("3"));
+}
+
+#[test]
+fn a_dry_run_starts_nothing() {
+    let report = Launch::new().two_by_two().words(&["--dry-run"]).program(&["touch", "made"]).run();
+    report.assert_code(0);
+    let text = report.all();
+    for part in ["4 ranks on 2 hosts", "rank 3: touch made", "GRADWIRE_SECRET=<secret>"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+/// One line that says what is wrong, and perhaps one that says what to do.
+#[track_caller]
+fn assert_refused(report: &Report, code: i32, error: &str) {
+    report.assert_code(code);
+    let verdict = report.verdict();
+    assert!(verdict.contains(&format!("error: {error}")), "no {error:?} in {}", report.all());
+    let known = |line: &str| line.starts_with("error: ") || line.starts_with("hint: ");
+    assert!(verdict.lines().all(known), "{}", report.all());
+}
+
+#[test]
+fn what_can_not_run_is_refused_in_one_line() {
+    let launch = || Launch::new().ranks(2);
+    let steps = ["attach"];
+    assert_refused(
+        &launch().program(&["zonk"]).run(),
+        1,
+        "program 'zonk' not found on host localhost (PATH=",
+    );
+    let with_text = launch();
+    fs::write(with_text.folder().join("text"), "x").unwrap();
+    let text = with_text.program(&["./text"]).run();
+    assert_refused(&text, 1, "program './text' on host localhost is not executable");
+    for (words, error) in [
+        (["-H", "127.0.0.1:1"], "-np 2 is more than the 1 slots of the given hosts (127.0.0.1:1)"),
+        (["-H", "127.0.0.1:none"], "-H entry 1: 'none' is not a slot count"),
+        (["-H", "127.0.0.1:1,127.0.0.1:1"], "-H entry 2: host 127.0.0.1 is given twice"),
+        (
+            ["--set", "data.lane=2"],
+            "unknown setting 'data.lane' (command line); did you mean 'data.lanes'?",
+        ),
+        (
+            ["--set", "data.lanes=0"],
+            "setting data.lanes = \"0\" (command line): expected a whole number from 1 to 16",
+        ),
+    ] {
+        assert_refused(&launch().words(&words).rank(&steps).run(), 2, error);
+    }
+    let unknown = launch().variable("GRADWIRE_DATA__LANE", "2").rank(&steps).run();
+    assert_refused(&unknown, 2, "unknown setting 'data.lane' (environment GRADWIRE_DATA__LANE)");
+}
+
+#[test]
+fn hosts_that_can_not_be_reached_are_named() {
+    let fails = "echo \"ssh: connect to host $host port 22: Connection refused\" >&2; exit 255";
+    let launch = Launch::new().hosts("localhost:1,node-3:1,node-4:1");
+    let report = launch.ssh(fails).rank(&["attach"]).run();
+    report.assert_code(1);
+    for host in ["node-3", "node-4"] {
+        let error =
+            format!("error: host {host} can't be reached: ssh: connect to host {host} port 22");
+        report.assert_verdict(&[&error, "has to work without a password"]);
+    }
+    if !Path::new("/usr/bin/ssh").exists() {
+        println!("skipped: there is no ssh here");
+        return;
+    }
+    // `.invalid` never resolves (RFC 2606).
+    let report = Launch::new().hosts("host.invalid:1").rank(&["attach"]).run();
+    report.assert_code(1);
+    report.assert_verdict(&[
+        "error: host host.invalid can't be reached: ssh: ",
+        "host.invalid true` has to work",
+    ]);
+}
+
+/// The command lines of all processes of this machine.
+fn command_lines() -> Vec<String> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " ")).collect()
+}
+
+#[test]
+fn the_secret_is_on_no_command_line_of_a_job_behind_ssh() {
+    let launch = Launch::new().hosts("node-3:2,node-4:2").ssh(SSH_HERE);
+    let steps = ["attach", "loop:1:7", "until:go", "loop:5:70000", "leave"];
+    let mut job = launch.rank(&steps).start();
+    job.until_said("looped", 4);
+    let secret = job.process(Role::Rank(3)).variable("GRADWIRE_SECRET").unwrap();
+    assert_eq!(secret.len(), 64);
+    let lines = command_lines();
+    assert!(
+        lines.iter().any(|line| line.contains("fake-ssh") || line.contains(" agent")),
+        "{lines:?}"
+    );
+    assert!(!lines.iter().any(|line| line.contains(&secret)), "TRUST: {lines:?}");
+    job.allow("go");
+    assert_well(&job.finish(), 2 * 4);
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_its_setting() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    for key in ["coordinator.listen", "coordinator.metrics_listen", "data.listen", "metrics.listen"]
+    {
+        let launch = Launch::new().ranks(1).set(&format!("{key}={address}"));
+        let report = launch.rank(&["attach"]).run();
+        report.assert_code(1);
+        report.assert_verdict(&["error: the ", " on host localhost", &address.to_string(), key]);
+        report.assert_verdict(&["Address already in use"]);
+        let hint = if key == "coordinator.listen" { "choose another address" } else { "hint: " };
+        report.assert_verdict(&[hint]);
+    }
+}
+
+#[test]
+fn a_daemon_that_fails_after_it_served_is_told_with_its_words() {
+    let launch = Launch::new().ranks(2);
+    let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"data\":\"127.0.0.1:2\"}'\n\
+                sleep 0.3; echo 'gradwired: this is release 9.9.9, the coordinator is 0.1.0' >&2; exit 1\n";
+    let other = launch.script("other-gradwired", text);
+    let report = launch.set(&format!("launch.gradwired={}", other.display())).rank(&["hang"]).run();
+    report.assert_code(1);
+    report.assert_verdict(&[
+        "gradwire: the daemon on host localhost (pid ",
+        ") ended with exit code 1",
+    ]);
+    report.assert_verdict(&["  gradwired: this is release 9.9.9, the coordinator is 0.1.0"]);
+}
+
+/// A job whose ranks have begun to work: one deaf to SIGTERM, one with a child that leaves its group.
+fn busy() -> Job {
+    let launch = Launch::new().two_by_two().set("launch.grace_ms=500");
+    let job = launch.rank(&["1/deaf", "attach", "loop:1000000:1000"]).start();
+    job.until_said("looping", 4);
+    job
+}
+
+#[test]
+fn ctrl_c_and_a_request_to_end_stop_everything() {
+    for (signal, name, code) in [(Signal::INT, "SIGINT", 130), (Signal::TERM, "SIGTERM", 143)] {
+        let mut job = busy();
+        job.signal(Role::Launcher, signal);
+        let report = job.finish();
+        report.assert_code(code);
+        report
+            .assert_verdict(&[&format!("gradwire: interrupted by {name}; everything was stopped")]);
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nothing() {
+    let mut job = busy();
+    job.signal(Role::Launcher, Signal::KILL);
+    job.finish().assert_code(128 + 9);
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nothing_behind_ssh() {
+    let launch = Launch::new().hosts("node-3:1,node-4:1").ssh(SSH_HERE).set("launch.grace_ms=500");
+    let mut job = launch.rank(&["deaf", "attach", "loop:1000000:1000"]).start();
+    job.until_said("looping", 2);
+    job.signal(Role::Launcher, Signal::KILL);
+    job.finish().assert_code(128 + 9);
+}
+
+#[test]
+fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
+    let launch = Launch::new().two_by_two().set("launch.grace_ms=500");
+    let steps =
+        ["attach", "loop:2:10", "2/complain:out of luck", "2/exit:3", "1/deaf", "1/hang", "hang"];
+    let report = launch.rank(&steps).run();
+    report.assert_code(3);
+    let verdict = report.verdict();
+    assert!(verdict.starts_with("gradwire: rank 2 on host 127.0.0.2 (pid "), "{}", report.all());
+    report.assert_verdict(&[") ended with exit code 3, ", "; the other ranks were stopped"]);
+    assert!(verdict.ends_with("\n  out of luck"), "{}", report.all());
+    // Rank 1 does not listen to SIGTERM: it was given the grace period, and no more.
+    assert!(report.took.as_millis() >= 500, "{}", report.all());
+}
+
+#[test]
+fn ranks_that_never_attach_are_not_waited_for() {
+    let steps = ["1/exit:0", "deaf", "attach", "loop:1:10", "leave"];
+    let report = Launch::new().two_by_two().rank(&steps).run();
+    let parts = ["rank 1 on host 127.0.0.1, tensor 'loop.10': ", "has left the job"];
+    report.assert_told(&[0, 2, 3], report.began_us, &parts);
+    report.assert_code(1);
+    // One that failed is itself the cause.
+    let steps = ["1/exit:4", "deaf", "attach", "loop:1:10", "leave"];
+    let report = Launch::new().two_by_two().rank(&steps).run();
+    let parts =
+        ["rank 1 on host 127.0.0.1: its process ended with exit code 4 before it had joined"];
+    report.assert_told(&[0, 2, 3], report.began_us, &parts);
+    report.assert_code(4);
+}
+
+#[test]
+fn long_waits_for_a_rank_are_told_with_its_number() {
+    for (hosts, ranks) in [("127.0.0.1:2", 2), ("127.0.0.1:2,127.0.0.2:2", 4)] {
+        let launch = Launch::new().hosts(hosts).set("negotiation.stall_warning_ms=300");
+        let mut job = launch.rank(&["attach", "1/until:go", "loop:1:10", "leave"]).start();
+        // WAIT: of all that are there, the one that is missing is named, again and again.
+        let told = |line: &&Line| {
+            line.text.starts_with("[daemon 127.0.0.1] ")
+                && line.text.contains("tensor 'loop.10' waited ")
+                && line.text.ends_with(" s for rank 1 on host 127.0.0.1")
+        };
+        job.wait_for("two warnings", || {
+            (job.lines().iter().filter(told).count() >= 2).then_some(())
+        });
+        job.allow("go");
+        let report = job.finish();
+        report.assert_code(0);
+        assert_eq!(report.said("left").len(), ranks, "{}", report.all());
+    }
+}
+
+#[test]
+fn what_is_not_utf_8_in_the_environment_is_left_alone() {
+    let launch = Launch::new().ranks(2).variable("LATIN", OsStr::from_bytes(b"gr\xfc\xdfe"));
+    assert_well(&launch.rank(&["attach", "loop:2:10", "leave"]).run(), 2);
+}

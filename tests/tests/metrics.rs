@@ -1,0 +1,194 @@
+//! What a running job shows: `/metrics`, `/healthz` and `/readyz` of each service, and `gradwire
+//! status`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{Read, Write},
+    net::TcpStream,
+    process::Command,
+    time::Duration,
+};
+
+use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
+
+/// Asks for a path; gives the status code and the body.
+fn get(address: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).expect(address);
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Gradwire's series of a service, by name and labels as they are written.
+fn series(address: &str) -> BTreeMap<String, f64> {
+    let (code, text) = get(address, "/metrics");
+    assert_eq!(code, 200, "{text}");
+    let lines = text.lines().filter(|line| line.starts_with("gradwire_"));
+    let pair = |line: &str| {
+        let (name, value) = line.rsplit_once(' ').expect(line);
+        (name.to_owned(), value.parse().expect(line))
+    };
+    lines.map(pair).collect()
+}
+
+/// Each family of Gradwire's is described, has its type, and has labels of few values only (BOUND).
+fn assert_well_formed(address: &str) {
+    let (_, text) = get(address, "/metrics");
+    let named = |kind: &str| -> BTreeSet<String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(kind));
+        lines.filter_map(|line| line.split(' ').next().map(ToOwned::to_owned)).collect()
+    };
+    let (described, typed) = (named("# HELP "), named("# TYPE "));
+    let families: BTreeSet<String> = series(address)
+        .into_keys()
+        .map(|key| {
+            let name = key.split('{').next().unwrap_or_default();
+            let of_histogram = ["_bucket", "_sum", "_count"];
+            let base = of_histogram.iter().find_map(|end| name.strip_suffix(end));
+            base.filter(|base| typed.contains(*base)).unwrap_or(name).to_owned()
+        })
+        .collect();
+    assert!(families.len() >= 8, "{families:?}");
+    for family in &families {
+        assert!(described.contains(family) && typed.contains(family), "{family}: {text}");
+    }
+    let allowed = ["collective", "host", "kind", "le", "peer_host", "service", "version"];
+    for key in series(address).into_keys() {
+        let labels = key.split_once('{').map(|(_, labels)| labels.trim_end_matches('}'));
+        for label in labels.unwrap_or_default().split(',').filter(|label| !label.is_empty()) {
+            let (name, _) = label.split_once('=').expect(label);
+            assert!(allowed.contains(&name), "BOUND: {key}");
+        }
+        assert!(!key.contains("loop."), "BOUND: a tensor's name in {key}");
+    }
+}
+
+fn status(address: &str) -> String {
+    let output = Command::new(programs::gradwire()).args(["status", address]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn variable(job: &Job, rank: u32, name: &str) -> String {
+    job.process(Role::Rank(rank)).variable(name).expect(name)
+}
+
+#[test]
+fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
+    let steps = [
+        "attach",
+        "loop:1:1000",
+        "until:go",
+        "loop:10:1000",
+        "say:idle",
+        "0,1/submit:1:10",
+        "until:end",
+        "2,3/submit:1:10",
+        "leave",
+    ];
+    let mut job = Launch::new().two_by_two().words(&["--verbose"]).rank(&steps).start();
+    job.until_said("looped", 4);
+    let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
+    let coordinator = variable(&job, 0, "GRADWIRE_COORDINATOR_METRICS");
+    assert_ne!(daemons[0], daemons[1]);
+    for address in daemons.iter().chain([&coordinator]) {
+        assert_eq!(get(address, "/healthz").0, 200);
+        assert_eq!(get(address, "/readyz").0, 200);
+        assert_eq!(get(address, "/").0, 404);
+        assert_well_formed(address);
+    }
+
+    let before = daemons.each_ref().map(|address| series(address));
+    let operations = series(&coordinator)["gradwire_coordinator_operations_total"];
+    job.allow("go");
+    job.until_said("said", 4);
+    // Twenty submissions by two ranks of a tensor of 4000 bytes: ten sums.
+    for (node, peer) in [(0, "127.0.0.2"), (1, "127.0.0.1")] {
+        let moved = |after: &BTreeMap<String, f64>, key: &str| {
+            after.get(key).copied().unwrap_or_default()
+                - before[node].get(key).copied().unwrap_or_default()
+        };
+        let published = "gradwire_daemon_published_bytes_total";
+        let network = ["sent", "received"].map(|way| {
+            format!("gradwire_daemon_network_{way}_bytes_total{{peer_host=\"{peer}\"}}")
+        });
+        // A rank may know of the end of a sum before it is counted.
+        let after = job.wait_for("all sums counted", || {
+            let after = series(&daemons[node]);
+            let all = network.iter().map(String::as_str).chain([published]);
+            all.into_iter().all(|key| moved(&after, key) >= 40_000.0).then_some(after)
+        });
+        assert_eq!(moved(&after, published), 40_000.0, "{after:?}");
+        assert_eq!(moved(&after, "gradwire_daemon_operations_total"), 10.0, "{after:?}");
+        // Of two nodes each sends the other as many bytes as the tensor has, and frames' heads.
+        for key in &network {
+            assert!(moved(&after, key) < 60_000.0, "{key} moved too much: {after:?}");
+        }
+        // Ranks 0 and 1 submit one more each, which may or may not have come by now.
+        let submissions = "gradwire_daemon_submissions_total{collective=\"allreduce\"}";
+        assert!((20.0..=22.0).contains(&moved(&after, submissions)), "{after:?}");
+        assert_eq!(after["gradwire_daemon_workers"], 2.0, "{after:?}");
+        assert!(after["gradwire_daemon_shared_memory_bytes"] >= 2.0 * 1_048_576.0, "{after:?}");
+    }
+    let after = series(&coordinator);
+    assert_eq!(after["gradwire_coordinator_operations_total"] - operations, 10.0, "{after:?}");
+    assert_eq!(after["gradwire_coordinator_nodes"], 2.0);
+    assert_eq!(after["gradwire_coordinator_ranks"], 4.0);
+
+    let grpc = job.served("grpc").remove(0);
+    let text = job.wait_for("a tensor that waits", || {
+        let text = status(&grpc);
+        (text.contains("tensor 'layer.0'") && text.contains(" 11 done")).then_some(text)
+    });
+    let id = variable(&job, 0, "GRADWIRE_JOB");
+    assert!(
+        text.starts_with(&format!("job {id} ({}), epoch 1, running: ", env!("CARGO_PKG_VERSION"))),
+        "{text}"
+    );
+    for part in [
+        "host 127.0.0.1: ranks 0-1, silent for ",
+        "host 127.0.0.2: ranks 2-3, silent for ",
+        "operations: 11 started, 11 done",
+        " s for ranks 2, 3",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+#[test]
+fn a_service_is_ready_only_when_all_nodes_have_come() {
+    let launch = Launch::new().two_by_two().words(&["--verbose"]);
+    let gradwired = programs::beside("gradwired");
+    let text = format!(
+        "#!/bin/sh\nwhile [ $GRADWIRE_ORDER = 1 ] && [ ! -e go ]; do sleep 0.01; done\nexec {}\n",
+        gradwired.display()
+    );
+    let late = launch.script("late-gradwired", &text);
+    let launch = launch.set(&format!("launch.gradwired={}", late.display()));
+    let mut job = launch.rank(&["attach", "say:idle", "until:end", "leave"]).start();
+    let early = job.wait_for("the first daemon", || {
+        Some(job.served("metrics")).filter(|addresses| addresses.len() == 2)
+    });
+    for address in &early {
+        assert_eq!(get(address, "/healthz").0, 200);
+        let (code, body) = get(address, "/readyz");
+        assert_eq!(code, 503, "{body}");
+        assert!(body.starts_with("not ready: "), "{body}");
+    }
+    let (_, body) = job.wait_for("the first node at the coordinator", || {
+        Some(get(&early[0], "/readyz")).filter(|(_, body)| body.contains("1 of 2 nodes"))
+    });
+    assert!(body.starts_with("not ready: forming: "), "{body}");
+    job.allow("go");
+    job.until_said("said", 4);
+    for address in &job.served("metrics") {
+        assert_eq!(get(address, "/readyz").0, 200);
+    }
+    job.allow("end");
+    job.finish().assert_code(0);
+}

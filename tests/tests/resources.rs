@@ -1,0 +1,111 @@
+//! A process that may not have the memory or the descriptors it needs: its error names what it
+//! wanted, what it may have and how to change that, and all others are told who it was.
+
+use gradwire_tests::launched::{Launch, Line, Report, programs};
+
+/// All four ranks of two nodes, except one.
+const OTHERS: [u32; 3] = [0, 2, 3];
+
+fn launch() -> Launch {
+    Launch::new().two_by_two().set("worker.arena_segment_bytes=4MiB")
+}
+
+/// Runs with a limit on rank 1, set before it attaches or when it has begun to work.
+fn with_limit(before: &str, after: &str) -> Report {
+    let [before, after] = [before, after].map(|limit| format!("1/{limit}"));
+    let steps = ["deaf", &before, "attach", "loop:1:1000", &after, "loop:1:2000000", "leave"];
+    launch().rank(&steps).run()
+}
+
+/// Rank 1's own error has these parts. (Where it had attached before, others may end before it
+/// does, and give the verdict.)
+#[track_caller]
+fn assert_own(report: &Report, parts: &[&str]) {
+    let failed = report.said("failed");
+    let own = failed.iter().find(|said| said.rank == 1).expect("rank 1 fails");
+    for part in parts {
+        assert!(own.text.contains(part), "no {part:?} in {}", report.all());
+    }
+    report.assert_code(1);
+}
+
+#[test]
+fn a_rank_without_the_right_to_large_files_says_so() {
+    let report = with_limit("limit:fsize=2000000", "say:attached");
+    let parts =
+        ["shared memory of 4194304 bytes is over this process's file size limit of 2000000 bytes"];
+    assert_own(&report, &parts);
+    assert_own(&report, &["raise it with ulimit -f"]);
+    // It has attached and leaves in good order, but before the others have what they need of it.
+    report.assert_told(
+        &OTHERS,
+        report.began_us,
+        &["rank 1 on host 127.0.0.1, tensor 'loop.1000': "],
+    );
+}
+
+#[test]
+fn a_rank_without_address_space_says_so() {
+    let report = with_limit("say:begun", "limit:as=+2000000");
+    let parts = [
+        "could not map memory for shared memory of 8",
+        "raise the address space limit (ulimit -v)",
+    ];
+    assert_own(&report, &parts);
+    report.assert_told(
+        &OTHERS,
+        report.began_us,
+        &["rank 1 on host 127.0.0.1, tensor 'loop.2000000': "],
+    );
+}
+
+#[test]
+fn a_rank_without_descriptors_says_so() {
+    let report = with_limit("limit:nofile=6", "say:attached");
+    assert_own(&report, &["Too many open files", "raise the limit of open files (ulimit -n)"]);
+    let parts =
+        ["rank 1 on host 127.0.0.1: its process ended with exit code 1 before it had joined"];
+    report.assert_told(&OTHERS, report.began_us, &parts);
+}
+
+/// Runs with a limit on the second node's daemon.
+fn with_limited_daemon(limit: &str) -> Report {
+    let launch = launch();
+    let gradwired = programs::beside("gradwired").display().to_string();
+    let text = format!(
+        "#!/bin/sh\n[ $GRADWIRE_ORDER = 1 ] || exec {gradwired}\nexec prlimit {limit} {gradwired}\n"
+    );
+    let limited = launch.script("limited-gradwired", &text);
+    let launch = launch.set(&format!("launch.gradwired={}", limited.display()));
+    launch.rank(&["deaf", "attach", "loop:5:1000", "leave"]).run()
+}
+
+#[test]
+fn a_daemon_that_can_not_begin_is_told_with_its_reason() {
+    let before = "error: the daemon on host 127.0.0.2 (pid ";
+    for (limit, parts) in [
+        ("--nofile=12", ["Too many open files", "raise the limit of open files (ulimit -n)"]),
+        ("--as=20000000", ["no control thread", "raise the limits of memory and processes"]),
+    ] {
+        let report = with_limited_daemon(limit);
+        report.assert_code(1);
+        report.assert_verdict(&[
+            before,
+            ") ended with exit code 1 before the job began: gradwired: ",
+        ]);
+        report.assert_verdict(&parts);
+    }
+}
+
+#[test]
+fn a_daemon_that_runs_out_of_descriptors_says_so_and_no_rank_waits_for_it() {
+    let report = with_limited_daemon("--nofile=20");
+    report.assert_code(1);
+    // Where exactly it runs out of them, and who has attached by then, is a matter of time.
+    report.assert_told(&[0, 1, 2, 3], report.began_us, &[]);
+    let told = |line: &Line| {
+        line.text.contains("Too many open files (os error 24); raise ")
+            && line.text.contains("ulimit -n")
+    };
+    assert!(report.lines.iter().any(told), "{}", report.all());
+}
