@@ -162,7 +162,13 @@ pub async fn run(
         Outcome::Finished => Ok(()),
         // It ended because it was asked to; whoever asked knows.
         Outcome::Failed(_) if cancel.is_cancelled() => Ok(()),
-        Outcome::Failed(failure) => Err(CliError::failed(failure)),
+        Outcome::Failed(failure) => {
+            if let Some(rank) = failure.rank {
+                let failed = serde_json::json!({ "event": "failed", "rank": rank.0 });
+                let _ = writeln!(std::io::stdout(), "{failed}");
+            }
+            Err(CliError::failed(failure))
+        }
     }
 }
 

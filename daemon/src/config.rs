@@ -37,6 +37,8 @@ pub struct DaemonConfig {
     pub(crate) identity: JobIdentity,
     pub(crate) coordinator: SocketAddr,
     pub(crate) host: String,
+    /// Where other nodes reach this one.
+    pub(crate) address: IpAddr,
     pub(crate) data_listen: SocketAddr,
     pub(crate) slots: u32,
     pub(crate) order: u32,
@@ -119,6 +121,7 @@ impl DaemonConfig {
             identity: JobIdentity { job, secret },
             coordinator: env.parse("GRADWIRE_COORDINATOR", "it must be ip:port")?,
             host: env.text("GRADWIRE_HOST")?.to_owned(),
+            address,
             data_listen: settings.data.listen.unwrap_or(SocketAddr::new(address, 0)),
             slots,
             order: env.parse("GRADWIRE_ORDER", "it must be a number")?,

@@ -126,7 +126,11 @@ impl Daemon {
         let data = TcpListener::bind(address)
             .await
             .map_err(|reason| DaemonError::Data { address, reason })?;
-        let data_address = data.local_addr()?;
+        let mut data_address = data.local_addr()?;
+        if data_address.ip().is_unspecified() {
+            // Whoever listens everywhere is reached at the node's own address.
+            data_address.set_ip(config.address);
+        }
         let workers = listen_for_workers(&config.socket).map_err(|reason| DaemonError::Socket {
             socket: config.socket.clone(),
             hint: match Errno::from_io_error(&reason) {

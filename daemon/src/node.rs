@@ -17,7 +17,7 @@ use crate::{
         lane::{Lane, LaneConfig, LaneEvents},
         piece::Piece,
     },
-    intake::{Worker, Workers, submissions::Intake},
+    intake::{Worker, WorkerEnd, Workers, submissions::Intake},
     job::Job,
     metrics,
     negotiate::{Instruction, Outgoing, World, client::Conduct},
@@ -77,21 +77,13 @@ impl Node {
     }
 
     /// A worker has died or sent nonsense: the job can't go on without it.
-    pub(crate) fn worker_failed(&self, worker: &Worker, kind: FailureKind, why: &str) {
-        let pid = worker.pid;
-        let (what, hint) = match kind {
-            FailureKind::WorkerLost if why.is_empty() => (
-                format!("its process (pid {pid}) ended without leaving the job: killed or crashed"),
-                "see its output, and the kernel's log for the out-of-memory killer",
-            ),
-            FailureKind::WorkerLost => {
-                (format!("its process (pid {pid}) is lost: {why}"), "see what that process does")
-            }
-            _ => (
-                format!("its process (pid {pid}) sent nonsense to gradwired: {why}"),
-                "look for writes past the end of a tensor, or another release of Gradwire",
-            ),
-        };
+    pub(crate) fn worker_failed(&self, worker: &Worker, end: &WorkerEnd) {
+        if self.job.ending().is_some() {
+            // It goes because the job is over.
+            return;
+        }
+        let kind = end.kind();
+        let (what, hint) = end.text(worker.pid);
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
         let failure = Failure::new(kind, what)
             .rank(worker.rank)
@@ -207,7 +199,7 @@ impl Node {
         for ticket in &removed.tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
             if let Err(error) = worker.complete(ticket.ticket) {
-                self.worker_failed(&worker, FailureKind::Protocol, &error.to_string());
+                self.worker_failed(&worker, &WorkerEnd::Nonsense(error.to_string()));
             }
         }
         if removed.duplicates.is_empty() {

@@ -53,7 +53,8 @@ impl FailureKind {
         match self {
             Self::ConnectionLost | Self::Timeout => 0,
             Self::CoordinatorLost => 1,
-            Self::NodeLost => 2,
+            // A daemon that is asked to end is asked so because of something.
+            Self::NodeLost | Self::Cancelled => 2,
             _ => 3,
         }
     }

@@ -174,7 +174,7 @@ fn values_that_contradict_each_other_are_refused() {
     let cases: [(&[&str], &str); 4] = [
         (&["heartbeat.timeout_ms=1000"], "heartbeat.timeout_ms = 1000 must be more than twice"),
         (&["job.timeout_ms=3000"], "job.timeout_ms = 3000 must be more than heartbeat.timeout_ms"),
-        (&["data.chunk_bytes=8MiB"], "data.chunk_bytes = 8388608 must not be more than"),
+        (&["negotiation.piece_bytes=64KiB"], "data.chunk_bytes = 262144 must not be more than"),
         (&["worker.arena_max_bytes=1MiB"], "worker.arena_max_bytes = 1048576 must be 0"),
     ];
     for (given, expected) in cases {

@@ -173,7 +173,7 @@ fn a_rank_that_shows_no_sign_of_life_is_named() {
 }
 
 #[test]
-fn a_rank_that_gives_up_tells_its_reason_to_itself_and_its_name_to_the_others() {
+fn a_rank_that_gives_up_tells_its_reason_to_everybody() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let survivors = cluster.start_ranks([0, 2], |session| {
         session.barrier().unwrap();
@@ -195,6 +195,18 @@ fn a_rank_that_gives_up_tells_its_reason_to_itself_and_its_name_to_the_others() 
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
     assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-0", "mine"));
+    assert!(cause.what.ends_with("gave up: the data set is empty"), "{cause}");
+}
+
+#[test]
+fn a_session_that_is_dropped_without_shutdown_has_failed() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let survivors = cluster.start_ranks([0], |session| wait_for_the_end(session, "w"));
+    let own = cluster.start_ranks([1], |_| panic!("on purpose: as an error that leaves main"));
+    let cause = one_cause(cluster, survivors);
+    assert!(own.join().is_err());
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+    assert!(cause.what.contains("dropped its session without shutdown()"), "{cause}");
 }
 
 /// Ranks that wait in several threads for a tensor that the last rank does not submit; `begun` is

@@ -227,7 +227,8 @@ impl Session {
             Some(name) => TensorName::new(&name)?,
             None => TensorName::new(&self.unnamed(request.collective))?,
         };
-        let ticket = self.shared().submit(name.clone(), request, priority, buffer)?;
+        let submitted = self.shared().submit(name.clone(), request, priority, buffer);
+        let ticket = self.shared().noted(submitted)?;
         Ok((ticket, name))
     }
 
@@ -241,6 +242,7 @@ impl Session {
     }
 
     fn finish_blocking(&self, ticket: u64) -> Result<()> {
-        self.shared().wait(ticket, None).unwrap_or(Err(GradwireError::Closed))
+        let outcome = self.shared().wait(ticket, None).unwrap_or(Err(GradwireError::Closed));
+        self.shared().noted(outcome)
     }
 }

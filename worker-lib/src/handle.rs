@@ -96,7 +96,8 @@ impl<P> Handle<P> {
         if let Err(error) = self.session.check_process() {
             return Some(Err(error));
         }
-        let outcome = self.session.shared().wait(self.ticket, deadline)?;
+        let shared = self.session.shared();
+        let outcome = shared.noted(shared.wait(self.ticket, deadline)?);
         Some(outcome.and_then(|()| self.payload.take().ok_or(GradwireError::Closed)))
     }
 }

@@ -39,8 +39,9 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const SPIN: Duration = Duration::from_micros(50);
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
-/// leaves the job in good order when [`Session::shutdown`] is called or the last clone and the
-/// last handle are dropped.
+/// leaves the job in good order when [`Session::shutdown`] is called. A session whose last clone
+/// and last handle are dropped without it has failed, and all other ranks are told so (TELL): that
+/// is what happens to a `main` that returns early because of an error.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
@@ -307,7 +308,8 @@ impl Session {
         let block = self.0.arena.allocate(bytes).or_else(|error| {
             self.0.shared.check()?; // the first cause is better than what came of it (TELL)
             Err(GradwireError::from(error))
-        })?;
+        });
+        let block = self.0.shared.noted(block)?;
         let mut buffer = Buffer::new(block, dtype, shape);
         // A block may have been another tensor's before.
         buffer.bytes_mut().fill(0);
@@ -323,7 +325,7 @@ impl Session {
     /// daemon did not answer within 5 s.
     pub fn shutdown(&self) -> Result<()> {
         self.check_process()?;
-        self.0.leave()
+        self.0.end(Message::Detach(pb::Detach {}))
     }
 
     /// Gives up: every waiting and every later call of this process fails with the reason, and the
@@ -335,6 +337,8 @@ impl Session {
         let shared = &self.0.shared;
         let failure = Failure::new(FailureKind::Cancelled, reason).host(self.host());
         let _ = shared.giving_up.set(failure.clone());
+        let give_up = pb::GiveUp { reason: reason.to_owned() };
+        let _ = shared.send(Message::GiveUp(give_up), None);
         // The daemon may be writing to our tensors now. It takes the half-closed connection for
         // our death, stops, and closes its half; then the watcher ends the session.
         let _ = shared.stream.shutdown(Shutdown::Write);
@@ -363,19 +367,29 @@ impl Session {
     }
 }
 
+/// What the other ranks are told of a rank whose session ends without [`Session::shutdown`] and
+/// without an error before: a program that leaves `main` early for a reason of its own does so.
+const DROPPED: &str =
+    "it dropped its session without shutdown(), as a program does that ends early";
+
 impl Inner {
-    fn leave(&self) -> Result<()> {
+    /// Ends the session with a last message.
+    fn end(&self, farewell: Message) -> Result<()> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(threads) = threads else { return Ok(()) };
-        let result = self.say_farewell();
+        let result = self.say_farewell(farewell);
         self.shared.finish(End::Closed);
         threads.join(&self.shared);
         result
     }
 
-    fn say_farewell(&self) -> Result<()> {
+    fn say_farewell(&self, farewell: Message) -> Result<()> {
         self.shared.check()?;
-        self.shared.send(Message::Detach(pb::Detach {}), None)?;
+        let answered = matches!(farewell, Message::Detach(_));
+        self.shared.send(farewell, None)?;
+        if !answered {
+            return Ok(());
+        }
         let deadline = Instant::now() + FAREWELL;
         loop {
             let seen = self.shared.control.epoch();
@@ -398,8 +412,9 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // A forked child has neither the threads nor the right to speak on the connection.
         if self.process == std::process::id() {
-            // Nobody is left to tell; the daemon sees the connection's end in any case.
-            let _ = self.leave();
+            // Nobody is left to tell here; the daemon sees the connection's end in any case.
+            let reason = self.shared.last_error().unwrap_or_else(|| DROPPED.to_owned());
+            let _ = self.end(Message::GiveUp(pb::GiveUp { reason }));
             self.shared.forget();
         }
     }

@@ -59,6 +59,8 @@ pub(crate) struct Shared {
     end: OnceLock<End>,
     /// Why this process gives up, until the daemon has taken notice.
     pub(crate) giving_up: OnceLock<Failure>,
+    /// What the program was told last that went wrong: likely why it ends, if it does.
+    last_error: Mutex<Option<String>>,
     /// Segments that the daemon has taken.
     segments: Mutex<BTreeSet<u32>>,
     segments_changed: Condvar,
@@ -74,6 +76,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Remembers an error on its way to the program.
+    pub(crate) fn noted<T>(&self, result: Result<T, GradwireError>) -> Result<T, GradwireError> {
+        result.inspect_err(|error| *lock(&self.last_error) = Some(error.to_string()))
+    }
+
+    /// The last error that the program was told.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        lock(&self.last_error).clone()
+    }
+
     pub(crate) fn new(
         control: WorkerControl,
         stream: UnixStream,
@@ -89,6 +101,7 @@ impl Shared {
             tickets: Mutex::default(),
             end: OnceLock::new(),
             giving_up: OnceLock::new(),
+            last_error: Mutex::new(None),
             segments: Mutex::default(),
             segments_changed: Condvar::new(),
             watched: AtomicBool::new(true),

@@ -100,6 +100,13 @@ struct Serving {
     metrics: String,
 }
 
+/// Whom the coordinator has found at fault.
+#[derive(Debug, Deserialize)]
+struct Blame {
+    event: String,
+    rank: u32,
+}
+
 #[derive(Debug, Default)]
 struct Host {
     address: Option<IpAddr>,
@@ -127,6 +134,8 @@ pub struct Job {
     /// By host, because each has a daemon.
     processes: BTreeMap<(usize, Role), Process>,
     failures: Vec<Failure>,
+    /// The rank that the coordinator has found at fault.
+    blamed: Option<u32>,
     ranks_ran: bool,
     commands: Vec<Command>,
 }
@@ -144,6 +153,7 @@ impl Job {
             coordinator: None,
             processes: BTreeMap::new(),
             failures: Vec::new(),
+            blamed: None,
             ranks_ran: false,
             commands: Vec::new(),
         }
@@ -157,7 +167,7 @@ impl Job {
     /// What the job came to, once nothing of it runs any more.
     pub fn verdict(&self) -> Option<Verdict> {
         let others = self.ranks_ran && self.plan.size() > 1;
-        (self.phase == Phase::Done).then(|| Verdict::over(&self.failures, others))
+        (self.phase == Phase::Done).then(|| Verdict::over(&self.failures, self.blamed, others))
     }
 
     /// Takes an event and decides what is to be done.
@@ -223,6 +233,11 @@ impl Job {
     }
 
     fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
+        let blame = serde_json::from_str::<Blame>(line).ok().filter(|b| b.event == "failed");
+        if let (Role::Coordinator, Some(blame)) = (role, blame) {
+            self.blamed = Some(blame.rank);
+            return;
+        }
         let serving = serde_json::from_str::<Serving>(line).ok().filter(|s| s.event == "serving");
         let Some(serving) = serving else {
             self.note(format!("{role} on host {}: {line}", self.host(node)));

@@ -55,10 +55,13 @@ impl Failure {
     /// Smaller is nearer to the root: being told to end, then time. To be killed is nobody's
     /// reaction, so it counts as [`TOGETHER`] earlier: its socket's end, to which others react, is
     /// seen before its own. Services react to ranks, so a service's own end counts as later.
-    fn order(&self) -> (u8, Duration) {
+    fn order(&self, blamed: Option<u32>) -> (u8, Duration) {
         match self {
             Self::Interrupted(_) => (0, Duration::ZERO),
             Self::Output(_) => (1, Duration::ZERO),
+            Self::Ended { role: Role::Rank(rank), .. } if blamed == Some(*rank) => {
+                (2, Duration::ZERO)
+            }
             Self::Ended { ended: Ended::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
             Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
             Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
@@ -121,11 +124,12 @@ impl Verdict {
         Self { code: 0, lines: Vec::new() }
     }
 
-    /// The verdict over everything that went wrong; the first failure decides. What kept the job
-    /// from starting is told in full: each is to be repaired. `others_ran` tells whether there
-    /// were ranks to stop.
-    pub fn over(failures: &[Failure], others_ran: bool) -> Self {
-        let Some(first) = failures.iter().min_by_key(|failure| failure.order()) else {
+    /// The verdict over everything that went wrong; the first failure decides. A rank that the
+    /// coordinator has `blamed` failed before those that ended because of it, whatever the hosts'
+    /// clocks say. What kept the job from starting is told in full: each is to be repaired.
+    /// `others_ran` tells whether there were ranks to stop.
+    pub fn over(failures: &[Failure], blamed: Option<u32>, others_ran: bool) -> Self {
+        let Some(first) = failures.iter().min_by_key(|failure| failure.order(blamed)) else {
             return Self::well();
         };
         let lines = if matches!(first, Failure::NotStarted { .. }) {
@@ -164,7 +168,7 @@ mod tests {
             ended(Role::Rank(3), Ended::Signal(9), 1000),
             ended(Role::Daemon, Ended::Code(1), 999),
         ];
-        let verdict = Verdict::over(&failures, true);
+        let verdict = Verdict::over(&failures, None, true);
         assert_eq!(verdict.code, 137);
         assert_eq!(
             verdict.lines,
@@ -178,13 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn the_rank_that_the_coordinator_blames_decides_over_clocks_of_different_hosts() {
+        let failures =
+            [ended(Role::Rank(3), Ended::Code(1), 990), ended(Role::Rank(1), Ended::Code(4), 1000)];
+        assert_eq!(Verdict::over(&failures, Some(1), true).code, 4);
+        assert_eq!(Verdict::over(&failures, Some(2), true).code, 1, "it has not ended by itself");
+    }
+
+    #[test]
     fn a_daemon_that_was_killed_is_the_cause_of_what_its_ranks_then_do() {
         let failures = [
             // Its ranks were faster to react than the system to say that it has ended.
             ended(Role::Rank(0), Ended::Code(1), 1000),
             ended(Role::Daemon, Ended::Signal(9), 1003),
         ];
-        let verdict = Verdict::over(&failures, true);
+        let verdict = Verdict::over(&failures, None, true);
         assert!(
             verdict.lines[0]
                 .starts_with("gradwire: the daemon on host 127.0.0.2 (pid 123) was killed")
@@ -195,10 +207,10 @@ mod tests {
     #[test]
     fn everything_that_keeps_a_job_from_starting_is_listed() {
         let missing = |what: &str| Failure::NotStarted { what: what.into(), hint: "do".into() };
-        let verdict = Verdict::over(&[missing("a"), missing("b")], true);
+        let verdict = Verdict::over(&[missing("a"), missing("b")], None, true);
         assert_eq!(verdict.lines, ["error: a", "hint: do", "error: b", "hint: do"]);
-        assert_eq!(Verdict::over(&[], true), Verdict::well());
-        let verdict = Verdict::over(&[missing("a"), Failure::Interrupted(2)], false);
+        assert_eq!(Verdict::over(&[], None, true), Verdict::well());
+        let verdict = Verdict::over(&[missing("a"), Failure::Interrupted(2)], None, false);
         assert_eq!(verdict.code, 130);
     }
 }

@@ -289,9 +289,9 @@ impl Runner {
         let unconnected = waiting.iter().all(|node| {
             self.links[node.0 as usize].as_ref().is_none_or(|link| link.stream.is_none())
         });
-        let why = if unconnected { "no connection has been made" } else { "nothing has come" };
+        let why = if unconnected { "no connection with" } else { "nothing has come from" };
         let what = format!(
-            "no data has moved for {} ms: {why} with {}",
+            "no data has moved for {} ms: {why} {}",
             self.config.patience.as_millis(),
             hosts.join(", ")
         );

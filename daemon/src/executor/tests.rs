@@ -319,7 +319,7 @@ fn a_peer_that_never_comes_is_named() {
 fn nonsense_and_a_closed_connection_are_told_apart() {
     for (bytes, kind, text) in [
         (&b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"[..], FailureKind::Protocol, "nonsense"),
-        (&[][..], FailureKind::ConnectionLost, "closed"),
+        (&[][..], FailureKind::ConnectionLost, "the data connection with this host failed"),
     ] {
         let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(10));
         let job = Job::new("grad", 2, 1, 100, None);

@@ -31,7 +31,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Slot, Worker, say, submissions::Source};
+use super::{Slot, Worker, WorkerEnd, say, submissions::Source};
 use crate::{
     job::{Ending, Phase},
     memory::WorkerMemory,
@@ -39,6 +39,9 @@ use crate::{
     negotiate::World,
     node::Node,
 };
+
+/// Characters of the reason why a worker gave up (BOUND).
+const REASON: usize = 4096;
 
 /// How long a worker may take for its first words, and the socket for each message.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -288,11 +291,11 @@ impl Conversation {
 
     /// Serves an attached worker until it leaves or dies.
     fn attend(&self, worker: &Arc<Worker>) {
-        let why = loop {
+        let end = loop {
             match self.receive() {
                 Ok(Some((Wish::AddSegment(add), frame))) => match self.add(worker, &add, frame) {
                     Ok(reply) => worker.say(reply),
-                    Err(why) => break Some((FailureKind::Protocol, why)),
+                    Err(why) => break Some(WorkerEnd::Nonsense(why)),
                 },
                 Ok(Some((Wish::Detach(_), _))) => {
                     tracing::info!(rank = %worker.rank, "worker leaves");
@@ -300,20 +303,20 @@ impl Conversation {
                     worker.say(Reply::Detached(pb::Detached {}));
                     break None;
                 }
+                Ok(Some((Wish::GiveUp(give_up), _))) => {
+                    break Some(WorkerEnd::GaveUp(give_up.reason.chars().take(REASON).collect()));
+                }
                 Ok(Some((Wish::Attach(_), _))) => {
-                    break Some((FailureKind::Protocol, "it attached a second time".into()));
+                    break Some(WorkerEnd::Nonsense("it attached a second time".into()));
                 }
-                Ok(None) => break Some((FailureKind::WorkerLost, String::new())),
-                Err(why) => {
-                    let gone = why.contains("reset") || why.contains("os error 104");
-                    let kind = if gone { FailureKind::WorkerLost } else { FailureKind::Protocol };
-                    break Some((kind, why));
-                }
+                Ok(None) => break Some(WorkerEnd::Died),
+                Err(why) if why.contains("os error 104") => break Some(WorkerEnd::Died),
+                Err(why) => break Some(WorkerEnd::Nonsense(why)),
             }
         };
-        if let Some((kind, why)) = why {
-            self.node.worker_failed(worker, kind, &why);
-            if kind == FailureKind::Protocol {
+        if let Some(end) = end {
+            self.node.worker_failed(worker, &end);
+            if matches!(end, WorkerEnd::Nonsense(_)) {
                 // It stays until it goes, so that it is told the end like everybody (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             }

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, RwLock},
 };
 
-use gradwire_proto::{Failure, Rank, pb};
+use gradwire_proto::{Failure, FailureKind, Rank, pb};
 use gradwire_shm::{
     control::{Completion, CompletionWriter, RingError},
     handover,
@@ -68,6 +68,48 @@ impl Worker {
 fn say(socket: &UnixStream, message: pb::daemon_message::Message) -> std::io::Result<()> {
     let message = pb::DaemonMessage { message: Some(message) };
     handover::send(socket, &message.encode_to_vec(), &[])
+}
+
+/// How a worker failed, which is the end of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WorkerEnd {
+    /// Its connection ended without a word.
+    Died,
+    /// It is there and shows no sign of life.
+    Silent(String),
+    /// It said itself that it failed.
+    GaveUp(String),
+    /// It sent what makes no sense.
+    Nonsense(String),
+}
+
+impl WorkerEnd {
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Nonsense(_) => FailureKind::Protocol,
+            _ => FailureKind::WorkerLost,
+        }
+    }
+
+    /// What happened to the process, and what to do about it.
+    pub(crate) fn text(&self, pid: u32) -> (String, &'static str) {
+        match self {
+            Self::Died => (
+                format!("its process (pid {pid}) ended without leaving the job: killed or crashed"),
+                "see its output, and the kernel's log for the out-of-memory killer",
+            ),
+            Self::Silent(why) => {
+                (format!("its process (pid {pid}) is lost: {why}"), "see what that process does")
+            }
+            Self::GaveUp(reason) => {
+                (format!("its process (pid {pid}) gave up: {reason}"), "see its output")
+            }
+            Self::Nonsense(why) => (
+                format!("its process (pid {pid}) sent nonsense to gradwired: {why}"),
+                "look for writes past the end of a tensor, or another release of Gradwire",
+            ),
+        }
+    }
 }
 
 /// The attached workers by local rank.

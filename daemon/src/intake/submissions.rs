@@ -17,7 +17,7 @@ use gradwire_proto::{Failure, FailureKind, ProcessSetId};
 use gradwire_shm::control::{Heartbeats, Submission, SubmissionReader};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::Worker;
+use super::{Worker, WorkerEnd};
 use crate::{
     metrics,
     negotiate::Outgoing,
@@ -132,7 +132,7 @@ impl Reader {
                 };
                 came = true;
                 if let Err(why) = taken {
-                    node.worker_failed(worker, FailureKind::Protocol, &why);
+                    node.worker_failed(worker, &WorkerEnd::Nonsense(why));
                     return false;
                 }
             }
@@ -182,7 +182,7 @@ impl Reader {
                 silent.as_secs_f64(),
                 state_of(worker.pid)
             );
-            node.worker_failed(worker, FailureKind::WorkerLost, &why);
+            node.worker_failed(worker, &WorkerEnd::Silent(why));
             false
         });
     }

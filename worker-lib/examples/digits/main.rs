@@ -128,5 +128,6 @@ fn train(arguments: &Arguments) -> anyhow::Result<()> {
         "the ranks' parameters differ (hashes {})",
         report::hex(&hashes)
     );
+    ranks.leave()?;
     Ok(())
 }

@@ -41,6 +41,14 @@ impl Ranks {
         }
     }
 
+    /// Leaves the job in good order.
+    pub(crate) fn leave(&self) -> Result<(), GradwireError> {
+        match self {
+            Self::Alone => Ok(()),
+            Self::Together(session) => session.shutdown(),
+        }
+    }
+
     /// Gives every rank rank 0's parameters.
     pub(crate) fn agree_on(&self, parameters: &nn::VarStore) -> Result<(), GradwireError> {
         match self {

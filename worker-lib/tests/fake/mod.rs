@@ -221,7 +221,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
                 return;
             }
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
-            None => {
+            Some((worker_message::Message::GiveUp(_), _)) | None => {
                 // TELL, as the real one would.
                 let failure =
                     Failure::new(FailureKind::WorkerLost, "the process ended").rank(Rank(rank));
