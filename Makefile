@@ -9,6 +9,7 @@ DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CASES ?= 1000
+RUFF := 0.17.5
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: demo test bench lint soak sanitize clean
@@ -21,9 +22,12 @@ demo: ## train a small network on four ranks of two nodes, all on this machine
 test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins
 	$(TORCH) $(CARGO) build -p gradwire-worker --features tch --examples
+	cd scripts/bench && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
+	$(TORCH) $(CARGO) nextest run -p gradwire-worker --features tch
 	$(TORCH) $(CARGO) nextest run --workspace
 else
+	$(TORCH) $(CARGO) test -p gradwire-worker --features tch
 	$(TORCH) $(CARGO) test --workspace
 endif
 
@@ -35,6 +39,9 @@ lint: ## what CI wants besides the tests
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
+	.venv-lint/bin/ruff check scripts
+	.venv-lint/bin/ruff format --check scripts
 
 soak: ## the property tests for as long as one likes: make soak CASES=5000
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
@@ -46,4 +53,4 @@ sanitize: ## the rooms with unsafe code under the address sanitizer, where there
 
 clean: ## everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv .venv-bench
+	rm -rf .venv .venv-bench .venv-lint

@@ -1,0 +1,203 @@
+"""Measuring the systems of a scenario: first each setup once, then round by round.
+
+In a round every system runs once, and each round begins with another one, so that whatever the machine does
+beside hits all of them.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from figures import Figure, figure
+from install import Tools
+from machine import Noise
+from net import Line, Network, line_text, machine_congestion_control, measure_line, network
+from plan import Run, Scenario, runs
+from shapes import PARAMETERS, TENSORS, for_gradwire, for_peers, resnet50
+from shell import Trouble, run_job, say
+from systems import TUNED_CONGESTION_CONTROL, Job, Model, Setup, System, processes, systems
+
+# A job that takes longer hangs.
+JOB_SECONDS = 240
+# A limit whose largest and smallest measurement are further apart limits nothing.
+STEADY = 1.25
+
+
+@dataclass
+class Outcome:
+    """A system in a scenario."""
+
+    system: System
+    # For each size in bytes, the median of each round in microseconds.
+    rounds: dict[int, list[float]] = field(default_factory=dict)
+    # For each size, what a plain program takes for the same work, where the system says so.
+    limits: dict[int, list[float]] = field(default_factory=dict)
+    # For each size, the setup that was used.
+    chosen: dict[int, Setup] = field(default_factory=dict)
+    tried: dict[str, dict[int, float]] = field(default_factory=dict)
+    trouble: str | None = None
+
+    def limit_share(self, size: int) -> float | None:
+        """How much of a plain program's speed was reached, if that program took about as long every time."""
+        times, limits = self.rounds.get(size), self.limits.get(size)
+        if not times or not limits or max(limits) > STEADY * min(limits):
+            return None
+        return median(limits) / median(times)
+
+    def figure(self, size: int) -> Figure | None:
+        """The figure of a size, if there is one."""
+        times = self.rounds.get(size)
+        return figure(times) if times else None
+
+
+@dataclass
+class Result:
+    """A scenario with what came of it."""
+
+    scenario: Scenario
+    line: Line | None
+    outcomes: list[Outcome]
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes that anything was measured for."""
+        return sorted({size for outcome in self.outcomes for size in outcome.rounds})
+
+
+@dataclass
+class Bench:
+    """Everything that measurements share."""
+
+    tools: Tools
+    rounds: int
+    seconds: float
+    namespaces: bool
+    # Whether setups of the peers are tried; otherwise the first of each is taken.
+    try_setups: bool
+    folder: Path
+    noise: Noise
+
+    def scenario(self, scenario: Scenario) -> Result:
+        """Measures all systems in a scenario."""
+        with network(scenario, self.namespaces) as net:
+            line = self._line(net, None)
+            outcomes = [Outcome(system) for system in systems(scenario, self.tools, self.namespaces)]
+            for outcome in outcomes:
+                self._guard(self._choose, net, scenario, outcome)
+            for number in range(self.rounds):
+                say(f"{scenario.title}: round {number + 1} of {self.rounds}")
+                turn = number % len(outcomes)
+                for outcome in outcomes[turn:] + outcomes[:turn]:
+                    self._guard(self._round, net, scenario, outcome)
+            line = self._line(net, line)
+            if line:
+                say(f"{scenario.title}: {line_text(line)}")
+            return Result(scenario, line, outcomes)
+
+    def _line(self, net: Network, before: Line | None) -> Line | None:
+        """What the plain link carries; measured before and after, the better of both."""
+        if len(net.nodes) == 1 or not self.tools.has("iperf3"):
+            return None
+        net.congestion_control(TUNED_CONGESTION_CONTROL)
+        now = measure_line(net)
+        return now if before is None else now.best(before)
+
+    def _guard(
+        self, step: Callable[[Network, Scenario, Outcome], None], net: Network, scenario: Scenario, outcome: Outcome
+    ) -> None:
+        """A system that fails is left out of the rest of a scenario, with what it said."""
+        if outcome.trouble is not None:
+            return
+        try:
+            step(net, scenario, outcome)
+        except Trouble as trouble:
+            outcome.trouble = str(trouble)
+            say(f"{outcome.system.title} failed: {trouble}")
+
+    def _choose(self, net: Network, scenario: Scenario, outcome: Outcome) -> None:
+        setups = outcome.system.setups if self.try_setups else outcome.system.setups[:1]
+        sizes = scenario.sizes or (4 * PARAMETERS,)
+        if len(setups) == 1:
+            outcome.chosen = dict.fromkeys(sizes, setups[0])
+            return
+        for setup in setups:
+            try:
+                outcome.tried[setup.label] = self._medians(net, scenario, outcome, setup, set(sizes), 1 / 4)
+            except Trouble as trouble:
+                say(f"{outcome.system.title} can't be set up with '{setup.label}': {trouble}")
+        if not outcome.tried:
+            raise Trouble("none of its setups works")
+        for size in sizes:
+            best = min(outcome.tried, key=lambda label: outcome.tried[label][size])
+            outcome.chosen[size] = next(setup for setup in setups if setup.label == best)
+
+    def _round(self, net: Network, scenario: Scenario, outcome: Outcome) -> None:
+        for setup in dict.fromkeys(outcome.chosen.values()):
+            sizes = {size for size, chosen in outcome.chosen.items() if chosen == setup}
+            for size, time in self._medians(net, scenario, outcome, setup, sizes, 1.0).items():
+                outcome.rounds.setdefault(size, []).append(time)
+
+    def _medians(
+        self, net: Network, scenario: Scenario, outcome: Outcome, setup: Setup, sizes: set[int], share: float
+    ) -> dict[int, float]:
+        """Runs a system once, with a share of the usual iterations."""
+        system = outcome.system
+        self.noise.probe()
+        net.congestion_control(TUNED_CONGESTION_CONTROL if system.tuned else machine_congestion_control())
+        times: dict[int, float] = {}
+        for work in self._jobs(scenario, system, sizes, share):
+            job = Job(self.tools, net, scenario, work)
+            answer = self.folder / "answer.json"
+            answer.unlink(missing_ok=True)
+            said = run_job(processes(job, system, setup, answer), JOB_SECONDS)
+            answered = _read(answer.read_text() if system.ours else said, system)
+            times.update({size: row.median for size, row in answered.items()})
+            for size, row in answered.items():
+                if row.limit is not None:
+                    outcome.limits.setdefault(size, []).append(row.limit)
+        if set(times) != sizes:
+            raise Trouble(f"it measured {sorted(times)} bytes where {sorted(sizes)} were asked for")
+        return times
+
+    def _jobs(self, scenario: Scenario, system: System, sizes: set[int], share: float) -> Iterator[list[Run] | Model]:
+        if scenario.model:
+            yield self._model(share)
+            return
+        work = [run for run in runs(scenario, self.seconds * share, system.thrift) if run.size in sizes]
+        if system.ours:
+            yield from ([run] for run in work)
+        else:
+            yield work
+
+    def _model(self, share: float) -> Model:
+        shapes = resnet50()
+        if len(shapes) != TENSORS:
+            raise ValueError(f"ResNet-50 has {TENSORS} tensors, not {len(shapes)}")
+        ours, theirs = self.folder / "resnet50.shapes", self.folder / "resnet50.counts"
+        ours.write_text(for_gradwire(shapes))
+        theirs.write_text(for_peers(shapes))
+        iterations = max(3, round(8 * self.seconds * share))
+        return Model(ours, theirs, max(1, iterations // 4), iterations)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a system says of a size: times in microseconds."""
+
+    median: float
+    # What a plain program takes for the same work.
+    limit: float | None = None
+
+
+def _read(text: str, system: System) -> dict[int, Row]:
+    """What a system wrote, for each size."""
+    try:
+        if system.ours:
+            rows = json.loads(text)["rows"]
+        else:
+            rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return {int(row["bytes"]): Row(median(row["times_us"]), row.get("limit_us")) for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise Trouble(f"what it wrote is not understood ({error!r}): {text[:200]}") from error

@@ -1,0 +1,118 @@
+"""What is measured: scenarios, sizes, and how many iterations. Pure.
+
+A scenario is a number of nodes and ranks with the links between them; every system runs in all of them.
+"""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+GBIT = 1_000_000_000
+
+QUICK_SIZES = (4, MIB, 64 * MIB)
+NODE_SIZES = (4, 64 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+LINE_SIZES = (16 * MIB, 64 * MIB)
+
+# From this size on a barrier stands before each iteration: filling a tensor takes the ranks different times,
+# which would else be taken for a part of the operation. Below, calls go back to back.
+BARRIER_FROM = MIB
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Some ranks on some nodes, and what they exchange."""
+
+    name: str
+    title: str
+    nodes: int
+    ranks_per_node: int
+    sizes: tuple[int, ...]
+    # Of each node's link, in bits per second and both directions; None: as fast as it goes.
+    rate: int | None = None
+    # Of each packet, in milliseconds and each direction.
+    delay_ms: float = 0.0
+    # The gradients of a network in place of sizes.
+    model: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """How many there are in all."""
+        return self.nodes * self.ranks_per_node
+
+
+def quick() -> list[Scenario]:
+    """What tells the most in five minutes."""
+    return [
+        Scenario("node-4", "one node, 4 ranks", 1, 4, QUICK_SIZES),
+        Scenario("10g-2x2", "two nodes × 2 ranks, 10 Gbit/s", 2, 2, QUICK_SIZES, rate=10 * GBIT),
+    ]
+
+
+def full() -> list[Scenario]:
+    """Everything that docs/performance.md has a table for."""
+    scenarios = [
+        Scenario("node-4", "one node, 4 ranks", 1, 4, NODE_SIZES),
+        Scenario("node-2", "one node, 2 ranks", 1, 2, NODE_SIZES),
+        Scenario("resnet50", "one node, 4 ranks, the 161 gradients of ResNet-50", 1, 4, (), model=True),
+    ]
+    for ranks in (2, 1):
+        for rate, text in ((GBIT, "1 Gbit/s"), (10 * GBIT, "10 Gbit/s"), (None, "unshaped")):
+            name = f"{rate // GBIT}g" if rate else "free"
+            word = "ranks" if ranks > 1 else "rank"
+            scenarios.append(
+                Scenario(f"{name}-2x{ranks}", f"two nodes × {ranks} {word}, {text}", 2, ranks, LINE_SIZES, rate=rate)
+            )
+    scenarios.append(
+        Scenario("1g-1ms-2x1", "two nodes × 1 rank, 1 Gbit/s, 1 ms each way", 2, 1, LINE_SIZES, GBIT, delay_ms=1.0)
+    )
+    scenarios.append(Scenario("1g-4x1", "four nodes × 1 rank, 1 Gbit/s", 4, 1, LINE_SIZES, GBIT))
+    return scenarios
+
+
+@dataclass(frozen=True)
+class Run:
+    """One size with its iterations: the same for every system."""
+
+    size: int
+    warmup: int
+    iterations: int
+    barrier: bool
+
+    def __str__(self) -> str:
+        """As the peers' programs read it."""
+        return f"{self.size}:{self.warmup}:{self.iterations}{':barrier' if self.barrier else ''}"
+
+
+def expected_seconds(scenario: Scenario, size: int) -> float:
+    """A guess at one iteration, good enough to choose how many of them there are to be."""
+    seconds = 100e-6 + size * 2e-9
+    if scenario.rate:
+        seconds += line_bits(scenario, size) / scenario.rate
+    return seconds + 4e-3 * scenario.delay_ms
+
+
+def line_bits(scenario: Scenario, size: int) -> float:
+    """What has to leave each node at least, in bits: 2(M-1)/M · S for M nodes."""
+    return 2 * (scenario.nodes - 1) / scenario.nodes * size * 8
+
+
+def bus_bytes(scenario: Scenario, size: int) -> float:
+    """The bytes by which nccl-tests measure the bus: 2(N-1)/N · S for N ranks."""
+    return 2 * (scenario.ranks - 1) / scenario.ranks * size
+
+
+def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
+    """The sizes, each with the iterations for about `seconds`; `thrift` divides them for slow systems."""
+    planned = []
+    for size in scenario.sizes:
+        often = seconds / expected_seconds(scenario, size) / thrift
+        iterations = min(max(round(often), 3), 200)
+        planned.append(Run(size, max(1, iterations // 5), iterations, size >= BARRIER_FROM))
+    return planned
+
+
+def size_text(size: int) -> str:
+    """A size as one would say it."""
+    for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"

@@ -1,0 +1,83 @@
+"""A line with a delay, for kernels without netem: two tunnel devices and a process between them.
+
+`relay.py NS_A ADDRESS_A/PREFIX NS_B ADDRESS_B/PREFIX DEVICE MS` makes a device in each of the two network
+namespaces, says `ready`, and hands each packet that comes out of one to the other, `MS` milliseconds later.
+The packets are as large as IP allows, so that few of them carry much. It ends with its standard input.
+"""
+
+import ctypes
+import fcntl
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+
+CLONE_NEWNET = 0x40000000
+TUNSETIFF = 0x400454CA
+IFF_TUN = 0x0001
+IFF_NO_PI = 0x1000
+MTU = 65_000
+# A queue as long as this is a line's whole buffer; what comes then is lost, as it is on a line (BOUND).
+MOST_PACKETS = 4096
+
+
+def enter(namespace: str) -> None:
+    """Puts this process in a network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"the namespace {namespace} can't be entered")
+
+
+def device(namespace: str, address: str, name: str) -> int:
+    """Makes a tunnel device there; it lives as long as the descriptor."""
+    enter(namespace)
+    tunnel = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tunnel, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
+    for words in (
+        ["ip", "address", "add", address, "dev", name],
+        ["ip", "link", "set", name, "mtu", str(MTU), "up"],
+    ):
+        subprocess.run(words, check=True)
+    return tunnel
+
+
+def forward(a: int, b: int, delay: float) -> None:
+    """Moves packets until standard input ends."""
+    queues: dict[int, deque[tuple[float, bytes]]] = {a: deque(), b: deque()}
+    while True:
+        heads = [queue[0][0] for queue in queues.values() if queue]
+        wait = max(0.0, min(heads) - time.monotonic()) if heads else None
+        readable, _, _ = select.select([a, b, 0], [], [], wait)
+        if 0 in readable and not os.read(0, 64):
+            return
+        for source, target in ((a, b), (b, a)):
+            queue = queues[target]
+            while source in readable:
+                try:
+                    packet = os.read(source, MTU + 64)
+                except BlockingIOError:
+                    break
+                if len(queue) < MOST_PACKETS:
+                    queue.append((time.monotonic() + delay, packet))
+            while queue and queue[0][0] <= time.monotonic():
+                # A device that is full or not up loses packets, as a line does.
+                with suppress(OSError):
+                    os.write(target, queue.popleft()[1])
+
+
+def main() -> None:
+    """Makes the line and keeps it."""
+    namespace_a, address_a, namespace_b, address_b, name, milliseconds = sys.argv[1:]
+    a = device(namespace_a, address_a, name)
+    b = device(namespace_b, address_b, name)
+    print("ready", flush=True)
+    forward(a, b, float(milliseconds) / 1000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""`make bench`: Gradwire and its peers side by side, in one run.
+
+    scripts/bench/run.py            everything, in less than half an hour on two cores
+    scripts/bench/run.py --quick    what tells the most, in less than five minutes
+
+It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes, ranks and
+links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of those times, once.
+"""
+
+import argparse
+import json
+import re
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import install
+import plan
+from figures import LEAST_ROUNDS
+from machine import Noise, describe
+from measure import Bench, Result
+from net import may_make_namespaces, sweep_stale
+from report import as_json, as_markdown
+from shell import Trouble, call, say
+
+TABLE, DATA = "table.md", "results.json"
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, links and peers")
+    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, help="how often each system runs [%(default)s]")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only scenarios with such a name")
+    parser.add_argument("--list", action="store_true", help="show the scenarios' names, and measure nothing")
+    parser.add_argument("--out", type=Path, default=install.ROOT / "bench-results", help="the folder for results")
+    chosen = parser.parse_args()
+    if chosen.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds {chosen.rounds}: with less than {LEAST_ROUNDS} nothing can be told from noise")
+    try:
+        re.compile(chosen.only)
+    except re.error as error:
+        parser.error(f"--only {chosen.only}: {error}")
+    return chosen
+
+
+def scenarios(chosen: argparse.Namespace) -> list[plan.Scenario]:
+    """Those that are asked for."""
+    every = plan.quick() if chosen.quick else plan.full()
+    found = [scenario for scenario in every if re.search(chosen.only, scenario.name)]
+    if not found:
+        names = ", ".join(scenario.name for scenario in every)
+        raise Trouble(f"--only {chosen.only} fits none of {names}")
+    return found
+
+
+def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Path) -> int:
+    """Installs, measures, and writes; gives the exit code."""
+    tools = install.prepare(intel=not chosen.quick)
+    refusal = may_make_namespaces()
+    if refusal is None:
+        sweep_stale()
+    else:
+        say(f"{refusal}: only one node is measured, with the machine's own congestion control for everybody")
+        tools.missing["more than one node"] = refusal
+        planned = [scenario for scenario in planned if scenario.nodes == 1]
+    noise = Noise()
+    bench = Bench(
+        tools=tools,
+        rounds=chosen.rounds,
+        seconds=0.6 if chosen.quick else 1.0,
+        namespaces=refusal is None,
+        try_setups=not chosen.quick,
+        folder=folder,
+        noise=noise,
+    )
+    began, results = time.monotonic(), list[Result]()
+    for scenario in planned:
+        try:
+            results.append(bench.scenario(scenario))
+        except Trouble as trouble:
+            say(f"{scenario.title} is left out: {trouble}")
+            tools.missing[scenario.title] = str(trouble)
+            continue
+        # After each one: who stops a long run keeps what it has measured.
+        head: dict[str, object] = {
+            "machine": describe(),
+            "noise": noise.summary(),
+            "versions": tools.versions,
+            "missing": tools.missing,
+            "rounds": chosen.rounds,
+            "seconds": round(time.monotonic() - began),
+        }
+        write(chosen.out, head, results)
+    if not results:
+        raise Trouble("nothing could be measured")
+    print((chosen.out / TABLE).read_text())
+    plot(chosen.out)
+    say(f"took {time.monotonic() - began:.0f} s; the results are in {chosen.out}")
+    failed = [outcome for result in results for outcome in result.outcomes if outcome.trouble]
+    return 1 if any(outcome.system.ours for outcome in failed) else 0
+
+
+def write(out: Path, head: dict[str, object], results: list[Result]) -> None:
+    """Writes the tables and the JSON."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / TABLE).write_text(as_markdown(head, results))
+    (out / DATA).write_text(json.dumps(as_json(head, results), indent=1) + "\n")
+
+
+def plot(out: Path) -> None:
+    """Draws what was written."""
+    try:
+        install.plot_library()
+        call([install.PYTHON, install.HERE / "plot.py", out / DATA, out / "bandwidth.svg", out / "bandwidth.png"], 120)
+    except Trouble as trouble:
+        say(f"there is no plot: {trouble}")
+
+
+def main() -> int:
+    """Runs the benchmark; whatever ends it, nothing of it stays (CLEAN)."""
+    chosen = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        planned = scenarios(chosen)
+        if chosen.list:
+            print("\n".join(f"{scenario.name:12} {scenario.title}" for scenario in planned))
+            return 0
+        with tempfile.TemporaryDirectory(prefix="gwb") as folder:
+            return measure(chosen, planned, Path(folder))
+    except Trouble as trouble:
+        print(f"bench: {trouble}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
