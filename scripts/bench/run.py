@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import install
 import plan
@@ -120,10 +122,17 @@ def plot(out: Path) -> None:
         say(f"there is no plot: {trouble}")
 
 
+def stopped(number: int, _: FrameType | None) -> NoReturn:
+    """Ends the run, and says so: a table that is not there must not look like one that was never asked for."""
+    say(f"stopped by {signal.Signals(number).name}; scenarios that were finished before are in the results folder")
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Runs the benchmark; whatever ends it, nothing of it stays (CLEAN)."""
     chosen = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, stopped)
+    signal.signal(signal.SIGINT, stopped)
     try:
         planned = scenarios(chosen)
         if chosen.list:
@@ -134,8 +143,6 @@ def main() -> int:
     except Trouble as trouble:
         print(f"bench: {trouble}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":
