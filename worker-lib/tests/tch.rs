@@ -21,7 +21,12 @@ fn ranks(size: u32, body: impl Fn(Session) + Sync) {
     thread::scope(|scope| {
         for rank in 0..size {
             let builder = daemon.rank(rank);
-            scope.spawn(|| body(builder.attach().unwrap()));
+            scope.spawn(|| {
+                let session = builder.attach().unwrap();
+                body(session.clone());
+                // A session that is dropped without it has failed.
+                let _ = session.shutdown();
+            });
         }
     });
 }
