@@ -127,39 +127,17 @@ pub(crate) fn reduce(
     let bytes = target.len() as u64;
     let mut inputs: Vec<*const u8> =
         parts.iter().map(|(span, offset)| span.at(*offset, bytes).cast_const()).collect();
-    let target_pointer = target.as_mut_ptr();
-    let Some(received) = received else {
-        // SAFETY: each input has `bytes` bytes (checked by `at`), the target is a slice of as many.
-        unsafe {
-            kernels::reduce(
-                combine,
-                prescale,
-                target_pointer,
-                &inputs,
-                count(combine, target.len()),
-            );
-        }
-        return;
-    };
-    assert_eq!(received.len(), target.len());
-    // What was received is a sum already and must not be scaled again.
-    if prescale == 1.0 {
-        inputs.push(received.as_ptr());
-        // SAFETY: as above; `received` is as long as the target.
-        unsafe {
-            kernels::reduce(combine, 1.0, target_pointer, &inputs, count(combine, target.len()));
-        }
-    } else {
-        // SAFETY: as above.
-        unsafe {
-            kernels::reduce(
-                combine,
-                prescale,
-                target_pointer,
-                &inputs,
-                count(combine, target.len()),
-            );
-        }
+    if let Some(received) = received {
+        assert_eq!(received.len(), target.len());
+    }
+    // What was received is a sum already and must not be scaled again: then it takes a second pass.
+    let same_pass = received.filter(|_| prescale == 1.0);
+    inputs.extend(same_pass.map(<[u8]>::as_ptr));
+    let elements = count(combine, target.len());
+    // SAFETY: each input has `bytes` bytes (the workers' checked by `at`, what was received by the
+    // assertion above), and the target is a slice of as many.
+    unsafe { kernels::reduce(combine, prescale, target.as_mut_ptr(), &inputs, elements) };
+    if let (Some(received), None) = (received, same_pass) {
         self::combine(combine, target, received, false);
     }
 }

@@ -23,7 +23,7 @@ use gradwire_proto::{
 };
 use gradwire_shm::{
     control::DaemonControl,
-    handover::{self, Frame},
+    handover::{self, Frame, HandoverError},
     segment::Segment,
 };
 use prost::Message;
@@ -176,8 +176,14 @@ impl Conversation {
     }
 
     fn receive(&self) -> Result<Option<(Wish, Frame)>, String> {
-        let Some(mut frame) = handover::receive(&self.stream).map_err(|e| e.to_string())? else {
-            return Ok(None);
+        let mut frame = match handover::receive(&self.stream) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            // A killed process's end, where something that we sent was still unread.
+            Err(HandoverError::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.to_string()),
         };
         let bytes = std::mem::take(&mut frame.bytes);
         let message = pb::WorkerMessage::decode(&bytes[..]).map_err(|e| e.to_string())?;
@@ -310,7 +316,6 @@ impl Conversation {
                     break Some(WorkerEnd::Nonsense("it attached a second time".into()));
                 }
                 Ok(None) => break Some(WorkerEnd::Died),
-                Err(why) if why.contains("os error 104") => break Some(WorkerEnd::Died),
                 Err(why) => break Some(WorkerEnd::Nonsense(why)),
             }
         };
