@@ -65,7 +65,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The data plane's address can't be listened on.
-    #[error("can't listen on {address} for other nodes: {reason}; see data.listen")]
+    #[error("can't listen on {address} for other nodes: {reason}{hint}; see data.listen", hint = advice(reason))]
     Data {
         /// The address.
         address: SocketAddr,
@@ -83,8 +83,29 @@ pub enum DaemonError {
         hint: &'static str,
     },
     /// The system refuses a thread or a descriptor.
-    #[error("the system refuses what a daemon needs: {0}")]
-    System(#[from] io::Error),
+    #[error("the system refuses what a daemon needs: {reason}{hint}", hint = advice(reason))]
+    System {
+        /// What the system says.
+        reason: io::Error,
+    },
+}
+
+impl From<io::Error> for DaemonError {
+    fn from(reason: io::Error) -> Self {
+        Self::System { reason }
+    }
+}
+
+/// What to do where the system has refused a descriptor, memory or a thread; to be appended.
+#[must_use]
+fn advice(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE | Errno::NFILE) => "; raise gradwired's limit of open files (ulimit -n)",
+        Some(Errno::AGAIN | Errno::NOMEM) => {
+            "; raise gradwired's limits of memory and processes (ulimit -v -u)"
+        }
+        _ => "",
+    }
 }
 
 /// The end of a rank's process, as the launcher saw it.
@@ -135,8 +156,7 @@ impl Daemon {
             socket: config.socket.clone(),
             hint: match Errno::from_io_error(&reason) {
                 Some(Errno::ADDRINUSE) => "; another daemon of this job runs on this node",
-                Some(Errno::MFILE) => "; raise the limit of open files (ulimit -n)",
-                _ => "",
+                _ => advice(&reason),
             },
             reason,
         })?;

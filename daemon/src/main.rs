@@ -4,12 +4,13 @@ use std::{collections::HashMap, ffi::OsString, io, path::PathBuf, process::ExitC
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
-use gradwire_daemon::{Daemon, DaemonConfig, Ending, RankEnd, metrics};
+use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, RankEnd, metrics};
 use gradwire_proto::{Rank, VERSION};
 use gradwire_settings::{Layers, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
 };
 use tokio_util::sync::CancellationToken;
@@ -49,11 +50,12 @@ fn start(arguments: Arguments) -> anyhow::Result<Ending> {
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
     let config = DaemonConfig::from_env(&layers.environment, &settings)?;
+    open_files()?;
     // One thread of control is plenty; the bytes have threads of their own. It is made here and not
     // by tokio, which panics where the system refuses one.
     let control = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.context("no control runtime")?;
+        let runtime = runtime.map_err(DaemonError::from)?;
         let ending = runtime.block_on(serve(config, &settings));
         runtime.shutdown_background();
         ending
@@ -61,8 +63,25 @@ fn start(arguments: Arguments) -> anyhow::Result<Ending> {
     let control = thread::Builder::new()
         .name("gw-control".to_owned())
         .spawn(control)
-        .context("no control thread; raise the limits of memory and processes (ulimit -v -u)")?;
+        .map_err(DaemonError::from)?;
     control.join().map_err(|_| anyhow!("the control thread panicked"))?
+}
+
+/// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
+const FEWEST_OPEN_FILES: u64 = 24;
+
+/// Takes all the descriptors that this process may have: the usual soft limit is for programs that
+/// use `select`. Where even those are too few, tokio would panic before it could say it.
+fn open_files() -> anyhow::Result<()> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Some(most) = limit.maximum.filter(|most| *most < FEWEST_OPEN_FILES) {
+        return Err(anyhow!(
+            "this process may open {most} files, and needs at least {FEWEST_OPEN_FILES}; raise \
+             gradwired's limit of open files (ulimit -n)"
+        ));
+    }
+    setrlimit(Resource::Nofile, limit).context("the limit of open files can't be raised")
 }
 
 async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Ending> {
@@ -86,7 +105,7 @@ async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Endi
     );
     let cancel = CancellationToken::new();
     let (mut terminate, mut interrupt) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
     let on_signal = cancel.clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -96,7 +115,7 @@ async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Endi
         on_signal.cancel();
     });
     let ending = daemon
-        .hear_of_ends(launcher().context("no thread for the launcher's words")?)
+        .hear_of_ends(launcher().map_err(DaemonError::from)?)
         .run(cancel, move |formed| {
             let state = if formed { Readiness::Ready } else { forming() };
             let _ = readiness.send(state);
@@ -104,6 +123,10 @@ async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Endi
         .await?;
     endpoint.stop().await;
     Ok(ending)
+}
+
+fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
+    Ok(signal(kind)?)
 }
 
 /// What the launcher says on standard input, a line for each rank that ends: `ended <rank>`, or

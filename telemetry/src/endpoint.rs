@@ -14,6 +14,7 @@ use axum::{
     routing::get,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use rustix::io::Errno;
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -100,6 +101,9 @@ impl Endpoint {
                 ErrorKind::AddrInUse => "; choose another port, or 0 for any free one",
                 ErrorKind::AddrNotAvailable => "; the address is not one of this machine",
                 ErrorKind::PermissionDenied => "; choose a port above 1023",
+                _ if Errno::from_io_error(&reason) == Some(Errno::MFILE) => {
+                    "; raise the limit of open files (ulimit -n)"
+                }
                 _ => "",
             },
             reason,

@@ -76,30 +76,30 @@ fn with_limited_daemon(limit: &str) -> Report {
 
 #[test]
 fn a_daemon_that_can_not_begin_is_told_with_its_reason() {
-    let before = "error: the daemon on host 127.0.0.2 (pid ";
-    for (limit, parts) in [
-        ("--nofile=12", ["Too many open files", "raise the limit of open files (ulimit -n)"]),
-        ("--as=20000000", ["no control thread", "raise the limits of memory and processes"]),
-    ] {
-        let report = with_limited_daemon(limit);
-        report.assert_code(1);
-        report.assert_verdict(&[
-            before,
-            ") ended with exit code 1 before the job began: gradwired: ",
-        ]);
-        report.assert_verdict(&parts);
-    }
+    let report = with_limited_daemon("--as=20000000");
+    report.assert_code(1);
+    report.assert_verdict(&[
+        "error: the daemon on host 127.0.0.2 (pid ",
+        ") ended with exit code 1 before the job began: gradwired: ",
+        "raise gradwired's limits of memory and processes (ulimit -v -u)",
+    ]);
 }
 
 #[test]
-fn a_daemon_that_runs_out_of_descriptors_says_so_and_no_rank_waits_for_it() {
-    let report = with_limited_daemon("--nofile=20");
-    report.assert_code(1);
-    // Where exactly it runs out of them, and who has attached by then, is a matter of time.
-    report.assert_told(&[0, 1, 2, 3], report.began_us, &[]);
-    let told = |line: &Line| {
-        line.text.contains("Too many open files (os error 24); raise ")
-            && line.text.contains("ulimit -n")
-    };
-    assert!(report.lines.iter().any(told), "{}", report.all());
+fn wherever_a_daemon_runs_out_of_descriptors_it_says_so_and_no_rank_waits_for_it() {
+    // How many it needs for each of its steps is no promise: so each limit from far too few for it
+    // to begin up to enough for the job.
+    let mut finished = 0;
+    for limit in 20..36 {
+        let report = with_limited_daemon(&format!("--nofile={limit}"));
+        if report.code() == 0 {
+            finished += 1;
+            continue;
+        }
+        report.assert_code(1);
+        let told = |line: &Line| line.text.contains("ulimit -n");
+        assert!(report.lines.iter().any(told), "--nofile={limit}: {}", report.all());
+    }
+    assert_eq!(with_limited_daemon("--nofile=256").code(), 0, "a usual limit is enough");
+    println!("finished with {finished} of the limits");
 }

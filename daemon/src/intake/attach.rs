@@ -85,7 +85,8 @@ pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: Cance
             let (stream, second) = match accepted {
                 Ok(both) => both,
                 Err(error) => {
-                    tracing::warn!(%error, "a worker's connection could not be accepted");
+                    let failure = no_descriptor(&error);
+                    tracing::warn!(%failure, "a worker's connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -116,9 +117,9 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
     Ok((stream, second))
 }
 
-/// What a worker is told for which there is no descriptor left.
+/// What a worker is told that the system does not let us take.
 fn no_descriptor(error: &io::Error) -> Failure {
-    let what = format!("gradwired has no descriptor left for this rank: {error}");
+    let what = format!("gradwired has no descriptor for a worker: {error}");
     Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
 
@@ -166,6 +167,9 @@ impl Conversation {
             Err(Ended::Broken(why)) => {
                 metrics::rejected_connection();
                 tracing::warn!(why, "a worker's connection ended before it was attached");
+                // TELL: whoever is still there hears why; a stranger learns nothing by it.
+                let what = format!("the conversation with the daemon of this node broke: {why}");
+                let _ = say(&self.stream, Reply::Refused(refusal(what).into()));
             }
         }
         // Only now: the daemon does not end while a worker has not been told why.
@@ -267,7 +271,7 @@ impl Conversation {
             pid,
             memory: WorkerMemory::default(),
             completions,
-            socket: Mutex::new(self.stream.try_clone()?),
+            socket: Mutex::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
         // WAIT: from the first beat on the worker notices our silence, so it comes before it is let in.
         heartbeats.beat();

@@ -164,7 +164,8 @@ impl Mesh {
                     }
                     Err(error) => {
                         // Out of descriptors, say: what is there goes on, and this may pass.
-                        tracing::warn!(%error, "a data connection could not be accepted");
+                        let hint = crate::advice(&error);
+                        tracing::warn!("a data connection could not be accepted: {error}{hint}");
                         sleep(Duration::from_millis(100)).await;
                     }
                 }
