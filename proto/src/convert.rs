@@ -4,8 +4,9 @@
 //! [`WireError`] that names the field.
 
 use crate::{
+    agreed::Agreed,
     pb,
-    request::Request,
+    request::{Part, Request},
     types::{Collective, DType, Rank, ReduceOp, Shape, TensorId, TensorName, TypeError},
 };
 
@@ -46,30 +47,108 @@ fn check_scale(field: &'static str, dtype: DType, factor: f64) -> Result<(), Wir
     } else {
         format!("a factor of {factor} can't be applied to {dtype}; use 1 or a float tensor")
     };
-    Err(WireError::Invalid { field, reason })
+    Err(invalid(field, reason))
+}
+
+fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
+    WireError::Invalid { field, reason: reason.into() }
 }
 
 impl Request {
-    /// Checks what no single field shows: scale factors fit the element type, a barrier and a
-    /// broadcast carry none.
+    /// Checks what no single field shows: what a collective takes, and what fits the element types.
     ///
     /// # Errors
     /// [`WireError::Invalid`] with the field and the reason.
     pub fn validate(&self) -> Result<(), WireError> {
-        check_scale("prescale", self.dtype, self.prescale)?;
-        check_scale("postscale", self.dtype, self.postscale)?;
-        if self.collective != Collective::Allreduce
-            && (self.prescale != 1.0 || self.postscale != 1.0)
-        {
-            let reason = format!("a {} takes no scale factors", self.collective);
-            return Err(WireError::Invalid { field: "prescale", reason });
+        let collective = self.collective;
+        let reduces = matches!(
+            collective,
+            Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
+        );
+        for dtype in (0..self.parts()).map(|part| self.dtype_of(part)) {
+            check_scale("prescale", dtype, self.prescale)?;
+            check_scale("postscale", dtype, self.postscale)?;
+            if let Some(why) = self.reduce_op.refuses(dtype).filter(|_| reduces) {
+                let reason = format!("{} of {dtype} is not possible: {why}", self.reduce_op);
+                return Err(invalid("reduce_op", reason));
+            }
+        }
+        if !reduces && (self.prescale != 1.0 || self.postscale != 1.0) {
+            return Err(invalid("prescale", format!("{collective} takes no scale factors")));
+        }
+        let groups = matches!(
+            collective,
+            Collective::Allreduce | Collective::Allgather | Collective::ReduceScatter
+        );
+        if !groups && !self.more.is_empty() {
+            return Err(invalid("more", format!("{collective} has no grouped form")));
+        }
+        if self.parts() > Self::MAX_PARTS {
+            let reason = format!(
+                "a group of {} tensors is more than the {} that are possible: make several groups",
+                self.parts(),
+                Self::MAX_PARTS
+            );
+            return Err(invalid("more", reason));
+        }
+        let bytes =
+            (0..self.parts()).try_fold(0u64, |all, part| all.checked_add(self.bytes_of(part)));
+        if bytes.is_none_or(|bytes| bytes > Self::MAX_BYTES) {
+            let reason = format!("a group of more than {} bytes", Self::MAX_BYTES);
+            return Err(invalid("more", reason));
+        }
+        let more: usize = self.more.iter().map(|part| 5 + part.shape.dims().len()).sum();
+        if self.list.len() > Self::MAX_LIST || self.list.len() + more > Self::MAX_EXTRA_WORDS {
+            let reason = format!(
+                "{} entries and {} further tensors are too many for one request",
+                self.list.len(),
+                self.more.len()
+            );
+            return Err(invalid("list", reason));
+        }
+        let has_list = match collective {
+            Collective::Alltoall | Collective::Scatter => true,
+            Collective::SendReceive | Collective::RemoveProcessSet => self.list.len() == 1,
+            Collective::AddProcessSet => {
+                !self.list.is_empty() && self.list.is_sorted_by(|a, b| a < b)
+            }
+            _ => self.list.is_empty(),
+        };
+        let ranks = matches!(
+            collective,
+            Collective::SendReceive | Collective::AddProcessSet | Collective::RemoveProcessSet
+        );
+        if !has_list || (ranks && self.list.iter().any(|&rank| rank > u64::from(u32::MAX))) {
+            return Err(invalid("list", format!("{:?} is not one of {collective}", self.list)));
+        }
+        let has_rows = |part| !self.shape_of(part).dims().is_empty();
+        let split = self.has_free_rows() || collective == Collective::ReduceScatter;
+        let sent = collective == Collective::SendReceive;
+        if split && !sent && !(0..self.parts()).all(has_rows) {
+            let reason =
+                format!("{collective} works along the first dimension, and a 0-d tensor has none");
+            return Err(invalid("shape", reason));
+        }
+        if !groups && !self.has_free_rows() && self.is_empty_kind() && self.bytes() != 0 {
+            return Err(invalid("shape", format!("{collective} has no elements: give [0]")));
         }
         Ok(())
+    }
+
+    fn is_empty_kind(&self) -> bool {
+        matches!(
+            self.collective,
+            Collective::Join | Collective::AddProcessSet | Collective::RemoveProcessSet
+        )
     }
 }
 
 impl From<&Request> for pb::Request {
     fn from(request: &Request) -> Self {
+        let more = request.more.iter().map(|part| pb::Part {
+            dtype: part.dtype.to_wire(),
+            shape: part.shape.dims().to_vec(),
+        });
         Self {
             collective: request.collective.to_wire(),
             dtype: request.dtype.to_wire(),
@@ -78,28 +157,72 @@ impl From<&Request> for pb::Request {
             root: request.root.0,
             prescale: request.prescale,
             postscale: request.postscale,
+            list: request.list.clone(),
+            more: more.collect(),
         }
     }
+}
+
+fn part(dtype: i32, shape: &[u64]) -> Result<Part, WireError> {
+    let unknown = WireError::Unknown { field: DType::WHAT, number: dtype };
+    Ok(Part { dtype: DType::from_wire(dtype).ok_or(unknown)?, shape: Shape::new(shape)? })
+}
+
+/// A request as a message has it, before it is known whether it makes sense: a piece of a group or
+/// of a move carries no shape and no list.
+fn unchecked(wire: pb::Request) -> Result<Request, WireError> {
+    let unknown = |field, number| WireError::Unknown { field, number };
+    let Part { dtype, shape } = part(wire.dtype, &wire.shape)?;
+    let more = wire.more.iter().map(|more| part(more.dtype, &more.shape));
+    Ok(Request {
+        collective: Collective::from_wire(wire.collective)
+            .ok_or_else(|| unknown(Collective::WHAT, wire.collective))?,
+        dtype,
+        shape,
+        reduce_op: ReduceOp::from_wire(wire.reduce_op)
+            .ok_or_else(|| unknown(ReduceOp::WHAT, wire.reduce_op))?,
+        root: Rank(wire.root),
+        prescale: wire.prescale,
+        postscale: wire.postscale,
+        list: wire.list,
+        more: more.collect::<Result<_, _>>()?,
+    })
 }
 
 impl TryFrom<pb::Request> for Request {
     type Error = WireError;
 
     fn try_from(wire: pb::Request) -> Result<Self, WireError> {
-        let unknown = |field, number| WireError::Unknown { field, number };
-        let request = Self {
-            collective: Collective::from_wire(wire.collective)
-                .ok_or_else(|| unknown(Collective::WHAT, wire.collective))?,
-            dtype: DType::from_wire(wire.dtype).ok_or_else(|| unknown(DType::WHAT, wire.dtype))?,
-            shape: Shape::new(&wire.shape)?,
-            reduce_op: ReduceOp::from_wire(wire.reduce_op)
-                .ok_or_else(|| unknown(ReduceOp::WHAT, wire.reduce_op))?,
-            root: Rank(wire.root),
-            prescale: wire.prescale,
-            postscale: wire.postscale,
-        };
+        let request = unchecked(wire)?;
         request.validate()?;
         Ok(request)
+    }
+}
+
+/// What a piece is about: the fields of [`pb::Operation`]'s request that it carries.
+///
+/// # Errors
+/// [`WireError`] with the field.
+pub fn piece(wire: pb::Request) -> Result<Request, WireError> {
+    let request = unchecked(wire)?;
+    check_scale("prescale", request.dtype, request.prescale)?;
+    check_scale("postscale", request.dtype, request.postscale)?;
+    Ok(request)
+}
+
+impl From<&Agreed> for pb::Agreed {
+    fn from(agreed: &Agreed) -> Self {
+        Self { request: Some(agreed.request().into()), rows: agreed.rows().to_vec() }
+    }
+}
+
+/// Rows have to be checked against the members, [`Agreed::is_of`].
+impl TryFrom<pb::Agreed> for Agreed {
+    type Error = WireError;
+
+    fn try_from(wire: pb::Agreed) -> Result<Self, WireError> {
+        let request = wire.request.ok_or(WireError::Missing("request"))?.try_into()?;
+        Ok(Self::from_parts(request, wire.rows))
     }
 }
 
@@ -150,6 +273,7 @@ mod tests {
     #[test]
     fn each_bad_field_is_named() {
         let good = pb::Request::from(&request());
+        let huge = pb::Part { dtype: DType::F64.to_wire(), shape: vec![1 << 53] };
         let cases = [
             (pb::Request { dtype: 77, ..good.clone() }, "element type has the unknown number 77"),
             (pb::Request { reduce_op: 0, ..good.clone() }, "reduce operation has the unknown"),
@@ -159,6 +283,10 @@ mod tests {
                 "shape [18446744073709551615, 4]",
             ),
             (pb::Request { prescale: f64::NAN, ..good.clone() }, "prescale: NaN is not a finite"),
+            (
+                pb::Request { more: vec![huge; 33], ..good.clone() },
+                "more: a group of more than 288230376151711744 bytes",
+            ),
             (
                 pb::Request { dtype: DType::I32.to_wire(), postscale: 0.5, ..good },
                 "postscale: a factor of 0.5 can't be applied to i32",

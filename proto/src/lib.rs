@@ -7,27 +7,33 @@
 //! - [`pb`]: the generated messages and services
 //! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
 //! - [`request`]: what a rank asks for, and how two requests differ
+//! - [`agreed`]: what all ranks agreed on, and which bytes go from where to where for it
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
+//! - [`float8`]: the two 8-bit floats
 //! - [`failure`]: one failure, told the same way to everybody
 //! - [`auth`]: proofs of the job's secret
 
+pub mod agreed;
 pub mod auth;
 pub mod convert;
 pub mod failure;
+pub mod float8;
 pub mod request;
 pub mod types;
 
+pub use agreed::{Agreed, Expected, Flow, Impossible};
 pub use auth::Secret;
 pub use convert::WireError;
 pub use failure::{Failure, FailureKind};
-pub use request::Request;
+pub use float8::{F8E4m3, F8E5m2};
+pub use request::{Part, Request};
 pub use types::{
     Collective, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp, Sequence,
     Shape, TensorId, TensorName, TypeError,
 };
 
 /// The version of the messages of this crate. Two sides with different numbers can't talk.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

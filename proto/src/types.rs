@@ -26,7 +26,7 @@ pub enum TypeError {
         given: String,
     },
     /// A shape has too many dimensions or more elements than can be addressed.
-    #[error("shape {given:?} is not usable: at most {max} dimensions and 2^56 bytes", max = Shape::MAX_DIMS)]
+    #[error("shape {given:?} is not usable: at most {max} dimensions and 2^53 elements", max = Shape::MAX_DIMS)]
     Shape {
         /// The dimensions, at most the first 16.
         given: Vec<u64>,
@@ -78,6 +78,11 @@ number! {
 number! {
     /// Larger goes first; 0 where nobody says otherwise.
     Priority(i32)
+}
+
+impl Rank {
+    /// The most ranks of one job (BOUND).
+    pub const MOST: u32 = 4096;
 }
 
 impl ProcessSetId {
@@ -151,8 +156,8 @@ impl fmt::Display for JobId {
     }
 }
 
-/// The dimensions of a tensor; empty for a single number. At most 32 dimensions, at most 2^56
-/// bytes at 8 bytes an element, so that no product of sizes overflows later.
+/// The dimensions of a tensor; empty for a single number. At most 32 dimensions and 2^53
+/// elements, so that no product of sizes overflows later.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Shape(Arc<[u64]>);
 
@@ -186,6 +191,27 @@ impl Shape {
     /// How many elements there are; 1 for no dimensions.
     pub fn elements(&self) -> u64 {
         self.0.iter().product()
+    }
+}
+
+impl Shape {
+    /// The first dimension; 1 for no dimensions.
+    pub fn rows(&self) -> u64 {
+        self.0.first().copied().unwrap_or(1)
+    }
+
+    /// Elements of one row: the product of all dimensions but the first.
+    pub fn row_elements(&self) -> u64 {
+        self.0.iter().skip(1).product()
+    }
+
+    /// The same with another first dimension; one of no dimensions gets one.
+    ///
+    /// # Errors
+    /// [`TypeError::Shape`] if that are too many elements.
+    pub fn with_rows(&self, rows: u64) -> Result<Self, TypeError> {
+        let rest = self.0.iter().skip(1).copied();
+        Self::new(&std::iter::once(rows).chain(rest).collect::<Vec<_>>())
     }
 }
 
@@ -260,6 +286,24 @@ wire_enum! {
         I32 = "i32",
         /// 64-bit signed integer.
         I64 = "i64",
+        /// 16-bit signed integer.
+        I16 = "i16",
+        /// 16-bit unsigned integer.
+        U16 = "u16",
+        /// 32-bit unsigned integer.
+        U32 = "u32",
+        /// 64-bit unsigned integer.
+        U64 = "u64",
+        /// A byte that is false where it is 0; results are 0 and 1.
+        Bool = "bool",
+        /// 8-bit float with 4 bits of exponent, no infinity (OCP E4M3); sums are kept in f32.
+        F8E4m3 = "f8e4m3",
+        /// 8-bit float with 5 bits of exponent (OCP E5M2); sums are kept in f32.
+        F8E5m2 = "f8e5m2",
+        /// Complex number of two f32.
+        C64 = "c64",
+        /// Complex number of two f64.
+        C128 = "c128",
     }
 }
 
@@ -267,23 +311,47 @@ impl DType {
     /// Bytes of one element.
     pub fn size(self) -> usize {
         match self {
-            Self::I8 | Self::U8 => 1,
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 | Self::I32 => 4,
-            Self::F64 | Self::I64 => 8,
+            Self::I8 | Self::U8 | Self::Bool | Self::F8E4m3 | Self::F8E5m2 => 1,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 | Self::C64 => 8,
+            Self::C128 => 16,
         }
     }
 
     /// Whether scaling by a factor makes sense.
     pub fn is_float(self) -> bool {
-        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16)
+        match self {
+            Self::F32
+            | Self::F64
+            | Self::F16
+            | Self::Bf16
+            | Self::F8E4m3
+            | Self::F8E5m2
+            | Self::C64
+            | Self::C128 => true,
+            Self::I8
+            | Self::U8
+            | Self::I16
+            | Self::U16
+            | Self::I32
+            | Self::U32
+            | Self::I64
+            | Self::U64
+            | Self::Bool => false,
+        }
+    }
+
+    /// Whether it is a complex number, which has no order.
+    pub fn is_complex(self) -> bool {
+        matches!(self, Self::C64 | Self::C128)
     }
 }
 
 wire_enum! {
     /// How the contributions to one element become one value. Integers wrap around in sums and
     /// products; an integer average is the sum divided and cut towards zero; NaN wins in min and
-    /// max.
+    /// max. Of truth values sum, max and bit-or are "any", product, min and bit-and are "all".
     ReduceOp ("reduce operation") {
         /// The sum.
         Sum = "sum",
@@ -295,6 +363,26 @@ wire_enum! {
         Max = "max",
         /// The product.
         Product = "product",
+        /// Bitwise and, of integers and truth values.
+        BitAnd = "bit-and",
+        /// Bitwise or, of integers and truth values.
+        BitOr = "bit-or",
+        /// Bitwise exclusive or, of integers and truth values.
+        BitXor = "bit-xor",
+    }
+}
+
+impl ReduceOp {
+    /// Why elements of a type can't be reduced so; none if they can.
+    pub fn refuses(self, dtype: DType) -> Option<&'static str> {
+        let bitwise = matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor);
+        let sums = matches!(self, Self::Sum | Self::Average);
+        match dtype {
+            _ if bitwise && dtype.is_float() => Some("only integers and bool have bits to combine"),
+            _ if dtype.is_complex() && !sums => Some("complex numbers can only be summed"),
+            DType::Bool if self == Self::Average => Some("truth values have no average"),
+            _ => None,
+        }
     }
 }
 
@@ -307,6 +395,26 @@ wire_enum! {
         Broadcast = "broadcast",
         /// Nobody goes on before everybody has come.
         Barrier = "barrier",
+        /// The root gets the reduction of all ranks' tensors.
+        Reduce = "reduce",
+        /// Every rank gets all ranks' tensors, one after the other along the first dimension.
+        Allgather = "allgather",
+        /// The root gets all ranks' tensors, one after the other along the first dimension.
+        Gather = "gather",
+        /// Every rank gets its rows of the root's tensor.
+        Scatter = "scatter",
+        /// Every rank gets its rows of the reduction of all ranks' tensors.
+        ReduceScatter = "reducescatter",
+        /// Every rank gets its rows of every rank's tensor.
+        Alltoall = "alltoall",
+        /// One rank gets another one's tensor.
+        SendReceive = "send-receive",
+        /// A rank has no more data, and waits until all others have none.
+        Join = "join",
+        /// Makes a process set.
+        AddProcessSet = "add-process-set",
+        /// Removes a process set.
+        RemoveProcessSet = "remove-process-set",
     }
 }
 
@@ -344,6 +452,7 @@ mod tests {
         assert_eq!(DType::from_wire(0), None);
         assert_eq!(DType::from_wire(99), None);
         assert_eq!(ReduceOp::from_wire(-1), None);
-        assert_eq!(Collective::ALL.len(), 3);
+        assert_eq!(Collective::ALL.len(), 13);
+        assert_eq!(DType::ALL.len(), 17);
     }
 }
