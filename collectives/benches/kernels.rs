@@ -86,7 +86,7 @@ fn place(c: &mut Criterion, name: &str, bytes: usize, levels: &[Level], dtypes: 
 
 fn kernels(c: &mut Criterion) {
     let levels: Vec<Level> = Level::ALL.into_iter().filter(|l| l.is_available()).collect();
-    let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::I8];
+    let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::F8E4m3, DType::F8E5m2, DType::I8];
     place(c, "cache", 64 << 10, &levels, &dtypes);
     place(c, "memory", 64 << 20, &[level()], &[DType::F32, DType::Bf16]);
 }

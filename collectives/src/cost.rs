@@ -89,6 +89,8 @@ struct Shape {
     uplink: f64,
     /// Reduced by the busiest participant, in units of the piece.
     reduced: f64,
+    /// Reduced of a chunk at each hop, where that is all that isn't hidden behind the line.
+    streamed: f64,
     /// Messages that the busiest participant sends.
     messages: f64,
     /// The piece is in this many blocks.
@@ -97,6 +99,9 @@ struct Shape {
 
 /// Seconds that a piece of `bytes` takes, from the moment that all participants have it.
 /// Deterministic; for one participant the time of the local copy.
+///
+/// # Panics
+/// If `kind` is a move of a participant that isn't one of the topology's ([`Kind::fits`]).
 pub fn price(
     model: &CostModel,
     topology: &Topology,
@@ -112,12 +117,16 @@ pub fn price(
     let shape = match kind {
         Kind::Allreduce => cluster.allreduce(algorithm),
         Kind::Broadcast { .. } => cluster.broadcast(algorithm),
+        Kind::Reduce { .. } => cluster.reduce(algorithm),
+        Kind::Move { from, to } if from == to => return size * model.reduce_per_byte,
+        Kind::Move { from, to } => cluster.moved(topology, from, to),
     };
     let (inside, across) = (model.in_rack, model.cross_rack);
     // The least that is in a hop: what the pipeline has to fill with.
     let fill = (size / shape.blocks).min(model.chunk as f64);
-    let hops = shape.hops_in * (inside.latency + fill * inside.per_byte)
-        + shape.hops_across * (across.latency + fill * inside.per_byte);
+    let chunk = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);
+    let hops =
+        shape.hops_in * (inside.latency + chunk) + shape.hops_across * (across.latency + chunk);
     let line = size * shape.line * inside.per_byte * model.incast(shape.senders);
     let uplink = size * shape.uplink * across.per_byte;
     let processor = size * shape.reduced * model.reduce_per_byte;
@@ -214,6 +223,41 @@ impl Cluster {
         }
     }
 
+    /// The way of a broadcast backwards, with a reduction of every chunk at every hop. What a node
+    /// has to send of its own is ready from the beginning, and goes before what it passes on.
+    fn reduce(&self, algorithm: Algorithm) -> Shape {
+        let &Self { nodes, racks, largest, .. } = self;
+        let down = self.broadcast(algorithm);
+        let line = match algorithm {
+            Algorithm::Ring | Algorithm::RecursiveDoubling => down.line,
+            Algorithm::DoubleTree if nodes <= 2.0 => 1.0,
+            // A leaf of one tree is inside the other one; between racks it queues for more.
+            Algorithm::DoubleTree if racks > 1.0 => 2.2,
+            Algorithm::DoubleTree => 1.5,
+            Algorithm::Hierarchical => {
+                let wide = if racks > 1.0 { largest } else { largest - 1.0 };
+                racks + (wide - 1.0) / wide
+            }
+        };
+        Shape { line, streamed: 1.0, ..down }
+    }
+
+    /// One message, at the rate of the line or of what the smaller of the two racks lets out or in.
+    fn moved(&self, topology: &Topology, from: u32, to: u32) -> Shape {
+        let size = |of| topology.racks.iter().filter(|&&rack| rack == topology.racks[of]).count();
+        let smaller = size(from as usize).min(size(to as usize)) as f64;
+        let across = if topology.same_rack(from, to) { 0.0 } else { 1.0 };
+        Shape {
+            line: 1.0,
+            uplink: across / smaller,
+            messages: 1.0,
+            blocks: 1.0,
+            hops_in: 1.0 - across,
+            hops_across: across,
+            ..Shape::default()
+        }
+    }
+
     fn broadcast(&self, algorithm: Algorithm) -> Shape {
         let &Self { nodes, racks, largest, .. } = self;
         let others = nodes - 1.0;
@@ -224,7 +268,6 @@ impl Cluster {
                 line: 1.0,
                 uplink: self.uplink(1.0),
                 messages: 1.0,
-                blocks: 8.0,
                 ..self.hops(others, racks - 1.0)
             },
             Algorithm::RecursiveDoubling => Shape {
@@ -246,7 +289,8 @@ impl Cluster {
                 line: racks + 0.25,
                 uplink: self.uplink(racks - 1.0),
                 messages: racks * largest,
-                blocks: largest,
+                // Blocks are small.
+                blocks: 4.0 * largest,
                 // With nobody else in the rack there is no handing on.
                 ..self.hops(if handing_on { 2.0 } else { 1.0 }, 1.0)
             },

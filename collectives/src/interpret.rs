@@ -80,7 +80,8 @@ impl Random {
     }
 }
 
-/// Runs `schedules` in an order drawn from `seed`; gives what each participant publishes.
+/// Runs `schedules` in an order drawn from `seed`; gives what each participant publishes, nothing
+/// where it gets no result.
 ///
 /// # Errors
 /// [`InterpretError`] if the schedules don't achieve `kind` or the data doesn't fit them.
@@ -106,7 +107,9 @@ pub fn run(
         graph: &graph,
         data,
         work: vec![vec![0; expected]; schedules.len()],
-        results: vec![vec![0; expected]; schedules.len()],
+        results: (0..schedules.len() as u32)
+            .map(|me| vec![0; if kind.publishes(me) { expected } else { 0 }])
+            .collect(),
         messages: vec![Vec::new(); graph.len()],
         done: vec![0; graph.len()],
     };

@@ -22,6 +22,9 @@ pub struct Choice {
 
 /// Chooses the algorithm for a piece of `bytes`. `forced` is taken as it is. Of equal prices the
 /// first of [`Algorithm::ALL`] wins.
+///
+/// # Panics
+/// As [`price`].
 pub fn select(
     kind: Kind,
     topology: &Topology,
@@ -36,9 +39,16 @@ pub fn select(
         return Choice { algorithm, predicted_seconds, reason };
     }
     let mut candidates = Algorithm::ALL.map(priced);
-    if topology.participants() <= 1 {
+    let no_choice = match kind {
+        _ if topology.participants() <= 1 => Some("one node has nothing to exchange".to_owned()),
+        Kind::Move { .. } => {
+            let (_, seconds) = candidates[0];
+            Some(format!("a move has one way to go; {}", of(seconds, bytes)))
+        }
+        _ => None,
+    };
+    if let Some(reason) = no_choice {
         let (algorithm, predicted_seconds) = candidates[0];
-        let reason = "one node has nothing to exchange".to_owned();
         return Choice { algorithm, predicted_seconds, reason };
     }
     // Stable, so of equal ones the first stays first.
@@ -114,5 +124,8 @@ mod tests {
         assert!(choice.reason.contains("forced"), "{}", choice.reason);
         let alone = select(Kind::Allreduce, &Topology::flat(1), 9, None, &CostModel::default());
         assert!(alone.reason.contains("one node"), "{}", alone.reason);
+        let moved = Kind::Move { from: 1, to: 2 };
+        let moved = select(moved, &topology, 4096, None, &CostModel::default());
+        assert!(moved.reason.contains("one way to go"), "{}", moved.reason);
     }
 }

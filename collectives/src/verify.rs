@@ -7,8 +7,9 @@
 //!   no cycle (WAIT);
 //! - no two steps race: of two that touch one block, one of them writing, one comes first by
 //!   dependencies. So every order gives the same bits (SAME), and one order stands for all;
-//! - each participant publishes each block once, when it holds every contribution exactly once, or
-//!   exactly the root's (ONE), and doesn't touch it afterwards.
+//! - each participant that gets the result publishes each block once, when it holds every
+//!   contribution that it should exactly once and no other (ONE), and doesn't touch it afterwards;
+//!   others publish nothing, and whose contribution isn't asked for doesn't reduce it.
 //!
 //! Steps of one block may follow each other at byte granularity, but each byte goes through the
 //! same steps in the same order, so what is proven of the block holds for each of its bytes.
@@ -18,7 +19,7 @@ mod symbols;
 
 use crate::{
     algorithms::Kind,
-    schedule::{Action, Schedule},
+    schedule::{Action, Schedule, Step},
     topology::Topology,
 };
 
@@ -202,8 +203,22 @@ pub enum VerifyError {
         /// The block.
         block: u32,
     },
-    /// A block isn't published once.
-    #[error("participant {participant}: publishes block {block} {times} times instead of once")]
+    /// A participant reduces its local contributions, which aren't asked for.
+    #[error(
+        "participant {participant} step {step}: reduces local contributions to block {block}, but has no part in the result"
+    )]
+    Uncalled {
+        /// Whose step.
+        participant: u32,
+        /// Which.
+        step: u32,
+        /// The block.
+        block: u32,
+    },
+    /// A block isn't published once by those who get it, or is published by others.
+    #[error(
+        "participant {participant}: publishes block {block} {times} times instead of {expected}"
+    )]
     Published {
         /// Who.
         participant: u32,
@@ -211,6 +226,8 @@ pub enum VerifyError {
         block: u32,
         /// How often.
         times: u32,
+        /// How often it should: 1 if it gets the result.
+        expected: u32,
     },
 }
 
@@ -222,7 +239,7 @@ pub enum VerifyError {
 pub fn verify(schedules: &[Schedule], kind: Kind) -> Result<Report, VerifyError> {
     let graph = Graph::new(schedules)?;
     for schedule in schedules {
-        published_once(schedule)?;
+        takes_part(schedule, kind)?;
         no_race(schedule)?;
     }
     let order = graph.order(schedules)?;
@@ -251,18 +268,23 @@ fn sent(schedule: &Schedule, counts: impl Fn(u32) -> bool) -> u64 {
     sends.sum()
 }
 
-fn published_once(schedule: &Schedule) -> Result<(), VerifyError> {
+/// Who contributes may reduce, who gets the result publishes each block once.
+fn takes_part(schedule: &Schedule, kind: Kind) -> Result<(), VerifyError> {
+    let participant = schedule.me;
+    let expected = u32::from(kind.publishes(participant));
     let mut times = vec![0u32; schedule.blocks.len()];
-    for step in &schedule.steps {
-        if let Action::Publish { block } = step.action {
-            times[block as usize] += 1;
+    for (step, Step { action, .. }) in (0..).zip(&schedule.steps) {
+        match *action {
+            Action::Publish { block } => times[block as usize] += 1,
+            Action::ReduceLocal { block } if !kind.contributes(participant) => {
+                return Err(VerifyError::Uncalled { participant, step, block });
+            }
+            _ => {}
         }
     }
-    match (0..).zip(times).find(|&(_, times)| times != 1) {
+    match (0..).zip(times).find(|&(_, times)| times != expected) {
         None => Ok(()),
-        Some((block, times)) => {
-            Err(VerifyError::Published { participant: schedule.me, block, times })
-        }
+        Some((block, times)) => Err(VerifyError::Published { participant, block, times, expected }),
     }
 }
 

@@ -16,7 +16,12 @@ fn topologies() -> Vec<Topology> {
     all
 }
 
-const KINDS: [Kind; 2] = [Kind::Allreduce, Kind::Broadcast { root: 0 }];
+const KINDS: [Kind; 4] = [
+    Kind::Allreduce,
+    Kind::Broadcast { root: 0 },
+    Kind::Reduce { root: 0 },
+    Kind::Move { from: 0, to: 1 },
+];
 const BYTES: [u64; 5] = [256, 16 << 10, 256 << 10, 4 << 20, 64 << 20];
 
 fn simulated(

@@ -1,13 +1,17 @@
 //! The verifier is worth what it catches: every way to break a schedule that we can think of.
 
 use gradwire_collectives::{
-    Action, Algorithm, Block, Kind, Schedule, Topology, VerifyError, generate, interpret::Random,
-    verify,
+    Action, Algorithm, Block, Kind, Schedule, Step, Topology, VerifyError, generate,
+    interpret::Random, verify,
 };
 
-fn all(algorithm: Algorithm, nodes: u32) -> Vec<Schedule> {
+fn made(kind: Kind, algorithm: Algorithm, nodes: u32) -> Vec<Schedule> {
     let topology = Topology { racks: (0..nodes).map(|node| node / 3).collect() };
-    (0..nodes).map(|me| generate(Kind::Allreduce, algorithm, &topology, me, 5000)).collect()
+    (0..nodes).map(|me| generate(kind, algorithm, &topology, me, 5000)).collect()
+}
+
+fn all(algorithm: Algorithm, nodes: u32) -> Vec<Schedule> {
+    made(Kind::Allreduce, algorithm, nodes)
 }
 
 fn broken(schedules: &[Schedule]) -> VerifyError {
@@ -147,7 +151,7 @@ fn writes_after_publication_are_late() {
     let block = steps[publish].action.block();
     let after =
         (0..steps.len() as u32).filter(|&s| steps[s as usize].action.block() == block).collect();
-    steps.push(gradwire_collectives::Step { action: Action::ReduceLocal { block }, after });
+    steps.push(Step { action: Action::ReduceLocal { block }, after });
     let error = broken(&schedules);
     assert!(matches!(error, VerifyError::Late { participant: 1, .. }), "{error}");
 }
@@ -190,20 +194,110 @@ fn form_is_checked() {
     assert!(!error.to_string().is_empty());
 }
 
+/// ONE: every kind is proven to be that kind and no other.
 #[test]
-fn broadcasts_hold_the_roots_contribution_and_no_other() {
+fn each_kind_holds_what_it_should_and_nothing_else() {
     let topology = Topology::flat(5);
+    let kinds = [
+        Kind::Allreduce,
+        Kind::Broadcast { root: 2 },
+        Kind::Broadcast { root: 1 },
+        Kind::Reduce { root: 2 },
+        Kind::Reduce { root: 1 },
+        Kind::Move { from: 1, to: 2 },
+        Kind::Move { from: 2, to: 1 },
+        Kind::Move { from: 1, to: 3 },
+        Kind::Move { from: 1, to: 1 },
+        Kind::Move { from: 2, to: 2 },
+        // These aren't there at all.
+        Kind::Broadcast { root: 77 },
+        Kind::Reduce { root: 77 },
+        Kind::Move { from: 1, to: 77 },
+        Kind::Move { from: 77, to: 2 },
+    ];
     for algorithm in Algorithm::ALL {
-        let root = Kind::Broadcast { root: 2 };
-        let schedules: Vec<_> =
-            (0..5).map(|me| generate(root, algorithm, &topology, me, 1000)).collect();
-        verify(&schedules, root).unwrap();
-        let error = verify(&schedules, Kind::Broadcast { root: 1 }).unwrap_err();
-        assert!(matches!(error, VerifyError::Result { .. }), "{error}");
-        let error = verify(&schedules, Kind::Allreduce).unwrap_err();
-        assert!(matches!(error, VerifyError::Result { .. }), "{error}");
-        let error = verify(&schedules, Kind::Broadcast { root: 77 }).unwrap_err();
-        assert!(matches!(error, VerifyError::Result { .. }), "{error}");
+        for made in kinds.into_iter().filter(|kind| kind.fits(5)) {
+            let schedules: Vec<_> =
+                (0..5).map(|me| generate(made, algorithm, &topology, me, 1000)).collect();
+            for claimed in kinds {
+                let answer = verify(&schedules, claimed);
+                assert_eq!(answer.is_ok(), made == claimed, "{algorithm}: {made:?} as {claimed:?}");
+                let Err(error) = answer else { continue };
+                let told = matches!(
+                    error,
+                    VerifyError::Result { .. }
+                        | VerifyError::Published { .. }
+                        | VerifyError::Uncalled { .. }
+                );
+                assert!(told, "{algorithm}: {made:?} as {claimed:?}: {error}");
+            }
+        }
+    }
+}
+
+/// In reductions to one participant and in moves too, every dependency is needed and every step
+/// has to be what it is (ONE, SAME).
+#[test]
+fn no_step_of_a_rooted_collective_can_be_another() {
+    for kind in
+        [Kind::Reduce { root: 3 }, Kind::Broadcast { root: 3 }, Kind::Move { from: 5, to: 3 }]
+    {
+        for algorithm in Algorithm::ALL {
+            let schedules = made(kind, algorithm, 7);
+            verify(&schedules, kind).unwrap();
+            let wrong = |mutant: &[Schedule]| verify(mutant, kind).expect_err("this is wrong");
+            for (p, s) in steps(&schedules, |_| true) {
+                let step = &schedules[p].steps[s];
+                for dependency in 0..step.after.len() {
+                    let mut mutant = schedules.clone();
+                    mutant[p].steps[s].after.remove(dependency);
+                    let error = wrong(&mutant);
+                    assert!(matches!(error, VerifyError::Race { .. }), "{algorithm}: {error}");
+                }
+                let mut mutant = schedules.clone();
+                let action = &mut mutant[p].steps[s].action;
+                *action = match *action {
+                    Action::ReduceLocal { block } => Action::Publish { block },
+                    Action::Publish { block } => Action::ReduceLocal { block },
+                    Action::RecvReduce { peer, block, message } => {
+                        Action::RecvCopy { peer, block, message }
+                    }
+                    Action::RecvCopy { peer, block, message } => {
+                        Action::RecvReduce { peer, block, message }
+                    }
+                    Action::Send { block, .. } => Action::Publish { block },
+                };
+                wrong(&mutant);
+            }
+            // Somebody else publishes too, what it has.
+            for me in (0..7).filter(|&me| !kind.publishes(me)) {
+                let Some(last) = schedules[me as usize].steps.len().checked_sub(1) else {
+                    continue;
+                };
+                let mut mutant = schedules.clone();
+                let steps = &mut mutant[me as usize].steps;
+                let block = steps[last].action.block();
+                steps.push(Step { action: Action::Publish { block }, after: vec![last as u32] });
+                let error = wrong(&mutant);
+                let told = matches!(error, VerifyError::Published { times: 1, expected: 0, .. });
+                assert!(told, "{algorithm}: {error}");
+            }
+            // Somebody reduces a contribution that isn't asked for.
+            for me in (0..7).filter(|&me| !kind.contributes(me)) {
+                let mut mutant = schedules.clone();
+                let steps = &mut mutant[me as usize].steps;
+                steps.insert(0, Step { action: Action::ReduceLocal { block: 0 }, after: vec![] });
+                for step in &mut steps[1..] {
+                    step.after.iter_mut().for_each(|after| *after += 1);
+                    step.after.push(0);
+                }
+                let error = wrong(&mutant);
+                assert!(
+                    matches!(error, VerifyError::Uncalled { step: 0, .. }),
+                    "{algorithm}: {error}"
+                );
+            }
+        }
     }
 }
 
@@ -214,10 +308,20 @@ fn garbage_gets_an_answer() {
         let mut random = Random::new(seed);
         let algorithm = Algorithm::ALL[random.below(4)];
         let nodes = 2 + random.below(5);
-        let mut schedules = all(algorithm, nodes as u32);
+        let (root, from, to) = (random.below(nodes) as u32, 0, random.below(nodes) as u32);
+        let kind = [
+            Kind::Allreduce,
+            Kind::Broadcast { root },
+            Kind::Reduce { root },
+            Kind::Move { from, to },
+        ][random.below(4)];
+        let mut schedules = made(kind, algorithm, nodes as u32);
         for _ in 0..1 + random.below(4) {
             let schedule = &mut schedules[random.below(nodes)];
             let steps = schedule.steps.len();
+            if steps == 0 {
+                continue; // it has no part in it
+            }
             let step = &mut schedule.steps[random.below(steps)];
             let (peer, block, message) =
                 (random.below(8) as u32, random.below(12) as u32, random.below(6) as u32);
@@ -232,7 +336,7 @@ fn garbage_gets_an_answer() {
             }
         }
         // Some mutations change nothing that matters; the answer is all that is asked.
-        let answer = verify(&schedules, Kind::Allreduce);
+        let answer = verify(&schedules, kind);
         assert!(answer.is_ok() || !answer.unwrap_err().to_string().is_empty(), "seed {seed}");
     }
 }

@@ -6,7 +6,7 @@ use gradwire_collectives::{
     kernels::{Combine, Finish},
     verify::{cross_rack_elements, verify},
 };
-use gradwire_proto::{DType, ReduceOp};
+use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use proptest::prelude::*;
 
 fn all(kind: Kind, algorithm: Algorithm, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -59,19 +59,90 @@ fn every_allreduce_is_proven() {
     }
 }
 
-/// ONE, WAIT: the same for broadcasts, from the first, a middle and the last node.
-#[test]
-fn every_broadcast_is_proven() {
+/// The first, a middle and the last node.
+fn some(nodes: u32) -> Vec<u32> {
+    let mut some = vec![0, nodes / 2, nodes - 1];
+    some.dedup();
+    some
+}
+
+fn prove_rooted(kind: fn(u32) -> Kind, counts: &[u64]) {
     for nodes in 1..=64 {
         for topology in layouts(nodes) {
-            let mut roots = vec![0, nodes / 2, nodes - 1];
-            roots.dedup();
-            for root in roots {
+            for root in some(nodes) {
                 for algorithm in Algorithm::ALL {
-                    for count in COUNTS {
-                        prove(Kind::Broadcast { root }, algorithm, &topology, count);
+                    for &count in counts {
+                        prove(kind(root), algorithm, &topology, count);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// ONE, WAIT: the same for broadcasts, with some nodes as roots.
+#[test]
+fn every_broadcast_is_proven() {
+    prove_rooted(|root| Kind::Broadcast { root }, &COUNTS);
+}
+
+/// ONE, WAIT: and for reductions to one node. Their blocks are those of the broadcasts, so there are
+/// fewer sizes.
+#[test]
+fn every_reduction_to_one_is_proven() {
+    prove_rooted(|root| Kind::Reduce { root }, &[0, 1001, (4 << 20) + 3]);
+}
+
+/// ONE, WAIT: and for moves, which are the same for all algorithms.
+#[test]
+fn every_move_is_proven() {
+    for nodes in 1..=64 {
+        let topology = Topology::flat(nodes);
+        for (from, to) in
+            some(nodes).into_iter().flat_map(|a| some(nodes).into_iter().map(move |b| (a, b)))
+        {
+            let kind = Kind::Move { from, to };
+            for count in COUNTS {
+                let report = prove(kind, Algorithm::Ring, &topology, count);
+                let sent = if from == to { 0 } else { count };
+                assert_eq!((report.elements_sent, report.most_elements_sent), (sent, sent));
+                assert_eq!(report.longest_chain, u64::from(sent > 0));
+                for me in 0..nodes {
+                    let schedule = generate(kind, Algorithm::Ring, &topology, me, count);
+                    // Who is neither the one nor the other has nothing to do.
+                    assert_eq!(schedule.steps.is_empty(), me != to && (me != from || count == 0));
+                    for algorithm in Algorithm::ALL {
+                        assert_eq!(generate(kind, algorithm, &topology, me, count), schedule);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A reduction to one node sends what the broadcast from there sends, the other way.
+#[test]
+fn reductions_mirror_broadcasts() {
+    let links = |schedules: &[Schedule], up: bool| {
+        let mut links = Vec::new();
+        for schedule in schedules {
+            let sends = schedule.steps.iter().filter_map(|step| {
+                let (peer, _) = step.action.sends_to()?;
+                let ends = if up { (peer, schedule.me) } else { (schedule.me, peer) };
+                Some((ends, step.action.block()))
+            });
+            links.extend(sends);
+        }
+        links.sort_unstable();
+        links
+    };
+    for nodes in 2..=24 {
+        for topology in layouts(nodes) {
+            for algorithm in Algorithm::ALL {
+                let root = nodes / 3;
+                let down = all(Kind::Broadcast { root }, algorithm, &topology, 100_000);
+                let up = all(Kind::Reduce { root }, algorithm, &topology, 100_000);
+                assert_eq!(links(&down, false), links(&up, true), "{algorithm} over {topology:?}");
             }
         }
     }
@@ -127,6 +198,9 @@ fn racks_are_crossed_as_rarely_as_can_be() {
         let down = Kind::Broadcast { root: nodes / 2 };
         assert_eq!(crossing(down, Algorithm::Hierarchical), once);
         assert_eq!(crossing(down, Algorithm::Ring), once);
+        let up = Kind::Reduce { root: nodes / 2 };
+        assert_eq!(crossing(up, Algorithm::Hierarchical), once);
+        assert_eq!(crossing(up, Algorithm::Ring), once);
     }
 }
 
@@ -139,6 +213,12 @@ fn trivial_pieces_still_complete() {
         assert_eq!(alone.steps.len(), 2);
         let empty = generate(Kind::Allreduce, algorithm, &Topology::flat(9), 4, 0);
         assert_eq!(empty.steps.len(), 1);
+        // Who gets nothing publishes nothing.
+        let up = Kind::Reduce { root: 4 };
+        for me in 0..9 {
+            let empty = generate(up, algorithm, &Topology::flat(9), me, 0);
+            assert_eq!(empty.steps.len(), usize::from(me == 4));
+        }
     }
 }
 
@@ -150,26 +230,53 @@ fn bytes_of(dtype: DType, values: &[i64]) -> Vec<u8> {
             DType::F64 => bytes.extend((value as f64).to_ne_bytes()),
             DType::F16 => bytes.extend(half::f16::from_f64(value as f64).to_ne_bytes()),
             DType::Bf16 => bytes.extend(half::bf16::from_f64(value as f64).to_ne_bytes()),
-            DType::I8 => bytes.extend((value as i8).to_ne_bytes()),
-            DType::U8 => bytes.extend((value as u8).to_ne_bytes()),
-            DType::I32 => bytes.extend((value as i32).to_ne_bytes()),
-            DType::I64 => bytes.extend(value.to_ne_bytes()),
+            DType::F8E4m3 => bytes.push(F8E4m3::from_f32(value as f32).to_bits()),
+            DType::F8E5m2 => bytes.push(F8E5m2::from_f32(value as f32).to_bits()),
+            DType::C64 => bytes.extend([value, -value].map(|v| (v as f32).to_ne_bytes()).concat()),
+            DType::C128 => bytes.extend([value, -value].map(|v| (v as f64).to_ne_bytes()).concat()),
+            DType::I8 | DType::U8 | DType::Bool => bytes.push(value as u8),
+            DType::I16 | DType::U16 => bytes.extend((value as u16).to_ne_bytes()),
+            DType::I32 | DType::U32 => bytes.extend((value as u32).to_ne_bytes()),
+            DType::I64 | DType::U64 => bytes.extend(value.to_ne_bytes()),
         }
     }
     bytes
 }
 
-/// Small whole numbers, whose sums every type holds exactly; products of signs.
-fn expected(op: ReduceOp, contributions: &[Vec<i64>]) -> Vec<i64> {
+/// A value of one of `world` ranks, such that every type holds the sums of all that are drawn, and
+/// of any part of them, exactly, and that averages are whole.
+fn draw(dtype: DType, op: ReduceOp, rank: usize, world: usize, random: &mut Random) -> i64 {
+    let draw = random.draw();
+    let short = matches!(dtype, DType::F8E4m3 | DType::F8E5m2);
+    match op {
+        _ if dtype == DType::Bool => (draw % 2) as i64,
+        // The shortest floats hold whole numbers up to 8.
+        ReduceOp::Average if short => i64::from(world <= 8),
+        ReduceOp::Average => 1,
+        ReduceOp::Sum if short && rank >= 8 => 0,
+        // Bf16 holds them up to 256; 128 ranks of ±1 stay there. Integers wrap.
+        ReduceOp::Sum => (draw % 3) as i64 - 1,
+        ReduceOp::Product => 1 - 2 * (draw % 2) as i64,
+        ReduceOp::Min | ReduceOp::Max if short => (draw % 9) as i64,
+        ReduceOp::Min | ReduceOp::Max => (draw % 100) as i64,
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => draw as i64,
+    }
+}
+
+fn expected(dtype: DType, op: ReduceOp, contributions: &[Vec<i64>]) -> Vec<i64> {
     (0..contributions[0].len())
         .map(|i| {
             let all = contributions.iter().map(|c| c[i]);
             match op {
+                ReduceOp::Sum if dtype == DType::Bool => all.max().unwrap(),
                 ReduceOp::Sum => all.sum(),
                 ReduceOp::Average => all.sum::<i64>() / contributions.len() as i64,
                 ReduceOp::Min => all.min().unwrap(),
                 ReduceOp::Max => all.max().unwrap(),
                 ReduceOp::Product => all.product(),
+                ReduceOp::BitAnd => all.fold(-1, |a, b| a & b),
+                ReduceOp::BitOr => all.fold(0, |a, b| a | b),
+                ReduceOp::BitXor => all.fold(0, |a, b| a ^ b),
             }
         })
         .collect()
@@ -182,8 +289,22 @@ struct Case {
     dtype: DType,
     op: ReduceOp,
     ranks: Vec<u8>,
+    /// For what has a root; none for all.
+    root: Option<u32>,
     count: usize,
     seed: u64,
+}
+
+impl Case {
+    fn reduction(&self) -> Kind {
+        self.root.map_or(Kind::Allreduce, |root| Kind::Reduce { root })
+    }
+}
+
+/// What can be asked for.
+fn pairs() -> Vec<(DType, ReduceOp)> {
+    let all = DType::ALL.iter().flat_map(|&dtype| ReduceOp::ALL.iter().map(move |&op| (dtype, op)));
+    all.filter(|(dtype, op)| op.refuses(*dtype).is_none()).collect()
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -191,18 +312,19 @@ fn case() -> impl Strategy<Value = Case> {
         (
             prop::collection::vec(0..6u32, nodes),
             prop::sample::select(&Algorithm::ALL[..]),
-            prop::sample::select(DType::ALL),
-            prop::sample::select(ReduceOp::ALL),
+            prop::sample::select(pairs()),
             prop::collection::vec(1..=2u8, nodes),
+            prop::option::of(0..nodes as u32),
             prop_oneof![Just(0usize), Just(1), 2..200usize, 200..6000usize],
             any::<u64>(),
         )
-            .prop_map(|(racks, algorithm, dtype, op, ranks, count, seed)| Case {
+            .prop_map(|(racks, algorithm, (dtype, op), ranks, root, count, seed)| Case {
                 topology: Topology { racks },
                 algorithm,
                 dtype,
                 op,
                 ranks,
+                root,
                 count,
                 seed,
             })
@@ -212,31 +334,24 @@ fn case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// ONE, SAME: on data, in a random order with random progress, every participant gets the
-    /// result, for all element types and operations.
+    /// ONE, SAME: on data, in a random order with random progress, every participant that should
+    /// gets the result, for all element types and operations, and nobody else gets anything.
     #[test]
-    fn allreduce_computes_the_reduction(case in case()) {
-        let Case { topology, algorithm, dtype, op, ranks, count, seed } = case;
+    fn reductions_compute_what_they_should(case in case()) {
+        let kind = case.reduction();
+        let Case { topology, algorithm, dtype, op, ranks, count, seed, .. } = case;
         let mut random = Random::new(seed);
         let world: usize = ranks.iter().map(|&r| usize::from(r)).sum();
+        // Their sum isn't 128 any more.
+        prop_assume!(!(op == ReduceOp::Average && dtype == DType::I8 && world > 127));
         let mut values = Vec::new();
         let contributions: Vec<Vec<Vec<u8>>> = ranks
             .iter()
             .map(|&local| {
                 let locals = (0..local).map(|_| {
-                    let own: Vec<i64> = (0..count)
-                        .map(|_| match op {
-                            // Multiples, so that the average is whole, and u8 doesn't wrap.
-                            ReduceOp::Average if dtype == DType::F16 || dtype == DType::Bf16 => 1,
-                            ReduceOp::Sum if dtype == DType::U8 => (random.draw() % 2) as i64,
-                            ReduceOp::Average => 1,
-                            ReduceOp::Product if dtype == DType::U8 => 1,
-                            ReduceOp::Product => 1 - 2 * (random.draw() % 2) as i64,
-                            // Bf16 holds whole numbers up to 256 exactly; 128 ranks of ±1 stay there.
-                            ReduceOp::Sum => (random.draw() % 3) as i64 - 1,
-                            ReduceOp::Min | ReduceOp::Max => (random.draw() % 100) as i64,
-                        })
-                        .collect();
+                    let rank = values.len();
+                    let own: Vec<i64> =
+                        (0..count).map(|_| draw(dtype, op, rank, world, &mut random)).collect();
                     let bytes = bytes_of(dtype, &own);
                     values.push(own);
                     bytes
@@ -244,19 +359,17 @@ proptest! {
                 locals.collect()
             })
             .collect();
-        let contributors = world as u32;
         let data = Data {
             combine: Combine { dtype, op },
             prescale: 1.0,
-            // i8 wraps where 128 ranks add up; an average of one kind stays exact below.
-            finish: Finish { dtype, op, contributors, postscale: 1.0 },
+            finish: Finish { dtype, op, contributors: world as u32, postscale: 1.0 },
             contributions: &contributions,
         };
-        prop_assume!(!(op == ReduceOp::Average && dtype == DType::I8 && world > 127));
-        let schedules = all(Kind::Allreduce, algorithm, &topology, count as u64);
-        let results = interpret::run(&schedules, Kind::Allreduce, &data, seed).unwrap();
-        let wanted = bytes_of(dtype, &expected(op, &values));
-        for (participant, result) in results.iter().enumerate() {
+        let schedules = all(kind, algorithm, &topology, count as u64);
+        let results = interpret::run(&schedules, kind, &data, seed).unwrap();
+        let wanted = bytes_of(dtype, &expected(dtype, op, &values));
+        for (participant, result) in (0..).zip(&results) {
+            let wanted = if kind.publishes(participant) { &wanted[..] } else { &[] };
             prop_assert!(*result == wanted, "participant {participant}, seed {seed}");
         }
     }
@@ -265,6 +378,7 @@ proptest! {
     /// get the same bits, and get them again in another order of events.
     #[test]
     fn everybody_gets_the_same_bits(case in case(), other in any::<u64>()) {
+        let kind = case.reduction();
         let Case { topology, algorithm, dtype, ranks, count, seed, .. } = case;
         let mut random = Random::new(seed);
         let op = ReduceOp::Sum;
@@ -279,34 +393,42 @@ proptest! {
             finish: Finish { dtype, op, contributors: 3, postscale: if dtype.is_float() { 0.3 } else { 1.0 } },
             contributions: &contributions,
         };
-        let schedules = all(Kind::Allreduce, algorithm, &topology, count as u64);
-        let results = interpret::run(&schedules, Kind::Allreduce, &data, seed).unwrap();
-        let again = interpret::run(&schedules, Kind::Allreduce, &data, other).unwrap();
+        let schedules = all(kind, algorithm, &topology, count as u64);
+        let results = interpret::run(&schedules, kind, &data, seed).unwrap();
+        let again = interpret::run(&schedules, kind, &data, other).unwrap();
+        let got = |results: &[Vec<u8>]| {
+            let results = (0..).zip(results).filter(|(me, _)| kind.publishes(*me));
+            results.map(|(_, result)| result.clone()).collect::<Vec<_>>()
+        };
+        let (results, again) = (got(&results), got(&again));
         for result in results.iter().chain(&again) {
             prop_assert!(*result == results[0], "{algorithm}, seeds {seed} and {other}");
         }
     }
 
-    /// Broadcasts move bits, whatever they mean.
+    /// Broadcasts and moves copy bits, whatever they mean.
     #[test]
-    fn broadcast_copies_the_root(case in case(), root in any::<prop::sample::Index>()) {
-        let Case { topology, algorithm, dtype, count, seed, .. } = case;
+    fn moves_copy_bits(case in case(), from in any::<prop::sample::Index>()) {
+        let Case { topology, algorithm, dtype, root: to, count, seed, .. } = case;
+        // Truth values are moved as the bytes they are: what is computed of them is 0 or 1.
+        let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
         let nodes = topology.participants();
-        let root = root.index(nodes as usize) as u32;
+        let from = from.index(nodes as usize) as u32;
         let mut random = Random::new(seed);
         let piece: Vec<u8> = (0..count * dtype.size()).map(|_| random.draw() as u8).collect();
         let mut contributions = vec![Vec::new(); nodes as usize];
-        contributions[root as usize] = vec![piece.clone()];
+        contributions[from as usize] = vec![piece.clone()];
         let data = Data {
             combine: Combine { dtype, op: ReduceOp::Sum },
             prescale: 1.0,
             finish: Finish::none(dtype),
             contributions: &contributions,
         };
-        let kind = Kind::Broadcast { root };
+        let kind = to.map_or(Kind::Broadcast { root: from }, |to| Kind::Move { from, to });
         let schedules = all(kind, algorithm, &topology, count as u64);
-        for result in interpret::run(&schedules, kind, &data, seed).unwrap() {
-            prop_assert!(result == piece, "{algorithm} from {root}, seed {seed}");
+        for (me, result) in (0..).zip(interpret::run(&schedules, kind, &data, seed).unwrap()) {
+            let wanted = if kind.publishes(me) { &piece[..] } else { &[] };
+            prop_assert!(result == wanted, "{algorithm} {kind:?} at {me}, seed {seed}");
         }
     }
 }

@@ -5,6 +5,7 @@
 //! both ends of a link agree, growing along every path. They order the list of steps, and as both
 //! ends order their messages by the same (time, block), both count the same messages.
 
+use super::Kind;
 use crate::schedule::{Action, Block, Schedule, Step};
 
 /// One link of a tree, seen from either end.
@@ -25,6 +26,18 @@ pub(super) struct Place {
     pub(super) parent: Option<Link>,
     /// The links to the children.
     pub(super) children: Vec<Link>,
+}
+
+/// Trees that all have the same root: the blocks, and where a participant stands in each one's tree.
+pub(super) struct Rooted {
+    pub(super) blocks: Vec<Block>,
+    pub(super) place: Box<dyn Fn(u32) -> Place>,
+}
+
+impl Rooted {
+    pub(super) fn new(blocks: Vec<Block>, place: impl Fn(u32) -> Place + 'static) -> Self {
+        Self { blocks, place: Box::new(place) }
+    }
 }
 
 /// Collects steps in any order that has dependencies first, and puts them in order at the end.
@@ -87,10 +100,15 @@ fn next(counts: &mut [u32], peer: u32, message: &mut u32) {
 }
 
 /// Without anybody to talk to, or without anything to say.
-pub(super) fn alone(participants: u32, me: u32, count: u64) -> Schedule {
+///
+/// Who gets a result publishes it, even an empty one; who gets none has nothing to do.
+pub(super) fn alone(participants: u32, me: u32, count: u64, kind: Kind) -> Schedule {
     let mut builder = Builder::default();
-    let reduced = (count > 0).then(|| builder.add(0, Action::ReduceLocal { block: 0 }, &[]));
-    builder.add(0, Action::Publish { block: 0 }, reduced.as_slice());
+    let reduces = count > 0 && kind.contributes(me);
+    let reduced = reduces.then(|| builder.add(0, Action::ReduceLocal { block: 0 }, &[]));
+    if kind.publishes(me) {
+        builder.add(0, Action::Publish { block: 0 }, reduced.as_slice());
+    }
     builder.finish(participants, me, vec![Block { offset: 0, count }])
 }
 
@@ -103,17 +121,9 @@ pub(super) fn reduce_and_return(
 ) -> Schedule {
     let mut builder = Builder::default();
     for block in 0..blocks.len() as u32 {
-        let Place { parent, mut children } = place(block);
-        // One fixed order of reduction, whoever arrives first (SAME).
-        children.sort_by_key(|link| (link.up, link.peer));
-        let first = children.iter().chain(&parent).map(|link| link.up).min().unwrap_or(0);
-        let mut last = builder.add(first, Action::ReduceLocal { block }, &[]);
-        let mut now = first;
-        for link in &children {
-            let action = Action::RecvReduce { peer: link.peer, block, message: 0 };
-            last = builder.add(link.up, action, &[last]);
-            now = link.up;
-        }
+        let place = place(block);
+        let (mut last, mut now) = gather(&mut builder, block, &place);
+        let Place { parent, children } = place;
         if let Some(link) = parent {
             let send = Action::Send { peer: link.peer, block, message: 0 };
             let sent = builder.add(link.up, send, &[last]);
@@ -125,6 +135,40 @@ pub(super) fn reduce_and_return(
         hand_out(&mut builder, block, last, now, children);
     }
     builder.finish(participants, me, blocks)
+}
+
+/// A reduction to one participant: each block goes up its tree. The trees of all blocks have the
+/// same root, which alone publishes.
+pub(super) fn reduce_up(
+    participants: u32,
+    me: u32,
+    blocks: Vec<Block>,
+    place: impl Fn(u32) -> Place,
+) -> Schedule {
+    let mut builder = Builder::default();
+    for block in 0..blocks.len() as u32 {
+        let place = place(block);
+        let (last, now) = gather(&mut builder, block, &place);
+        if let Some(link) = place.parent {
+            builder.add(link.up, Action::Send { peer: link.peer, block, message: 0 }, &[last]);
+        } else {
+            builder.add(now, Action::Publish { block }, &[last]);
+        }
+    }
+    builder.finish(participants, me, blocks)
+}
+
+/// The own contribution and those of everybody below: the last step, and when it is.
+fn gather(builder: &mut Builder, block: u32, place: &Place) -> (Added, u32) {
+    let mut children = place.children.clone();
+    // One fixed order of reduction, whoever arrives first (SAME).
+    children.sort_by_key(|link| (link.up, link.peer));
+    let first = children.iter().chain(&place.parent).map(|link| link.up).min().unwrap_or(0);
+    let local = builder.add(first, Action::ReduceLocal { block }, &[]);
+    children.iter().fold((local, first), |(last, _), link| {
+        let action = Action::RecvReduce { peer: link.peer, block, message: 0 };
+        (builder.add(link.up, action, &[last]), link.up)
+    })
 }
 
 /// A broadcast: each block comes down its tree. The trees of all blocks have the same root.

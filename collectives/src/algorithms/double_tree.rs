@@ -3,9 +3,10 @@
 //!
 //! Nobody has more than three peers per tree, nobody sends more than twice the piece, and the
 //! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline. For
-//! the broadcast both trees are made over everybody but the root, and hang below it.
+//! a broadcast or a reduction to one participant both trees are made over everybody but the root,
+//! and hang below it.
 
-use super::build::{self, Tree};
+use super::build::{self, Rooted, Tree};
 use crate::{
     schedule::{Schedule, split},
     topology::Topology,
@@ -53,7 +54,7 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     })
 }
 
-pub(super) fn broadcast(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
+pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
     let order = super::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = super::position(&order, me);
@@ -62,7 +63,7 @@ pub(super) fn broadcast(topology: &Topology, root: u32, me: u32, count: u64) -> 
         let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));
         Tree::new([None].into_iter().chain(below).collect())
     });
-    build::send_down(nodes, me, split(count, blocks_for(count)), |block| {
+    Rooted::new(split(count, blocks_for(count)), move |block| {
         trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
     })
 }

@@ -9,9 +9,10 @@
 //! each node.
 //!
 //! In the broadcast each block enters each rack once, through a member of the block's own choice,
-//! and is handed on from there.
+//! and is handed on from there. In the reduction to one participant it leaves each rack once, from
+//! that member, who has reduced it there.
 
-use super::build::{self, Link, Place};
+use super::build::{self, Link, Place, Rooted};
 use crate::{
     schedule::{Block, Schedule, split},
     topology::Topology,
@@ -20,8 +21,9 @@ use crate::{
 /// Large pieces are cut into blocks of about this many elements, so that the phases of different
 /// blocks overlap and unequal racks share nearly evenly.
 const BLOCK: u64 = 1 << 15;
-/// A broadcast's are smaller: the last block to leave the root is handed on to a whole rack.
-const BROADCAST_BLOCK: u64 = 1 << 13;
+/// To or from one participant they are smaller: the last block to leave the root is handed on to a
+/// whole rack, the first to reach it is reduced there before.
+const ROOTED_BLOCK: u64 = 1 << 13;
 /// Small ones aren't cut below this: each block is a message for almost everybody.
 const LEAST_BLOCK: u64 = 512;
 const MOST_BLOCKS: u64 = 256;
@@ -122,43 +124,40 @@ fn in_two_levels(racks: &Racks, number: u32, home: u32) -> Place {
     Place { parent: None, children }
 }
 
-pub(super) fn broadcast(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
-    // Without the root, its own rack is like the others: entered once, by a message of the root.
+pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    // Without the root, its own rack is like the others: one message to or from the root.
     let mut members = topology.members();
     for rack in &mut members {
         rack.retain(|&member| member != root);
     }
     members.retain(|rack| !rack.is_empty());
     let racks = Racks::new(members, me);
-    build::send_down(
-        topology.participants(),
-        me,
-        racks.blocks(1, BROADCAST_BLOCK, count),
-        |number| {
-            let start = number * racks.count();
-            let enter = |peer, rack| Link { peer, up: 0, down: start + rack };
-            if me == root {
-                let all = 0..racks.count();
-                let children = all.map(|rack| enter(racks.owner(rack, number), rack)).collect();
-                return Place { parent: None, children };
-            }
-            let size = racks.size(racks.rack);
-            let owner_index = racks.owner_index(racks.rack, number);
-            let hand_on = |peer, member| Link {
-                peer,
-                up: 0,
-                down: start + racks.count() + around(owner_index, member, size),
-            };
-            if racks.index != owner_index {
-                let owner = racks.owner(racks.rack, number);
-                return Place { parent: Some(hand_on(owner, racks.index)), children: Vec::new() };
-            }
-            let members = (0..).zip(&racks.members[racks.rack as usize]);
-            let children = members
-                .filter(|&(member, _)| member != owner_index)
-                .map(|(member, &peer)| hand_on(peer, member))
-                .collect();
-            Place { parent: Some(enter(root, racks.rack)), children }
-        },
-    )
+    Rooted::new(racks.blocks(1, ROOTED_BLOCK, count), move |number| {
+        // One message for each rack is the root's share of a block.
+        let start = number * racks.count();
+        let enter =
+            |peer, rack| Link { peer, up: start + racks.largest + rack, down: start + rack };
+        if me == root {
+            let all = 0..racks.count();
+            let children = all.map(|rack| enter(racks.owner(rack, number), rack)).collect();
+            return Place { parent: None, children };
+        }
+        let size = racks.size(racks.rack);
+        let owner_index = racks.owner_index(racks.rack, number);
+        let inside = |peer, member| Link {
+            peer,
+            up: start + around(member, owner_index, size),
+            down: start + racks.count() + around(owner_index, member, size),
+        };
+        if racks.index != owner_index {
+            let owner = racks.owner(racks.rack, number);
+            return Place { parent: Some(inside(owner, racks.index)), children: Vec::new() };
+        }
+        let members = (0..).zip(&racks.members[racks.rack as usize]);
+        let children = members
+            .filter(|&(member, _)| member != owner_index)
+            .map(|(member, &peer)| inside(peer, member))
+            .collect();
+        Place { parent: Some(enter(root, racks.rack)), children }
+    })
 }

@@ -1,8 +1,11 @@
-//! Every algorithm as a pure function from the cluster to a schedule.
+//! Every algorithm as a pure function from the cluster to a schedule, for each of the four routes
+//! that data can take between nodes ([`Kind`]).
 //!
 //! All but recursive doubling have one idea in common: each block has a tree, is reduced towards
 //! the tree's root and comes back down the same way, so each element is finished by one owner and
-//! copied from there (SAME). What differs is the choice of trees:
+//! copied from there (SAME). A broadcast is the way down alone and a reduction to one participant
+//! the way up alone, in trees of the same kind that all have the root. What differs is the choice
+//! of trees:
 //!
 //! | | tree of a block | best for |
 //! |---|---|---|
@@ -10,7 +13,10 @@
 //! | [`double_tree`] | one of two binary trees with complementary leaves | many nodes |
 //! | [`hierarchical`] | members → the rack's owner → the block's owner | racks behind slow links |
 //! | [`recursive_doubling`] | (none: pairs exchange everything, at doubling distance) | small pieces |
+//!
+//! A move from one participant to another has no choice: [`direct`], whatever the algorithm.
 
+pub mod direct;
 pub mod double_tree;
 pub mod hierarchical;
 pub mod recursive_doubling;
@@ -22,6 +28,7 @@ use std::{fmt, str::FromStr};
 
 use gradwire_proto::{WireError, pb};
 
+use self::build::Rooted;
 use crate::{schedule::Schedule, topology::Topology};
 
 /// What a schedule achieves.
@@ -34,14 +41,56 @@ pub enum Kind {
         /// The participant that has it.
         root: u32,
     },
+    /// The root gets the reduction of everybody's contribution.
+    Reduce {
+        /// The participant that gets it.
+        root: u32,
+    },
+    /// One participant gets another one's contribution, or its own; all others do nothing.
+    Move {
+        /// The participant that has it.
+        from: u32,
+        /// The participant that gets it.
+        to: u32,
+    },
 }
 
-/// The algorithms, by the name of their allreduce; each has a broadcast of the same kind.
+impl Kind {
+    /// Whether a participant's own contribution enters the result: only then it reduces locally.
+    pub fn contributes(self, participant: u32) -> bool {
+        match self {
+            Self::Allreduce | Self::Reduce { .. } => true,
+            Self::Broadcast { root } => participant == root,
+            Self::Move { from, .. } => participant == from,
+        }
+    }
+
+    /// Whether a participant gets the result: only then it publishes.
+    pub fn publishes(self, participant: u32) -> bool {
+        match self {
+            Self::Allreduce | Self::Broadcast { .. } => true,
+            Self::Reduce { root } => participant == root,
+            Self::Move { to, .. } => participant == to,
+        }
+    }
+
+    /// Whether all participants that it names are among as many.
+    pub fn fits(self, participants: u32) -> bool {
+        match self {
+            Self::Allreduce => true,
+            Self::Broadcast { root } | Self::Reduce { root } => root < participants,
+            Self::Move { from, to } => from < participants && to < participants,
+        }
+    }
+}
+
+/// The algorithms, by the name of their allreduce; each has a broadcast and a reduction to
+/// one participant of the same kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
-    /// Pipelined ring; broadcast along a chain.
+    /// Pipelined ring; to or from one participant along a chain.
     Ring,
-    /// Exchange at doubling distance; broadcast along a binomial tree.
+    /// Exchange at doubling distance; to or from one participant along a binomial tree.
     RecursiveDoubling,
     /// Two binary trees, half the data each.
     DoubleTree,
@@ -143,8 +192,9 @@ impl TryFrom<i32> for Algorithm {
 /// participant that calls it with the same other arguments gets a matching schedule.
 ///
 /// # Panics
-/// If `me` or the root of a broadcast isn't one of the topology's participants: both are checked
-/// where a message becomes an operation (TRUST), so this is a mistake of the caller.
+/// If `me` or a participant that `kind` names isn't one of the topology's participants
+/// ([`Kind::fits`]): both are checked where a message becomes an operation (TRUST), so this is a
+/// mistake of the caller.
 pub fn generate(
     kind: Kind,
     algorithm: Algorithm,
@@ -154,29 +204,39 @@ pub fn generate(
 ) -> Schedule {
     let participants = topology.participants();
     assert!(me < participants, "participant {me} is not one of {participants}");
-    if let Kind::Broadcast { root } = kind {
-        assert!(root < participants, "root {root} is not one of {participants} participants");
-    }
+    assert!(
+        kind.fits(participants),
+        "{kind:?} names one that is not of {participants} participants"
+    );
     if participants == 1 || count == 0 {
-        return build::alone(participants, me, count);
+        return build::alone(participants, me, count, kind);
     }
-    match (algorithm, kind) {
-        (Algorithm::Ring, Kind::Allreduce) => ring::allreduce(topology, me, count),
-        (Algorithm::Ring, Kind::Broadcast { root }) => ring::broadcast(topology, root, me, count),
-        (Algorithm::RecursiveDoubling, Kind::Allreduce) => {
-            recursive_doubling::allreduce(topology, me, count)
+    match kind {
+        Kind::Allreduce => match algorithm {
+            Algorithm::Ring => ring::allreduce(topology, me, count),
+            Algorithm::RecursiveDoubling => recursive_doubling::allreduce(topology, me, count),
+            Algorithm::DoubleTree => double_tree::allreduce(topology, me, count),
+            Algorithm::Hierarchical => hierarchical::allreduce(topology, me, count),
+        },
+        Kind::Broadcast { root } => {
+            let Rooted { blocks, place } = rooted(algorithm, topology, root, me, count);
+            build::send_down(participants, me, blocks, place)
         }
-        (Algorithm::RecursiveDoubling, Kind::Broadcast { root }) => {
-            recursive_doubling::broadcast(topology, root, me, count)
+        Kind::Reduce { root } => {
+            let Rooted { blocks, place } = rooted(algorithm, topology, root, me, count);
+            build::reduce_up(participants, me, blocks, place)
         }
-        (Algorithm::DoubleTree, Kind::Allreduce) => double_tree::allreduce(topology, me, count),
-        (Algorithm::DoubleTree, Kind::Broadcast { root }) => {
-            double_tree::broadcast(topology, root, me, count)
-        }
-        (Algorithm::Hierarchical, Kind::Allreduce) => hierarchical::allreduce(topology, me, count),
-        (Algorithm::Hierarchical, Kind::Broadcast { root }) => {
-            hierarchical::broadcast(topology, root, me, count)
-        }
+        Kind::Move { from, to } => direct::moved(participants, from, to, me, count),
+    }
+}
+
+/// An algorithm's trees where all have the same root: a broadcast goes down them, a reduction up.
+fn rooted(algorithm: Algorithm, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    match algorithm {
+        Algorithm::Ring => ring::rooted(topology, root, me, count),
+        Algorithm::RecursiveDoubling => recursive_doubling::rooted(topology, root, me, count),
+        Algorithm::DoubleTree => double_tree::rooted(topology, root, me, count),
+        Algorithm::Hierarchical => hierarchical::rooted(topology, root, me, count),
     }
 }
 

@@ -9,9 +9,10 @@
 //! rest on both sides of each exchange putting the lower participant on the left.
 //!
 //! The broadcast goes down a binomial tree: log2 M rounds too, farthest first, so that each rack
-//! is entered early and then served from inside.
+//! is entered early and then served from inside. The reduction to one participant comes up it,
+//! nearest first.
 
-use super::build::{self, Builder, Link, Place};
+use super::build::{Builder, Link, Place, Rooted};
 use crate::{
     schedule::{Action, Schedule, split},
     topology::Topology,
@@ -67,16 +68,17 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     builder.finish(nodes, me, blocks)
 }
 
-pub(super) fn broadcast(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
+pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
     let order = super::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = super::position(&order, me);
     let rounds = nodes.next_power_of_two().ilog2();
-    build::send_down(nodes, me, split(count, blocks_for(count)), |block| {
-        // The parent of a position is that without its lowest bit; a far link (high bit) is early.
+    Rooted::new(split(count, blocks_for(count)), move |block| {
+        // The parent of a position is that without its lowest bit; a far link (high bit) is early
+        // on the way down, and late on the way up.
         let link = |peer: u32, bit: u32| Link {
             peer: order[peer as usize],
-            up: 0,
+            up: block + bit,
             down: block + rounds - 1 - bit,
         };
         let own = if at == 0 { rounds } else { at.trailing_zeros() };

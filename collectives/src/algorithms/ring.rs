@@ -5,10 +5,10 @@
 //! neighbours only. The price is a chain of 2(M−1) messages. In the paper the result goes on in
 //! the same direction; here it goes back the way it came: the same bytes and the same chain, but
 //! each connection is used both ways and carries half of it. The order around the ring keeps racks
-//! together, so with r racks only r links cross. The broadcast is a chain in that order, beginning
-//! at the root.
+//! together, so with r racks only r links cross. To or from one participant it is a chain in that
+//! order, with the root at its end.
 
-use super::build::{self, Link, Place};
+use super::build::{self, Link, Place, Rooted};
 use crate::{
     schedule::{Schedule, split},
     topology::Topology,
@@ -47,13 +47,11 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     })
 }
 
-pub(super) fn broadcast(topology: &Topology, root: u32, me: u32, count: u64) -> Schedule {
+pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
     let order = super::order_from(topology, root);
     let nodes = order.len() as u32;
     // The root is the end of the path.
     let at = nodes - 1 - super::position(&order, me);
     let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MOST_BLOCKS));
-    build::send_down(nodes, me, blocks, |block| {
-        on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize])
-    })
+    Rooted::new(blocks, move |block| on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize]))
 }

@@ -143,8 +143,10 @@ impl Lines<'_> {
                 let start = from.first.max(self.into[me] + chunk * line);
                 self.into[me] = start + (bytes - chunk) * line;
                 let first = start + model.per_message + chunk * gamma;
-                let last = self.into[me].max(from.last) + model.per_message + bytes * gamma;
-                Times { first, last }
+                // Reduced as it comes in: what is left at the end is the last chunk, unless
+                // reducing is slower than receiving.
+                let received = self.into[me].max(from.last) + model.per_message + chunk * gamma;
+                Times { first, last: received.max(first + (bytes - chunk) * gamma) }
             }
             // The same for every algorithm, so no part of the comparison.
             Action::ReduceLocal { .. } | Action::Publish { .. } => from,

@@ -1,12 +1,22 @@
 //! From values to types: the one place that knows all element types, operations and levels.
+//!
+//! The sweep is compiled for each pair of type and operation at each level, so pairs that come to
+//! the same are one: bits of all types are bits of bytes, complex numbers are added as twice as many
+//! floats, products of signed integers have the bits of unsigned ones, and there are three things
+//! that can be done with truth values.
+//!
+//! Requests are checked for pairs that mean nothing ([`ReduceOp::refuses`], TRUST). Should one come
+//! here nevertheless it is a computation like any other, and the same everywhere: bits of floats are
+//! combined as bits, minimum, maximum and product of complex numbers are those of their parts, and
+//! the average of truth values is "any".
 
-use gradwire_proto::{DType, ReduceOp};
+use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 
 use super::{
-    Job,
-    element::{Bf16, Element, F16},
+    Combine, Finish, Job,
+    element::{Bf16, Element, F16, Truth},
     level::{Baseline, Level},
-    op::{Max, Min, Operation, Product, Sum},
+    op::{And, Max, Min, Operation, Or, Product, Sum, Xor},
     scalar,
     sweep::sweep,
 };
@@ -19,22 +29,49 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
     if job.inputs.is_empty() || job.count == 0 {
         return;
     }
-    // SAFETY: the caller's promise; `dtype` says what the type is.
+    // SAFETY: the caller's promise; `dtype` says what the type is. A complex number is two floats,
+    // the real part first, without padding.
     unsafe {
         match job.combine.dtype {
-            DType::F32 => with_type::<f32>(level, job),
-            DType::F64 => with_type::<f64>(level, job),
-            DType::F16 => with_type::<F16>(level, job),
-            DType::Bf16 => with_type::<Bf16>(level, job),
-            DType::I8 => with_type::<i8>(level, job),
-            DType::U8 => with_type::<u8>(level, job),
-            DType::I32 => with_type::<i32>(level, job),
-            DType::I64 => with_type::<i64>(level, job),
+            DType::F32 => float::<f32>(level, job),
+            DType::F64 => float::<f64>(level, job),
+            DType::F16 => float::<F16>(level, job),
+            DType::Bf16 => float::<Bf16>(level, job),
+            DType::F8E4m3 => float::<F8E4m3>(level, job),
+            DType::F8E5m2 => float::<F8E5m2>(level, job),
+            DType::C64 => float::<f32>(level, &job.as_type(DType::F32, 2)),
+            DType::C128 => float::<f64>(level, &job.as_type(DType::F64, 2)),
+            DType::I8 => integer::<i8, u8>(level, job),
+            DType::U8 => integer::<u8, u8>(level, job),
+            DType::I16 => integer::<i16, u16>(level, job),
+            DType::U16 => integer::<u16, u16>(level, job),
+            DType::I32 => integer::<i32, u32>(level, job),
+            DType::U32 => integer::<u32, u32>(level, job),
+            DType::I64 => integer::<i64, u64>(level, job),
+            DType::U64 => integer::<u64, u64>(level, job),
+            DType::Bool => truth(level, job),
         }
     }
 }
 
-unsafe fn with_type<E: Element>(level: Level, job: &Job<'_>) {
+impl Job<'_> {
+    /// The same job on elements of another type, `each` of them for each of these.
+    fn as_type(self, dtype: DType, each: usize) -> Self {
+        Self {
+            combine: Combine { dtype, ..self.combine },
+            finish: Finish { dtype, ..self.finish },
+            count: self.count * each,
+            ..self
+        }
+    }
+
+    /// The same job without factors and divisions.
+    fn unfinished(self) -> Self {
+        Self { prescale: 1.0, finish: Finish::none(self.combine.dtype), ..self }
+    }
+}
+
+unsafe fn float<E: Element>(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match job.combine.op {
@@ -42,11 +79,55 @@ unsafe fn with_type<E: Element>(level: Level, job: &Job<'_>) {
             ReduceOp::Min => with_op::<E, Min>(level, job),
             ReduceOp::Max => with_op::<E, Max>(level, job),
             ReduceOp::Product => with_op::<E, Product>(level, job),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bits(level, job),
         }
     }
 }
 
-unsafe fn with_op<E: Element, O: Operation>(level: Level, job: &Job<'_>) {
+/// `U` is `E` without a sign.
+unsafe fn integer<E: Element, U: Element>(level: Level, job: &Job<'_>) {
+    // SAFETY: the caller's promise; both types are of one size.
+    unsafe {
+        match job.combine.op {
+            // Signs matter when it is divided.
+            ReduceOp::Sum | ReduceOp::Average => with_op::<E, Sum>(level, job),
+            ReduceOp::Min => with_op::<E, Min>(level, job),
+            ReduceOp::Max => with_op::<E, Max>(level, job),
+            ReduceOp::Product => with_op::<U, Product>(level, job),
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bits(level, job),
+        }
+    }
+}
+
+unsafe fn bits(level: Level, job: &Job<'_>) {
+    let job = &job.as_type(DType::U8, job.combine.dtype.size()).unfinished();
+    // SAFETY: the caller's promise; an element is as many bytes as its size.
+    unsafe {
+        match job.combine.op {
+            ReduceOp::BitAnd => with_op::<u8, And>(level, job),
+            ReduceOp::BitOr => with_op::<u8, Or>(level, job),
+            _ => with_op::<u8, Xor>(level, job),
+        }
+    }
+}
+
+unsafe fn truth(level: Level, job: &Job<'_>) {
+    let job = &job.unfinished();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match job.combine.op {
+            ReduceOp::Sum | ReduceOp::Average | ReduceOp::Max | ReduceOp::BitOr => {
+                with_op::<Truth, Or>(level, job);
+            }
+            ReduceOp::Min | ReduceOp::Product | ReduceOp::BitAnd => {
+                with_op::<Truth, And>(level, job);
+            }
+            ReduceOp::BitXor => with_op::<Truth, Xor>(level, job),
+        }
+    }
+}
+
+unsafe fn with_op<E: Element, O: Operation<E::Number>>(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise; this machine has the level.
     unsafe {
         match level {
@@ -64,14 +145,14 @@ unsafe fn with_op<E: Element, O: Operation>(level: Level, job: &Job<'_>) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn avx2<E: Element, O: Operation>(job: &Job<'_>) {
+unsafe fn avx2<E: Element, O: Operation<E::Number>>(job: &Job<'_>) {
     // SAFETY: the caller's promise.
     unsafe { sweep::<E, O, super::level::Avx2>(job) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
-unsafe fn avx512<E: Element, O: Operation>(job: &Job<'_>) {
+unsafe fn avx512<E: Element, O: Operation<E::Number>>(job: &Job<'_>) {
     // SAFETY: the caller's promise.
     unsafe { sweep::<E, O, super::level::Avx512>(job) }
 }

@@ -1,5 +1,7 @@
 //! The element types: how a tile of each becomes accumulators, and back.
 
+use gradwire_proto::{F8E4m3, F8E5m2};
+
 use super::{
     level::{Instructions, TILE},
     op::Number,
@@ -78,7 +80,7 @@ macro_rules! plain {
     )+};
 }
 
-plain!(f32, f64, i8, u8, i32, i64);
+plain!(f32, f64, i8, u8, i16, u16, i32, u32, i64, u64);
 
 /// IEEE half precision, as bits.
 #[derive(Clone, Copy)]
@@ -160,6 +162,87 @@ impl Element for Bf16 {
         for (to, from) in out.0.iter_mut().zip(&numbers.0) {
             let bits = from.to_bits();
             *to = Self((bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16);
+        }
+    }
+}
+
+macro_rules! float8 {
+    ($($type:ident),+) => {$(
+        impl Element for $type {
+            type Number = f32;
+            type Lane = f32;
+            const ZERO: Self = Self::from_bits(0);
+
+            #[inline(always)]
+            fn number(lane: f32) -> f32 {
+                lane
+            }
+
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+
+            #[inline(always)]
+            fn narrow(number: f32) -> Self {
+                Self::from_f32(number)
+            }
+
+            #[inline(always)]
+            unsafe fn stage<I: Instructions>(src: *const Self, room: *mut f32) -> *const f32 {
+                for i in 0..TILE {
+                    // SAFETY: both tiles have an element i; the type is a transparent byte.
+                    unsafe { room.add(i).write(src.add(i).read().to_f32()) }
+                }
+                room
+            }
+
+            #[inline(always)]
+            unsafe fn store<I: Instructions>(numbers: &Tile<f32>, out: &mut Tile<Self>) {
+                for (to, from) in out.0.iter_mut().zip(&numbers.0) {
+                    *to = Self::from_f32(*from);
+                }
+            }
+        }
+    )+};
+}
+
+float8!(F8E4m3, F8E5m2);
+
+/// A truth value: any byte but 0 is true, what is computed is 0 or 1.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Truth(u8);
+
+impl Element for Truth {
+    type Number = u8;
+    type Lane = u8;
+    const ZERO: Self = Self(0);
+
+    #[inline(always)]
+    fn number(lane: u8) -> u8 {
+        u8::from(lane != 0)
+    }
+
+    #[inline(always)]
+    fn widen(self) -> u8 {
+        u8::from(self.0 != 0)
+    }
+
+    #[inline(always)]
+    fn narrow(number: u8) -> Self {
+        Self(number)
+    }
+
+    #[inline(always)]
+    unsafe fn stage<I: Instructions>(src: *const Self, _: *mut u8) -> *const u8 {
+        src.cast::<u8>()
+    }
+
+    #[inline(always)]
+    unsafe fn store<I: Instructions>(numbers: &Tile<u8>, out: &mut Tile<Self>) {
+        for (to, from) in out.0.iter_mut().zip(numbers.0) {
+            *to = Self(from);
         }
     }
 }

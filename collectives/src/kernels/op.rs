@@ -1,6 +1,6 @@
 //! The operations on accumulators.
 
-/// What values are combined and finished in: the element type, or f32 for the half precisions.
+/// What values are combined and finished in: the element type, or f32 for shorter floats.
 pub(super) trait Number: Copy + PartialEq {
     /// The number of all zero bits.
     const ZERO: Self;
@@ -140,21 +140,25 @@ macro_rules! integer {
 // hold all n, but where it can't the quotient is 0.)
 integer!(i8, |x, n| (f32::from(x) / n as f32) as i8);
 integer!(u8, |x, n| (f32::from(x) / n as f32) as u8);
+integer!(i16, |x, n| (f32::from(x) / n as f32) as i16);
+integer!(u16, |x, n| (f32::from(x) / n as f32) as u16);
 integer!(i32, |x, n| (f64::from(x) / f64::from(n)) as i32);
+integer!(u32, |x, n| (f64::from(x) / f64::from(n)) as u32);
 integer!(i64, |x, n| x / i64::from(n));
+integer!(u64, |x, n| x / u64::from(n));
 
 /// An operation as a type, so that the sweep is compiled for each.
-pub(super) trait Operation {
-    fn apply<N: Number>(left: N, right: N) -> N;
+pub(super) trait Operation<N> {
+    fn apply(left: N, right: N) -> N;
 }
 
 macro_rules! operation {
     ($name:ident, $method:ident) => {
         pub(super) struct $name;
 
-        impl Operation for $name {
+        impl<N: Number> Operation<N> for $name {
             #[inline(always)]
-            fn apply<N: Number>(left: N, right: N) -> N {
+            fn apply(left: N, right: N) -> N {
                 left.$method(right)
             }
         }
@@ -165,3 +169,22 @@ operation!(Sum, add);
 operation!(Product, mul);
 operation!(Min, least);
 operation!(Max, greatest);
+
+/// Bits don't care where an element ends: these are for bytes alone, and done to the bytes of all
+/// types.
+macro_rules! bitwise {
+    ($name:ident, $operator:tt) => {
+        pub(super) struct $name;
+
+        impl Operation<u8> for $name {
+            #[inline(always)]
+            fn apply(left: u8, right: u8) -> u8 {
+                left $operator right
+            }
+        }
+    };
+}
+
+bitwise!(And, &);
+bitwise!(Or, |);
+bitwise!(Xor, ^);

@@ -12,7 +12,7 @@ use super::{
 /// # Safety
 /// As for [`super::reduce_finish_to`]; inputs aren't empty, all is of type `E` and the operation is
 /// `O`.
-pub(super) unsafe fn run<E: Element, O: Operation>(job: &Job<'_>) {
+pub(super) unsafe fn run<E: Element, O: Operation<E::Number>>(job: &Job<'_>) {
     let last = Last::<E::Number>::of(job);
     let prescale = <E::Number as Number>::factor(job.prescale);
     for i in 0..job.count {

@@ -5,6 +5,8 @@
 
 use std::mem::MaybeUninit;
 
+use gradwire_proto::DType;
+
 use super::{
     Job, Store,
     element::{Element, Tile},
@@ -30,7 +32,9 @@ impl<N: Number> Last<N> {
     pub(super) fn of(job: &Job<'_>) -> Self {
         let divisor = job.finish.divisor();
         if job.finish.is_identity() {
-            if job.inputs.len() == 1 && job.prescale == 1.0 { Self::Copy } else { Self::Keep }
+            let alone = job.inputs.len() == 1 && job.prescale == 1.0;
+            // A truth value is 0 or 1 even where only one rank contributes.
+            if alone && job.combine.dtype != DType::Bool { Self::Copy } else { Self::Keep }
         } else if job.finish.postscale == 1.0 || !job.combine.dtype.is_float() {
             Self::Divide(divisor)
         } else {
@@ -55,7 +59,7 @@ impl<N: Number> Last<N> {
 /// As for [`super::reduce_finish_to`]; inputs aren't empty, all is of type `E` and the operation is
 /// `O`, and the level's instructions are available to the function that this is inlined in.
 #[inline(always)]
-pub(super) unsafe fn sweep<E: Element, O: Operation, I: Instructions>(job: &Job<'_>) {
+pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>(job: &Job<'_>) {
     let last = Last::<E::Number>::of(job);
     let prescale = <E::Number as Number>::factor(job.prescale);
     let size = size_of::<E>();
@@ -104,7 +108,7 @@ pub(super) unsafe fn sweep<E: Element, O: Operation, I: Instructions>(job: &Job<
 /// # Safety
 /// As for [`sweep`].
 #[inline(always)]
-unsafe fn combine<E: Element, O: Operation, I: Instructions>(
+unsafe fn combine<E: Element, O: Operation<E::Number>, I: Instructions>(
     inputs: &[*const u8],
     at: usize,
     n: usize,
@@ -151,7 +155,7 @@ unsafe fn combine<E: Element, O: Operation, I: Instructions>(
 /// # Safety
 /// `K` tiles are readable; the level's instructions are there.
 #[inline(always)]
-unsafe fn fold<E: Element, O: Operation, I: Instructions, const K: usize>(
+unsafe fn fold<E: Element, O: Operation<E::Number>, I: Instructions, const K: usize>(
     before: Option<&Tile<E::Number>>,
     tiles: &[*const E; GROUP],
     prescale: E::Number,

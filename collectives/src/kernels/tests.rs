@@ -1,7 +1,9 @@
 //! Every level against the scalar reference, bit for bit, and the reference against what the
-//! arithmetic is said to be.
+//! arithmetic is said to be; for integers, truth values and the rarer floats in [`meaning`].
 
-use gradwire_proto::{DType, ReduceOp};
+mod meaning;
+
+use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
 
 use super::{
@@ -14,7 +16,16 @@ fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.into_iter().filter(|l| *l != Level::Scalar && l.is_available())
 }
 
-/// Values that arithmetic stumbles over, as the low bits of an element.
+/// What an element consists of: complex numbers of two floats.
+fn part(dtype: DType) -> DType {
+    match dtype {
+        DType::C64 => DType::F32,
+        DType::C128 => DType::F64,
+        _ => dtype,
+    }
+}
+
+/// Values that arithmetic stumbles over, as the low bits of an element, or of a part of it.
 fn special(dtype: DType, random: &mut Random) -> u64 {
     let any = random.draw();
     let pick = random.below(14);
@@ -24,6 +35,8 @@ fn special(dtype: DType, random: &mut Random) -> u64 {
         DType::F64 => (0x7ff8_0000_0001_2345, 1.0f64.to_bits()),
         DType::F16 => (0x7e12, f16::ONE.to_bits().into()),
         DType::Bf16 => (0x7fd3, bf16::ONE.to_bits().into()),
+        DType::F8E4m3 => (0x7f, F8E4m3::from_f32(1.0).to_bits().into()),
+        DType::F8E5m2 => (0x7e, F8E5m2::from_f32(1.0).to_bits().into()),
         _ => (u64::MAX, 1),
     };
     let bits = dtype.size() as u32 * 8;
@@ -34,6 +47,9 @@ fn special(dtype: DType, random: &mut Random) -> u64 {
         DType::F64 => 0x7ff0_0000_0000_0000,
         DType::F16 => 0x7c00,
         DType::Bf16 => 0x7f80,
+        // Without an infinity, the largest there is.
+        DType::F8E4m3 => 0x7e,
+        DType::F8E5m2 => 0x7c,
         _ => sign,
     };
     match pick {
@@ -52,6 +68,8 @@ fn special(dtype: DType, random: &mut Random) -> u64 {
             DType::F64 => (small as f64).to_bits(),
             DType::F16 => u64::from(f16::from_f64(small as f64).to_bits()),
             DType::Bf16 => u64::from(bf16::from_f64(small as f64).to_bits()),
+            DType::F8E4m3 => u64::from(F8E4m3::from_f32(small as f32).to_bits()),
+            DType::F8E5m2 => u64::from(F8E5m2::from_f32(small as f32).to_bits()),
             _ => small as u64,
         },
         _ => any,
@@ -73,8 +91,9 @@ impl Buffer {
     }
 
     fn random(dtype: DType, count: usize, misaligned: usize, random: &mut Random) -> Self {
+        let mut buffer = Self::new(count * dtype.size(), misaligned);
+        let dtype = part(dtype);
         let size = dtype.size();
-        let mut buffer = Self::new(count * size, misaligned);
         // Some runs are of ordinary values, so that not everything ends as NaN.
         let plain = random.below(2) == 0;
         for element in buffer.get_mut().chunks_exact_mut(size) {
@@ -294,53 +313,6 @@ fn halves_are_summed_in_f32_and_rounded_once() {
     assert_eq!(run(DType::Bf16, &[brain(258.0), brain(1.0)]), brain(260.0));
     assert_eq!(run(DType::Bf16, &[brain(256.0), brain(1.0), brain(1.0)]), brain(258.0));
     assert_eq!(run(DType::Bf16, &[1, 1]), 2, "denormals are numbers");
-}
-
-#[test]
-fn integers_wrap_and_averages_truncate() {
-    let run = |op, inputs: &[i8], contributors| {
-        let bytes: Vec<[u8; 1]> = inputs.iter().map(|v| v.to_ne_bytes()).collect();
-        let slices: Vec<&[u8]> = bytes.iter().map(|b| &b[..]).collect();
-        let dtype = DType::I8;
-        let finish = Finish { dtype, op, contributors, postscale: 1.0 };
-        let mut out = [0];
-        let (combine, dsts) = (Combine { dtype, op }, &mut [&mut out[..]]);
-        reduce_finish_slices(level(), combine, 1.0, &finish, dsts, &slices, Store::Cached).unwrap();
-        out[0] as i8
-    };
-    assert_eq!(run(ReduceOp::Sum, &[127, 1], 2), -128);
-    assert_eq!(run(ReduceOp::Product, &[16, 17], 2), 16);
-    assert_eq!(run(ReduceOp::Average, &[-3, -4], 2), -3, "-7 / 2 is cut towards zero");
-    assert_eq!(run(ReduceOp::Average, &[3, 4], 2), 3);
-    assert_eq!(run(ReduceOp::Average, &[-128], 1), -128);
-    assert_eq!(run(ReduceOp::Average, &[100, 20], u32::MAX), 0);
-    assert_eq!(run(ReduceOp::Min, &[-128, 127], 2), -128);
-    assert_eq!(run(ReduceOp::Max, &[-128, 127], 2), 127);
-}
-
-/// The division in floats is the integer division, for the numbers that come closest.
-#[test]
-fn averages_of_integers_are_exact() {
-    use super::op::Number;
-    let mut random = Random::new(13);
-    for by in (1..=70_000).chain([1 << 24, (1 << 24) + 1, u32::MAX - 1, u32::MAX]) {
-        for x in i8::MIN..=i8::MAX {
-            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-        }
-        for x in u8::MIN..=u8::MAX {
-            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-        }
-    }
-    let edges = [i32::MIN, i32::MIN + 1, -1, 0, 1, i32::MAX - 1, i32::MAX];
-    for by in [1u32, 2, 3, 7, 1 << 16, u32::MAX / 2, u32::MAX - 1, u32::MAX] {
-        for x in edges.into_iter().chain((0..10_000).map(|_| random.draw() as i32)) {
-            let whole = (x / by.min(i32::MAX as u32) as i32).wrapping_mul(by as i32);
-            for x in [x, whole, whole.wrapping_sub(1), whole.wrapping_add(1)] {
-                let exact = (i64::from(x) / i64::from(by)) as i32;
-                assert_eq!(x.divide(by), exact, "{x} / {by}");
-            }
-        }
-    }
 }
 
 /// An average that would overflow as a sum doesn't, where it is finished in the same sweep.

@@ -30,15 +30,10 @@ pub(super) fn run(
 ) -> Result<(), VerifyError> {
     let participants = schedules.len() as u32;
     let words = schedules.len().div_ceil(64);
-    let wanted = match kind {
-        Kind::Broadcast { root } if root < participants => only(root, words),
-        // A root that isn't there has no contribution, so every publication of something is wrong.
-        Kind::Broadcast { .. } => vec![0; words],
-        Kind::Allreduce => (0..participants).fold(vec![0; words], |mut all, participant| {
-            all[participant as usize / 64] |= 1 << (participant % 64);
-            all
-        }),
-    };
+    let mut wanted = vec![0; words];
+    for contributor in (0..participants).filter(|&participant| kind.contributes(participant)) {
+        wanted[contributor as usize / 64] |= 1 << (contributor % 64);
+    }
     let blocks = schedules.first().map_or(0, |schedule| schedule.blocks.len());
     let mut work: Vec<Option<Contributors>> = vec![None; schedules.len() * blocks];
     let mut published = vec![false; work.len()];

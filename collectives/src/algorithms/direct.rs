@@ -1,0 +1,34 @@
+//! Direct: one participant's contribution goes to one other, over the one link there is.
+//!
+//! Nothing is reduced between nodes and nobody else has a part in it, so there is nothing for an
+//! algorithm to choose. The piece is cut into blocks only so that it can use several streams:
+//! inside of a block the sender and the receiver follow each other chunk by chunk anyway.
+
+use super::{
+    Kind,
+    build::{self, Builder},
+};
+use crate::schedule::{Action, Schedule, split};
+
+/// Blocks are made about this many elements.
+const BLOCK: u64 = 1 << 17;
+const MOST_BLOCKS: u64 = 256;
+
+pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) -> Schedule {
+    if from == to {
+        return build::alone(participants, me, count, Kind::Move { from, to });
+    }
+    let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MOST_BLOCKS));
+    let mut builder = Builder::default();
+    for block in 0..blocks.len() as u32 {
+        if me == from {
+            let local = builder.add(block, Action::ReduceLocal { block }, &[]);
+            builder.add(block, Action::Send { peer: to, block, message: 0 }, &[local]);
+        } else if me == to {
+            let copy = Action::RecvCopy { peer: from, block, message: 0 };
+            let copied = builder.add(block, copy, &[]);
+            builder.add(block, Action::Publish { block }, &[copied]);
+        }
+    }
+    builder.finish(participants, me, blocks)
+}
