@@ -12,8 +12,8 @@ use std::{
 use criterion::{Criterion, criterion_group, criterion_main};
 use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::control::{
-    Completion, CompletionWriter, DaemonControl, Doorbell, Place, Submission, SubmissionReader,
-    WorkerControl,
+    Completion, CompletionWriter, DaemonControl, Doorbell, Origin, Place, Submission,
+    SubmissionReader, WorkerControl,
 };
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
@@ -32,8 +32,9 @@ fn submission() -> Submission {
             ReduceOp::Average,
         ),
         priority: 3,
-        input: place,
-        output: place,
+        inputs: vec![place],
+        outputs: vec![place],
+        origin: Origin::Plain,
     }
 }
 
@@ -50,7 +51,7 @@ fn one_thread(c: &mut Criterion) {
         b.iter(|| {
             let _ = worker.submit(&submission).expect("room");
             let ticket = reader.pop().expect("no nonsense").expect("a submission").ticket;
-            writer.push(Completion { ticket }).expect("room");
+            writer.push(Completion { ticket, aux: 0 }).expect("room");
             black_box(worker.pop_completion())
         });
     });
@@ -65,7 +66,7 @@ fn serve(
 ) {
     while !stop.load(Relaxed) {
         while let Some(Submission { ticket, .. }) = reader.pop().expect("no nonsense") {
-            writer.push(Completion { ticket }).expect("room");
+            writer.push(Completion { ticket, aux: 0 }).expect("room");
         }
         let Some(bell) = bell else {
             hint::spin_loop();

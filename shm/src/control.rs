@@ -1,7 +1,7 @@
 //! The control page: how a worker asks and how the daemon answers, without a system call unless
 //! somebody sleeps.
 //!
-//! # Layout, version 1
+//! # Layout, version 2
 //!
 //! One sealed memfd, little endian. Words that different sides write are on cache lines of their
 //! own, in pairs of 64 bytes because processors fetch two.
@@ -23,21 +23,29 @@
 //!  640     4        worker       heartbeats of the worker
 //!  768     4        daemon       heartbeats of the daemon
 //!  4096    1 MiB    worker       submission ring: records (see below)
-//!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, status u32 (0), 0 u32, aux u64 (0)
+//!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, 0 u64, aux u64
 //! ```
 //!
-//! A submission is a record of 8-byte words, at most 176 of them:
+//! A submission is a record of 8-byte words, at most [`MAX_RECORD_WORDS`] of them: 176 for the
+//! longest name and one tensor of the most dimensions, and [`Request::MAX_EXTRA_WORDS`] for lists
+//! and the further tensors of a group.
 //!
 //! ```text
 //!  word 0      how many words, this one included
 //!  word 1      ticket
 //!  word 2      process set u32, priority i32
-//!  word 3      collective u8, element type u8, reduce operation u8, dimensions u8, root u32
+//!  word 3      collective u8, reduce operation u8, origin u8, 0 u8, root u32
 //!  word 4, 5   prescale f64, postscale f64
-//!  word 6, 7   offset of the input u64, of the output u64
-//!  word 8      segment of the input u32, of the output u32
-//!  word 9      bytes of the name u32, 0 u32
-//!  then        dimensions u64 each, outermost first; then the name, filled up with zeros
+//!  word 6      bytes of the name u32, entries of the list u32
+//!  word 7      tensors u32, at least 1; 0 u32
+//!  then        entries of the list u64 each
+//!  then        for each tensor:
+//!              element type u8, dimensions u8, 0 u48
+//!              segment of the input u32, of the output u32
+//!              offset of the input u64
+//!              offset of the output u64
+//!              dimensions u64 each, outermost first
+//!  then        the name, filled up with zeros
 //! ```
 //!
 //! At most [`MAX_IN_FLIGHT`] tickets are unanswered at a time, as many as the completion ring has
@@ -54,6 +62,8 @@ use gradwire_proto::{Request, TensorName, WireError};
 pub use page::{CONTROL_BYTES, LAYOUT_VERSION, SUBMISSION_RING_BYTES};
 pub use worker::WorkerControl;
 
+#[cfg(doc)]
+use crate::ring::MAX_RECORD_WORDS;
 use crate::{ring::Nonsense, segment::SegmentError};
 
 /// The most tickets that a worker may have unanswered at a time (BOUND).
@@ -64,8 +74,57 @@ pub const MAX_IN_FLIGHT: u32 = 4096;
 pub struct Place {
     /// The segment's number.
     pub segment: u32,
-    /// The first byte there. The daemon checks it against the segment and the request's bytes.
+    /// The first byte there. The daemon checks it against the segment and the tensor's bytes.
     pub offset: u64,
+}
+
+/// Which call of the worker's library an operation is a part of. For metrics: nothing is done
+/// differently because of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(u8)]
+pub enum Origin {
+    /// The collective itself.
+    #[default]
+    Plain = 0,
+    /// A sparse allreduce that moved rows.
+    SparseRows = 1,
+    /// A sparse allreduce that moved the dense tensor, because that was smaller.
+    SparseDense = 2,
+    /// The broadcast or gathering of objects.
+    Object = 3,
+    /// An allreduce by Adasum.
+    Adasum = 4,
+    /// What ranks tell each other before one of these: sizes, shapes, numbers of rows.
+    Count = 5,
+}
+
+impl Origin {
+    /// Every value, in the order of their numbers.
+    pub const ALL: &[Self] = &[
+        Self::Plain,
+        Self::SparseRows,
+        Self::SparseDense,
+        Self::Object,
+        Self::Adasum,
+        Self::Count,
+    ];
+
+    /// The value with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The name that people read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::SparseRows => "sparse-rows",
+            Self::SparseDense => "sparse-dense",
+            Self::Object => "object",
+            Self::Adasum => "adasum",
+            Self::Count => "count",
+        }
+    }
 }
 
 /// What a worker asks for.
@@ -81,10 +140,15 @@ pub struct Submission {
     pub request: Request,
     /// Larger goes first.
     pub priority: i32,
-    /// The rank's contribution.
-    pub input: Place,
-    /// Where the result goes; the same as `input` for in place.
-    pub output: Place,
+    /// The rank's contributions, one for each tensor of the request, [`Request::bytes_of`] long.
+    /// Of a scatter and a send and receive only the root's or sender's is looked at.
+    pub inputs: Vec<Place>,
+    /// Where the results go, one for each tensor of the request, as long as
+    /// [`Request::expected`] says; where that has no shape it is not looked at. The same as the
+    /// input for in place.
+    pub outputs: Vec<Place>,
+    /// What it is a part of.
+    pub origin: Origin,
 }
 
 /// The operation of this ticket has succeeded and its output is written. Failures come over the
@@ -95,6 +159,8 @@ pub struct Submission {
 pub struct Completion {
     /// The submission's ticket.
     pub ticket: u64,
+    /// The number of a new process set; of a join the rank that joined last; otherwise 0.
+    pub aux: u64,
 }
 
 /// Whether the daemon has to be woken after a submission.
@@ -127,6 +193,16 @@ pub enum SubmitError {
     /// The request contradicts itself; the daemon would refuse it.
     #[error(transparent)]
     Invalid(#[from] WireError),
+    /// There is not one place for each tensor.
+    #[error("{tensors} tensors need as many inputs and outputs, {inputs} and {outputs} were given")]
+    Places {
+        /// Tensors of the request.
+        tensors: usize,
+        /// Inputs that were given.
+        inputs: usize,
+        /// Outputs that were given.
+        outputs: usize,
+    },
     /// The control page holds nonsense: something in this process has written over it.
     #[error("the control page is damaged: {0}; look for writes past the end of a tensor")]
     Damaged(Nonsense),
@@ -144,16 +220,18 @@ pub enum RingError {
     Completions(Nonsense),
     /// The record's length does not fit what it says it holds.
     #[error(
-        "a submission of {words} words says that it has {dims} dimensions and a name of {name} \
-         bytes"
+        "a submission of {words} words says that it has {tensors} tensors, a list of {list} and a \
+         name of {name} bytes: that does not fit"
     )]
     Size {
         /// Words of the record.
         words: u64,
-        /// Dimensions.
-        dims: u64,
+        /// Tensors.
+        tensors: u32,
+        /// Entries of the list.
+        list: u32,
         /// Bytes of the name.
-        name: u64,
+        name: u32,
     },
     /// The name is not text.
     #[error("the name of submission {ticket} is not UTF-8 from byte {valid} on")]

@@ -17,10 +17,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_proto::Request;
+
 use crate::backing::{Backing, Cell, Flag, Signal};
 
-/// The longest record, in words: a 1024-byte name and 32 dimensions fit.
-pub const MAX_RECORD_WORDS: usize = 176;
+/// The longest record, in words: a 1024-byte name, a tensor of 32 dimensions, and the longest lists
+/// and groups fit.
+pub const MAX_RECORD_WORDS: usize = 176 + Request::MAX_EXTRA_WORDS;
 
 /// Words of one completion.
 pub const COMPLETION_WORDS: usize = 3;
@@ -134,8 +137,8 @@ impl<B: Backing> SubmissionRing<'_, B> {
         Ok(self.sleeping.load(Relaxed) != 0 && self.sleeping.swap(0, AcqRel) != 0)
     }
 
-    /// Takes the next record out, without its length; `head` is the consumer's own count, `seen`
-    /// the highest tail so far. `None` where there is nothing.
+    /// Takes the next record out into `record`, without its length; `head` is the consumer's own
+    /// count, `seen` the highest tail so far. `None` where there is nothing.
     ///
     /// # Errors
     /// [`Nonsense`] if tail or length are impossible (TRUST); nothing is consumed then.
@@ -143,7 +146,7 @@ impl<B: Backing> SubmissionRing<'_, B> {
         &self,
         head: &mut u64,
         seen: u64,
-        record: &'r mut [u64; MAX_RECORD_WORDS],
+        record: &'r mut Vec<u64>,
     ) -> Result<Option<&'r [u64]>, Nonsense> {
         let tail = self.tail.load(Acquire);
         let available = tail.wrapping_sub(*head);
@@ -161,7 +164,7 @@ impl<B: Backing> SubmissionRing<'_, B> {
         if words == 0 || words > available || words > MAX_RECORD_WORDS as u64 {
             return Err(Nonsense::Length { words, available });
         }
-        let record = &mut record[..words as usize - 1];
+        record.resize(words as usize - 1, 0); // at most MAX_RECORD_WORDS, checked above (BOUND)
         for (place, word) in (1..).zip(record.iter_mut()) {
             *word = self.cell(head.wrapping_add(place)).load(Relaxed);
         }
@@ -335,7 +338,7 @@ mod tests {
                     }
                 }
             });
-            let (mut head, mut copy) = (0, [0; MAX_RECORD_WORDS]);
+            let (mut head, mut copy) = (0, Vec::new());
             for record in 0..RECORDS {
                 loop {
                     let seen = head;
@@ -358,7 +361,7 @@ mod tests {
         for counter in [&words.head, &words.tail] {
             counter.store(start, Relaxed);
         }
-        let (mut tail, mut head, mut copy) = (start, start, [0; MAX_RECORD_WORDS]);
+        let (mut tail, mut head, mut copy) = (start, start, Vec::new());
         for record in 0..10 {
             assert_eq!(words.submissions().push(&mut tail, &[record, record]), Ok(false));
             let seen = head;

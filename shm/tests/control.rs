@@ -34,12 +34,12 @@ fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| worker.wait(seen, LONG, SPIN));
         thread::sleep(Duration::from_millis(20));
-        writer.push(Completion { ticket: 5 }).unwrap();
+        writer.push(Completion { ticket: 5, aux: 9 }).unwrap();
         assert!(waiter.join().unwrap());
     });
     // What came before the wait ends it, too.
     assert!(worker.wait(seen, LONG, SPIN));
-    assert_eq!(worker.pop_completion(), Some(Completion { ticket: 5 }));
+    assert_eq!(worker.pop_completion(), Some(Completion { ticket: 5, aux: 9 }));
     assert_eq!(worker.pop_completion(), None);
 
     let seen = worker.epoch();
@@ -79,7 +79,7 @@ fn many_threads_submit_and_many_threads_answer() {
             scope.spawn(|| {
                 loop {
                     let seen = worker.epoch();
-                    while let Some(Completion { ticket }) = worker.pop_completion() {
+                    while let Some(Completion { ticket, .. }) = worker.pop_completion() {
                         assert!(answered.lock().unwrap().insert(ticket), "{ticket} came twice");
                     }
                     if answered.lock().unwrap().len() as u64 == 2 * EACH {
@@ -96,7 +96,7 @@ fn many_threads_submit_and_many_threads_answer() {
                         thread::yield_now();
                         continue;
                     };
-                    writer.push(Completion { ticket }).unwrap();
+                    writer.push(Completion { ticket, aux: 0 }).unwrap();
                     done += 1;
                 }
             });
@@ -156,6 +156,10 @@ fn a_request_that_contradicts_itself_never_leaves_the_worker() {
     submission.request.prescale = f64::NAN;
     let error = worker.submit(&submission).unwrap_err();
     assert!(matches!(error, SubmitError::Invalid(_)), "{error}");
+    let mut submission = common::submission(2);
+    submission.outputs.clear();
+    let error = worker.submit(&submission).unwrap_err();
+    assert!(matches!(error, SubmitError::Places { outputs: 0, .. }), "{error}");
     assert_eq!(reader.pop(), Ok(None));
 }
 

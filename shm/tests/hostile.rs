@@ -18,7 +18,7 @@ use gradwire_shm::{
         MAX_IN_FLIGHT, RingError, SUBMISSION_RING_BYTES, SubmissionReader, SubmitError,
         WorkerControl,
     },
-    ring::Nonsense,
+    ring::{MAX_RECORD_WORDS, Nonsense},
     segment::{HugePages, Segment, SegmentError},
 };
 use proptest::prelude::*;
@@ -103,37 +103,46 @@ fn a_tail_that_goes_back_is_named() {
 fn impossible_lengths_are_named() {
     let (_worker, words, mut reader, _) = page();
     words.set(SUBMISSION_TAIL, 500);
-    for length in [0, 501, 177, u64::MAX] {
+    for length in [0, 501, MAX_RECORD_WORDS as u64 + 1, u64::MAX] {
         words.set(RECORDS, length);
         let expected = Nonsense::Length { words: length, available: 500 };
         assert_eq!(reader.pop(), Err(RingError::Submissions(expected)), "length {length}");
     }
     // Long enough to be taken, too short to be a submission.
     words.set(RECORDS, 3);
-    assert_eq!(reader.pop(), Err(RingError::Size { words: 3, dims: 0, name: 0 }));
+    assert_eq!(reader.pop(), Err(RingError::Size { words: 3, tensors: 0, list: 0, name: 0 }));
 }
 
 #[test]
 fn each_field_of_a_record_is_checked() {
     // Word of the record, its new value, what the error says.
     let cases: &[(usize, u64, &str)] = &[
-        (3, 2 << 24, "collective has the unknown number 0"),
-        (3, 1 | 99 << 8 | 2 << 24, "element type has the unknown number 99"),
-        (3, 255 << 24, "255 dimensions"),
+        (3, 1 << 8, "collective has the unknown number 0"),
+        (3, 1 | 99 << 8, "reduce operation has the unknown number 99"),
+        (3, 1 | 1 << 8 | 77 << 16, "origin has the unknown number 77"),
+        (3, 2 | 1 << 8, "takes no scale factors"),
         (4, f64::NAN.to_bits(), "prescale: NaN"),
         (5, f64::INFINITY.to_bits(), "postscale: inf"),
-        (9, u64::MAX, "a name of 18446744073709551615 bytes"),
-        (9, 0, "a name of 0 bytes"),
-        (10, u64::MAX, "shape [18446744073709551615, 4]"),
-        (12, u64::from_le_bytes([b'a', 0xff, b'b', 0, 0, 0, 0, 0]), "not UTF-8 from byte 1 on"),
-        (12, u64::from_le_bytes(*b"a\nb\0\0\0\0\0"), "no control characters"),
+        (6, u64::from(u32::MAX), "a name of 4294967295 bytes"),
+        (6, 0, "a name of 0 bytes"),
+        (6, 3 | u64::from(u32::MAX) << 32, "a list of 4294967295"),
+        (7, 0, "0 tensors"),
+        (7, u64::MAX, "4294967295 tensors"),
+        (8, 99 | 2 << 8, "element type has the unknown number 99"),
+        (8, 1 | 255 << 8, "does not fit"),
+        (12, u64::MAX, "shape [18446744073709551615, 4]"),
+        (14, u64::from_le_bytes([b'a', 0xff, b'b', 0, 0, 0, 0, 0]), "not UTF-8 from byte 1 on"),
+        (14, u64::from_le_bytes(*b"a\nb\0\0\0\0\0"), "no control characters"),
     ];
     for &(word, value, text) in cases {
         let (worker, words, mut reader, _) = page();
         let mut submission = common::submission(1);
         submission.request =
             Request::allreduce(DType::F32, Shape::new(&[2, 4]).unwrap(), ReduceOp::Sum);
+        submission.request.prescale = 2.0;
         submission.name = TensorName::new("abc").unwrap();
+        submission.inputs.truncate(1);
+        submission.outputs.truncate(1);
         assert_eq!(worker.submit(&submission).unwrap(), Doorbell::Quiet);
         words.set(RECORDS + word, value);
         let error = reader.pop().unwrap_err().to_string();
@@ -145,7 +154,7 @@ fn each_field_of_a_record_is_checked() {
 fn a_head_that_was_never_reached_is_named() {
     let (_worker, words, _, writer) = page();
     words.set(COMPLETION_HEAD, 7);
-    let error = writer.push(Completion { ticket: 1 }).unwrap_err();
+    let error = writer.push(Completion { ticket: 1, aux: 0 }).unwrap_err();
     let expected = Nonsense::Head { head: 7, tail: 0, capacity: u64::from(MAX_IN_FLIGHT) };
     assert_eq!(error, RingError::Completions(expected));
 }
@@ -154,9 +163,9 @@ fn a_head_that_was_never_reached_is_named() {
 fn a_worker_that_takes_no_answers_is_given_up_and_never_waited_for() {
     let (_worker, _, _, writer) = page();
     for ticket in 0..u64::from(MAX_IN_FLIGHT) {
-        writer.push(Completion { ticket }).unwrap();
+        writer.push(Completion { ticket, aux: 0 }).unwrap();
     }
-    assert_eq!(writer.push(Completion { ticket: 0 }), Err(RingError::CompletionsFull));
+    assert_eq!(writer.push(Completion { ticket: 0, aux: 0 }), Err(RingError::CompletionsFull));
 }
 
 #[test]
@@ -176,8 +185,8 @@ fn the_limit_of_open_operations_holds_on_both_sides() {
     words.set(SUBMISSION_TAIL, consumed + 1);
     assert_eq!(reader.pop(), Err(RingError::TooMany { limit: MAX_IN_FLIGHT }));
     // One answer makes room for one.
-    writer.push(Completion { ticket: 0 }).unwrap();
-    assert_eq!(worker.pop_completion(), Some(Completion { ticket: 0 }));
+    writer.push(Completion { ticket: 0, aux: 0 }).unwrap();
+    assert_eq!(worker.pop_completion(), Some(Completion { ticket: 0, aux: 0 }));
     assert_eq!(worker.in_flight(), MAX_IN_FLIGHT - 1);
 }
 
@@ -193,7 +202,7 @@ fn what_is_not_a_control_page_is_refused() {
 
     let cases: &[(usize, u64, &str)] = &[
         (1, 0, "layout version 0"),
-        (1, 77, "layout version 77 and this daemon needs 1; install the same release"),
+        (1, 77, "layout version 77 and this daemon needs 2; install the same release"),
         (2, 5, "rings have 5 words and 0 entries"),
     ];
     for &(word, value, text) in cases {
@@ -264,7 +273,7 @@ proptest! {
                     }
                 }
                 Step::Sleep => _ = reader.prepare_sleep(),
-                Step::Push(ticket) => _ = writer.push(Completion { ticket }),
+                Step::Push(ticket) => _ = writer.push(Completion { ticket, aux: 0 }),
             }
         }
     }
@@ -289,7 +298,7 @@ proptest! {
                 _ = worker.submit(&common::submission(ticket));
                 _ = reader.pop();
                 _ = reader.prepare_sleep();
-                _ = writer.push(Completion { ticket });
+                _ = writer.push(Completion { ticket, aux: 0 });
             }
             done.store(true, Relaxed);
         });

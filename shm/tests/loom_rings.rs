@@ -7,7 +7,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use gradwire_shm::{
     backing::{Backing, Cell, Flag, Signal},
-    ring::{COMPLETION_WORDS, CompletionRing, MAX_RECORD_WORDS, PushError, SubmissionRing},
+    ring::{COMPLETION_WORDS, CompletionRing, PushError, SubmissionRing},
 };
 use loom::{
     sync::{
@@ -177,7 +177,7 @@ where
     };
     let (mut head, mut expected) = (0, 1);
     while expected <= records {
-        let mut copy = [0; MAX_RECORD_WORDS];
+        let mut copy = Vec::new();
         let ring = words.submissions::<B>();
         let seen = head;
         match ring.pop(&mut head, seen, &mut copy).unwrap() {
@@ -257,7 +257,7 @@ fn a_full_ring_is_never_written_over() {
         };
         let (mut head, mut got) = (0, Vec::new());
         while got.len() < 2 {
-            let mut copy = [0; MAX_RECORD_WORDS];
+            let mut copy = Vec::new();
             let seen = head;
             match words.submissions::<Fenced>().pop(&mut head, seen, &mut copy).unwrap() {
                 Some(content) => got.push(content.to_vec()),

@@ -113,7 +113,7 @@ fn worker(part: &Part) -> Result<(), &'static str> {
         }
         let seen = control.epoch();
         let before = completed;
-        while let Some(Completion { ticket }) = control.pop_completion() {
+        while let Some(Completion { ticket, .. }) = control.pop_completion() {
             assert_eq!(ticket, completed, "answers come in order here");
             completed += 1;
             if completed == 1 {
@@ -160,7 +160,7 @@ fn daemon(part: &Part) -> Result<(), &'static str> {
                 if ticket == 0 {
                     part.reach("submit");
                 }
-                writer.push(Completion { ticket }).unwrap();
+                writer.push(Completion { ticket, aux: 0 }).unwrap();
                 if ticket == 0 {
                     part.reach("complete");
                 }

@@ -10,10 +10,7 @@ use std::{
 };
 
 use super::{Completion, ControlError, MAX_IN_FLIGHT, RingError, Submission, page::Page, record};
-use crate::{
-    ring::{MAX_RECORD_WORDS, PushError},
-    segment::Segment,
-};
+use crate::{ring::PushError, segment::Segment};
 
 /// A worker's control page, for the daemon: opens into parts that live in different threads.
 #[derive(Debug)]
@@ -34,6 +31,7 @@ impl DaemonControl {
             head: 0,
             seen: AtomicU64::new(0),
             in_flight: Arc::clone(&in_flight),
+            record: Vec::new(),
         };
         let writer = CompletionWriter { page: page.clone(), tail: Mutex::new(0), in_flight };
         Ok((reader, writer, Heartbeats { page }))
@@ -49,6 +47,8 @@ pub struct SubmissionReader {
     /// The highest tail seen, so that a worker can't keep us awake by going back and forth.
     seen: AtomicU64,
     in_flight: Arc<AtomicU32>,
+    /// The record that is being read, copied out of shared memory.
+    record: Vec<u64>,
 }
 
 impl SubmissionReader {
@@ -58,10 +58,9 @@ impl SubmissionReader {
     /// # Errors
     /// [`RingError`] with what was nonsense; the worker is to be given up.
     pub fn pop(&mut self) -> Result<Option<Submission>, RingError> {
-        let mut words = [0; MAX_RECORD_WORDS];
         let ring = self.page.submissions();
         let popped = ring
-            .pop(&mut self.head, self.seen.load(Relaxed), &mut words)
+            .pop(&mut self.head, self.seen.load(Relaxed), &mut self.record)
             .map_err(RingError::Submissions)?;
         let Some(record) = popped else { return Ok(None) };
         self.seen.fetch_max(self.head, Relaxed);
@@ -108,7 +107,8 @@ impl CompletionWriter {
         // Before it is published: the worker may submit again as soon as it sees the answer.
         self.answered();
         let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        self.page.completions().push(&mut tail, [completion.ticket, 0, 0]).map_err(|e| match e {
+        let entry = [completion.ticket, 0, completion.aux];
+        self.page.completions().push(&mut tail, entry).map_err(|e| match e {
             PushError::Full => RingError::CompletionsFull,
             PushError::Nonsense(nonsense) => RingError::Completions(nonsense),
         })

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The version of the layout. Two sides with different numbers can't share a page.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Bytes of the submission ring.
 pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;

@@ -1,16 +1,27 @@
 //! A submission as words, and back: the way back is where the daemon stops trusting (TRUST).
 
-use gradwire_proto::{Collective, DType, Rank, ReduceOp, Request, Shape, TensorName, WireError};
+use gradwire_proto::{
+    Collective, DType, Part, Rank, ReduceOp, Request, Shape, TensorName, WireError,
+};
 
-use super::{Place, RingError, Submission};
+use super::{Origin, Place, RingError, Submission};
 use crate::ring::MAX_RECORD_WORDS;
 
-/// Words between the record's length and its dimensions.
-const FIXED: usize = 9;
+/// Words between the record's length and its list.
+const FIXED: usize = 7;
 
-// The longest name and the most dimensions fit: no submission is ever too long.
-const _: () =
-    assert!(1 + FIXED + Shape::MAX_DIMS + TensorName::MAX_BYTES.div_ceil(8) <= MAX_RECORD_WORDS);
+/// Words of a tensor besides its dimensions.
+const TENSOR: usize = 4;
+
+const NAME_WORDS: usize = TensorName::MAX_BYTES.div_ceil(8);
+
+// `Request::validate` counts 5 words for a further tensor besides its dimensions. So whatever it
+// accepts fits, with the longest name: no submission is ever too long.
+const _: () = assert!(
+    1 + FIXED + TENSOR + Shape::MAX_DIMS + Request::MAX_EXTRA_WORDS + NAME_WORDS
+        <= MAX_RECORD_WORDS
+        && TENSOR <= 5
+);
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
@@ -20,76 +31,104 @@ fn unpair(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// A record without its length; the part that is used of `record`.
-pub(super) fn encode<'r>(
-    submission: &Submission,
-    record: &'r mut [u64; MAX_RECORD_WORDS],
-) -> &'r [u64] {
-    let Submission { ticket, process_set, name, request, priority, input, output } = submission;
-    let Request { collective, dtype, shape, reduce_op, root, prescale, postscale } = request;
-    let (dims, name) = (shape.dims(), name.as_str().as_bytes());
-    let kinds = [*collective as u8, *dtype as u8, *reduce_op as u8, dims.len() as u8];
-    record[..FIXED].copy_from_slice(&[
+/// A record without its length. There is a place for each tensor.
+pub(super) fn encode(submission: &Submission) -> Vec<u64> {
+    let Submission { ticket, process_set, name, request, priority, inputs, outputs, origin } =
+        submission;
+    let name = name.as_str().as_bytes();
+    let kinds = [request.collective as u8, request.reduce_op as u8, *origin as u8, 0];
+    let mut record = Vec::with_capacity(64);
+    record.extend([
         *ticket,
         pair(*process_set, priority.cast_unsigned()),
-        pair(u32::from_le_bytes(kinds), root.0),
-        prescale.to_bits(),
-        postscale.to_bits(),
-        input.offset,
-        output.offset,
-        pair(input.segment, output.segment),
-        name.len() as u64,
+        pair(u32::from_le_bytes(kinds), request.root.0),
+        request.prescale.to_bits(),
+        request.postscale.to_bits(),
+        pair(name.len() as u32, request.list.len() as u32),
+        request.parts() as u64,
     ]);
-    let end = FIXED + dims.len() + name.len().div_ceil(8);
-    record[FIXED..FIXED + dims.len()].copy_from_slice(dims);
-    for (word, bytes) in record[FIXED + dims.len()..end].iter_mut().zip(name.chunks(8)) {
+    record.extend(&request.list);
+    for (part, (input, output)) in inputs.iter().zip(outputs).enumerate() {
+        let dims = request.shape_of(part).dims();
+        record.extend([
+            u64::from(u16::from_le_bytes([request.dtype_of(part) as u8, dims.len() as u8])),
+            pair(input.segment, output.segment),
+            input.offset,
+            output.offset,
+        ]);
+        record.extend(dims);
+    }
+    record.extend(name.chunks(8).map(|bytes| {
         let mut padded = [0; 8];
         padded[..bytes.len()].copy_from_slice(bytes);
-        *word = u64::from_le_bytes(padded);
-    }
-    &record[..end]
+        u64::from_le_bytes(padded)
+    }));
+    record
+}
+
+/// Takes words from the front of what is left of a record.
+fn take<'r>(rest: &mut &'r [u64], words: usize) -> Option<&'r [u64]> {
+    let (taken, left) = rest.split_at_checked(words)?;
+    *rest = left;
+    Some(taken)
 }
 
 /// Checks a record that was copied out of shared memory.
 pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
-    let size = |dims: usize, name: u64| RingError::Size {
-        words: record.len() as u64 + 1,
-        dims: dims as u64,
-        name,
+    let words = record.len() as u64 + 1;
+    let Some((&fixed, mut rest)) = record.split_first_chunk::<FIXED>() else {
+        return Err(RingError::Size { words, tensors: 0, list: 0, name: 0 });
     };
-    let Some((&fixed, rest)) = record.split_first_chunk::<FIXED>() else {
-        return Err(size(0, 0));
-    };
-    let [ticket, set, kinds, prescale, postscale, input, output, segments, name_bytes] = fixed;
+    let [ticket, set, kinds, prescale, postscale, sizes, tensors] = fixed;
     let (process_set, priority) = unpair(set);
     let (kinds, root) = unpair(kinds);
-    let (input_segment, output_segment) = unpair(segments);
-    let [collective, dtype, reduce_op, dims] = kinds.to_le_bytes();
-
-    let dims = usize::from(dims);
-    let name_words = name_bytes.div_ceil(8);
-    if dims > rest.len() || name_words != (rest.len() - dims) as u64 {
-        return Err(size(dims, name_bytes));
-    }
-    let (dims, name) = rest.split_at(dims);
-
+    let [collective, reduce_op, origin, _] = kinds.to_le_bytes();
+    let (name, list) = unpair(sizes);
+    let tensors = tensors as u32;
+    let size = || RingError::Size { words, tensors, list, name };
     let bad = |source: WireError| RingError::Request { ticket, source };
     let unknown = |field, number: u8| bad(WireError::Unknown { field, number: i32::from(number) });
+
+    let list = take(&mut rest, list as usize).ok_or_else(size)?.to_vec();
+    // Each tensor takes words of the record: what is reserved is never more than what came (BOUND).
+    let room = (tensors as usize).min(rest.len() / TENSOR);
+    let mut parts = Vec::with_capacity(room);
+    let (mut inputs, mut outputs) = (Vec::with_capacity(room), Vec::with_capacity(room));
+    for _ in 0..tensors {
+        let &[kind, segments, input, output] = take(&mut rest, TENSOR).ok_or_else(size)? else {
+            return Err(size());
+        };
+        let [dtype, dims, ..] = kind.to_le_bytes();
+        let dims = take(&mut rest, usize::from(dims)).ok_or_else(size)?;
+        parts.push(Part {
+            dtype: DType::from_wire(dtype.into()).ok_or_else(|| unknown(DType::WHAT, dtype))?,
+            shape: Shape::new(dims).map_err(|e| bad(e.into()))?,
+        });
+        let (input_segment, output_segment) = unpair(segments);
+        inputs.push(Place { segment: input_segment, offset: input });
+        outputs.push(Place { segment: output_segment, offset: output });
+    }
+    if parts.is_empty() || rest.len() != name.div_ceil(8) as usize {
+        return Err(size());
+    }
+    let Part { dtype, shape } = parts.remove(0);
     let request = Request {
         collective: Collective::from_wire(collective.into())
             .ok_or_else(|| unknown(Collective::WHAT, collective))?,
-        dtype: DType::from_wire(dtype.into()).ok_or_else(|| unknown(DType::WHAT, dtype))?,
-        shape: Shape::new(dims).map_err(|e| bad(e.into()))?,
+        dtype,
+        shape,
         reduce_op: ReduceOp::from_wire(reduce_op.into())
             .ok_or_else(|| unknown(ReduceOp::WHAT, reduce_op))?,
         root: Rank(root),
         prescale: f64::from_bits(prescale),
         postscale: f64::from_bits(postscale),
+        list,
+        more: parts,
     };
     request.validate().map_err(bad)?;
 
-    let mut text: Vec<u8> = name.iter().flat_map(|word| word.to_le_bytes()).collect();
-    text.truncate(name_bytes as usize); // at most as many as the words hold, checked above
+    let mut text: Vec<u8> = rest.iter().flat_map(|word| word.to_le_bytes()).collect();
+    text.truncate(name as usize); // at most as many as the words hold, checked above
     let text =
         str::from_utf8(&text).map_err(|e| RingError::Name { ticket, valid: e.valid_up_to() })?;
     Ok(Submission {
@@ -98,8 +137,9 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
         name: TensorName::new(text).map_err(|e| bad(e.into()))?,
         request,
         priority: priority.cast_signed(),
-        input: Place { segment: input_segment, offset: input },
-        output: Place { segment: output_segment, offset: output },
+        inputs,
+        outputs,
+        origin: Origin::from_number(origin).ok_or_else(|| unknown("origin", origin))?,
     })
 }
 
@@ -108,9 +148,9 @@ mod tests {
     use super::*;
 
     fn round_trip(submission: &Submission) -> usize {
-        let mut words = [0; MAX_RECORD_WORDS];
-        let record = encode(submission, &mut words);
-        assert_eq!(decode(record).as_ref(), Ok(submission));
+        let record = encode(submission);
+        assert!(record.len() < MAX_RECORD_WORDS);
+        assert_eq!(decode(&record).as_ref(), Ok(submission));
         // Nothing shorter or longer is taken for it.
         assert!(decode(&record[..record.len() - 1]).is_err());
         let longer: Vec<u64> = record.iter().copied().chain([0]).collect();
@@ -119,39 +159,80 @@ mod tests {
     }
 
     fn submission(name: &str, request: Request) -> Submission {
-        let (input, output) =
-            (Place { segment: u32::MAX, offset: u64::MAX }, Place { segment: 0, offset: 64 });
-        let name = TensorName::new(name).unwrap();
+        let place = |part: usize| Place { segment: u32::MAX, offset: u64::MAX - part as u64 };
         Submission {
             ticket: u64::MAX,
             process_set: 7,
-            name,
-            request,
+            name: TensorName::new(name).unwrap(),
             priority: i32::MIN,
-            input,
-            output,
+            inputs: (0..request.parts()).map(place).collect(),
+            outputs: (0..request.parts())
+                .map(|part| Place { segment: part as u32, offset: 64 })
+                .collect(),
+            origin: Origin::Adasum,
+            request,
         }
     }
 
     #[test]
     fn the_largest_and_the_smallest_survive() {
         let dims = Shape::new(&[1; Shape::MAX_DIMS]).unwrap();
-        let request = Request::broadcast(DType::F64, dims, Rank(u32::MAX));
         let longest = "x".repeat(TensorName::MAX_BYTES);
-        assert_eq!(round_trip(&submission(&longest, request)), FIXED + 32 + 128);
-        assert_eq!(round_trip(&submission("b", Request::barrier())), FIXED + 1 + 1);
+        let request = Request::broadcast(DType::F64, dims.clone(), Rank(u32::MAX));
+        let words = round_trip(&submission(&longest, request));
+        assert_eq!(words, FIXED + TENSOR + Shape::MAX_DIMS + NAME_WORDS);
+        let words = round_trip(&submission("b", Request::barrier()));
+        assert_eq!(words, FIXED + TENSOR + 1 + 1);
+
+        // As many as `validate` lets through, in tensors and in a list.
+        let mut group = Request::allreduce(DType::F64, dims.clone(), ReduceOp::Sum);
+        let most = Request::MAX_EXTRA_WORDS / (5 + Shape::MAX_DIMS);
+        group.more = vec![Part { dtype: DType::Bool, shape: dims.clone() }; most];
+        round_trip(&submission(&longest, group.clone()));
+        group.more.push(Part { dtype: DType::F32, shape: dims.clone() });
+        assert!(group.validate().is_err());
+        let mut split = Request::plain(Collective::Alltoall, DType::C128, dims);
+        split.list = (0..Request::MAX_LIST as u64).collect();
+        round_trip(&submission(&longest, split));
     }
 
     #[test]
     fn every_kind_survives() {
+        let shape = Shape::new(&[3, 0]).unwrap();
+        let mut survived = 0;
         for &collective in Collective::ALL {
             for &dtype in DType::ALL {
                 for &op in ReduceOp::ALL {
-                    let shape = Shape::new(&[3, 0]).unwrap();
-                    let request = Request { collective, ..Request::allreduce(dtype, shape, op) };
-                    round_trip(&submission("naïve.weight", request));
+                    let mut request =
+                        Request { collective, ..Request::allreduce(dtype, shape.clone(), op) };
+                    let lists = [
+                        Collective::SendReceive,
+                        Collective::AddProcessSet,
+                        Collective::RemoveProcessSet,
+                    ];
+                    if lists.contains(&collective) {
+                        request.list = vec![3];
+                    }
+                    // What can't be reduced is refused at both ends alike.
+                    if request.validate().is_ok() {
+                        round_trip(&submission("naïve.weight", request));
+                        survived += 1;
+                    } else {
+                        let record = encode(&submission("naïve.weight", request));
+                        assert!(matches!(decode(&record), Err(RingError::Request { .. })));
+                    }
                 }
             }
         }
+        assert!(survived > 1000, "{survived}");
+    }
+
+    #[test]
+    fn every_origin_survives() {
+        for &origin in Origin::ALL {
+            let request = Request::barrier();
+            round_trip(&Submission { origin, ..submission("o", request) });
+        }
+        assert_eq!(Origin::from_number(Origin::ALL.len() as u8), None);
     }
 }

@@ -19,7 +19,7 @@ use super::{
     SubmitError, page::Page, record,
 };
 use crate::{
-    ring::{MAX_RECORD_WORDS, PushError},
+    ring::PushError,
     segment::{HugePages, Segment, SegmentError},
 };
 
@@ -70,8 +70,12 @@ impl WorkerControl {
     /// [`SubmitError`]; nothing was asked for then.
     pub fn submit(&self, submission: &Submission) -> Result<Doorbell, SubmitError> {
         submission.request.validate()?;
-        let mut words = [0; MAX_RECORD_WORDS];
-        let record = record::encode(submission, &mut words);
+        let (tensors, inputs, outputs) =
+            (submission.request.parts(), submission.inputs.len(), submission.outputs.len());
+        if (inputs, outputs) != (tensors, tensors) {
+            return Err(SubmitError::Places { tensors, inputs, outputs });
+        }
+        let record = record::encode(submission);
         let mut submitted = lock(&self.submitted);
         // Only submitters add, and they hold the lock: the limit can't be passed by two at once.
         if self.in_flight.load(Acquire) >= MAX_IN_FLIGHT {
@@ -79,7 +83,7 @@ impl WorkerControl {
         }
         let ring = self.page.submissions();
         self.in_flight.fetch_add(1, Relaxed);
-        match ring.push(&mut submitted, record) {
+        match ring.push(&mut submitted, &record) {
             Ok(true) => Ok(Doorbell::Ring),
             Ok(false) => Ok(Doorbell::Quiet),
             Err(error) => {
@@ -96,9 +100,9 @@ impl WorkerControl {
     /// any more; the next submission says so, and waiting has a deadline.
     pub fn pop_completion(&self) -> Option<Completion> {
         let mut completed = lock(&self.completed);
-        let [ticket, ..] = self.page.completions().pop(&mut completed).ok().flatten()?;
+        let [ticket, _, aux] = self.page.completions().pop(&mut completed).ok().flatten()?;
         self.answered();
-        Some(Completion { ticket })
+        Some(Completion { ticket, aux })
     }
 
     /// Counts a ticket as answered whose failure came over the socket: once per failed ticket.

@@ -7,8 +7,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
-use gradwire_shm::control::{Place, Submission};
+use gradwire_proto::{DType, Part, ReduceOp, Request, Shape, TensorName};
+use gradwire_shm::control::{Origin, Place, Submission};
 
 /// Says what a child is to do; unset in the test itself.
 pub(crate) const ROLE: &str = "GRADWIRE_TEST_ROLE";
@@ -55,19 +55,28 @@ pub(crate) fn submission(ticket: u64) -> Submission {
     let name = format!("layer{}.{}", next(100), "é".repeat(next(20) as usize));
     let dtype = DType::ALL[next(DType::ALL.len() as u64) as usize];
     let op = ReduceOp::ALL[next(ReduceOp::ALL.len() as u64) as usize];
-    let mut request = Request::allreduce(dtype, Shape::new(&dims).unwrap(), op);
+    let op = if op.refuses(dtype).is_some() { ReduceOp::Sum } else { op };
+    let shape = Shape::new(&dims).unwrap();
+    let mut request = Request::allreduce(dtype, shape.clone(), op);
     if dtype.is_float() {
         request.prescale = 1.0 / (next(7) + 1) as f64;
     }
-    let input = Place { segment: next(9) as u32, offset: next(1 << 40) };
-    let output = if next(2) == 0 { input } else { Place { segment: 7, offset: next(1 << 40) } };
+    request.more = (0..next(4)).map(|_| Part { dtype, shape: shape.clone() }).collect();
+    let mut place = || Place { segment: next(9) as u32, offset: next(1 << 40) };
+    let inputs: Vec<Place> = (0..request.parts()).map(|_| place()).collect();
+    let mut outputs = inputs.clone();
+    if ticket.is_multiple_of(2) {
+        outputs.iter_mut().for_each(|output| *output = place());
+    }
+    let origin = Origin::ALL[next(Origin::ALL.len() as u64) as usize];
     Submission {
         ticket,
         process_set: next(4) as u32,
         name: TensorName::new(&name).unwrap(),
         request,
         priority: next(2000) as i32 - 1000,
-        input,
-        output,
+        inputs,
+        outputs,
+        origin,
     }
 }
