@@ -12,7 +12,9 @@ use prost::Message as _;
 
 use crate::engine::{
     ConnectionId, Event, Status,
-    command::{Execute, Operation, Registration, TensorFailure, World},
+    command::{
+        Execute, Joined, Operation, Registration, SetCreated, SetRemoved, TensorFailure, World,
+    },
     event::{Announcement, Join, Submitted},
 };
 
@@ -135,7 +137,7 @@ fn registration(registration: Registration) -> pb::Registration {
         id: registration.id.0,
         process_set: registration.set.0,
         name: registration.name.as_str().to_owned(),
-        request: Some(pb::Request::from(&registration.request)),
+        agreed: Some(pb::Agreed::from(&*registration.agreed)),
         priority: registration.priority.0,
     }
 }
@@ -143,8 +145,10 @@ fn registration(registration: Registration) -> pb::Registration {
 fn operation(operation: Operation) -> pb::Operation {
     let segments = operation.segments.into_iter().map(|segment| pb::Segment {
         tensor: Some(segment.tensor.into()),
+        flow: segment.flow,
         offset: segment.offset,
         count: segment.count,
+        agreed: segment.agreed.map(|agreed| pb::Agreed::from(&*agreed)),
     });
     pb::Operation {
         sequence: operation.sequence.0,
@@ -152,7 +156,28 @@ fn operation(operation: Operation) -> pb::Operation {
         request: Some(pb::Request::from(&operation.request)),
         algorithm: pb::Algorithm::from(operation.algorithm).into(),
         segments: segments.collect(),
+        absent: numbers(&operation.absent),
     }
+}
+
+fn numbers(ranks: &[Rank]) -> Vec<u32> {
+    ranks.iter().map(|rank| rank.0).collect()
+}
+
+fn set_created(created: SetCreated) -> pb::SetCreated {
+    pb::SetCreated {
+        process_set: created.set.0,
+        ranks: numbers(&created.ranks),
+        tensor: Some(created.tensor.into()),
+    }
+}
+
+fn set_removed(removed: SetRemoved) -> pb::SetRemoved {
+    pb::SetRemoved { process_set: removed.set.0, tensor: Some(removed.tensor.into()) }
+}
+
+fn joined(joined: Joined) -> pb::Joined {
+    pb::Joined { process_set: joined.set.0, last_rank: joined.last.0 }
 }
 
 fn tensor_failure(failed: TensorFailure) -> pb::TensorFailure {
@@ -192,9 +217,13 @@ impl Splitter {
     }
 }
 
-/// One answer as messages that each fit the limit: registrations first, as operations need them.
+/// One answer as messages that each fit the limit. What others need comes first: process sets and
+/// registrations. What needs all others comes last: sets that go.
 pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     let mut splitter = Splitter::default();
+    for part in execute.sets_created.into_iter().map(set_created) {
+        splitter.room_for(part.encoded_len()).sets_created.push(part);
+    }
     for part in execute.registrations.into_iter().map(registration) {
         splitter.room_for(part.encoded_len()).registrations.push(part);
     }
@@ -203,6 +232,12 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     }
     for part in execute.operations.into_iter().map(operation) {
         splitter.room_for(part.encoded_len()).operations.push(part);
+    }
+    for part in execute.joined.into_iter().map(joined) {
+        splitter.room_for(part.encoded_len()).joined.push(part);
+    }
+    for part in execute.sets_removed.into_iter().map(set_removed) {
+        splitter.room_for(part.encoded_len()).sets_removed.push(part);
     }
     splitter.finish().into_iter().map(|part| message(Message::Execute(part))).collect()
 }
@@ -214,20 +249,24 @@ pub fn message(message: Message) -> pb::CoordinatorMessage {
 
 /// The engine's view of itself, for `gradwire status`.
 pub fn status(job: &str, status: Status) -> pb::StatusResponse {
-    let ranks = |ranks: Vec<Rank>| ranks.into_iter().map(|rank| rank.0).collect();
     let nodes = status.nodes.into_iter().map(|status| pb::NodeStatus {
         host: status.node.host,
         first_rank: status.node.first_rank.0,
         slots: status.node.slots,
         rack: status.node.rack,
         silent_ms: milliseconds(status.silent),
-        left_ranks: ranks(status.left),
+        left_ranks: numbers(&status.left),
     });
     let pending = status.pending.into_iter().map(|tensor| pb::PendingTensor {
         process_set: tensor.set.0,
         name: tensor.name.as_str().to_owned(),
         waiting_ms: milliseconds(tensor.waiting),
-        missing_ranks: ranks(tensor.missing),
+        missing_ranks: numbers(&tensor.missing),
+    });
+    let process_sets = status.sets.iter().map(|set| pb::ProcessSetStatus {
+        process_set: set.set.0,
+        ranks: numbers(&set.ranks),
+        joined_ranks: numbers(&set.joined),
     });
     pb::StatusResponse {
         job: job.to_owned(),
@@ -241,62 +280,126 @@ pub fn status(job: &str, status: Status) -> pb::StatusResponse {
         operations_started: status.counts.started,
         operations_done: status.counts.done,
         failure: status.failure.map(Into::into),
+        process_sets: process_sets.collect(),
+        process_set_count: status.counts.sets as u64,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use gradwire_proto::{
-        DType, FailureKind, ReduceOp, Shape, TensorId, TensorName, convert::TensorRef,
+        Agreed, Collective, DType, FailureKind, ReduceOp, Shape, TensorId, TensorName,
+        convert::TensorRef,
     };
 
     use super::*;
-    use crate::engine::{Algorithm, command::Segment};
+    use crate::engine::{Algorithm, MAX_FLOWS, MAX_SEGMENTS, command::Segment};
+
+    fn executes(execute: Execute) -> Vec<pb::Execute> {
+        let messages = super::execute(execute).into_iter();
+        let part = |message: pb::CoordinatorMessage| {
+            let bytes = message.encoded_len();
+            assert!(bytes <= MAX_CONTROL_MESSAGE, "BOUND: {bytes}");
+            let Some(Message::Execute(part)) = message.message else { panic!("an answer") };
+            part
+        };
+        messages.map(part).collect()
+    }
+
+    fn worst(sequence: u64, request: &Request, segments: Vec<Segment>) -> Operation {
+        Operation {
+            sequence: Sequence(sequence),
+            set: ProcessSetId::GLOBAL,
+            request: request.clone(),
+            algorithm: Algorithm::DoubleTree,
+            segments,
+            absent: (0..100_000).map(Rank).collect(),
+        }
+    }
 
     #[test]
     fn an_answer_is_cut_to_messages_that_a_node_accepts_and_keeps_its_order() {
         let shape = Shape::new(&[1]).unwrap();
         let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+        let agreed = Arc::new(Agreed::from_parts(request.clone(), Vec::new()));
         let names: Vec<_> =
             (0..9000).map(|n| TensorName::new(&format!("{n:0>1024}")).unwrap()).collect();
         let registrations = (0..).zip(&names).map(|(id, name)| Registration {
             id: TensorId(id),
             set: ProcessSetId::GLOBAL,
             name: name.clone(),
-            request: request.clone(),
+            agreed: Arc::clone(&agreed),
             priority: Priority(-1),
         });
-        // The worst operation there can be: as many names as fit one, each of the longest.
-        let segment = |name: &TensorName| Segment {
+        let segment = |name: &TensorName, agreed: &Arc<Agreed>| Segment {
             tensor: TensorRef::Name(name.clone()),
+            flow: u32::MAX,
             offset: u64::MAX,
             count: u64::MAX,
+            agreed: Some(Arc::clone(agreed)),
         };
-        let operations = (1..5).map(|sequence| Operation {
-            sequence: Sequence(sequence),
-            set: ProcessSetId::GLOBAL,
-            request: request.clone(),
-            algorithm: Algorithm::DoubleTree,
-            segments: names[..crate::engine::MAX_SEGMENTS].iter().map(segment).collect(),
-        });
-        let messages = execute(Execute {
+        // The worst operations there can be: as many names as fit one, and as many rows.
+        let many = names[..MAX_SEGMENTS].iter().map(|name| segment(name, &agreed));
+        let rows = Agreed::from_parts(request.clone(), vec![1 << 53; MAX_FLOWS]);
+        let long = segment(&names[0], &Arc::new(rows));
+        let operations = [
+            worst(1, &request, many.collect()),
+            worst(2, &request, vec![long.clone()]),
+            worst(3, &request, vec![long]),
+        ];
+        let tensor = || TensorRef::Name(names[0].clone());
+        let messages = executes(Execute {
+            sets_created: vec![SetCreated {
+                set: ProcessSetId(1),
+                ranks: vec![Rank(7)],
+                tensor: tensor(),
+            }],
             registrations: registrations.collect(),
-            operations: operations.collect(),
+            operations: operations.to_vec(),
             failures: Vec::new(),
+            joined: vec![Joined { set: ProcessSetId(4), last: Rank(3) }],
+            sets_removed: vec![SetRemoved { set: ProcessSetId(2), tensor: tensor() }],
         });
-        assert!(messages.len() > 3, "{}", messages.len());
+        assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
-        for message in messages {
-            let bytes = message.encoded_len();
-            assert!(bytes <= MAX_CONTROL_MESSAGE, "BOUND: {bytes}");
-            let Some(Message::Execute(part)) = message.message else { panic!("an answer") };
+        for part in &messages {
             assert!(part.registrations.is_empty() || sequences.is_empty(), "ids come first");
             ids.extend(part.registrations.iter().map(|r| r.id));
             sequences.extend(part.operations.iter().map(|o| o.sequence));
         }
         assert!(ids.into_iter().eq(0..9000));
-        assert_eq!(sequences, [1, 2, 3, 4]);
+        assert_eq!(sequences, [1, 2, 3]);
+        let (first, last) = (messages.first().unwrap(), messages.last().unwrap());
+        assert_eq!(
+            (first.sets_created[0].process_set, &first.sets_created[0].ranks[..]),
+            (1, &[7][..])
+        );
+        assert_eq!((last.joined[0].process_set, last.joined[0].last_rank), (4, 3));
+        assert_eq!(last.sets_removed[0].process_set, 2);
         assert!(execute(Execute::default()).is_empty());
+    }
+
+    #[test]
+    fn an_operation_survives_the_wire() {
+        let shape = Shape::new(&[0, 2]).unwrap();
+        let request = Request::plain(Collective::Allgather, DType::F16, shape);
+        let agreed = Agreed::from_parts(request.clone(), vec![1, 0]);
+        let segment = Segment {
+            tensor: TensorRef::Name(TensorName::new("w").unwrap()),
+            flow: 1,
+            offset: 2,
+            count: 3,
+            agreed: Some(Arc::new(agreed.clone())),
+        };
+        let operation = Operation { absent: [Rank(2)].into(), ..worst(1, &request, vec![segment]) };
+        let wire = executes(Execute { operations: vec![operation], ..Execute::default() });
+        let operation = &wire[0].operations[0];
+        assert_eq!(operation.absent, [2]);
+        let segment = &operation.segments[0];
+        assert_eq!((segment.flow, segment.offset, segment.count), (1, 2, 3));
+        assert_eq!(Agreed::try_from(segment.agreed.clone().unwrap()), Ok(agreed));
     }
 
     #[test]

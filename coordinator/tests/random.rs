@@ -1,205 +1,310 @@
-//! Random jobs: whatever the nodes' speeds, sizes and priorities are, the answers keep their
-//! promises. A failing case is printed, made small, and kept in `random.proptest-regressions`.
+//! Random jobs: whatever the collectives, process sets, joins, sizes, priorities and speeds are, the
+//! answers keep their promises, and everything comes to its end. A failing case is printed, made
+//! small, and kept in `random.proptest-regressions`.
+
+#[path = "random/node.rs"]
+mod node;
+#[path = "random/program.rs"]
+mod program;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
 use gradwire_coordinator::engine::{
-    Algorithm, Command, ConnectionId, Engine, EngineConfig, Event,
-    command::Execute,
-    event::{Announcement, Join, Submitted},
+    Algorithm, Command, ConnectionId, Engine, EngineConfig, Event, event::Join,
 };
-use gradwire_proto::{
-    DType, JobId, PROTOCOL, Priority, ProcessSetId, Rank, ReduceOp, Request, Sequence, Shape,
-    TensorId, TensorName, VERSION, convert::TensorRef,
-};
+use gradwire_proto::{Collective, JobId, NodeId, PROTOCOL, ProcessSetId, Rank, Request, VERSION};
+use node::{Key, Node, World};
+use program::{Phase, Tensor, mix, phases};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 struct Job {
-    nodes: u32,
+    slots: Vec<u32>,
     credit: u32,
     piece_bytes: u64,
     max_tensors: u32,
-    steps: usize,
-    tensors: Vec<(DType, u64, i32)>,
-    /// Which node does its next thing, again and again.
+    phases: Vec<Phase>,
+    /// Who does their next thing, again and again.
     turns: Vec<prop::sample::Index>,
 }
 
 fn jobs() -> impl Strategy<Value = Job> {
-    let dtypes = prop::sample::select(vec![DType::F32, DType::Bf16, DType::I64]);
-    let tensor = (dtypes, prop_oneof![Just(0), 1..300u64], -1..3i32);
     (
-        1..5u32,
-        1..4u32,
+        prop::collection::vec(1..4u32, 1..5),
+        1..6u32,
         64..700u64,
         0..12u32,
-        1..4usize,
-        prop::collection::vec(tensor, 1..12),
-        prop::collection::vec(any::<prop::sample::Index>(), 1..80),
+        phases(),
+        prop::collection::vec(any::<prop::sample::Index>(), 1..120),
     )
-        .prop_map(|(nodes, credit, piece_bytes, max_tensors, steps, tensors, turns)| Job {
-            nodes,
+        .prop_map(|(slots, credit, piece_bytes, max_tensors, phases, turns)| Job {
+            slots,
             credit,
             piece_bytes,
             max_tensors,
-            steps,
-            tensors,
+            phases,
             turns,
         })
 }
 
-/// A tensor, its first element and how many.
-type Part = (usize, u64, u64);
-
-/// A node that does one thing at a time: announce a tensor or finish an operation.
-#[derive(Default)]
-struct Node {
-    step: usize,
-    announced: usize,
-    /// Elements of this step's tensors that are done.
-    covered: BTreeMap<usize, u64>,
-    finished: BTreeSet<usize>,
-    ids: BTreeMap<TensorId, usize>,
-    /// What is to be done.
-    todo: Vec<(Sequence, Vec<Part>)>,
-    done: u64,
+/// What a rank does next.
+enum Act {
+    /// By the number of the set in the program.
+    Submit { set: usize, name: String, request: Request, priority: i32 },
+    /// Removes a set by its number in the program.
+    Remove { set: usize, name: String },
+    /// Until all that it has submitted is done.
+    Wait,
 }
 
-impl Node {
-    fn tensor(&self, tensor: &TensorRef) -> usize {
-        match tensor {
-            TensorRef::Id(id) => self.ids[id],
-            TensorRef::Name(name) => name.as_str().parse().unwrap(),
-        }
-    }
+/// The process sets of the program in their order, the first of all ranks; and each rank's part.
+struct Program {
+    sets: Vec<Vec<Rank>>,
+    /// Those that are there at this point.
+    alive: Vec<usize>,
+    acts: BTreeMap<Rank, VecDeque<Act>>,
+}
 
-    fn take(&mut self, execute: &Execute) {
-        for registration in &execute.registrations {
-            self.ids.insert(registration.id, registration.name.as_str().parse().unwrap());
-        }
-        assert!(execute.failures.is_empty(), "all ranks agree: {:?}", execute.failures);
-        for operation in &execute.operations {
-            // ORD: one order, without a gap.
-            assert_eq!(operation.sequence.0, self.done + self.todo.len() as u64 + 1);
-            let parts = operation.segments.iter();
-            let parts = parts.map(|s| (self.tensor(&s.tensor), s.offset, s.count)).collect();
-            self.todo.push((operation.sequence, parts));
-        }
-    }
-
-    /// Does the next thing; none if it waits for others or has done all.
-    fn act(&mut self, job: &Job, connection: ConnectionId) -> Option<Event> {
-        if !self.todo.is_empty() {
-            let (sequence, parts) = self.todo.remove(0);
-            self.done += 1;
-            for (tensor, offset, count) in parts {
-                // ONE: each element exactly once, in order.
-                assert_eq!(*self.covered.entry(tensor).or_default(), offset);
-                *self.covered.entry(tensor).or_default() += count;
-                if self.covered[&tensor] == job.tensors[tensor].1 {
-                    assert!(self.finished.insert(tensor), "done twice");
+impl Program {
+    fn new(job: &Job, all: Vec<Rank>) -> Self {
+        let acts = all.iter().map(|&rank| (rank, VecDeque::new())).collect();
+        let mut program = Self { sets: vec![all], alive: vec![0], acts };
+        for phase in &job.phases {
+            match phase {
+                Phase::Create { mask } => program.create(*mask),
+                Phase::Remove => program.remove(),
+                Phase::Join { set, tensors, counts, waits } => {
+                    program.join(*set, tensors, *counts, *waits);
+                }
+                Phase::Work { tensors, orders, times } => {
+                    for time in 0..*times {
+                        program.work(tensors, mix(*orders, time as u64));
+                        program.wait();
+                    }
                 }
             }
-            if self.finished.len() == job.tensors.len() {
-                self.step += 1;
-                self.announced = 0;
-                self.covered.clear();
-                self.finished.clear();
+            program.wait();
+        }
+        program
+    }
+
+    fn wait(&mut self) {
+        self.acts.values_mut().for_each(|acts| acts.push_back(Act::Wait));
+    }
+
+    fn act(&mut self, rank: Rank, act: Act) {
+        self.acts.get_mut(&rank).unwrap().push_back(act);
+    }
+
+    fn submit(&mut self, rank: Rank, set: usize, name: &str, request: Request, priority: i32) {
+        self.act(rank, Act::Submit { set, name: name.to_owned(), request, priority });
+    }
+
+    fn create(&mut self, mask: u8) {
+        let all = self.sets[0].clone();
+        let chosen = |rank: &Rank| mask & (1 << (rank.0 % 8)) != 0;
+        let mut ranks: Vec<Rank> = all.iter().copied().filter(chosen).collect();
+        if ranks.is_empty() {
+            ranks.push(all[0]);
+        }
+        let list = ranks.iter().map(|rank| u64::from(rank.0)).collect();
+        let request = Request { list, ..Request::empty(Collective::AddProcessSet) };
+        let name = format!("set{}", self.sets.len());
+        all.into_iter().for_each(|rank| self.submit(rank, 0, &name, request.clone(), 0));
+        self.alive.push(self.sets.len());
+        self.sets.push(ranks);
+    }
+
+    fn remove(&mut self) {
+        let Some(set) = self.alive.pop_if(|set| *set > 0) else { return };
+        for rank in self.sets[0].clone() {
+            self.act(rank, Act::Remove { set, name: format!("gone{set}") });
+        }
+    }
+
+    fn work(&mut self, tensors: &[Tensor], orders: u64) {
+        for rank in self.sets[0].clone() {
+            let mut mine: Vec<(u64, usize)> = (0..tensors.len())
+                .map(|at| (mix(orders, u64::from(rank.0) << 8 | at as u64), at))
+                .collect();
+            mine.sort_unstable();
+            for (_, at) in mine {
+                let tensor = &tensors[at];
+                let set = self.alive[usize::from(tensor.set) % self.alive.len()];
+                let members = self.sets[set].clone();
+                if tensor.ranks(&members).contains(&rank) {
+                    let request = tensor.request(&members, rank, None);
+                    let name = tensor.name(at, &members);
+                    self.submit(rank, set, &name, request, tensor.priority);
+                }
             }
-            return Some(Event::Done { connection, sequences: vec![sequence] });
         }
-        if self.step == job.steps || self.announced == job.tensors.len() {
-            return None;
+    }
+
+    fn join(&mut self, set: u8, tensors: &[Tensor], counts: u64, waits: bool) {
+        let set = self.alive[usize::from(set) % self.alive.len()];
+        let members = self.sets[set].clone();
+        // The root is one that has data for all.
+        let root = members[(mix(counts, 1) % members.len() as u64) as usize];
+        for &rank in &members {
+            let most = tensors.len() as u64 + 1;
+            let count = mix(counts, u64::from(rank.0) + 2) % most;
+            let count = if rank == root { tensors.len() } else { count as usize };
+            for (at, tensor) in tensors.iter().enumerate().take(count) {
+                let request = tensor.request(&members, rank, Some(root));
+                self.submit(rank, set, &format!("j{at}"), request, tensor.priority);
+                if waits {
+                    self.act(rank, Act::Wait);
+                }
+            }
+            self.submit(rank, set, "join", Request::empty(Collective::Join), 0);
         }
-        // Each node has its own order.
-        let count = job.tensors.len();
-        let tensor = (self.announced + connection.0 as usize * 3) % count;
-        self.announced += 1;
-        let known = self.ids.iter().find(|(_, t)| **t == tensor).map(|(id, _)| *id);
-        let (dtype, elements, priority) = job.tensors[tensor];
-        let request = Request::allreduce(dtype, Shape::new(&[elements]).unwrap(), ReduceOp::Sum);
-        let announcement = match known {
-            Some(id) => Announcement {
-                set: ProcessSetId::GLOBAL,
-                tensor: TensorRef::Id(id),
-                submitted: Vec::new(),
-            },
-            None => Announcement {
-                set: ProcessSetId::GLOBAL,
-                tensor: TensorRef::Name(TensorName::new(&tensor.to_string()).unwrap()),
-                submitted: vec![Submitted {
-                    ranks: vec![Rank(connection.0 as u32)],
-                    request,
-                    priority: Priority(priority),
-                    duplicate: false,
-                }],
-            },
+    }
+}
+
+/// Sets are made one after the other, so the number in the program is the number.
+fn id(set: usize) -> ProcessSetId {
+    ProcessSetId(set as u32)
+}
+
+struct Play {
+    world: World,
+    engine: Engine,
+    nodes: Vec<Node>,
+    program: Program,
+    outstanding: BTreeMap<Rank, BTreeSet<Key>>,
+    credit: usize,
+}
+
+impl Play {
+    fn new(job: &Job) -> Self {
+        let world = World { slots: job.slots.clone() };
+        let nodes = job.slots.len() as u32;
+        let mut config = EngineConfig::new(JobId::new("job").unwrap(), nodes);
+        config.credit_pieces = job.credit;
+        config.piece_bytes = job.piece_bytes;
+        config.max_tensors = job.max_tensors;
+        config.algorithm = Some(Algorithm::Ring);
+        config.validate().unwrap();
+        let mut engine = Engine::new(config);
+        for (order, &slots) in (0..).zip(&job.slots) {
+            let join = Join {
+                protocol: PROTOCOL,
+                version: VERSION.into(),
+                job: "job".into(),
+                host: format!("h{order}"),
+                data_address: format!("10.0.0.1:{}", 7000 + order),
+                slots,
+                order,
+                rack: String::new(),
+                proven: true,
+            };
+            let connection = ConnectionId(u64::from(order));
+            engine.step(Event::Joined { connection, join }, Duration::ZERO);
+        }
+        Self {
+            engine,
+            nodes: (0..nodes).map(|node| Node::new(NodeId(node), &world)).collect(),
+            program: Program::new(job, world.ranks()),
+            outstanding: BTreeMap::new(),
+            credit: job.credit as usize,
+            world,
+        }
+    }
+
+    /// A rank does its next thing. False if it waits or is at its end.
+    fn rank(&mut self, rank: Rank) -> bool {
+        let outstanding = self.outstanding.entry(rank).or_default();
+        let act = match self.program.acts.get_mut(&rank).unwrap() {
+            acts if matches!(acts.front(), Some(Act::Wait)) && !outstanding.is_empty() => None,
+            acts => acts.pop_front(),
         };
-        Some(Event::Ready { connection, announcements: vec![announcement] })
+        let (set, name, request, priority) = match act {
+            None => return false,
+            Some(Act::Wait) => return true,
+            Some(Act::Submit { set, name, request, priority }) => {
+                (id(set), name, request, priority)
+            }
+            Some(Act::Remove { set, name }) => {
+                let list = vec![u64::from(id(set).0)];
+                let request = Request { list, ..Request::empty(Collective::RemoveProcessSet) };
+                (ProcessSetId::GLOBAL, name, request, 0)
+            }
+        };
+        let key = (set, name);
+        assert!(self.outstanding.entry(rank).or_default().insert(key.clone()));
+        let node = &mut self.nodes[self.world.node_of(rank).0 as usize];
+        if let Some(event) = node.submit(&self.world, rank, key, request, priority) {
+            self.step(event);
+        }
+        true
+    }
+
+    fn node(&mut self, at: usize) -> bool {
+        let node = &mut self.nodes[at];
+        let Some(event) = node.act(&self.world) else { return false };
+        for (rank, key) in std::mem::take(&mut node.complete) {
+            let there = self.outstanding.entry(rank).or_default().remove(&key);
+            assert!(there, "{key:?} of rank {rank} is done once");
+        }
+        if let Some(event) = event {
+            self.step(event);
+        }
+        true
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut commands = self.engine.step(event, Duration::ZERO).commands;
+        commands.extend(self.engine.step(Event::Drained, Duration::ZERO).commands);
+        for command in commands {
+            match command {
+                Command::Execute(execute) => {
+                    self.nodes.iter_mut().for_each(|n| n.inbox.push_back(execute.clone()));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let counts = self.engine.counts();
+        assert!(counts.in_flight <= self.credit, "BOUND: credit");
+        // Nothing waits for a timer: either all credit is out or nothing is queued.
+        assert!(counts.queued == 0 || counts.in_flight == self.credit);
     }
 }
 
 fn play(job: &Job) {
-    let mut config = EngineConfig::new(JobId::new("job").unwrap(), job.nodes);
-    config.credit_pieces = job.credit;
-    config.piece_bytes = job.piece_bytes;
-    config.max_tensors = job.max_tensors;
-    config.algorithm = Some(Algorithm::Ring);
-    config.validate().unwrap();
-    let mut engine = Engine::new(config);
-    for order in 0..job.nodes {
-        let join = Join {
-            protocol: PROTOCOL,
-            version: VERSION.into(),
-            job: "job".into(),
-            host: format!("h{order}"),
-            data_address: format!("10.0.0.1:{}", 7000 + order),
-            slots: 1,
-            order,
-            rack: String::new(),
-            proven: true,
-        };
-        let connection = ConnectionId(u64::from(order));
-        engine.step(Event::Joined { connection, join }, Duration::ZERO);
-    }
-    let mut nodes: Vec<Node> = (0..job.nodes).map(|_| Node::default()).collect();
+    let mut play = Play::new(job);
+    let (ranks, nodes) = (play.world.ranks(), play.nodes.len());
+    let actors = ranks.len() + nodes;
     let mut turns = job.turns.iter().cycle();
     let mut idle = 0;
-    while idle < 20 * nodes.len() {
+    while idle < 20 * actors {
         let at = match turns.next() {
             // After a while of chance everybody has its turn, so that the job comes to its end.
-            Some(index) if idle < nodes.len() => index.index(nodes.len()),
-            _ => idle % nodes.len(),
+            Some(index) if idle < actors => index.index(actors),
+            _ => idle % actors,
         };
-        let Some(event) = nodes[at].act(job, ConnectionId(at as u64)) else {
-            idle += 1;
-            continue;
+        let acted = match at.checked_sub(nodes) {
+            Some(rank) => play.rank(ranks[rank]),
+            None => play.node(at),
         };
-        idle = 0;
-        let mut commands = engine.step(event, Duration::ZERO).commands;
-        commands.extend(engine.step(Event::Drained, Duration::ZERO).commands);
-        for command in commands {
-            match command {
-                Command::Execute(execute) => nodes.iter_mut().for_each(|n| n.take(&execute)),
-                other => panic!("{other:?}"),
-            }
-        }
-        let counts = engine.counts();
-        assert!(counts.in_flight <= job.credit as usize, "BOUND: credit");
-        // Nothing waits for a timer: either all credit is out or nothing is queued.
-        assert!(counts.queued == 0 || counts.in_flight == job.credit as usize);
+        idle = if acted { 0 } else { idle + 1 };
     }
-    for node in &nodes {
-        assert_eq!(node.step, job.steps, "every step is done on every node");
-        assert!(node.ids.len() <= job.max_tensors as usize, "BOUND: ids");
+    for (rank, acts) in &play.program.acts {
+        let waits = play.outstanding.get(rank);
+        assert!(acts.is_empty(), "rank {rank} waits for {waits:?}");
+        assert!(waits.is_none_or(BTreeSet::is_empty), "rank {rank} waits for {waits:?}");
     }
-    let counts = engine.counts();
+    for node in &play.nodes {
+        assert!(node.is_idle());
+        assert!(node.ids() <= job.max_tensors as usize, "BOUND: ids");
+    }
+    let counts = play.engine.counts();
     assert_eq!((counts.pending, counts.queued, counts.in_flight), (0, 0, 0));
     assert_eq!(counts.started, counts.done);
+    assert_eq!(counts.sets, play.program.alive.len());
 }
 
 proptest! {

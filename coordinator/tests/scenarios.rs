@@ -93,4 +93,11 @@ scenarios! {
     violations,
     stall,
     racks,
+    process_sets,
+    join,
+    gather,
+    alltoall,
+    groups,
+    send_receive,
+    rooted,
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use client::{LIMIT, Node, Served, by_id, by_name};
 use gradwire_coordinator::{Health, Outcome, Phase};
 use gradwire_proto::{
-    DType, FailureKind, Rank, Request, Secret, Shape,
+    DType, FailureKind, PROTOCOL, Rank, Request, Secret, Shape,
     pb::{
         self, coordinator_message::Message, inspect_client::InspectClient,
         node_message::Message as Say,
@@ -133,10 +133,12 @@ async fn who_may_not_join_reads_why() {
     assert_eq!(refused(&served, &mut node, join).await.code(), Code::Unauthenticated);
 
     let mut node = served.open().await.unwrap();
-    let join = pb::Join { protocol: 2, version: "0.2.0".into(), ..served.join(&node, 0, 1) };
+    let protocol = PROTOCOL + 1;
+    let join = pb::Join { protocol, version: "0.2.0".into(), ..served.join(&node, 0, 1) };
     let status = refused(&served, &mut node, join).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(status.message().contains("gradwired 0.2.0 speaks protocol 2"), "{status}");
+    let told = format!("gradwired 0.2.0 speaks protocol {protocol}");
+    assert!(status.message().contains(&told), "{status}");
 
     let mut node = served.open().await.unwrap();
     node.say(Say::Heartbeat(pb::Heartbeat::default())).await;

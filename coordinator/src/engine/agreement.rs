@@ -6,27 +6,47 @@
 //!   0-2,5  allreduce   f32    [2, 3]  sum  0     1         1          1
 //!   3-4    allreduce   *f16   *[6]    sum  0     1         1          1
 //! ```
+//!
+//! It shows what has to be the same ([`Request::common`]): `*` stands for a first dimension that may
+//! differ, `-` for a shape that only one rank knows. Of a group it shows the first tensor in which
+//! the ranks differ. Two columns come only where they say something: how many tensors a group has,
+//! and the list of the collectives that have one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use gradwire_proto::{Failure, FailureKind, Rank, Request};
+use gradwire_proto::{Collective, Failure, FailureKind, Rank, Request, Shape};
 
 use super::text;
 
-const COLUMNS: [&str; 8] =
-    ["collective", "dtype", "shape", "op", "root", "prescale", "postscale", "times"];
-const TIMES: usize = 7;
+const COLUMNS: [&str; 10] = [
+    "collective",
+    "dtype",
+    "shape",
+    "op",
+    "root",
+    "prescale",
+    "postscale",
+    "tensors",
+    "list",
+    "times",
+];
+const COLLECTIVE: usize = 0;
+const DTYPE: usize = 1;
+const SHAPE: usize = 2;
+const TENSORS: usize = 7;
+const LIST: usize = 8;
+const TIMES: usize = 9;
 
 /// The most lines of one table; a control message has a size limit (BOUND).
 const MOST_ROWS: usize = 64;
 
-/// The longest cell, in characters.
+/// The longest cell that is shown whole, in characters, and how much is shown of a longer one.
 const MOST_CHARACTERS: usize = 64;
 
 /// The longest list of ranks in one line, in characters.
 const MOST_RANKS: usize = 1024;
 
-type Cells = [String; 8];
+type Cells = [String; 10];
 
 /// What one or more ranks asked for, and how many times.
 #[derive(Debug, Clone)]
@@ -36,18 +56,77 @@ pub(crate) struct Answer {
     pub(crate) times: u32,
 }
 
-fn cells(answer: &Answer) -> Cells {
+fn shape(request: &Request, shape: &Shape) -> String {
+    match request.collective {
+        Collective::Scatter | Collective::SendReceive => "-".to_owned(),
+        Collective::Allgather | Collective::Gather | Collective::Alltoall => {
+            let rest = shape.dims().iter().skip(1).map(|dim| format!(", {dim}"));
+            format!("[*{}]", rest.collect::<String>())
+        }
+        _ => shape.to_string(),
+    }
+}
+
+fn list(request: &Request) -> String {
+    let list = &request.list;
+    match request.collective {
+        Collective::Alltoall | Collective::Scatter => "-".to_owned(),
+        Collective::AddProcessSet => {
+            text::ranks(list.iter().map(|&rank| Rank(u32::try_from(rank).unwrap_or(u32::MAX))))
+        }
+        _ if list.is_empty() => "-".to_owned(),
+        _ => list.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    }
+}
+
+/// In full, as long as it may be: what is shown of it is decided once the cells are compared.
+fn cells(answer: &Answer, part: usize) -> Cells {
     let r = &answer.request;
+    let (dtype, shape) = match part < r.parts() {
+        true => (r.dtype_of(part).to_string(), shape(r, r.shape_of(part))),
+        false => ("-".to_owned(), "-".to_owned()),
+    };
     [
         r.collective.to_string(),
-        r.dtype.to_string(),
-        text::excerpt(&r.shape.to_string(), MOST_CHARACTERS),
+        dtype,
+        shape,
         r.reduce_op.to_string(),
         r.root.to_string(),
         r.prescale.to_string(),
         r.postscale.to_string(),
+        r.parts().to_string(),
+        list(r),
         answer.times.to_string(),
     ]
+}
+
+/// The first tensor of their groups in which ranks differ, among those that all of them have.
+fn differing_part(answers: &[Answer]) -> usize {
+    let parts = answers.iter().map(|answer| answer.request.parts()).min().unwrap_or(1);
+    let commons: Vec<Request> = answers.iter().map(|answer| answer.request.common()).collect();
+    let differs = |part: &usize| {
+        commons.windows(2).any(|pair| {
+            pair[0].dtype_of(*part) != pair[1].dtype_of(*part)
+                || pair[0].shape_of(*part) != pair[1].shape_of(*part)
+        })
+    };
+    (0..parts).find(differs).unwrap_or(0)
+}
+
+/// The only dimension in which ranks differ that all have as many of; none if there are several.
+fn differing_dimension(answers: &[Answer], part: usize) -> Option<usize> {
+    let requests = answers.iter().map(|answer| answer.request.common());
+    let shapes: BTreeSet<Vec<u64>> = requests
+        .filter(|request| part < request.parts())
+        .map(|request| request.shape_of(part).dims().to_vec())
+        .collect();
+    let first = shapes.first()?;
+    if shapes.iter().any(|dims| dims.len() != first.len()) {
+        return None;
+    }
+    let mut differing =
+        (0..first.len()).filter(|&at| shapes.iter().any(|dims| dims[at] != first[at]));
+    differing.next().filter(|_| differing.next().is_none())
 }
 
 /// What most ranks have in one column; of equals, what the lowest rank has.
@@ -83,9 +162,10 @@ fn hint(differing: &[usize]) -> &'static str {
 
 /// The failure that tells every rank what each of them sent.
 pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
+    let part = differing_part(answers);
     let mut groups: BTreeMap<Cells, Vec<Rank>> = BTreeMap::new();
     for answer in answers {
-        groups.entry(cells(answer)).or_default().extend(&answer.ranks);
+        groups.entry(cells(answer, part)).or_default().extend(&answer.ranks);
     }
     let mut rows: Vec<(Vec<Rank>, Cells)> = groups
         .into_iter()
@@ -104,12 +184,17 @@ pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
         .filter(|&column| rows.iter().any(|(_, cells)| cells[column] != usual[column]))
         .collect();
 
-    let mut lines = vec![head(&rows, &differing)];
+    let mut lines = vec![head(&rows, &differing, part, differing_dimension(answers, part))];
     lines.extend(table(&rows, &usual));
     Failure::new(FailureKind::Disagreement, lines.join("\n")).hint(hint(&differing)).tensor(tensor)
 }
 
-fn head(rows: &[(Vec<Rank>, Cells)], differing: &[usize]) -> String {
+fn head(
+    rows: &[(Vec<Rank>, Cells)],
+    differing: &[usize],
+    part: usize,
+    dimension: Option<usize>,
+) -> String {
     if differing == [TIMES] {
         let mut twice: Vec<Rank> = rows
             .iter()
@@ -120,27 +205,61 @@ fn head(rows: &[(Vec<Rank>, Cells)], differing: &[usize]) -> String {
         let who = text::excerpt(&text::named_ranks(&twice), MOST_RANKS);
         return format!("submitted a second time before it was done, by {who}");
     }
-    let names: Vec<&str> = differing.iter().map(|&column| COLUMNS[column]).collect();
+    let name = |&column: &usize| {
+        let name = COLUMNS[column];
+        let in_group = match column {
+            DTYPE | SHAPE if part > 0 => format!(" of tensor {part} of the group"),
+            _ => String::new(),
+        };
+        match dimension.filter(|_| column == SHAPE && !differing.contains(&COLLECTIVE)) {
+            Some(at) => format!("{name}{in_group} (dimension {at})"),
+            None => format!("{name}{in_group}"),
+        }
+    };
+    let names: Vec<String> = differing.iter().map(name).collect();
     let names = match names.as_slice() {
         [] => "what the tensor is".to_owned(),
-        [one] => (*one).to_owned(),
+        [one] => one.clone(),
         [init @ .., last] => format!("{} and {last}", init.join(", ")),
     };
     format!("the ranks disagree on {names}")
 }
 
+/// Where the cells of a column begin to differ, in characters.
+fn first_difference(rows: &[(Vec<Rank>, Cells)], column: usize) -> usize {
+    let first = rows.first().map_or("", |(_, cells)| cells[column].as_str());
+    let others = rows.iter().filter_map(|(_, cells)| text::difference(&cells[column], first));
+    others.min().unwrap_or(0)
+}
+
 fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String]) -> Vec<String> {
+    let says =
+        |column: usize, nothing: &str| rows.iter().any(|(_, cells)| cells[column] != nothing);
+    let shown: Vec<usize> = (0..COLUMNS.len())
+        .filter(|&column| match column {
+            TENSORS => says(column, "1"),
+            LIST => says(column, "-"),
+            _ => true,
+        })
+        .collect();
+    let heads = shown.iter().map(|&column| COLUMNS[column].to_owned());
+    let differ: Vec<usize> =
+        (0..COLUMNS.len()).map(|column| first_difference(rows, column)).collect();
     let mut grid: Vec<Vec<String>> =
-        vec![std::iter::once("ranks").chain(COLUMNS).map(str::to_owned).collect()];
+        vec![std::iter::once("ranks".to_owned()).chain(heads).collect()];
     for (ranks, cells) in rows.iter().take(MOST_ROWS) {
         let ranks = text::excerpt(&text::ranks(ranks.iter().copied()), MOST_RANKS);
-        let marked = cells.iter().zip(usual).map(|(cell, usual)| {
-            let mark = if cell == usual { "" } else { "*" };
-            format!("{mark}{cell}")
+        let marked = shown.iter().map(|&column| {
+            let (cell, usual) = (&cells[column], &usual[column]);
+            let (mark, at) = match text::difference(cell, usual) {
+                None => ("", differ[column]),
+                Some(at) => ("*", at),
+            };
+            format!("{mark}{}", text::excerpt_around(cell, at, MOST_CHARACTERS))
         });
         grid.push(std::iter::once(ranks).chain(marked).collect());
     }
-    let widths: Vec<usize> = (0..=COLUMNS.len())
+    let widths: Vec<usize> = (0..=shown.len())
         .map(|column| grid.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();
     let mut lines: Vec<String> = grid
@@ -164,45 +283,4 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String]) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use gradwire_proto::{DType, ReduceOp, Shape};
-
-    use super::*;
-
-    fn answer(ranks: impl IntoIterator<Item = u32>, dims: &[u64], times: u32) -> Answer {
-        let shape = Shape::new(dims).unwrap();
-        let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
-        Answer { ranks: ranks.into_iter().map(Rank).collect(), request, times }
-    }
-
-    #[test]
-    fn the_minority_is_marked_and_everybody_is_named() {
-        let failure = disagreement(
-            "w",
-            &[answer([3], &[6], 1), answer([0, 1], &[2, 3], 1), answer([2], &[2, 3], 1)],
-        );
-        assert_eq!(
-            failure.what,
-            "the ranks disagree on shape\n  \
-               ranks  collective  dtype  shape   op   root  prescale  postscale  times\n  \
-               0-2    allreduce   f32    [2, 3]  sum  0     1         1          1\n  \
-               3      allreduce   f32    *[6]    sum  0     1         1          1"
-        );
-        assert_eq!(failure.tensor, "w");
-    }
-
-    #[test]
-    fn a_tie_is_decided_for_the_lowest_rank() {
-        let failure = disagreement("w", &[answer([1], &[6], 1), answer([0], &[9], 1)]);
-        assert!(failure.what.contains("*[6]") && !failure.what.contains("*[9]"), "{failure}");
-    }
-
-    #[test]
-    fn many_different_answers_stay_within_a_message() {
-        let answers: Vec<Answer> =
-            (0..5000).map(|rank| answer([rank], &[u64::from(rank) + 1], 1)).collect();
-        let failure = disagreement("w", &answers);
-        assert!(failure.what.len() < 64 << 10, "{}", failure.what.len());
-        assert!(failure.what.contains("and 4936 more different answers, of ranks 64-4999"));
-    }
-}
+mod tests;

@@ -1,16 +1,21 @@
-//! Which algorithm a piece runs with, decided once for all pieces of about its size.
+//! Which algorithm a piece runs with, decided once for all pieces of about its size between the
+//! same nodes.
 
 use std::collections::BTreeMap;
 
 use gradwire_collectives::{CostModel, Kind, Topology, select};
-use gradwire_proto::{Collective, ProcessSetId, Request};
+use gradwire_proto::NodeId;
 
 pub use gradwire_collectives::Algorithm;
 
-use super::world::{Members, ProcessSet};
+use super::{plan::Route, world::Members};
 
-/// A kind of collective within a set, and the power of two that the bytes do not exceed.
-type Class = (ProcessSetId, Option<u32>, u32);
+/// The most choices that are kept (BOUND).
+const MOST_CHOICES: usize = 4096;
+
+/// The racks of the participants, what is achieved between which of them, and the power of two that
+/// the bytes do not exceed.
+type Class = (Vec<u32>, (u8, u32, u32), u32);
 
 /// The choices that have been made.
 #[derive(Debug)]
@@ -19,6 +24,29 @@ pub(crate) struct Chooser {
     forced: Option<Algorithm>,
     cost: CostModel,
     made: BTreeMap<Class, Algorithm>,
+}
+
+/// What a piece achieves between its participants, which are numbered from 0. Alone there is nothing
+/// to be chosen.
+fn kind_of(route: Route, participants: &[NodeId]) -> Option<Kind> {
+    let at = |node| (0..).zip(participants).find(|(_, there)| **there == node).map(|(at, _)| at);
+    match route {
+        _ if participants.len() <= 1 => None,
+        Route::All => Some(Kind::Allreduce),
+        Route::From(node) => Some(Kind::Broadcast { root: at(node)? }),
+        Route::To(node) => Some(Kind::Reduce { root: at(node)? }),
+        Route::Move(from, to) => Some(Kind::Move { from: at(from)?, to: at(to)? }),
+        Route::Nothing | Route::NothingBetween(..) => None,
+    }
+}
+
+fn key(kind: Kind) -> (u8, u32, u32) {
+    match kind {
+        Kind::Allreduce => (0, 0, 0),
+        Kind::Broadcast { root } => (1, root, 0),
+        Kind::Reduce { root } => (2, root, 0),
+        Kind::Move { from, to } => (3, from, to),
+    }
 }
 
 impl Chooser {
@@ -31,26 +59,27 @@ impl Chooser {
     /// The algorithm for a piece, and why if it had to be decided.
     pub(crate) fn choose(
         &mut self,
-        id: ProcessSetId,
-        set: &ProcessSet,
-        request: &Request,
+        route: Route,
+        participants: &[NodeId],
         bytes: u64,
     ) -> (Algorithm, Option<String>) {
-        let root = match request.collective {
-            Collective::Broadcast => Some(set.participant_of(request.root).unwrap_or(0)),
-            Collective::Allreduce | Collective::Barrier => None,
+        let Some(kind) = kind_of(route, participants) else {
+            return (self.forced.unwrap_or(Algorithm::Ring), None);
         };
-        let class = (id, root, bytes.next_power_of_two().ilog2());
+        let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
+        let topology = Topology { racks: racks.collect() };
+        let size = bytes.next_power_of_two().ilog2();
+        let class = (topology.racks.clone(), key(kind), size);
         if let Some(&algorithm) = self.made.get(&class) {
             return (algorithm, None);
         }
-        let racks = set.participants.iter().map(|node| self.topology.racks[node.0 as usize]);
-        let topology = Topology { racks: racks.collect() };
-        let kind = root.map_or(Kind::Allreduce, |root| Kind::Broadcast { root });
-        let choice = select(kind, &topology, 1 << class.2, self.forced, &self.cost);
+        let choice = select(kind, &topology, 1 << size, self.forced, &self.cost);
+        if self.made.len() >= MOST_CHOICES {
+            self.made.clear();
+        }
         self.made.insert(class, choice.algorithm);
         let reason =
-            format!("{} for up to {} bytes: {}", choice.algorithm, 1u64 << class.2, choice.reason);
+            format!("{} for up to {} bytes: {}", choice.algorithm, 1u64 << size, choice.reason);
         (choice.algorithm, Some(reason))
     }
 }

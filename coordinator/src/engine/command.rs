@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, TensorName,
-    convert::TensorRef,
+    Agreed, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId,
+    TensorName, convert::TensorRef,
 };
 
 use super::{algorithm::Algorithm, event::ConnectionId};
@@ -65,21 +65,29 @@ pub struct Registration {
     pub set: ProcessSetId,
     /// The name that it stands for.
     pub name: TensorName,
-    /// The request that it stands for.
-    pub request: Request,
+    /// What all ranks of the set have agreed on.
+    pub agreed: Arc<Agreed>,
     /// The priority that it stands for.
     pub priority: Priority,
 }
 
-/// A range of one tensor, in elements.
+/// The number that stands for no flow: the tensor is done where no flow of it comes by.
+pub const NO_FLOW: u32 = u32::MAX;
+
+/// A range of one flow of one tensor, in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// The tensor.
     pub tensor: TensorRef,
-    /// Its first element in this piece.
+    /// The number of the flow in [`Agreed::flows`], or [`NO_FLOW`].
+    pub flow: u32,
+    /// The first element of the flow in this piece.
     pub offset: u64,
     /// How many elements.
     pub count: u64,
+    /// What was agreed, where the tensor is called by its name: with its first segment in an
+    /// operation, which its others there follow.
+    pub agreed: Option<Arc<Agreed>>,
 }
 
 /// One piece: what is reduced, moved, committed and retried as a whole.
@@ -89,12 +97,43 @@ pub struct Operation {
     pub sequence: Sequence,
     /// The process set that takes part.
     pub set: ProcessSetId,
-    /// What is done; the shape is empty because the piece is flat.
+    /// What is done: collective, element type, reduction and factors only.
     pub request: Request,
     /// How.
     pub algorithm: Algorithm,
     /// On what.
     pub segments: Vec<Segment>,
+    /// Ranks of the set that have joined and take no part, ascending.
+    pub absent: Arc<[Rank]>,
+}
+
+/// A process set that exists from now on. The tensor, of set 0, is the request for it, and done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetCreated {
+    /// Its number.
+    pub set: ProcessSetId,
+    /// Its ranks, ascending.
+    pub ranks: Vec<Rank>,
+    /// The request.
+    pub tensor: TensorRef,
+}
+
+/// A process set that is gone. The tensor, of set 0, is the request for that, and done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetRemoved {
+    /// Its number, which does not come again.
+    pub set: ProcessSetId,
+    /// The request.
+    pub tensor: TensorRef,
+}
+
+/// Every rank of a process set has joined: all take part again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Joined {
+    /// The set.
+    pub set: ProcessSetId,
+    /// Who came last.
+    pub last: Rank,
 }
 
 /// A tensor that will never run.
@@ -111,18 +150,30 @@ pub struct TensorFailure {
 /// One answer to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Execute {
-    /// To be applied first.
+    /// To be applied before anything else.
+    pub sets_created: Vec<SetCreated>,
+    /// To be applied before the operations.
     pub registrations: Vec<Registration>,
     /// By ascending sequence.
     pub operations: Vec<Operation>,
     /// What will never run.
     pub failures: Vec<TensorFailure>,
+    /// Sets in which everybody takes part again.
+    pub joined: Vec<Joined>,
+    /// To be applied after anything else.
+    pub sets_removed: Vec<SetRemoved>,
 }
 
 impl Execute {
     /// Whether it says nothing.
     pub fn is_empty(&self) -> bool {
-        self.registrations.is_empty() && self.operations.is_empty() && self.failures.is_empty()
+        let Self { sets_created, registrations, operations, failures, joined, sets_removed } = self;
+        sets_created.is_empty()
+            && registrations.is_empty()
+            && operations.is_empty()
+            && failures.is_empty()
+            && joined.is_empty()
+            && sets_removed.is_empty()
     }
 }
 
@@ -165,7 +216,7 @@ pub enum Command {
         /// What the node's operator reads.
         text: String,
     },
-    /// Tell every node of the world. Nodes outside of an operation's process set skip it.
+    /// Tell every node of the world. Nodes that take no part in an operation skip it.
     Execute(Execute),
     /// Tell every joined node that the job is over with this failure (TELL).
     Abort(Failure),

@@ -3,13 +3,14 @@
 use std::{fmt::Display, time::Duration};
 
 use gradwire_collectives::CostModel;
-use gradwire_proto::{Epoch, JobId};
+use gradwire_proto::{Epoch, JobId, Rank};
 
 use super::{algorithm::Algorithm, pack::MIN_PIECE_BYTES};
 use crate::CoordinatorError;
 
-/// The most nodes of one job: the world with the longest names fits one message (BOUND).
-const MAX_NODES: u32 = 4096;
+/// The most nodes of one job: each has a rank (BOUND). The world with the longest names fits one
+/// message.
+const MAX_NODES: u32 = Rank::MOST;
 
 /// The largest piece.
 const MAX_PIECE_BYTES: u64 = 1 << 30;
@@ -90,8 +91,9 @@ impl EngineConfig {
             self.nodes,
             "1 to 4096 are possible",
         )?;
-        let enough = self.ranks.is_none_or(|ranks| ranks >= self.nodes);
-        check("ranks", enough, self.ranks.unwrap_or(0), "each node has at least one rank")?;
+        let ranks = self.ranks.unwrap_or(self.nodes);
+        check("ranks", ranks >= self.nodes, ranks, "each node has at least one rank")?;
+        check("ranks", ranks <= Rank::MOST, ranks, "at most 4096 are possible")?;
         check("lanes", (1..=64).contains(&self.lanes), self.lanes, "1 to 64 are possible")?;
         let interval = self.heartbeat_interval;
         check("heartbeat_interval", !interval.is_zero(), ms(interval), "it must be more than 0")?;
@@ -149,6 +151,7 @@ mod tests {
         let cases = [
             (EngineConfig { nodes: 0, ..good.clone() }, "nodes is 0: 1 to 4096"),
             (EngineConfig { ranks: Some(1), ..good.clone() }, "ranks is 1: each node"),
+            (EngineConfig { ranks: Some(4097), ..good.clone() }, "ranks is 4097: at most 4096"),
             (EngineConfig { lanes: 0, ..good.clone() }, "lanes is 0"),
             (
                 EngineConfig { heartbeat_timeout: good.heartbeat_interval, ..good.clone() },

@@ -45,7 +45,8 @@ pub struct Submitted {
     pub duplicate: bool,
 }
 
-/// One tensor that all local ranks of the set have submitted.
+/// One tensor that all local ranks of the set have submitted which have not joined; of a send and
+/// receive, those of the two that are local; of a join, one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The process set that the tensor belongs to.

@@ -1,17 +1,17 @@
 //! Short ids for tensors on which all ranks have agreed once, so that steady-state messages carry
 //! a few bytes instead of a name and a request.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use gradwire_proto::{Priority, Request, TensorId};
+use gradwire_proto::{Priority, TensorId};
 
-use super::ready_table::Slot;
+use super::{plan::Plan, ready_table::Slot};
 
 /// What an id stands for, beside the name.
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) id: TensorId,
-    pub(crate) request: Request,
+    pub(crate) plan: Arc<Plan>,
     pub(crate) priority: Priority,
     /// Whether the nodes have been told; it goes out with the tensor's first operation.
     pub(crate) told: bool,

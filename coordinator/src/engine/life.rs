@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_proto::{Failure, FailureKind, NodeId};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank};
 
 use super::{
     Causes, Chooser, Command, ConnectionId, Engine, Outcome, Output, Phase, ReadyTable, State,
@@ -92,10 +92,18 @@ impl Engine {
             let hint = "GRADWIRE_SLOTS of every node must be the number of ranks that run there";
             return self.abort(Failure::new(FailureKind::Invalid, what).hint(hint), out);
         }
+        if ranks > Rank::MOST {
+            let what = format!(
+                "the nodes have {ranks} slots together, a job has at most {} ranks",
+                Rank::MOST
+            );
+            let hint = "start fewer processes; GRADWIRE_SLOTS says how many a node has";
+            return self.abort(Failure::new(FailureKind::Invalid, what).hint(hint), out);
+        }
         let config = &self.config;
         let nodes = self.members.len();
-        let (id, set) = self.members.global_set();
-        self.sets.insert(id, set);
+        let all = self.members.set((0..ranks).map(Rank).collect());
+        self.sets.insert(ProcessSetId::GLOBAL, all);
         self.table =
             ReadyTable::new(nodes, config.max_tensors as usize, config.max_pending as usize);
         self.chooser = Chooser::new(&self.members, config.algorithm, config.cost);

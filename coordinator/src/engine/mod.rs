@@ -5,10 +5,14 @@
 //! - [`event`], [`command`]: the two ends
 //! - [`config`]: what is fixed before the start
 //! - `world`: who is in the world, and who may come in
-//! - `ready_table`: which node has announced which `tensor`; `ids`: their short names
-//! - `agreement`: the table of who asked for what when ranks disagree
-//! - `pack`: what goes out next, fused and cut; `credit`: how much at a time
-//! - `algorithm`: how a piece is reduced
+//! - `process_set`: groups of ranks; `sets`: how they come and go, and who has joined
+//! - `ready_table`: which node has announced which `tensor`, once `check` lets it; `ids`: their
+//!   short names
+//! - `settle`: what comes of it when everybody has; `agreement`: the table of who asked for what
+//!   when ranks disagree
+//! - `plan`: what goes between which nodes; `pack`: what of it goes out next, fused and cut;
+//!   `credit`: how much at a time
+//! - `algorithm`: how a piece is reduced or moved
 //! - `failure`: the first cause; `stall`: who is late
 //! - [`status`]: what people see
 //!
@@ -23,21 +27,32 @@ pub mod event;
 pub mod status;
 
 mod agreement;
+mod check;
 mod credit;
 mod failure;
 mod ids;
 mod life;
 mod node_set;
 mod pack;
+mod plan;
+mod process_set;
 mod ready_table;
+mod sets;
+mod settle;
 mod stall;
 mod tensor;
 mod text;
 mod world;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence};
+use gradwire_proto::{
+    Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, convert::TensorRef,
+};
 
 pub use algorithm::Algorithm;
 pub use command::{Command, Outcome, Output};
@@ -46,18 +61,19 @@ pub use event::{ConnectionId, Event};
 pub use status::{Phase, Status};
 
 #[cfg(test)]
-pub(crate) use pack::MAX_SEGMENTS;
+pub(crate) use {pack::MAX_SEGMENTS, plan::MAX_FLOWS};
 
 use algorithm::Chooser;
-use command::{Execute, Operation, Segment, TensorFailure};
+use command::{Execute, Operation, Segment};
 use credit::Flight;
 use event::Announcement;
 use failure::Causes;
 use node_set::NodeSet;
 use pack::{Piece, Queue};
-use ready_table::{Announced, ReadyTable, Slot, Violation};
+use process_set::ProcessSet;
+use ready_table::{Announced, ReadyTable, Settled, Slot, Violation};
 use stall::Stall;
-use world::{Forming, Members, ProcessSet};
+use world::{Forming, Members};
 
 /// How often it is told who has not joined.
 const WAITING_REPORT: Duration = Duration::from_secs(5);
@@ -85,8 +101,14 @@ pub struct Engine {
     flight: Flight,
     chooser: Chooser,
     stall: Stall,
-    /// Tensors that will never run, for the next answer.
-    failures: Vec<TensorFailure>,
+    /// The number of the process set that was made last; none comes again.
+    last_set: u32,
+    /// Process sets in which all have joined, while something before that is not done.
+    returning: BTreeSet<ProcessSetId>,
+    /// Process sets that go, while something in them is not done, and the requests for that.
+    removing: BTreeMap<ProcessSetId, TensorRef>,
+    /// What is to be said with the next answer, beside operations.
+    answer: Execute,
     /// How long others waited for a node, for the metrics.
     lags: BTreeMap<NodeId, Duration>,
     departures: u32,
@@ -106,7 +128,10 @@ impl Engine {
             flight: Flight::new(config.credit_pieces as usize),
             chooser: Chooser::new(&members, config.algorithm, config.cost),
             stall: Stall::new(config.stall_warning),
-            failures: Vec::new(),
+            last_set: 0,
+            returning: BTreeSet::new(),
+            removing: BTreeMap::new(),
+            answer: Execute::default(),
             lags: BTreeMap::new(),
             departures: 0,
             members,
@@ -193,6 +218,12 @@ impl Engine {
 
     fn violated(&self, node: NodeId, violation: Violation) -> Failure {
         let (kind, what, hint) = match violation {
+            // Whoever let it go, somebody must have asked for it.
+            Violation::LeftInJoin(rank) => (
+                FailureKind::Invalid,
+                format!("says that rank {rank} leaves, which has joined and waits for the others"),
+                "wait for the join before the process ends",
+            ),
             Violation::Protocol(what) => (
                 FailureKind::Protocol,
                 what,
@@ -217,25 +248,31 @@ impl Engine {
         now: Duration,
         out: &mut Output,
     ) -> Result<(), Violation> {
+        let joins = self.note_joins(node, &announcements);
         for announcement in announcements {
             let id = announcement.set;
-            let Some(set) = self.sets.get(&id) else {
-                return Err(Violation::Protocol(format!(
-                    "announced a tensor of the unknown process set {id}"
-                )));
-            };
-            let flight = &self.flight;
-            let on_its_way = |slot| flight.holds(slot, node);
-            match self.table.announce(node, announcement, set, now, on_its_way)? {
+            if !self.heeds(&announcement)? {
+                continue;
+            }
+            let Some(set) = self.sets.get(&id) else { continue };
+            let (flight, queue) = (&self.flight, &self.queue);
+            let waits = |slot| queue.holds(slot, node, set);
+            let flies = |slot| flight.holds(slot, node);
+            match self.table.announce(node, announcement, set, now, waits, flies)? {
                 Announced::Late => {}
+                // The rest of the message may be about the same.
+                Announced::Complete(_) if joins.contains(&id) => {}
+                Announced::Complete(slot) => self.complete(slot, id, node, now, out),
                 Announced::Waiting(slot) => {
                     self.stall.watch(now);
                     if self.departures > 0 {
                         self.fail_if_left_behind(slot);
                     }
                 }
-                Announced::Complete(slot) => self.complete(slot, id, node, now, out),
             }
+        }
+        for id in joins {
+            self.complete_without_joined(id, node, now, out);
         }
         Ok(())
     }
@@ -249,18 +286,24 @@ impl Engine {
         out: &mut Output,
     ) {
         let Some(set) = self.sets.get(&id) else { return };
+        let joins = self.table.get(slot).is_some_and(|tensor| tensor.mixture.has_joins());
         match self.table.settle(slot, set) {
             None => {}
-            Some(Ok(agreed)) => {
-                let lag = now.saturating_sub(agreed.since);
+            Some(Settled::Runs(round)) => {
+                let lag = now.saturating_sub(round.since);
                 let most = self.lags.entry(last).or_default();
                 *most = lag.max(*most);
-                self.queue.push(slot, id, &agreed.request, agreed.priority, agreed.since);
+                self.queue.push(&round);
             }
-            Some(Err(failure)) => {
-                let disagreement = failure.failure.kind == FailureKind::Disagreement;
+            Some(Settled::Asks { request, tensor }) => self.asked(slot, id, &request, tensor),
+            Some(Settled::Fails(failed)) => {
+                let disagreement = failed.failure.kind == FailureKind::Disagreement;
                 out.measures.disagreements += u64::from(disagreement);
-                self.failures.push(failure);
+                let why = failed.failure.clone();
+                self.answer.failures.push(failed);
+                if joins {
+                    self.unjoin(id, &why);
+                }
             }
         }
     }
@@ -292,6 +335,9 @@ impl Engine {
                         "says that rank {rank} leaves, which is not its own or has left already"
                     )));
                 }
+                if self.sets.values().any(|set| set.joined().contains(rank)) {
+                    return Err(Violation::LeftInJoin(*rank));
+                }
             }
         }
         out.reason = format!("{} left in good order", text::named_ranks(ranks));
@@ -319,7 +365,7 @@ impl Engine {
             .rank(rank)
             .host(host)
             .tensor(tensor.name.as_str());
-        self.failures.extend(self.table.fail(slot, failure));
+        self.fail_tensor(slot, failure);
     }
 
     /// Answers what has become ready, as far as there is credit.
@@ -328,11 +374,12 @@ impl Engine {
         if !matches!(self.state, State::Running) {
             return;
         }
-        let mut execute =
-            Execute { failures: std::mem::take(&mut self.failures), ..Execute::default() };
+        self.finish_sets();
+        let mut execute = std::mem::take(&mut self.answer);
         let mut choices = Vec::new();
+        let piece_bytes = self.queue.fair_piece(self.config.lanes, self.config.piece_bytes);
         while self.flight.has_credit()
-            && let Some(piece) = self.queue.cut(self.config.piece_bytes)
+            && let Some(piece) = self.queue.cut(piece_bytes)
         {
             self.send(piece, now, &mut execute, &mut choices, out);
         }
@@ -350,9 +397,17 @@ impl Engine {
             text::count(self.queue.len(), "tensor"),
             text::count(execute.failures.len(), "tensor"),
         );
-        for choice in choices {
+        let created = execute.sets_created.iter().map(|made| {
+            format!("process set {} of {} created", made.set, text::named_ranks(&made.ranks))
+        });
+        let joined = execute.joined.iter().map(|joined| {
+            format!("all of process set {} have joined, rank {} last", joined.set, joined.last)
+        });
+        let gone =
+            execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
+        for more in created.chain(joined).chain(gone).chain(choices) {
             out.reason.push_str("; ");
-            out.reason.push_str(&choice);
+            out.reason.push_str(&more);
         }
         out.commands.push(Command::Execute(execute));
     }
@@ -365,30 +420,40 @@ impl Engine {
         choices: &mut Vec<String>,
         out: &mut Output,
     ) {
-        let Some(set) = self.sets.get(&piece.set) else { return };
-        let (algorithm, chosen) = self.chooser.choose(piece.set, set, &piece.request, piece.bytes);
+        let Piece { kind, bytes, cuts } = piece;
+        let Some(set) = self.sets.get(&kind.set) else { return };
+        let participants = kind.participants(set);
+        let (algorithm, chosen) = self.chooser.choose(kind.route, &participants, bytes);
         choices.extend(chosen);
         let mut nodes = NodeSet::new(self.members.len());
-        for &node in &set.participants {
+        for &node in &participants {
             nodes.insert(node);
         }
-        let slots = piece.cuts.iter().map(|cut| cut.slot).collect();
+        let slots = cuts.iter().map(|cut| cut.round.slot).collect();
         let sequence = self.flight.start(nodes, slots, now);
-        let mut segments = Vec::with_capacity(piece.cuts.len());
-        for cut in piece.cuts {
-            let Some((tensor, registration)) = self.table.sent(cut.slot, cut.last) else {
-                continue;
-            };
-            execute.registrations.extend(registration);
-            segments.push(Segment { tensor, offset: cut.offset, count: cut.count });
-            out.measures.negotiated.extend(cut.first_of.map(|since| now.saturating_sub(since)));
+        let mut segments = Vec::with_capacity(cuts.len());
+        for cut in cuts {
+            let round = &cut.round;
+            execute.registrations.extend(self.table.sent(round, cut.last));
+            if cut.first {
+                out.measures.negotiated.push(now.saturating_sub(round.since));
+            }
+            let by_name = matches!(round.tensor, TensorRef::Name(_));
+            segments.push(Segment {
+                tensor: round.tensor.clone(),
+                flow: cut.flow,
+                offset: cut.offset,
+                count: cut.count,
+                agreed: (by_name && cut.opens).then(|| Arc::clone(&round.plan.agreed)),
+            });
         }
         execute.operations.push(Operation {
             sequence,
-            set: piece.set,
-            request: piece.request,
+            set: kind.set,
+            request: kind.request(),
             algorithm,
             segments,
+            absent: Arc::clone(&kind.absent),
         });
     }
 }

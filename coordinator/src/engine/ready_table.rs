@@ -3,31 +3,43 @@
 //! Every tensor has a slot for as long as anything is known of it: it waits, it is on its way, or
 //! it has an id. A tensor with an id costs no allocation in the steady state.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Failure, NodeId, Priority, ProcessSetId, Rank, Request, TensorName, convert::TensorRef,
+    Collective, Failure, NodeId, Priority, ProcessSetId, Rank, Request, TensorId, TensorName,
+    convert::TensorRef,
 };
 
 use super::{
-    agreement,
+    check,
     command::{Registration, TensorFailure},
     event::Announcement,
     ids::{Ids, Registered},
-    tensor::{self, Tensor},
-    world::ProcessSet,
+    pack::{Round, Text},
+    plan::Plan,
+    process_set::ProcessSet,
+    settle::{self, Consent},
+    tensor::{Mixture, Tensor},
 };
 
 /// Where a tensor is in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// All ranks have asked for the same.
+/// What comes of a tensor that everybody has announced.
 #[derive(Debug)]
-pub(crate) struct Agreed {
-    pub(crate) request: Request,
-    pub(crate) priority: Priority,
-    pub(crate) since: Duration,
+pub(crate) enum Settled {
+    /// All ranks have asked for the same: it goes out.
+    Runs(Arc<Round>),
+    /// All ranks have asked for something that is no operation; the round is still open.
+    Asks {
+        /// What it is.
+        request: Request,
+        /// How messages call it.
+        tensor: TensorRef,
+    },
+    /// It will never run.
+    Fails(TensorFailure),
 }
 
 /// What a node did that ends the job.
@@ -37,6 +49,8 @@ pub(crate) enum Violation {
     Protocol(String),
     /// It asks for more than there is room for (BOUND).
     Resource(String),
+    /// A rank leaves that has joined and waits for the others.
+    LeftInJoin(Rank),
 }
 
 /// What an announcement led to.
@@ -138,18 +152,21 @@ impl ReadyTable {
         Ok(slot)
     }
 
-    /// Takes a node's announcement (TRUST). `on_its_way` says whether the tensor in a slot is in
-    /// an operation that the node has not done yet.
+    /// Takes a node's announcement (TRUST). `waits` says whether something of the tensor in a slot
+    /// has not gone out that the node takes part in, `flies` whether the tensor is in an operation
+    /// that the node has not done yet.
     pub(crate) fn announce(
         &mut self,
         node: NodeId,
         announcement: Announcement,
         set: &ProcessSet,
         now: Duration,
-        on_its_way: impl Fn(Slot) -> bool,
+        waits: impl Fn(Slot) -> bool,
+        flies: impl Fn(Slot) -> bool,
     ) -> Result<Announced, Violation> {
-        let members = set.ranks.get(node.0 as usize).map_or(&[][..], Vec::as_slice);
-        let given = check_ranks(&announcement, members)?;
+        let local = set.local(node);
+        check::name(&announcement)?;
+        let given = check::ranks(&announcement, local)?;
         let duplicate = announcement.submitted.iter().any(|s| s.duplicate);
         if let TensorRef::Id(id) = announcement.tensor
             && duplicate
@@ -159,29 +176,51 @@ impl ReadyTable {
             return Ok(Announced::Late);
         }
         let found = self.find(&announcement)?;
-        let whole = announcement.submitted.is_empty() || given == members.len();
+        let by_id = announcement.submitted.is_empty();
+        let mut mixture = Mixture::default();
+        announcement.submitted.iter().for_each(|s| mixture.add(&s.request));
 
-        if let Some(tensor) = found.and_then(|slot| self.get_mut(slot)) {
-            if tensor.announced.contains(node) {
-                return tensor.amend(node, announcement.submitted).map(|()| Announced::Late);
+        let only_again = !by_id && announcement.submitted.iter().all(|s| s.duplicate);
+        let announced = found.and_then(|slot| self.get(slot));
+        let announced = announced.is_some_and(|tensor| tensor.announced.contains(node));
+        let joined = local.iter().any(|rank| set.joined().contains(rank));
+        if only_again && !announced && !joined {
+            // The last of a node's ranks to submit a tensor has not submitted it before, unless it was
+            // a join that made the node announce it: this is about a round that has ended.
+            return Ok(Announced::Late);
+        }
+
+        let mut told = Vec::new();
+        if let Some((slot, tensor)) = found.and_then(|slot| Some((slot, self.get_mut(slot)?))) {
+            if announced {
+                told = tensor.spelled_by(node).flat_map(|s| s.ranks.iter().copied()).collect();
+                let is_new = !by_id && !told.is_empty() && !given.iter().any(|r| told.contains(r));
+                let partial = tensor.mixture.is_partial() || mixture.is_partial();
+                if duplicate || !is_new || !partial {
+                    return tensor.amend(node, announcement.submitted).map(|()| Announced::Late);
+                }
+            } else {
+                let waits = tensor.queued && waits(slot);
+                if only_again && (waits || flies(slot)) {
+                    return Ok(Announced::Late);
+                }
+                if waits {
+                    let name = &tensor.name;
+                    return Err(Violation::Protocol(format!(
+                        "announced tensor '{name}' before it was done"
+                    )));
+                }
             }
-            let on_its_way = tensor.queued || found.is_some_and(on_its_way);
-            if duplicate && on_its_way {
-                return Ok(Announced::Late);
-            }
-            if tensor.queued {
-                let name = &tensor.name;
-                return Err(Violation::Protocol(format!(
-                    "announced tensor '{name}' before it was done"
-                )));
+            if by_id {
+                let ranks = tensor.ranks_by_id(set, node);
+                check::all_there(&ranks, set, tensor.name.as_str())?;
             }
         }
-        if !whole {
-            let late = announcement.submitted.iter().all(|s| s.duplicate);
-            return if late {
+        if !by_id && !check::is_whole(&announcement, &given, &told, mixture, local, set) {
+            return if only_again {
                 Ok(Announced::Late)
             } else {
-                Err(incomplete(&announcement, members))
+                Err(check::incomplete(&announcement, local))
             };
         }
         let slot = match (found, announcement.tensor) {
@@ -197,8 +236,12 @@ impl ReadyTable {
             first = tensor.since.is_none();
             tensor.since.get_or_insert(now);
             tensor.announced.insert(node);
+            if by_id && let Some(registered) = &tensor.registered {
+                mixture.add(registered.plan.agreed.request());
+            }
+            tensor.mixture = tensor.mixture.with(mixture);
             tensor.spelled.extend(announcement.submitted.into_iter().map(|s| (node, s)));
-            announced = if tensor.announced.len() == set.participants.len() {
+            announced = if tensor.is_complete(set) {
                 Announced::Complete(slot)
             } else {
                 Announced::Waiting(slot)
@@ -208,50 +251,102 @@ impl ReadyTable {
         Ok(announced)
     }
 
-    /// Ends the round of a tensor that everybody has announced: agreed, or failed with the table
-    /// of what each rank sent.
-    pub(crate) fn settle(
-        &mut self,
-        slot: Slot,
-        set: &ProcessSet,
-    ) -> Option<Result<Agreed, TensorFailure>> {
+    /// Ends the round of a tensor that everybody has announced, unless it asks for something that
+    /// the table can't do: then it stays open until [`ReadyTable::close`] or [`ReadyTable::fail`].
+    pub(crate) fn settle(&mut self, slot: Slot, set: &ProcessSet) -> Option<Settled> {
         let tensor = self.get(slot)?;
         let since = tensor.since?;
-        let result = match tensor.agreed() {
-            Some((request, priority)) => match tensor::impossible(&request, set) {
-                None => Ok(Agreed { request, priority, since }),
-                Some(failure) => Err(failure.tensor(tensor.name.as_str())),
-            },
-            None => Err(agreement::disagreement(tensor.name.as_str(), &tensor.answers(set))),
+        let nothing_new = tensor.spelled.is_empty() && tensor.amended.is_empty();
+        let unchanged =
+            tensor.registered.as_ref().filter(|_| nothing_new && set.joined().is_empty());
+        if let Some(registered) = unchanged {
+            let round = Round {
+                slot,
+                tensor: TensorRef::Id(registered.id),
+                text: Text::BY_ID,
+                plan: Arc::clone(&registered.plan),
+                priority: registered.priority,
+                since,
+            };
+            self.start(slot);
+            return Some(Settled::Runs(Arc::new(round)));
+        }
+        let consent = match settle::settle(tensor, set) {
+            Ok(consent) => consent,
+            Err(failure) => return self.fail(slot, failure).map(Settled::Fails),
         };
-        match result {
-            Ok(agreed) => {
-                self.close_round(slot);
-                self.register(slot, &agreed);
-                Some(Ok(agreed))
+        let request = consent.agreed.request();
+        match request.collective {
+            Collective::Join | Collective::AddProcessSet | Collective::RemoveProcessSet => {
+                return Some(Settled::Asks {
+                    request: request.clone(),
+                    tensor: tensor.reference(),
+                });
             }
-            Err(failure) => self.fail(slot, failure).map(Err),
+            _ => {}
+        }
+        let id = tensor.set;
+        let Consent { agreed, priority, members, absent } = consent;
+        let plan = Arc::new(Plan::new(id, set, &members, absent, agreed));
+        let round = match self.register(slot, &plan, priority) {
+            Some((id, plan)) => {
+                Round { slot, tensor: TensorRef::Id(id), text: Text::BY_ID, plan, priority, since }
+            }
+            None => {
+                let name = self.get(slot)?.name.clone();
+                let text = check::text_by_name(&name, &plan.agreed);
+                if let Err(failure) = check::possible_by_name(&plan, text) {
+                    let failure = failure.tensor(name.as_str());
+                    return self.fail(slot, failure).map(Settled::Fails);
+                }
+                Round { slot, tensor: TensorRef::Name(name), text, plan, priority, since }
+            }
+        };
+        self.start(slot);
+        Some(Settled::Runs(Arc::new(round)))
+    }
+
+    fn start(&mut self, slot: Slot) {
+        self.close_round(slot);
+        if let Some(tensor) = self.get_mut(slot) {
+            tensor.queued = true;
         }
     }
 
-    /// Gives an agreed tensor an id, or a new one if what it stands for has changed.
-    fn register(&mut self, slot: Slot, agreed: &Agreed) {
-        let Some(tensor) = self.tensors.get_mut(slot.0 as usize).and_then(Option::as_mut) else {
-            return;
-        };
-        tensor.queued = true;
+    /// The id of an agreed tensor: the one that it has, or a new one if what that stands for has
+    /// changed. None if it has to travel by name: while ranks are absent, where no id is left, and
+    /// while segments under the old id have not gone out.
+    fn register(
+        &mut self,
+        slot: Slot,
+        plan: &Arc<Plan>,
+        priority: Priority,
+    ) -> Option<(TensorId, Arc<Plan>)> {
+        let tensor = self.tensors.get_mut(slot.0 as usize)?.as_mut()?;
+        if !plan.absent.is_empty() {
+            return None;
+        }
         if let Some(old) = &tensor.registered {
-            if old.request == agreed.request && old.priority == agreed.priority {
-                return;
+            if old.plan.agreed == plan.agreed && old.priority == priority {
+                return Some((old.id, Arc::clone(&old.plan)));
+            }
+            if tensor.queued {
+                return None;
             }
             self.ids.drop(old.id);
         }
-        tensor.registered = self.ids.give(slot).map(|id| Registered {
-            id,
-            request: agreed.request.clone(),
-            priority: agreed.priority,
-            told: false,
-        });
+        let id = self.ids.give(slot);
+        let plan = Arc::clone(plan);
+        let registered =
+            id.map(|id| Registered { id, plan: Arc::clone(&plan), priority, told: false });
+        tensor.registered = registered;
+        Some((id?, plan))
+    }
+
+    /// Ends the round of a tensor that is done without an operation.
+    pub(crate) fn close(&mut self, slot: Slot) {
+        self.close_round(slot);
+        self.forget_if_idle(slot);
     }
 
     /// Ends the round of a tensor that can't run.
@@ -269,36 +364,29 @@ impl ReadyTable {
         tensor.announced.clear();
         tensor.spelled.clear();
         tensor.amended.clear();
+        tensor.mixture = Mixture::default();
         self.waiting -= usize::from(was_waiting);
     }
 
-    /// Notes that a segment of a queued tensor goes out; `last` if nothing of it is left. Gives
-    /// how the segment calls it, and the registration if the nodes have not been told of it.
-    pub(crate) fn sent(
-        &mut self,
-        slot: Slot,
-        last: bool,
-    ) -> Option<(TensorRef, Option<Registration>)> {
-        let tensor = self.get_mut(slot)?;
+    /// Notes that a segment of a queued tensor goes out; `last` if nothing of it is left. Gives the
+    /// registration of the id that it is called by, if the nodes have not been told of it.
+    pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
+        let tensor = self.get_mut(round.slot)?;
         tensor.unfinished += 1;
         tensor.queued = !last;
-        let registration = match &mut tensor.registered {
-            Some(registered) if !registered.told => {
-                registered.told = true;
-                Some(Registration {
-                    id: registered.id,
-                    set: tensor.set,
-                    name: tensor.name.clone(),
-                    request: registered.request.clone(),
-                    priority: registered.priority,
-                })
-            }
-            _ => None,
-        };
-        Some((tensor.reference(), registration))
+        let by_id = matches!(round.tensor, TensorRef::Id(_));
+        let registered = tensor.registered.as_mut().filter(|r| by_id && !r.told)?;
+        registered.told = true;
+        Some(Registration {
+            id: registered.id,
+            set: tensor.set,
+            name: tensor.name.clone(),
+            agreed: Arc::clone(&registered.plan.agreed),
+            priority: registered.priority,
+        })
     }
 
-    /// Notes that one operation of a tensor is done by everybody.
+    /// Notes that one segment of a tensor is done by everybody.
     pub(crate) fn finished(&mut self, slot: Slot) {
         if let Some(tensor) = self.get_mut(slot) {
             tensor.unfinished = tensor.unfinished.saturating_sub(1);
@@ -307,52 +395,37 @@ impl ReadyTable {
     }
 
     fn forget_if_idle(&mut self, slot: Slot) {
-        let idle = self.get(slot).is_some_and(|t| {
-            t.registered.is_none() && t.since.is_none() && !t.queued && t.unfinished == 0
-        });
-        if !idle {
-            return;
+        if self.get(slot).is_some_and(|t| t.registered.is_none() && t.is_idle()) {
+            self.forget(slot);
         }
-        if let Some(tensor) = self.tensors[slot.0 as usize].take() {
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        if let Some(tensor) = self.tensors.get_mut(slot.0 as usize).and_then(Option::take) {
+            if let Some(registered) = tensor.registered {
+                self.ids.drop(registered.id);
+            }
             self.names.remove(&(tensor.set, tensor.name));
             self.free.push(slot);
         }
     }
-}
 
-/// The ranks of an announcement are this node's, each at most once. Gives how many there are.
-fn check_ranks(announcement: &Announcement, members: &[Rank]) -> Result<usize, Violation> {
-    if members.is_empty() {
-        let set = announcement.set;
-        return Err(Violation::Protocol(format!(
-            "announced a tensor of process set {set}, where it has no ranks"
-        )));
+    fn of_set(&self, set: ProcessSetId) -> impl Iterator<Item = (Slot, &Tensor)> {
+        let tensors = (0..).zip(&self.tensors);
+        tensors.filter_map(move |(slot, tensor)| {
+            tensor.as_ref().filter(|tensor| tensor.set == set).map(|tensor| (Slot(slot), tensor))
+        })
     }
-    let mut given: Vec<Rank> = Vec::new();
-    for rank in announcement.submitted.iter().flat_map(|s| &s.ranks) {
-        if members.binary_search(rank).is_err() {
-            return Err(Violation::Protocol(format!(
-                "announced a tensor for rank {rank}, which is not its own"
-            )));
-        }
-        given.push(*rank);
-    }
-    let number = given.len();
-    given.sort_unstable();
-    given.dedup();
-    if given.len() != number {
-        return Err(Violation::Protocol(
-            "announced a tensor twice for one rank in one message".into(),
-        ));
-    }
-    Ok(number)
-}
 
-fn incomplete(announcement: &Announcement, members: &[Rank]) -> Violation {
-    let given: usize = announcement.submitted.iter().map(|s| s.ranks.len()).sum();
-    let tensor = match &announcement.tensor {
-        TensorRef::Id(id) => format!("tensor id {id}"),
-        TensorRef::Name(name) => format!("tensor '{name}'"),
-    };
-    Violation::Protocol(format!("announced {tensor} for {given} of its {} ranks", members.len()))
+    /// The tensors of a process set that somebody waits for or that are under way.
+    pub(crate) fn in_progress(&self, set: ProcessSetId) -> impl Iterator<Item = &TensorName> {
+        self.of_set(set).filter(|(_, tensor)| !tensor.is_idle()).map(|(_, tensor)| &tensor.name)
+    }
+
+    /// Forgets a process set that has nothing in progress.
+    pub(crate) fn forget_set(&mut self, set: ProcessSetId) {
+        let idle = self.of_set(set).filter(|(_, tensor)| tensor.is_idle());
+        let slots: Vec<Slot> = idle.map(|(slot, _)| slot).collect();
+        slots.into_iter().for_each(|slot| self.forget(slot));
+    }
 }

@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, time::Duration};
 use gradwire_proto::{ProcessSetId, Rank};
 
 use super::{
-    credit::Flight,
-    ready_table::ReadyTable,
-    text,
-    world::{Members, ProcessSet},
+    credit::Flight, process_set::ProcessSet, ready_table::ReadyTable, text, world::Members,
 };
+
+/// Who is missing in which process set.
+type Missing = (ProcessSetId, Vec<Rank>);
 
 /// When to look next, and how many are stalled.
 ///
@@ -67,23 +67,29 @@ impl Stall {
         }
         let mut next = None;
         let mut stalled = 0;
-        let mut late: BTreeMap<Vec<Rank>, Vec<(Duration, &str)>> = BTreeMap::new();
+        let mut late: BTreeMap<Missing, Vec<(Duration, &str)>> = BTreeMap::new();
         for (_, since, tensor) in table.pending() {
             stalled += usize::from(self.limits(since, now) > 0);
             if self.is_due(since, now, &mut next)
                 && let Some(set) = sets.get(&tensor.set)
             {
-                late.entry(tensor.missing(set)).or_default().push((since, tensor.name.as_str()));
+                let who = (tensor.set, tensor.missing(set));
+                late.entry(who).or_default().push((since, tensor.name.as_str()));
             }
         }
         let mut lines: Vec<String> = late
             .into_iter()
-            .map(|(missing, mut tensors)| {
+            .map(|((set, missing), mut tensors)| {
                 tensors.sort_unstable();
                 let waited = text::seconds(now.saturating_sub(tensors[0].0));
                 let names = text::some_names(tensors.iter().map(|(_, name)| *name), 3);
                 let noun = if tensors.len() == 1 { "tensor" } else { "tensors" };
-                format!("{noun} {names} waited {waited} for {}", places(&missing, members))
+                let whose = match set {
+                    ProcessSetId::GLOBAL => String::new(),
+                    set => format!(" of process set {set}"),
+                };
+                let whom = places(&missing, members);
+                format!("{noun} {names}{whose} waited {waited} for {whom}")
             })
             .collect();
         for (sequence, flying) in flight.iter() {

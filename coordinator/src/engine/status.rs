@@ -9,6 +9,9 @@ use super::{Engine, command::Node};
 /// The most tensors that one status lists.
 pub(crate) const MOST_PENDING: usize = 100;
 
+/// The most process sets that one status lists.
+const MOST_SETS: usize = 100;
+
 /// Where the job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -57,8 +60,19 @@ pub struct PendingTensor {
     pub name: TensorName,
     /// Time since its first announcement.
     pub waiting: Duration,
-    /// The ranks of the nodes that have not announced it.
+    /// The ranks that have neither answered nor joined.
     pub missing: Vec<Rank>,
+}
+
+/// A process set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetStatus {
+    /// Its number.
+    pub set: ProcessSetId,
+    /// Its ranks, ascending.
+    pub ranks: Vec<Rank>,
+    /// Those of them that have joined and wait for the others.
+    pub joined: Vec<Rank>,
 }
 
 /// Counts for the metrics; cheap to take.
@@ -68,6 +82,8 @@ pub struct Counts {
     pub nodes: usize,
     /// Ranks of the complete world; 0 before.
     pub ranks: u32,
+    /// Process sets, that of all ranks among them; 0 before the world is complete.
+    pub sets: usize,
     /// Tensors that wait for somebody.
     pub pending: usize,
     /// Agreed tensors that wait for credit.
@@ -93,6 +109,8 @@ pub struct Status {
     pub epoch: Epoch,
     /// The nodes of the complete world.
     pub nodes: Vec<NodeStatus>,
+    /// The process sets, the one of all ranks first; at most 100.
+    pub sets: Vec<SetStatus>,
     /// At most 100 tensors that wait, oldest first.
     pub pending: Vec<PendingTensor>,
     /// Counts.
@@ -107,6 +125,7 @@ impl Engine {
         Counts {
             nodes: self.members.len().max(self.forming.len()),
             ranks: self.members.ranks(),
+            sets: self.sets.len(),
             pending: self.table.waiting(),
             queued: self.queue.len(),
             stalled: self.stall.stalled,
@@ -132,11 +151,17 @@ impl Engine {
             waiting: now.saturating_sub(since),
             missing: self.sets.get(&tensor.set).map_or_else(Vec::new, |set| tensor.missing(set)),
         });
+        let sets = self.sets.iter().take(MOST_SETS).map(|(&set, there)| SetStatus {
+            set,
+            ranks: there.members().to_vec(),
+            joined: there.joined().iter().copied().collect(),
+        });
         Status {
             phase: self.phase(),
             reason: self.why(),
             epoch: self.config.epoch,
             nodes: nodes.collect(),
+            sets: sets.collect(),
             pending: pending.collect(),
             counts: self.counts(),
             failure: self.failure().cloned(),

@@ -1,23 +1,72 @@
 //! One name in one process set, and what has been answered to it in this round.
 
-use std::time::Duration;
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use gradwire_proto::{
-    Collective, Failure, FailureKind, NodeId, Priority, ProcessSetId, Rank, Request, TensorName,
-    convert::TensorRef,
+    Collective, NodeId, Priority, ProcessSetId, Rank, Request, TensorName, convert::TensorRef,
 };
 
 use super::{
-    agreement::Answer,
-    event::Submitted,
-    ids::Registered,
-    node_set::NodeSet,
-    ready_table::Violation,
-    world::{Members, ProcessSet},
+    event::Submitted, ids::Registered, node_set::NodeSet, process_set::ProcessSet,
+    ready_table::Violation, world::Members,
 };
 
 /// The most late second submissions that one round keeps, for its table (BOUND).
 const MOST_AMENDMENTS: usize = 4096;
+
+/// Sender and receiver of a send and receive.
+pub(super) fn peers(request: &Request) -> Option<[Rank; 2]> {
+    match (request.collective, &request.list[..]) {
+        (Collective::SendReceive, &[to]) => Some([request.root, Rank(u32::try_from(to).ok()?)]),
+        _ => None,
+    }
+}
+
+/// What the answers of a round are about, as far as it decides who has to answer.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Mixture {
+    /// Some are of a send and receive: of two ranks.
+    sends: bool,
+    /// Some are joins: told rank by rank.
+    joins: bool,
+    /// Some are of anything else: of all that have not joined.
+    others: bool,
+}
+
+impl Mixture {
+    pub(super) fn add(&mut self, request: &Request) {
+        match request.collective {
+            Collective::SendReceive => self.sends = true,
+            Collective::Join => self.joins = true,
+            _ => self.others = true,
+        }
+    }
+
+    pub(super) fn with(self, other: Self) -> Self {
+        Self {
+            sends: self.sends || other.sends,
+            joins: self.joins || other.joins,
+            others: self.others || other.others,
+        }
+    }
+
+    pub(super) fn has_joins(self) -> bool {
+        self.joins
+    }
+
+    pub(super) fn only_joins(self) -> bool {
+        self.joins && !self.sends && !self.others
+    }
+
+    pub(super) fn only_sends(self) -> bool {
+        self.sends && !self.joins && !self.others
+    }
+
+    /// Whether a node may tell of its ranks one after the other.
+    pub(super) fn is_partial(self) -> bool {
+        self.sends || self.joins
+    }
+}
 
 /// One name in one process set.
 #[derive(Debug)]
@@ -33,9 +82,11 @@ pub(super) struct Tensor {
     pub(super) spelled: Vec<(NodeId, Submitted)>,
     /// Second submissions that were told of later.
     pub(super) amended: Vec<Submitted>,
+    /// What the answers are about.
+    pub(super) mixture: Mixture,
     /// All ranks have agreed and not all of it has gone out.
     pub(super) queued: bool,
-    /// Its operations that are not done by everybody.
+    /// Its segments that are not done by everybody.
     pub(super) unfinished: u32,
 }
 
@@ -50,99 +101,173 @@ impl Tensor {
             announced: NodeSet::new(nodes),
             spelled: Vec::new(),
             amended: Vec::new(),
+            mixture: Mixture::default(),
             queued: false,
             unfinished: 0,
         }
     }
 
-    /// How messages call it.
+    /// How messages call it. An id that has not been told is no name for anybody.
     pub(super) fn reference(&self) -> TensorRef {
         match &self.registered {
-            Some(registered) => TensorRef::Id(registered.id),
-            None => TensorRef::Name(self.name.clone()),
+            Some(registered) if registered.told => TensorRef::Id(registered.id),
+            _ => TensorRef::Name(self.name.clone()),
+        }
+    }
+
+    /// Whether nobody waits for it and nothing of it is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.since.is_none() && !self.queued && self.unfinished == 0
+    }
+
+    /// The ranks that a node answers for by the id alone: all that it has, or those of the two that
+    /// send and receive.
+    pub(super) fn ranks_by_id<'a>(&self, set: &'a ProcessSet, node: NodeId) -> Cow<'a, [Rank]> {
+        let registered = self.registered.as_ref().map(|r| r.plan.agreed.request());
+        let local = set.local(node);
+        match registered.and_then(peers) {
+            None => Cow::Borrowed(local),
+            Some(peers) => local.iter().copied().filter(|rank| peers.contains(rank)).collect(),
         }
     }
 
     /// The nodes that have announced it and answered by the id alone.
-    fn by_id<'a>(&'a self, set: &'a ProcessSet) -> impl Iterator<Item = NodeId> + 'a {
-        set.participants.iter().copied().filter(|&node| {
-            self.announced.contains(node) && !self.spelled.iter().any(|(n, _)| *n == node)
-        })
+    fn by_id(&self, set: &ProcessSet) -> Vec<NodeId> {
+        let mut spelled: Vec<NodeId> = self.spelled.iter().map(|(node, _)| *node).collect();
+        spelled.sort_unstable();
+        spelled.dedup();
+        if spelled.len() == self.announced.len() {
+            return Vec::new();
+        }
+        let is_by_id =
+            |node: &NodeId| self.announced.contains(*node) && spelled.binary_search(node).is_err();
+        set.nodes().iter().copied().filter(is_by_id).collect()
     }
 
-    /// What all ranks ask for, if it is the same. The most urgent of the priorities counts.
-    pub(super) fn agreed(&self) -> Option<(Request, Priority)> {
-        if !self.amended.is_empty() {
+    /// What was agreed before, if somebody answers by the id alone in this round.
+    pub(super) fn again(&self, set: &ProcessSet) -> Option<&Registered> {
+        self.registered.as_ref().filter(|_| !self.by_id(set).is_empty())
+    }
+
+    /// What a node has spelled of in this round.
+    pub(super) fn spelled_by(&self, node: NodeId) -> impl Iterator<Item = &Submitted> {
+        self.spelled.iter().filter(move |(n, _)| *n == node).map(|(_, submitted)| submitted)
+    }
+
+    /// The ranks that have to answer or to join: all of the set, or the two that send and receive.
+    pub(super) fn concerned<'a>(&self, set: &'a ProcessSet) -> Cow<'a, [Rank]> {
+        if !self.mixture.only_sends() {
+            return Cow::Borrowed(set.members());
+        }
+        let again = self.again(set).map(|registered| registered.plan.agreed.request());
+        let spelled = self.spelled.iter().map(|(_, s)| &s.request);
+        let peers = spelled.chain(again).filter_map(peers).flatten();
+        let mut all: Vec<Rank> = peers.filter(|rank| set.contains(*rank)).collect();
+        all.sort_unstable();
+        all.dedup();
+        Cow::Owned(all)
+    }
+
+    /// What each rank has asked for that has answered, by rank.
+    pub(super) fn answers<'a>(&'a self, set: &'a ProcessSet) -> BTreeMap<Rank, Cow<'a, Request>> {
+        let mut all = BTreeMap::new();
+        if let Some(registered) = self.again(set) {
+            let agreed = &registered.plan.agreed;
+            let request = agreed.request();
+            let mut pair = peers(request).map(Vec::from);
+            if let Some(pair) = &mut pair {
+                pair.sort_unstable();
+                pair.dedup();
+            }
+            let members = pair.as_deref().unwrap_or(set.members());
+            for node in self.by_id(set) {
+                for &rank in &*self.ranks_by_id(set, node) {
+                    let asked = match request.has_free_rows() {
+                        true => Cow::Owned(agreed.asked(members, rank)),
+                        false => Cow::Borrowed(request),
+                    };
+                    all.insert(rank, asked);
+                }
+            }
+        }
+        for (_, submitted) in &self.spelled {
+            for &rank in &submitted.ranks {
+                all.insert(rank, Cow::Borrowed(&submitted.request));
+            }
+        }
+        all
+    }
+
+    /// The ranks that have neither answered nor joined.
+    pub(super) fn missing(&self, set: &ProcessSet) -> Vec<Rank> {
+        self.silent(set).into_iter().filter(|rank| !set.joined().contains(rank)).collect()
+    }
+
+    /// The ranks that have not answered, whether they have joined or not.
+    pub(super) fn silent(&self, set: &ProcessSet) -> Vec<Rank> {
+        let by_id =
+            self.by_id(set).into_iter().flat_map(|node| self.ranks_by_id(set, node).into_owned());
+        let mut answered: Vec<Rank> =
+            self.spelled.iter().flat_map(|(_, s)| s.ranks.iter().copied()).chain(by_id).collect();
+        answered.sort_unstable();
+        let concerned = self.concerned(set);
+        concerned.iter().copied().filter(|rank| answered.binary_search(rank).is_err()).collect()
+    }
+
+    /// Whether everybody has answered who has not joined.
+    pub(super) fn is_complete(&self, set: &ProcessSet) -> bool {
+        if self.since.is_none() {
+            return false;
+        }
+        if self.mixture.only_joins() {
+            return set.all_joined();
+        }
+        if self.mixture.is_partial() {
+            return self.missing(set).is_empty();
+        }
+        // A node announces at once for all of its ranks that have not joined.
+        if set.joined().is_empty() {
+            return self.announced.len() == set.nodes().len();
+        }
+        let joined = |node| set.local(node).iter().all(|rank| set.joined().contains(rank));
+        set.nodes().iter().all(|&node| self.announced.contains(node) || joined(node))
+    }
+
+    /// What has to be the same for all and is; none if it is not. With the most urgent of the
+    /// priorities.
+    pub(super) fn common(&self, set: &ProcessSet) -> Option<(Request, Priority)> {
+        if !self.amended.is_empty() || self.spelled.iter().any(|(_, s)| s.duplicate) {
             return None;
         }
-        let Some((_, first)) = self.spelled.first() else {
-            return self.registered.as_ref().map(|r| (r.request.clone(), r.priority));
-        };
-        let same = self.spelled.iter().all(|(_, s)| !s.duplicate && s.request == first.request);
-        let mut priority = self.spelled.iter().map(|(_, s)| s.priority).max()?;
-        // A node's answers lie side by side, so that this counts the nodes that spelled theirs.
-        let changes = self.spelled.windows(2).filter(|pair| pair[0].0 != pair[1].0).count();
-        if 1 + changes < self.announced.len() {
-            let registered = self.registered.as_ref()?;
-            if registered.request != first.request {
+        let again = self.again(set).map(|r| (r.plan.agreed.request(), r.priority));
+        let spelled = self.spelled.iter().map(|(_, s)| (&s.request, s.priority));
+        let mut all = again.into_iter().chain(spelled);
+        let (first, mut priority) = all.next()?;
+        for (request, urgency) in all {
+            if !request.agrees_with(first) {
                 return None;
             }
-            priority = priority.max(registered.priority);
+            priority = priority.max(urgency);
         }
-        same.then(|| (first.request.clone(), priority))
+        Some((first.common(), priority))
     }
 
-    /// Every rank's answer, with how many times it submitted it.
-    pub(super) fn answers(&self, set: &ProcessSet) -> Vec<Answer> {
-        let mut rows: Vec<(Rank, &Request, u32)> = Vec::new();
-        if let Some(registered) = &self.registered {
-            let ranks = self.by_id(set).flat_map(|node| &set.ranks[node.0 as usize]);
-            rows.extend(ranks.map(|&rank| (rank, &registered.request, 1)));
-        }
-        for (_, s) in &self.spelled {
-            let times = if s.duplicate { 2 } else { 1 };
-            rows.extend(s.ranks.iter().map(|&rank| (rank, &s.request, times)));
-        }
-        for (rank, request) in
-            self.amended.iter().flat_map(|s| s.ranks.iter().map(move |rank| (*rank, &s.request)))
-        {
-            match rows.iter_mut().find(|row| row.0 == rank && row.1 == request) {
-                Some(row) => row.2 = 2,
-                None => rows.push((rank, request, 2)),
-            }
-        }
-        rows.into_iter()
-            .map(|(rank, request, times)| Answer {
-                ranks: vec![rank],
-                request: request.clone(),
-                times,
-            })
-            .collect()
-    }
-
-    /// The ranks of the nodes that have not announced it.
-    pub(super) fn missing(&self, set: &ProcessSet) -> Vec<Rank> {
-        let missing = set.participants.iter().filter(|&&node| !self.announced.contains(node));
-        missing.flat_map(|node| set.ranks[node.0 as usize].iter().copied()).collect()
-    }
-
-    /// A rank that has left and whose node has not announced the tensor: it never will. Of several
-    /// the one that left first, because others may have left for that.
+    /// A rank that has left and that has not answered: it never will. Of several the one that left
+    /// first, because others may have left for that.
     pub(super) fn left_behind(
         &self,
         set: &ProcessSet,
         members: &Members,
     ) -> Option<(NodeId, Rank)> {
-        let missing = set.participants.iter().filter(|&&node| !self.announced.contains(node));
-        let left = missing.flat_map(|&node| {
-            let left = members.get(node).map(|member| &member.left);
-            let ranks = set.ranks[node.0 as usize].iter();
-            ranks.filter_map(move |rank| Some((left?.get(rank)?, node, *rank)))
+        let missing = self.missing(set).into_iter();
+        let left = missing.filter_map(|rank| {
+            let node = set.node_of(rank)?;
+            Some((*members.get(node)?.left.get(&rank)?, node, rank))
         });
         left.min().map(|(_, node, rank)| (node, rank))
     }
 
-    /// A further announcement of a node that has announced the tensor already.
+    /// A further announcement of ranks for which a node has announced the tensor already.
     pub(super) fn amend(
         &mut self,
         node: NodeId,
@@ -164,8 +289,9 @@ impl Tensor {
         }
         // A node with one rank can have told of a second submission when the tensor had just failed:
         // that looked like a first announcement, and this is the real one.
-        let mut earlier = self.spelled.iter().filter(|(n, _)| *n == node).peekable();
-        if earlier.peek().is_none() || !earlier.all(|(_, s)| s.duplicate) {
+        let replaced = self.spelled_by(node).next().is_some()
+            && self.spelled_by(node).all(|earlier| earlier.duplicate);
+        if !replaced {
             return Err(Violation::Protocol(format!(
                 "announced tensor '{}' again before it was done",
                 self.name
@@ -174,25 +300,5 @@ impl Tensor {
         self.spelled.retain(|(n, _)| *n != node);
         self.spelled.extend(submitted.into_iter().map(|s| (node, s)));
         Ok(())
-    }
-}
-
-/// Why a request that all ranks agree on can't be done.
-pub(super) fn impossible(request: &Request, set: &ProcessSet) -> Option<Failure> {
-    let invalid =
-        |what: String, hint: &str| Some(Failure::new(FailureKind::Invalid, what).hint(hint));
-    match request.collective {
-        Collective::Broadcast if set.participant_of(request.root).is_none() => invalid(
-            format!(
-                "a broadcast from root {} is not possible: no such rank takes part",
-                request.root
-            ),
-            "use the rank of a process that takes part as the root",
-        ),
-        Collective::Barrier if request.shape.elements() != 0 => invalid(
-            format!("a barrier has no elements, {} were given", request.shape.elements()),
-            "submit a barrier with the shape [0]",
-        ),
-        _ => None,
     }
 }

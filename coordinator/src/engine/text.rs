@@ -2,7 +2,12 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use gradwire_proto::Rank;
+use gradwire_proto::{ProcessSetId, Rank};
+
+use super::process_set::ProcessSet;
+
+/// The longest list of ranks in a text, in characters.
+const MOST_RANKS: usize = 256;
 
 /// `0-2,5` for ascending ranks.
 pub(crate) fn ranks(ranks: impl IntoIterator<Item = Rank>) -> String {
@@ -26,6 +31,11 @@ pub(crate) fn ranks(ranks: impl IntoIterator<Item = Rank>) -> String {
 pub(crate) fn named_ranks(all: &[Rank]) -> String {
     let noun = if all.len() == 1 { "rank" } else { "ranks" };
     format!("{noun} {}", ranks(all.iter().copied()))
+}
+
+/// `process set 3 (ranks 0-1,4)`.
+pub(crate) fn set(id: ProcessSetId, set: &ProcessSet) -> String {
+    format!("process set {id} ({})", excerpt(&named_ranks(set.members()), MOST_RANKS))
 }
 
 /// At most `most` of the names in quotes, then how many more there are.
@@ -57,6 +67,24 @@ pub(crate) fn excerpt(text: &str, most: usize) -> String {
     }
 }
 
+/// The first character in which two texts differ, by its number; none if they are equal.
+pub(crate) fn difference(one: &str, two: &str) -> Option<usize> {
+    (one != two).then(|| one.chars().zip(two.chars()).take_while(|(a, b)| a == b).count())
+}
+
+/// At most `most` characters of a text, so that the one with the number `at` is among them and some
+/// of those before it.
+pub(crate) fn excerpt_around(text: &str, at: usize, most: usize) -> String {
+    let all = text.chars().count();
+    if at < most {
+        return excerpt(text, most);
+    }
+    let from = (at - most / 4).min(all.saturating_sub(most));
+    let shown: String = text.chars().skip(from).collect();
+    let before = if from > 0 { "…" } else { "" };
+    format!("{before}{}", excerpt(&shown, most))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,5 +101,19 @@ mod tests {
         assert_eq!(some_names(["a", "b", "c", "d", "e"], 3), "'a', 'b', 'c' and 2 more");
         assert_eq!(excerpt("äöü", 2), "äö…");
         assert_eq!(count(1, "node"), "1 node");
+    }
+
+    #[test]
+    fn an_excerpt_is_where_the_difference_is() {
+        assert_eq!(difference("abc", "abc"), None);
+        assert_eq!(difference("äbc", "äbd"), Some(2));
+        assert_eq!(difference("ab", "abc"), Some(2), "where one ends");
+        let text = "0123456789abcdef";
+        assert_eq!(excerpt_around(text, 3, 4), "0123…");
+        assert_eq!(excerpt_around(text, 8, 4), "…789a…");
+        assert_eq!(excerpt_around(text, 15, 4), "…cdef");
+        assert_eq!(excerpt_around(text, 16, 4), "…cdef", "the end of the shorter one");
+        assert_eq!(excerpt_around(text, 15, 16), text);
+        assert_eq!(excerpt_around("ab", 9, 4), "ab");
     }
 }

@@ -4,17 +4,18 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{NodeId, PROTOCOL, ProcessSetId, Rank, VERSION};
+use gradwire_proto::{NodeId, PROTOCOL, Rank, VERSION};
 
 use super::{
     EngineConfig,
     command::{Node, RefusalKind},
     event::{ConnectionId, Join},
+    process_set::ProcessSet,
     text,
 };
 
-/// The most local ranks of one node.
-const MAX_SLOTS: u32 = 4096;
+/// The most local ranks of one node: as many as a job can have.
+const MAX_SLOTS: u32 = Rank::MOST;
 
 /// The longest host name or rack label, in bytes.
 const MAX_LABEL: usize = 255;
@@ -237,23 +238,6 @@ impl Member {
     }
 }
 
-/// A group of ranks with operations of its own.
-#[derive(Debug)]
-pub(crate) struct ProcessSet {
-    /// The ranks of each node; empty where a node has none.
-    pub(crate) ranks: Vec<Vec<Rank>>,
-    /// The nodes that have ranks, ascending. A node's index here is its participant number.
-    pub(crate) participants: Vec<NodeId>,
-}
-
-impl ProcessSet {
-    /// Which participant has a rank.
-    pub(crate) fn participant_of(&self, rank: Rank) -> Option<u32> {
-        let at = self.participants.iter().position(|n| self.ranks[n.0 as usize].contains(&rank))?;
-        Some(at as u32)
-    }
-}
-
 /// The nodes of the complete world; empty before it is.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
@@ -292,11 +276,15 @@ impl Members {
         self.all.iter().map(|m| m.node.slots).sum()
     }
 
-    /// The set of all ranks.
-    pub(crate) fn global_set(&self) -> (ProcessSetId, ProcessSet) {
-        let ranks = self.all.iter().map(|m| m.ranks().collect()).collect();
-        let participants = (0..self.all.len() as u32).map(NodeId).collect();
-        (ProcessSetId::GLOBAL, ProcessSet { ranks, participants })
+    /// Where a rank of the world is.
+    pub(crate) fn node_of(&self, rank: Rank) -> NodeId {
+        let after = self.all.partition_point(|member| member.node.first_rank <= rank);
+        NodeId(after.saturating_sub(1) as u32)
+    }
+
+    /// A process set of some ranks of the world, ascending.
+    pub(crate) fn set(&self, ranks: Vec<Rank>) -> ProcessSet {
+        ProcessSet::new(ranks, |rank| self.node_of(rank))
     }
 
     /// `node 1 (ranks 2-3)`, for a failure that has the host beside it.

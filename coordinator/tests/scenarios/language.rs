@@ -7,7 +7,7 @@ use gradwire_coordinator::engine::{
     event::{Announcement, Join, Submitted},
 };
 use gradwire_proto::{
-    Collective, DType, Failure, FailureKind, JobId, PROTOCOL, Priority, ProcessSetId, Rank,
+    Collective, DType, Failure, FailureKind, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank,
     ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
 };
 
@@ -110,14 +110,24 @@ fn ranks(text: &str) -> Parsed<Vec<Rank>> {
     Ok(all)
 }
 
-fn tensor(text: &str) -> Parsed<TensorRef> {
-    match text.strip_prefix('#') {
-        Some(id) => Ok(TensorRef::Id(TensorId(number(id)?))),
-        None => TensorName::new(text).map(TensorRef::Name).map_err(|e| e.to_string()),
-    }
+/// `name`, `#id`, or one of them after the number of a process set and a slash.
+fn tensor(text: &str) -> Parsed<(ProcessSetId, TensorRef)> {
+    let (set, text) = text.split_once('/').unwrap_or(("0", text));
+    let tensor = match text.strip_prefix('#') {
+        Some(id) => TensorRef::Id(TensorId(number(id)?)),
+        None => TensorName::new(text).map(TensorRef::Name).map_err(|e| e.to_string())?,
+    };
+    Ok((ProcessSetId(number(set)?), tensor))
 }
 
-/// `[ranks=R] [collective] [dtype] [shape] [op] [root=R] [pre=F] [post=F] [prio=P] [dup]`
+fn shape(dims: &str) -> Parsed<Shape> {
+    let dims: Vec<u64> =
+        dims.split(',').filter(|d| !d.is_empty()).map(number).collect::<Parsed<_>>()?;
+    Shape::new(&dims).map_err(|e| e.to_string())
+}
+
+/// `[ranks=R] [collective] [dtype] [shape] [op] [root=R] [from=R] [to=R] [list=N,N] [pre=F]
+/// [post=F] [prio=P] [dup] [+ [dtype] [shape]]…`; a request that no daemon could send is an error.
 fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
     let mut request = Request::allreduce(DType::F32, Shape::default(), ReduceOp::Sum);
     let mut submitted = Submitted {
@@ -130,22 +140,36 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
         let dtype = DType::ALL.iter().find(|dtype| dtype.name() == word);
         let op = ReduceOp::ALL.iter().find(|op| op.name() == word);
         let collective = Collective::ALL.iter().find(|collective| collective.name() == word);
+        let part = request.more.last_mut();
         if let Some(dtype) = dtype {
-            request.dtype = *dtype;
+            *part.map_or(&mut request.dtype, |part| &mut part.dtype) = *dtype;
         } else if let Some(op) = op {
             request.reduce_op = *op;
         } else if let Some(collective) = collective {
+            let empty = matches!(
+                collective,
+                Collective::Barrier
+                    | Collective::Join
+                    | Collective::AddProcessSet
+                    | Collective::RemoveProcessSet
+            );
             request.collective = *collective;
+            if empty {
+                request = Request::empty(*collective);
+            }
         } else if let Some(dims) = word.strip_prefix('[').and_then(|w| w.strip_suffix(']')) {
-            let dims: Vec<u64> =
-                dims.split(',').filter(|d| !d.is_empty()).map(number).collect::<Parsed<_>>()?;
-            request.shape = Shape::new(&dims).map_err(|e| e.to_string())?;
+            *part.map_or(&mut request.shape, |part| &mut part.shape) = shape(dims)?;
+        } else if word == "+" {
+            request.more.push(Part { dtype: DType::F32, shape: Shape::default() });
         } else if word == "dup" {
             submitted.duplicate = true;
         } else {
             match word.split_once('=').ok_or_else(|| format!("what is {word}?"))? {
                 ("ranks", value) => submitted.ranks = ranks(value)?,
-                ("root", value) => request.root = Rank(number(value)?),
+                ("root" | "from", value) => request.root = Rank(number(value)?),
+                ("to" | "list", value) => {
+                    request.list = value.split(',').map(number).collect::<Parsed<_>>()?;
+                }
                 ("pre", value) => request.prescale = number(value)?,
                 ("post", value) => request.postscale = number(value)?,
                 ("prio", value) => submitted.priority = Priority(number(value)?),
@@ -153,6 +177,7 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
             }
         }
     }
+    request.validate().map_err(|e| e.to_string())?;
     submitted.request = request;
     Ok(submitted)
 }
@@ -213,10 +238,17 @@ impl Scenario {
             },
             "submit" => {
                 let (name, requests) = rest.split_once(' ').unwrap_or((rest, ""));
-                let own = self.own_ranks(node);
-                let all: Parsed<_> = requests.split('|').map(|r| submitted(r, &own)).collect();
-                let announcements = vec![announcement(tensor(name)?, all?)?];
+                let announcements = vec![self.announcement(node, name, requests)?];
                 Event::Ready { connection, announcements }
+            }
+            // Several announcements in one message, as daemons send them.
+            "message" => {
+                let announcements = rest.split(';').map(|one| {
+                    let one = one.trim();
+                    let (name, requests) = one.split_once(' ').unwrap_or((one, ""));
+                    self.announcement(node, name, requests)
+                });
+                Event::Ready { connection, announcements: announcements.collect::<Parsed<_>>()? }
             }
             "done" => Event::Done {
                 connection,
@@ -244,6 +276,12 @@ impl Scenario {
         show::output(&self.engine.step(event, self.now))
     }
 
+    fn announcement(&self, node: u32, name: &str, requests: &str) -> Parsed<Announcement> {
+        let own = self.own_ranks(node);
+        let all: Parsed<_> = requests.split('|').map(|r| submitted(r, &own)).collect();
+        announcement(tensor(name)?, all?)
+    }
+
     fn own_ranks(&self, node: u32) -> Vec<Rank> {
         let first: u32 = self.slots.range(..node).map(|(_, slots)| slots).sum();
         let slots = self.slots.get(&node).copied().unwrap_or(1);
@@ -251,6 +289,9 @@ impl Scenario {
     }
 }
 
-fn announcement(tensor: TensorRef, submitted: Vec<Submitted>) -> Parsed<Announcement> {
-    Ok(Announcement { set: ProcessSetId::GLOBAL, tensor, submitted })
+fn announcement(
+    (set, tensor): (ProcessSetId, TensorRef),
+    submitted: Vec<Submitted>,
+) -> Parsed<Announcement> {
+    Ok(Announcement { set, tensor, submitted })
 }

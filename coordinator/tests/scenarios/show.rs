@@ -4,23 +4,31 @@ use std::fmt::Write as _;
 
 use gradwire_coordinator::engine::{
     Command, Outcome, Output, Status,
-    command::{Execute, Severity},
+    command::{Execute, NO_FLOW, Operation, Segment, Severity},
 };
-use gradwire_proto::{Collective, Failure, Request, convert::TensorRef};
+use gradwire_proto::{Agreed, Collective, Failure, ProcessSetId, Request, convert::TensorRef};
 
-fn tensor(tensor: &TensorRef) -> String {
+/// With its process set, unless that is the one of all ranks.
+fn tensor(set: ProcessSetId, tensor: &TensorRef) -> String {
+    let set = if set == ProcessSetId::GLOBAL { String::new() } else { format!("{set}/") };
     match tensor {
-        TensorRef::Id(id) => format!("#{id}"),
-        TensorRef::Name(name) => name.to_string(),
+        TensorRef::Id(id) => format!("{set}#{id}"),
+        TensorRef::Name(name) => format!("{set}{name}"),
     }
+}
+
+fn numbers<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
+    all.into_iter().map(|one| one.to_string()).collect::<Vec<_>>().join(",")
 }
 
 fn request(request: &Request) -> String {
     let mut text = request.collective.to_string();
     let _ = match request.collective {
-        Collective::Allreduce => write!(text, " {} {}", request.dtype, request.reduce_op),
-        Collective::Broadcast => write!(text, " {} root={}", request.dtype, request.root),
+        Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter => {
+            write!(text, " {} {}", request.dtype, request.reduce_op)
+        }
         Collective::Barrier => Ok(()),
+        _ => write!(text, " {}", request.dtype),
     };
     for (name, factor) in [("pre", request.prescale), ("post", request.postscale)] {
         if factor != 1.0 {
@@ -30,39 +38,86 @@ fn request(request: &Request) -> String {
     text
 }
 
+/// With what a piece does not carry.
+fn agreed(agreed: &Agreed) -> String {
+    let r = agreed.request();
+    let mut text = format!("{} {}", request(r), r.shape);
+    for part in &r.more {
+        let _ = write!(text, " + {} {}", part.dtype, part.shape);
+    }
+    let rooted = matches!(
+        r.collective,
+        Collective::Broadcast
+            | Collective::Reduce
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::SendReceive
+    );
+    if rooted {
+        let _ = write!(text, " root={}", r.root);
+    }
+    for (name, list) in [("list", &r.list[..]), ("rows", agreed.rows())] {
+        if !list.is_empty() {
+            let _ = write!(text, " {name}={}", numbers(list));
+        }
+    }
+    text
+}
+
+/// `tensor.flow[first+count]`; the first flow's number is left out, and `!` is what is just done.
+fn segment(set: ProcessSetId, segment: &Segment) -> String {
+    let tensor = tensor(set, &segment.tensor);
+    match segment.flow {
+        NO_FLOW => format!("{tensor}!"),
+        0 => format!("{tensor}[{}+{}]", segment.offset, segment.count),
+        flow => format!("{tensor}.{flow}[{}+{}]", segment.offset, segment.count),
+    }
+}
+
+fn operation(text: &mut String, o: &Operation) {
+    let segments: Vec<String> = o.segments.iter().map(|s| segment(o.set, s)).collect();
+    let without = match o.absent.is_empty() {
+        true => String::new(),
+        false => format!(" without {}", numbers(o.absent.iter())),
+    };
+    let what = request(&o.request);
+    let on = segments.join(" ");
+    let _ = writeln!(text, "run {}: {} {what}{without} on {on}", o.sequence, o.algorithm);
+    let mut named: Vec<_> = o.segments.iter().filter(|s| s.agreed.is_some()).collect();
+    named.dedup_by_key(|s| &s.tensor);
+    for s in named {
+        let what = s.agreed.as_deref().map_or_else(String::new, agreed);
+        let _ = writeln!(text, "    {} = {what}", tensor(o.set, &s.tensor));
+    }
+}
+
 /// All of a failure, its further lines indented.
 fn failure(failure: &Failure) -> String {
     format!("{:?}: {}", failure.kind, failure.to_string().replace('\n', "\n    "))
 }
 
 fn execute(text: &mut String, execute: &Execute) {
+    for c in &execute.sets_created {
+        let by = tensor(ProcessSetId::GLOBAL, &c.tensor);
+        let _ = writeln!(text, "create {} of {} by {by}", c.set, numbers(&c.ranks));
+    }
     for r in &execute.registrations {
-        let (shape, priority) = (&r.request.shape, r.priority);
-        let _ = writeln!(
-            text,
-            "register #{} = {} {} {shape} prio={priority}",
-            r.id,
-            r.name,
-            request(&r.request)
-        );
+        let name = tensor(r.set, &TensorRef::Name(r.name.clone()));
+        let (what, priority) = (agreed(&r.agreed), r.priority);
+        let _ = writeln!(text, "register #{} = {name} {what} prio={priority}", r.id);
     }
     for o in &execute.operations {
-        let segments: Vec<String> = o
-            .segments
-            .iter()
-            .map(|s| format!("{}[{}+{}]", tensor(&s.tensor), s.offset, s.count))
-            .collect();
-        let _ = writeln!(
-            text,
-            "run {}: {} {} on {}",
-            o.sequence,
-            o.algorithm,
-            request(&o.request),
-            segments.join(" ")
-        );
+        operation(text, o);
     }
     for f in &execute.failures {
-        let _ = writeln!(text, "fail {}: {}", tensor(&f.tensor), failure(&f.failure));
+        let _ = writeln!(text, "fail {}: {}", tensor(f.set, &f.tensor), failure(&f.failure));
+    }
+    for j in &execute.joined {
+        let _ = writeln!(text, "joined {}, last {}", j.set, j.last);
+    }
+    for gone in &execute.sets_removed {
+        let by = tensor(ProcessSetId::GLOBAL, &gone.tensor);
+        let _ = writeln!(text, "remove {} by {by}", gone.set);
     }
 }
 
@@ -115,14 +170,19 @@ pub(crate) fn output(output: &Output) -> String {
 pub(crate) fn status(status: &Status) -> String {
     let mut text = format!("{}: {}\n", status.phase.name(), status.reason);
     for n in &status.nodes {
-        let left: Vec<String> = n.left.iter().map(ToString::to_string).collect();
-        let _ =
-            writeln!(text, "node {} silent {:?} left [{}]", n.node.host, n.silent, left.join(","));
+        let left = numbers(&n.left);
+        let _ = writeln!(text, "node {} silent {:?} left [{left}]", n.node.host, n.silent);
+    }
+    for s in &status.sets {
+        // The set of all ranks only where there is something to say of it.
+        if s.set != ProcessSetId::GLOBAL || !s.joined.is_empty() {
+            let (ranks, joined) = (numbers(&s.ranks), numbers(&s.joined));
+            let _ = writeln!(text, "set {} [{ranks}] joined [{joined}]", s.set);
+        }
     }
     for p in &status.pending {
-        let missing: Vec<String> = p.missing.iter().map(ToString::to_string).collect();
-        let _ =
-            writeln!(text, "pending {} {:?} missing [{}]", p.name, p.waiting, missing.join(","));
+        let name = tensor(p.set, &TensorRef::Name(p.name.clone()));
+        let _ = writeln!(text, "pending {name} {:?} missing [{}]", p.waiting, numbers(&p.missing));
     }
     let c = &status.counts;
     let _ = writeln!(

@@ -1,0 +1,114 @@
+use gradwire_proto::{DType, Part, ReduceOp};
+
+use super::*;
+
+fn answer(ranks: impl IntoIterator<Item = u32>, dims: &[u64], times: u32) -> Answer {
+    let shape = Shape::new(dims).unwrap();
+    let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+    Answer { ranks: ranks.into_iter().map(Rank).collect(), request, times }
+}
+
+fn asks(rank: u32, request: Request) -> Answer {
+    Answer { ranks: vec![Rank(rank)], request, times: 1 }
+}
+
+#[test]
+fn the_minority_is_marked_and_everybody_is_named() {
+    let failure = disagreement(
+        "w",
+        &[answer([3], &[6], 1), answer([0, 1], &[2, 3], 1), answer([2], &[2, 3], 1)],
+    );
+    assert_eq!(
+        failure.what,
+        "the ranks disagree on shape\n  \
+           ranks  collective  dtype  shape   op   root  prescale  postscale  times\n  \
+           0-2    allreduce   f32    [2, 3]  sum  0     1         1          1\n  \
+           3      allreduce   f32    *[6]    sum  0     1         1          1"
+    );
+    assert_eq!(failure.tensor, "w");
+}
+
+#[test]
+fn a_tie_is_decided_for_the_lowest_rank() {
+    let failure = disagreement("w", &[answer([1], &[6], 1), answer([0], &[9], 1)]);
+    assert!(failure.what.contains("*[6]") && !failure.what.contains("*[9]"), "{failure}");
+}
+
+#[test]
+fn many_different_answers_stay_within_a_message() {
+    let answers: Vec<Answer> =
+        (0..5000).map(|rank| answer([rank], &[u64::from(rank) + 1], 1)).collect();
+    let failure = disagreement("w", &answers);
+    assert!(failure.what.len() < 64 << 10, "{}", failure.what.len());
+    assert!(failure.what.contains("and 4936 more different answers, of ranks 64-4999"));
+}
+
+#[test]
+fn a_single_dimension_is_named_and_free_rows_are_no_difference() {
+    let gathers = |rank: u32, dims: &[u64]| {
+        let shape = Shape::new(dims).unwrap();
+        asks(rank, Request::plain(Collective::Allgather, DType::F32, shape))
+    };
+    let failure =
+        disagreement("w", &[gathers(0, &[7, 3]), gathers(1, &[5, 3]), gathers(2, &[7, 4])]);
+    assert_eq!(
+        failure.what,
+        "the ranks disagree on shape (dimension 1)\n  \
+           ranks  collective  dtype  shape    op   root  prescale  postscale  times\n  \
+           0-1    allgather   f32    [*, 3]   sum  0     1         1          1\n  \
+           2      allgather   f32    *[*, 4]  sum  0     1         1          1"
+    );
+}
+
+#[test]
+fn of_a_group_the_tensor_is_shown_in_which_ranks_differ() {
+    let group = |rank: u32, rows: &[u64]| {
+        let shape = |rows: u64| Shape::new(&[rows]).unwrap();
+        let more = rows[1..].iter().map(|&r| Part { dtype: DType::F16, shape: shape(r) });
+        let first = Request::allreduce(DType::F32, shape(rows[0]), ReduceOp::Sum);
+        asks(rank, Request { more: more.collect(), ..first })
+    };
+    let failure = disagreement("g", &[group(0, &[1, 2, 3]), group(1, &[1, 2, 4])]);
+    assert_eq!(
+        failure.what,
+        "the ranks disagree on shape of tensor 2 of the group (dimension 0)\n  \
+           ranks  collective  dtype  shape  op   root  prescale  postscale  tensors  times\n  \
+           0      allreduce   f16    [3]    sum  0     1         1          3        1\n  \
+           1      allreduce   f16    *[4]   sum  0     1         1          3        1"
+    );
+    let failure = disagreement("g", &[group(0, &[1, 2, 3]), group(1, &[1])]);
+    assert!(failure.what.starts_with("the ranks disagree on tensors\n"), "{failure}");
+}
+
+#[test]
+fn lists_are_shown_where_they_matter() {
+    let adds = |rank: u32, list: &[u64]| {
+        asks(rank, Request { list: list.to_vec(), ..Request::empty(Collective::AddProcessSet) })
+    };
+    let failure = disagreement("s", &[adds(0, &[0, 1, 2]), adds(1, &[0, 2])]);
+    assert_eq!(
+        failure.what,
+        "the ranks disagree on list\n  \
+           ranks  collective       dtype  shape  op   root  prescale  postscale  list  times\n  \
+           0      add-process-set  u8     [0]    sum  0     1         1          0-2   1\n  \
+           1      add-process-set  u8     [0]    sum  0     1         1          *0,2  1"
+    );
+}
+
+/// Cells are compared in full, and shown where they differ.
+#[test]
+fn long_lists_that_differ_late_are_told_apart() {
+    let adds = |rank: u32, last: u64| {
+        let list: Vec<u64> = (0..100).map(|at| 2 * at).chain([last]).collect();
+        asks(rank, Request { list, ..Request::empty(Collective::AddProcessSet) })
+    };
+    let failure = disagreement("s", &[adds(0, 301), adds(1, 301), adds(2, 303)]);
+    let mut lines = failure.what.lines();
+    assert_eq!(lines.next(), Some("the ranks disagree on list"));
+    let rows: Vec<&str> = lines.skip(1).collect();
+    assert_eq!(rows.len(), 2, "{failure}");
+    assert!(rows[0].trim_start().starts_with("0-1 ") && rows[0].contains(" …"), "{failure}");
+    assert!(rows[0].contains("196,198,301") && !rows[0].contains('*'), "{failure}");
+    assert!(rows[1].contains(" *…") && rows[1].contains("196,198,303"), "{failure}");
+    assert!(rows.iter().all(|row| row.chars().count() < 200), "BOUND: {failure}");
+}

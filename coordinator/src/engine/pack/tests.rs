@@ -1,0 +1,235 @@
+use gradwire_proto::{
+    Agreed, Collective, DType, ProcessSetId, Rank, ReduceOp, Request, Shape, TensorId,
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::engine::plan::Route;
+
+fn request(dtype: DType, elements: u64) -> Request {
+    Request::allreduce(dtype, Shape::new(&[elements]).unwrap(), ReduceOp::Sum)
+}
+
+/// A tensor of two ranks, each on its own node, that both ask for the same.
+fn round(slot: u32, request: &Request, priority: i32) -> Arc<Round> {
+    let members = [Rank(0), Rank(1)];
+    let set = ProcessSet::new(members.to_vec(), |rank| NodeId(rank.0));
+    let agreed = Agreed::of(&members, &[request, request]).unwrap();
+    let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+    Arc::new(Round {
+        slot: Slot(slot),
+        tensor: TensorRef::Id(TensorId(slot)),
+        text: Text { each: 100, first: 0 },
+        plan: Arc::new(plan),
+        priority: Priority(priority),
+        since: Duration::ZERO,
+    })
+}
+
+fn queue(tensors: &[(DType, u64, i32)]) -> Queue {
+    let mut queue = Queue::default();
+    for (slot, &(dtype, elements, priority)) in (0..).zip(tensors) {
+        queue.push(&round(slot, &request(dtype, elements), priority));
+    }
+    queue
+}
+
+fn shape(piece: &Piece) -> Vec<(u32, u64, u64)> {
+    piece.cuts.iter().map(|cut| (cut.round.slot.0, cut.offset, cut.count)).collect()
+}
+
+#[test]
+fn element_types_that_come_in_turns_still_fuse() {
+    let (a, b) = (DType::F32, DType::F16);
+    let mut queue = queue(&[(a, 4, 0), (b, 4, 0), (a, 4, 0), (b, 4, 0)]);
+    assert_eq!(shape(&queue.cut(4096).unwrap()), [(0, 0, 4), (2, 0, 4)]);
+    assert_eq!(shape(&queue.cut(4096).unwrap()), [(1, 0, 4), (3, 0, 4)]);
+    assert!(queue.cut(4096).is_none());
+}
+
+#[test]
+fn an_urgent_tensor_overtakes_what_has_not_gone_out() {
+    let mut queue = queue(&[(DType::F32, 64, 0)]);
+    assert_eq!(shape(&queue.cut(128).unwrap()), [(0, 0, 32)]);
+    queue.push(&round(9, &request(DType::F32, 16), 5));
+    assert_eq!(shape(&queue.cut(128).unwrap()), [(9, 0, 16), (0, 32, 16)]);
+    assert_eq!(shape(&queue.cut(128).unwrap()), [(0, 48, 16)]);
+}
+
+#[test]
+fn a_scaled_tensor_and_another_root_have_pieces_of_their_own() {
+    let mut queue = queue(&[(DType::F32, 4, 0)]);
+    let scaled = Request { prescale: 0.5, ..request(DType::F32, 4) };
+    let rooted = Request::broadcast(DType::F32, Shape::new(&[4]).unwrap(), Rank(1));
+    queue.push(&round(1, &scaled, 0));
+    queue.push(&round(2, &rooted, 0));
+    for slot in 0..3 {
+        assert_eq!(shape(&queue.cut(4096).unwrap()), [(slot, 0, 4)]);
+    }
+}
+
+#[test]
+fn flows_of_one_way_fuse_across_tensors() {
+    let gathered = Request::plain(Collective::Allgather, DType::F32, Shape::new(&[2]).unwrap());
+    let mut queue = Queue::default();
+    queue.push(&round(0, &gathered, 0));
+    queue.push(&round(1, &gathered, 0));
+    for node in 0..2 {
+        let piece = queue.cut(4096).unwrap();
+        assert_eq!(piece.kind.route, Route::From(NodeId(node)));
+        let parts: Vec<_> =
+            piece.cuts.iter().map(|c| (c.round.slot.0, c.flow, c.first, c.last)).collect();
+        assert_eq!(parts, [(0, node, node == 0, node == 1), (1, node, node == 0, node == 1)]);
+    }
+    assert_eq!(queue.len(), 0);
+}
+
+#[test]
+fn who_waits_for_what_is_known() {
+    let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
+    let split = Request::plain(Collective::Alltoall, DType::F32, Shape::new(&[2]).unwrap());
+    let mut queue = Queue::default();
+    queue.push(&round(7, &split, 0));
+    let holds = |queue: &Queue| [0, 1].map(|node| queue.holds(Slot(7), NodeId(node), &set));
+    assert_eq!(holds(&queue), [true, true]);
+    assert!(!queue.holds(Slot(8), NodeId(0), &set));
+    // From 0 to 0, from 0 to 1, from 1 to 0; from 1 to 1 is left.
+    for _ in 0..3 {
+        queue.cut(4096).unwrap();
+    }
+    assert_eq!(holds(&queue), [false, true]);
+}
+
+#[test]
+fn the_word_that_a_tensor_is_done_is_for_those_that_nothing_else_tells() {
+    let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
+    let rows = |rows: u64| {
+        let shape = Shape::new(&[rows]).unwrap();
+        Request::plain(Collective::Gather, DType::F32, shape)
+    };
+    let members = [Rank(0), Rank(1)];
+    let agreed = Agreed::of(&members, &[&rows(3), &rows(0)]).unwrap();
+    let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+    let other = Arc::into_inner(round(0, &rows(1), 0)).unwrap();
+    let mut queue = Queue::default();
+    queue.push(&Arc::new(Round { plan: Arc::new(plan), ..other }));
+    let holds = |queue: &Queue| [0, 1].map(|node| queue.holds(Slot(0), NodeId(node), &set));
+    assert_eq!(holds(&queue), [true, true]);
+    assert_eq!(queue.cut(4096).unwrap().kind.route, Route::Move(NodeId(0), NodeId(0)));
+    assert_eq!(holds(&queue), [false, true]);
+    assert_eq!(queue.cut(4096).unwrap().kind.route, Route::Nothing);
+    assert_eq!(holds(&queue), [false, false]);
+}
+
+/// BOUND: what travels with its description is cut to what fits a message.
+#[test]
+fn long_descriptions_end_a_piece() {
+    let mut queue = Queue::default();
+    for slot in 0..4 {
+        let long = Arc::into_inner(round(slot, &request(DType::F32, 1), 0)).unwrap();
+        let text = Text { each: 100, first: MAX_TEXT / 2 - 100 };
+        queue.push(&Arc::new(Round { text, ..long }));
+    }
+    for first in [0, 2] {
+        let piece = queue.cut(4096).unwrap();
+        assert_eq!(shape(&piece), [(first, 0, 1), (first + 1, 0, 1)]);
+    }
+    let huge = Arc::into_inner(round(9, &request(DType::F32, 1), 0)).unwrap();
+    let text = Text { each: 0, first: MAX_TEXT + 1 };
+    queue.push(&Arc::new(Round { text, ..huge }));
+    assert_eq!(queue.cut(4096).unwrap().cuts.len(), 1, "and still goes out");
+}
+
+/// What was agreed on a tensor travels once in each piece, with its first segment there.
+#[test]
+fn a_description_is_counted_once_in_a_piece() {
+    let members = [Rank(0), Rank(1)];
+    let set = ProcessSet::new(members.to_vec(), |_| NodeId(0));
+    let shape = Shape::new(&[20]).unwrap();
+    let asked = Request::plain(Collective::Alltoall, DType::F32, shape);
+    let agreed = Agreed::of(&members, &[&asked, &asked]).unwrap();
+    let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+    assert_eq!((plan.loads.len(), plan.least_pieces()), (4, 1));
+    let plan = Arc::new(plan);
+    let mut queue = Queue::default();
+    for slot in 0..2 {
+        let other = Arc::into_inner(round(slot, &request(DType::F32, 1), 0)).unwrap();
+        let text = Text { each: 100, first: MAX_TEXT / 2 - 400 };
+        queue.push(&Arc::new(Round { text, plan: Arc::clone(&plan), ..other }));
+    }
+    let opens = |piece: Piece| piece.cuts.iter().map(|cut| cut.opens).collect::<Vec<_>>();
+    // Four flows of ten elements each, cut after the first half of the second one's first.
+    let piece = queue.cut(4 * 40 + 64).unwrap();
+    assert_eq!(opens(piece), [true, false, false, false, true]);
+    assert_eq!(opens(queue.cut(4096).unwrap()), [true, false, false]);
+}
+
+fn tensors() -> impl Strategy<Value = Vec<(DType, u64, i32)>> {
+    let dtypes = prop::sample::select(vec![DType::F32, DType::Bf16, DType::U8, DType::C128]);
+    let elements = prop_oneof![Just(0), 1..40u64, 0..5000u64];
+    prop::collection::vec((dtypes, elements, -2..3i32), 0..60)
+}
+
+proptest! {
+    #[test]
+    fn every_element_goes_out_once_in_order_and_in_bounds(
+        tensors in tensors(), piece_bytes in 64..9000u64
+    ) {
+        let mut queue = queue(&tensors);
+        let mut next = vec![0; tensors.len()];
+        let mut ended = vec![false; tensors.len()];
+        let mut previous_head: Option<(Reverse<i32>, u32)> = None;
+        while let Some(piece) = queue.cut(piece_bytes) {
+            let size = piece.kind.dtype.size() as u64;
+            let elements: u64 = piece.cuts.iter().map(|cut| cut.count).sum();
+            prop_assert_eq!(piece.bytes, elements * size);
+            prop_assert!(piece.bytes <= piece_bytes && piece.cuts.len() <= MAX_SEGMENTS);
+            prop_assert!(!piece.cuts.is_empty());
+            for cut in &piece.cuts {
+                let slot = cut.round.slot.0 as usize;
+                let (dtype, elements, _) = tensors[slot];
+                prop_assert_eq!(piece.kind.dtype, dtype);
+                prop_assert_eq!(cut.offset, next[slot], "ONE: no gap and no overlap");
+                prop_assert!(!ended[slot]);
+                next[slot] += cut.count;
+                ended[slot] = cut.last;
+                prop_assert_eq!(cut.last, next[slot] == elements);
+                prop_assert!(cut.last || (cut.count * size).is_multiple_of(ALIGNMENT));
+                prop_assert_eq!(cut.first, cut.offset == 0);
+            }
+            // The head of each piece is the most urgent of all that waits.
+            let first = piece.cuts[0].round.slot.0;
+            let head = (Reverse(tensors[first as usize].2), first);
+            prop_assert!(previous_head.is_none_or(|previous| previous <= head));
+            previous_head = Some(head);
+            // Within a piece, too.
+            let order: Vec<_> = piece
+                .cuts
+                .iter()
+                .map(|c| (Reverse(tensors[c.round.slot.0 as usize].2), c.round.slot))
+                .collect();
+            prop_assert!(order.is_sorted());
+        }
+        prop_assert!(ended.iter().all(|&ended| ended));
+        prop_assert_eq!(queue.len(), 0);
+        prop_assert!(queue.kinds.is_empty() && queue.heads.is_empty());
+    }
+}
+
+#[test]
+fn what_waits_is_shared_between_the_lanes_where_that_is_worth_it() {
+    const MIB: u64 = 1 << 20;
+    let fair = |elements: &[u64], lanes: u32| {
+        let tensors: Vec<_> = elements.iter().map(|&count| (DType::F32, count, 0)).collect();
+        queue(&tensors).fair_piece(lanes, 4 * MIB)
+    };
+    assert_eq!(fair(&[MIB / 4], 2), MIB / 2, "1 MiB, one half for each");
+    assert_eq!(fair(&[MIB / 8, MIB / 8], 2), MIB / 2, "all that waits counts");
+    assert_eq!(fair(&[1000], 2), MIB / 4, "waking a second lane would take longer");
+    assert_eq!(fair(&[16 * MIB], 2), 4 * MIB);
+    assert_eq!(fair(&[], 2), MIB / 4);
+    let mut left = queue(&[(DType::F32, MIB, 0)]);
+    left.cut(3 * MIB).unwrap();
+    assert_eq!(left.fair_piece(2, 4 * MIB), MIB / 2, "what has gone out does not count");
+    assert_eq!(left.fair_piece(2, 64), 64);
+}

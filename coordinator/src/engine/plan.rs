@@ -1,0 +1,257 @@
+//! What has to go between which nodes for a tensor on which all ranks have agreed.
+//!
+//! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves between nodes.
+//! A flow's *route* is how it looks from there, and flows that have all but their ranges in common
+//! are of one *kind*: they may share a piece.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use gradwire_proto::{
+    Agreed, Collective, DType, NodeId, ProcessSetId, Rank, ReduceOp, Request, Shape,
+};
+
+use super::{command::NO_FLOW, pack::MAX_SEGMENTS, process_set::ProcessSet};
+
+/// The most flows of one tensor: what all ranks have agreed on fits one message (BOUND).
+pub(crate) const MAX_FLOWS: usize = 1 << 18;
+
+/// The way of a flow between nodes. The nodes that take part are those with a member that does,
+/// unless it says otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Route {
+    /// From all to all: reduced.
+    All,
+    /// From one node to all.
+    From(NodeId),
+    /// From all to one node: reduced.
+    To(NodeId),
+    /// From one node to another or the same; only those two take part.
+    Move(NodeId, NodeId),
+    /// Nothing moves; a tensor is done.
+    Nothing,
+    /// Nothing moves between two ranks, or one; only their nodes take part.
+    NothingBetween(NodeId, NodeId),
+}
+
+impl Route {
+    fn pair(self) -> Option<(NodeId, NodeId)> {
+        match self {
+            Self::Move(a, b) | Self::NothingBetween(a, b) => Some((a.min(b), a.max(b))),
+            Self::All | Self::From(_) | Self::To(_) | Self::Nothing => None,
+        }
+    }
+}
+
+/// All that the flows of one piece have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Kind {
+    pub(crate) set: ProcessSetId,
+    pub(crate) dtype: DType,
+    pub(crate) route: Route,
+    collective: Collective,
+    reduce_op: ReduceOp,
+    prescale: u64,
+    postscale: u64,
+    /// Who has joined and takes no part, ascending.
+    pub(crate) absent: Arc<[Rank]>,
+}
+
+impl Kind {
+    /// The request of a piece, which has no shape, no root and no list.
+    pub(crate) fn request(&self) -> Request {
+        Request {
+            collective: self.collective,
+            dtype: self.dtype,
+            shape: Shape::default(),
+            reduce_op: self.reduce_op,
+            root: Rank(0),
+            prescale: f64::from_bits(self.prescale),
+            postscale: f64::from_bits(self.postscale),
+            list: Vec::new(),
+            more: Vec::new(),
+        }
+    }
+
+    /// The nodes that take part, ascending.
+    pub(crate) fn participants(&self, set: &ProcessSet) -> Vec<NodeId> {
+        match self.route.pair() {
+            Some((a, b)) if a == b => vec![a],
+            Some((a, b)) => vec![a, b],
+            None => set.nodes_without(&self.absent),
+        }
+    }
+
+    /// Whether a node takes part.
+    pub(crate) fn concerns(&self, node: NodeId, set: &ProcessSet) -> bool {
+        match self.route.pair() {
+            Some((a, b)) => node == a || node == b,
+            None => set.local(node).iter().any(|rank| self.absent.binary_search(rank).is_err()),
+        }
+    }
+}
+
+/// One flow, or the word that a tensor is done.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub(crate) kind: Arc<Kind>,
+    /// The flow's number among those of the tensor.
+    pub(crate) flow: u32,
+    pub(crate) elements: u64,
+}
+
+/// All that has to go out for one tensor.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) agreed: Arc<Agreed>,
+    pub(crate) absent: Arc<[Rank]>,
+    /// In the order of the flows; never empty, so that every tensor comes to its end.
+    pub(crate) loads: Vec<Load>,
+}
+
+impl Plan {
+    /// The plan for what `members` have agreed on; the set's other ranks of the tensor are
+    /// `absent`. Both are ascending, and `members` are of the set.
+    pub(crate) fn new(
+        id: ProcessSetId,
+        set: &ProcessSet,
+        members: &[Rank],
+        absent: Vec<Rank>,
+        agreed: Agreed,
+    ) -> Self {
+        let absent: Arc<[Rank]> = absent.into();
+        let request = agreed.request();
+        let mut kinds: BTreeMap<(DType, Route), Arc<Kind>> = BTreeMap::new();
+        let mut kind = |dtype: DType, route: Route| {
+            let new = || Kind {
+                set: id,
+                dtype,
+                route,
+                collective: request.collective,
+                reduce_op: request.reduce_op,
+                prescale: request.prescale.to_bits(),
+                postscale: request.postscale.to_bits(),
+                absent: Arc::clone(&absent),
+            };
+            Arc::clone(kinds.entry((dtype, route)).or_insert_with(|| Arc::new(new())))
+        };
+        // Flows are between members, which are of the set.
+        let node = |rank: Rank| set.node_of(rank).unwrap_or_default();
+        let mut loads = Vec::new();
+        let mut reached = Vec::new();
+        let mut everywhere = false;
+        for (number, flow) in (0..).zip(agreed.flows(members)) {
+            if flow.count == 0 {
+                continue;
+            }
+            let route = match (flow.source.map(node), flow.target.map(node)) {
+                (None, None) => Route::All,
+                (Some(from), None) => Route::From(from),
+                (None, Some(to)) => Route::To(to),
+                (Some(from), Some(to)) => Route::Move(from, to),
+            };
+            match route {
+                Route::Move(from, to) => reached.extend([from, to]),
+                _ => everywhere = true,
+            }
+            let kind = kind(request.dtype_of(flow.part as usize), route);
+            loads.push(Load { kind, flow: number, elements: flow.count });
+        }
+        reached.sort_unstable();
+        reached.dedup();
+        let between = match (request.collective, members) {
+            (Collective::SendReceive, [first, .., last]) => Some((node(*first), node(*last))),
+            (Collective::SendReceive, [only]) => Some((node(*only), node(*only))),
+            _ => None,
+        };
+        let there = |rank: &Rank| reached.binary_search(&node(*rank)).is_ok();
+        if !everywhere && !members.iter().all(there) {
+            let route = between.map_or(Route::Nothing, |(a, b)| Route::NothingBetween(a, b));
+            let kind = kind(request.dtype, route);
+            loads.push(Load { kind, flow: NO_FLOW, elements: 0 });
+        }
+        Self { agreed: Arc::new(agreed), absent, loads }
+    }
+
+    /// How many pieces it takes at least: one for each kind, of which each holds so many flows.
+    pub(crate) fn least_pieces(&self) -> usize {
+        let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();
+        for load in &self.loads {
+            *kinds.entry(&*load.kind).or_default() += 1;
+        }
+        kinds.values().map(|flows| flows.div_ceil(MAX_SEGMENTS)).sum()
+    }
+
+    /// Whether a flow comes by a node.
+    pub(crate) fn reaches(&self, node: NodeId, set: &ProcessSet) -> bool {
+        let mut flows = self.loads.iter().filter(|load| load.flow != NO_FLOW);
+        flows.any(|load| load.kind.concerns(node, set))
+    }
+
+    /// How many flows a request has between `members`, without listing them.
+    pub(crate) fn flows(request: &Request, members: usize) -> usize {
+        let each = match request.collective {
+            Collective::Allgather
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::ReduceScatter => members,
+            Collective::Alltoall => members.saturating_mul(members),
+            Collective::Allreduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::SendReceive => 1,
+            Collective::Barrier
+            | Collective::Join
+            | Collective::AddProcessSet
+            | Collective::RemoveProcessSet => 0,
+        };
+        each.saturating_mul(request.parts())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routes(request: &Request, rows: &[u64]) -> Vec<(Route, u32)> {
+        let all: Vec<Rank> = (0..4).map(Rank).collect();
+        let set = ProcessSet::new(all.clone(), |rank| NodeId(rank.0 / 2));
+        let requests: Vec<Request> = rows
+            .iter()
+            .map(|&rows| Request {
+                shape: request.shape.with_rows(rows).unwrap(),
+                ..request.clone()
+            })
+            .collect();
+        let requests: Vec<&Request> = requests.iter().collect();
+        let agreed = Agreed::of(&all, &requests).unwrap();
+        assert_eq!(Plan::flows(request, 4), agreed.flows(&all).len());
+        let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed);
+        plan.loads.iter().map(|load| (load.kind.route, load.flow)).collect()
+    }
+
+    fn plain(collective: Collective) -> Request {
+        Request::plain(collective, DType::F32, Shape::new(&[0]).unwrap())
+    }
+
+    #[test]
+    fn every_flow_has_its_route_and_every_tensor_an_end() {
+        let (a, b) = (NodeId(0), NodeId(1));
+        let even = [4; 4];
+        assert_eq!(routes(&plain(Collective::Allreduce), &even), [(Route::All, 0)]);
+        assert_eq!(routes(&plain(Collective::Broadcast), &even), [(Route::From(a), 0)]);
+        assert_eq!(routes(&plain(Collective::Barrier), &[0; 4]), [(Route::Nothing, NO_FLOW)]);
+        let gathered = routes(&plain(Collective::Allgather), &[1, 0, 2, 0]);
+        assert_eq!(gathered, [(Route::From(a), 0), (Route::From(b), 2)]);
+        let gather = Request { root: Rank(2), ..plain(Collective::Gather) };
+        assert_eq!(routes(&gather, &[0, 1, 0, 0]), [(Route::Move(a, b), 1)]);
+        let local = routes(&gather, &[0, 0, 0, 1]);
+        assert_eq!(local, [(Route::Move(b, b), 3), (Route::Nothing, NO_FLOW)]);
+        let scattered = routes(&plain(Collective::ReduceScatter), &even);
+        assert_eq!(
+            scattered,
+            [(Route::To(a), 0), (Route::To(a), 1), (Route::To(b), 2), (Route::To(b), 3)]
+        );
+        assert_eq!(routes(&plain(Collective::Alltoall), &even).len(), 16);
+        assert_eq!(routes(&plain(Collective::Allreduce), &[0; 4]), [(Route::Nothing, NO_FLOW)]);
+    }
+}

@@ -1,0 +1,157 @@
+//! What comes of a tensor that everybody has announced: all ranks ask for the same and it is
+//! possible, or everybody is told why it will never run.
+
+use std::collections::BTreeMap;
+
+use gradwire_proto::{
+    Agreed, Collective, Failure, FailureKind, Impossible, Priority, ProcessSetId, Rank, Request,
+};
+
+use super::{
+    agreement::{self, Answer},
+    plan::{MAX_FLOWS, Plan},
+    process_set::ProcessSet,
+    tensor::{Tensor, peers},
+    text,
+};
+
+/// What all ranks that take part have agreed on.
+#[derive(Debug)]
+pub(super) struct Consent {
+    pub(super) agreed: Agreed,
+    pub(super) priority: Priority,
+    /// Who takes part, ascending.
+    pub(super) members: Vec<Rank>,
+    /// Who would but has joined, ascending.
+    pub(super) absent: Vec<Rank>,
+}
+
+fn invalid(what: impl Into<String>, hint: &str) -> Failure {
+    Failure::new(FailureKind::Invalid, what).hint(hint)
+}
+
+/// Compares what all ranks have answered to a tensor that is complete.
+pub(super) fn settle(tensor: &Tensor, set: &ProcessSet) -> Result<Consent, Failure> {
+    let name = tensor.name.as_str();
+    let Some((common, priority)) = tensor.common(set) else {
+        return Err(agreement::disagreement(name, &told(tensor, set)));
+    };
+    let answers = tensor.answers(set);
+    let members: Vec<Rank> = answers.keys().copied().collect();
+    let absent = tensor.silent(set);
+    check(tensor.set, set, &common, members.len(), &absent).map_err(|f| f.tensor(name))?;
+    let requests: Vec<&Request> = answers.values().map(AsRef::as_ref).collect();
+    match Agreed::of(&members, &requests) {
+        Ok(agreed) => Ok(Consent { agreed, priority, members, absent }),
+        Err(impossible) => Err(explain(&impossible).tensor(name)),
+    }
+}
+
+/// Every rank's answer, with how many times it submitted the tensor.
+fn told(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
+    let mut rows: Vec<(Rank, Request, u32)> = Vec::new();
+    for (rank, request) in tensor.answers(set) {
+        rows.push((rank, request.into_owned(), 1));
+    }
+    let at: BTreeMap<Rank, usize> = (0..).zip(&rows).map(|(at, row)| (row.0, at)).collect();
+    for (_, submitted) in tensor.spelled.iter().filter(|(_, s)| s.duplicate) {
+        submitted.ranks.iter().filter_map(|rank| at.get(rank)).for_each(|&at| rows[at].2 = 2);
+    }
+    for submitted in &tensor.amended {
+        for &rank in &submitted.ranks {
+            match rows.iter_mut().find(|row| row.0 == rank && row.1 == submitted.request) {
+                Some(row) => row.2 = 2,
+                None => rows.push((rank, submitted.request.clone(), 2)),
+            }
+        }
+    }
+    let answer = |(rank, request, times)| Answer { ranks: vec![rank], request, times };
+    rows.into_iter().map(answer).collect()
+}
+
+/// What the requests alone do not show: who is there, and how much it is.
+fn check(
+    id: ProcessSetId,
+    set: &ProcessSet,
+    common: &Request,
+    members: usize,
+    absent: &[Rank],
+) -> Result<(), Failure> {
+    let collective = common.collective;
+    let is_rooted = matches!(
+        collective,
+        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+    );
+    for rank in is_rooted.then_some([common.root; 2]).or(peers(common)).into_iter().flatten() {
+        if !set.contains(rank) {
+            return Err(invalid(
+                format!("rank {rank} of this {collective} is not in {}", text::set(id, set)),
+                "roots, senders and receivers are numbered over the whole job, and must be \
+                 members of the process set",
+            ));
+        }
+    }
+    let sets = matches!(collective, Collective::AddProcessSet | Collective::RemoveProcessSet);
+    if sets && id != ProcessSetId::GLOBAL {
+        return Err(invalid(
+            format!("process set {id} can't do {collective}"),
+            "process sets are made and removed by all ranks together, in process set 0",
+        ));
+    }
+    check_absent(common, absent)?;
+    let flows = Plan::flows(common, members);
+    if flows > MAX_FLOWS {
+        return Err(invalid(
+            format!(
+                "{collective} of {} between {} consists of {flows} parts, more than the \
+                 {MAX_FLOWS} that are possible",
+                text::count(common.parts(), "tensor"),
+                text::count(members, "rank"),
+            ),
+            "make smaller groups, or use smaller process sets",
+        ));
+    }
+    Ok(())
+}
+
+fn check_absent(common: &Request, absent: &[Rank]) -> Result<(), Failure> {
+    if absent.is_empty() {
+        return Ok(());
+    }
+    let collective = common.collective;
+    let who = text::named_ranks(absent);
+    let have = if absent.len() == 1 { "has" } else { "have" };
+    let has_root = match collective {
+        Collective::Allreduce | Collective::Allgather | Collective::Barrier => true,
+        Collective::Broadcast | Collective::Reduce | Collective::Gather => {
+            absent.binary_search(&common.root).is_err()
+        }
+        _ => {
+            return Err(invalid(
+                format!("{who} {have} joined, and {collective} can't do without"),
+                "let no rank join before all have done this; allreduce, reduce, broadcast, \
+                 allgather, gather and barrier work without those that have joined",
+            ));
+        }
+    };
+    if !has_root {
+        let what = format!("the root {} of this {collective} has joined", common.root);
+        return Err(invalid(what, "use a root that has not joined"));
+    }
+    Ok(())
+}
+
+fn explain(impossible: &Impossible) -> Failure {
+    let failure = Failure::new(FailureKind::Invalid, impossible.to_string());
+    match impossible {
+        Impossible::NoMember { .. } => failure.hint("use the rank of a process that takes part"),
+        Impossible::Splits { rank, .. }
+        | Impossible::TooManyRows { rank, .. }
+        | Impossible::Uneven { rank, .. } => failure.rank(*rank).hint(
+            "give each member of the process set its number of rows, in rank order, and not more \
+             than there are",
+        ),
+        Impossible::Type(_) => failure.hint("all ranks' tensors together are too large"),
+        Impossible::Other(_) => failure,
+    }
+}

@@ -1,0 +1,157 @@
+//! BOUND: what would be too much is refused by name, and the job goes on.
+
+use std::time::Duration;
+
+use gradwire_coordinator::engine::{
+    Command, ConnectionId, Engine, EngineConfig, Event,
+    command::Execute,
+    event::{Announcement, Join, Submitted},
+};
+use gradwire_proto::{
+    Collective, DType, Failure, JobId, PROTOCOL, Priority, ProcessSetId, Rank, Request, Shape,
+    TensorName, VERSION, convert::TensorRef,
+};
+
+/// A job in which every node has as many ranks.
+struct Job {
+    engine: Engine,
+    nodes: u32,
+    slots: u32,
+}
+
+impl Job {
+    /// Of one node.
+    fn new(slots: u32, max_tensors: u32) -> Self {
+        Self::spread(1, slots, max_tensors)
+    }
+
+    fn spread(nodes: u32, slots: u32, max_tensors: u32) -> Self {
+        let mut config = EngineConfig::new(JobId::new("job").unwrap(), nodes);
+        config.max_tensors = max_tensors;
+        let mut engine = Engine::new(config);
+        for node in 0..nodes {
+            Self::join(&mut engine, node, slots);
+        }
+        Self { engine, nodes, slots }
+    }
+
+    fn join(engine: &mut Engine, node: u32, slots: u32) -> Vec<Command> {
+        let join = Join {
+            protocol: PROTOCOL,
+            version: VERSION.into(),
+            job: "job".into(),
+            host: format!("h{node}"),
+            data_address: format!("10.0.{}.{}:7000", node / 256, node % 256),
+            slots,
+            order: node,
+            rack: String::new(),
+            proven: true,
+        };
+        let connection = ConnectionId(node.into());
+        engine.step(Event::Joined { connection, join }, Duration::ZERO).commands
+    }
+
+    /// All ranks submit the same.
+    fn submit(&mut self, name: &str, request: Request) -> Execute {
+        for node in 0..self.nodes {
+            let first = node * self.slots;
+            let announcement = Announcement {
+                set: ProcessSetId::GLOBAL,
+                tensor: TensorRef::Name(TensorName::new(name).unwrap()),
+                submitted: vec![Submitted {
+                    ranks: (first..first + self.slots).map(Rank).collect(),
+                    request: request.clone(),
+                    priority: Priority(0),
+                    duplicate: false,
+                }],
+            };
+            let connection = ConnectionId(node.into());
+            let event = Event::Ready { connection, announcements: vec![announcement] };
+            assert_eq!(self.engine.step(event, Duration::ZERO).commands, []);
+        }
+        match self.engine.step(Event::Drained, Duration::ZERO).commands.pop() {
+            Some(Command::Execute(execute)) => execute,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refusal(&mut self, name: &str, request: Request) -> Failure {
+        let mut execute = self.submit(name, request);
+        assert!(execute.operations.is_empty() && execute.sets_created.is_empty());
+        let failed = execute.failures.pop().expect("it is refused");
+        assert_eq!(failed.failure.tensor, name);
+        failed.failure
+    }
+}
+
+fn with(collective: Collective, list: u64) -> Request {
+    Request { list: vec![list], ..Request::empty(collective) }
+}
+
+fn alltoall(ranks: u64) -> Request {
+    Request::plain(Collective::Alltoall, DType::U8, Shape::new(&[ranks]).unwrap())
+}
+
+#[test]
+fn process_sets_are_not_without_end() {
+    let mut job = Job::new(1, 10);
+    for number in 1..=4096 {
+        let execute = job.submit(&format!("s{number}"), with(Collective::AddProcessSet, 0));
+        assert_eq!(execute.sets_created[0].set, ProcessSetId(number));
+    }
+    let failure = job.refusal("more", with(Collective::AddProcessSet, 0));
+    assert!(failure.what.contains("there are 4096 process sets already"), "{failure}");
+    let execute = job.submit("gone", with(Collective::RemoveProcessSet, 7));
+    assert_eq!(execute.sets_removed[0].set, ProcessSetId(7));
+    let execute = job.submit("more", with(Collective::AddProcessSet, 0));
+    assert_eq!(execute.sets_created[0].set, ProcessSetId(4097), "no number comes again");
+}
+
+#[test]
+fn a_tensor_of_too_many_parts_is_refused() {
+    let mut job = Job::new(513, 10);
+    let failure = job.refusal("w", alltoall(513));
+    let text = "alltoall of 1 tensor between 513 ranks consists of 263169 parts";
+    assert!(failure.what.contains(text), "{failure}");
+    assert!(failure.hint.contains("smaller process sets"), "{failure}");
+}
+
+#[test]
+fn what_is_too_long_to_travel_by_name_is_refused() {
+    let mut job = Job::spread(256, 1, 0);
+    let failure = job.refusal("w", alltoall(256));
+    assert!(failure.what.contains("too many parts to be told of without an id"), "{failure}");
+    // With an id it is no problem, nor where fewer nodes have to be told of them.
+    let mut job = Job::spread(256, 1, 1);
+    assert_eq!(job.submit("w", alltoall(256)).failures, []);
+    let mut job = Job::spread(8, 32, 0);
+    assert_eq!(job.submit("w", alltoall(256)).failures, []);
+}
+
+/// What was agreed on a large alltoall without an id is told once in each operation.
+#[test]
+fn an_agreement_travels_once_in_an_operation() {
+    let execute = Job::new(128, 0).submit("w", alltoall(128));
+    let operations = &execute.operations;
+    let segments = operations.iter().map(|operation| operation.segments.len());
+    assert_eq!(segments.sum::<usize>(), 128 * 128);
+    for operation in operations {
+        let told = operation.segments.iter().map(|segment| segment.agreed.is_some());
+        assert!(told.eq((0..operation.segments.len()).map(|at| at == 0)));
+    }
+}
+
+#[test]
+fn a_job_has_not_more_ranks_than_a_list_has_entries() {
+    let nodes = |last| {
+        let mut config = EngineConfig::new(JobId::new("job").unwrap(), 2);
+        config.ranks = None;
+        let mut engine = Engine::new(config);
+        Job::join(&mut engine, 0, 4095);
+        Job::join(&mut engine, 1, last)
+    };
+    assert!(matches!(nodes(1)[..], [Command::Welcome { .. }, Command::Welcome { .. }]));
+    let [Command::Abort(failure), Command::Finish(_)] = &nodes(2)[..] else { panic!("too many") };
+    let text = "the nodes have 4097 slots together, a job has at most 4096 ranks";
+    assert!(failure.what.contains(text), "{failure}");
+}
