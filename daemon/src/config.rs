@@ -61,6 +61,9 @@ pub struct DaemonConfig {
 /// the rank reads them. About the L2 cache of two cores.
 const STREAMING_BYTES: u64 = 4 << 20;
 
+/// Bytes of which every element type has a whole number.
+const WIDEST: u64 = 64;
+
 /// How many ranks one node may have.
 const MAX_SLOTS: u32 = 4096;
 
@@ -131,7 +134,8 @@ impl DaemonConfig {
             grace: settings.launch.grace,
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
-            chunk_bytes: settings.data.chunk_bytes,
+            // Whole elements of every type.
+            chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
                 .unwrap_or(usize::MAX),
             congestion_control: settings.data.congestion_control.clone(),
@@ -139,5 +143,36 @@ impl DaemonConfig {
             max_segments: settings.worker.max_segments,
             stall_warning: settings.negotiation.stall_warning,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_settings::Layers;
+
+    use super::*;
+
+    /// A chunk that ended within an element would lose its rest.
+    #[test]
+    fn chunks_hold_whole_elements_of_every_type() {
+        let secret = "00".repeat(32);
+        let job = [
+            ("GRADWIRE_JOB", "job"),
+            ("GRADWIRE_SECRET", secret.as_str()),
+            ("GRADWIRE_ADDRESS", "127.0.0.1"),
+            ("GRADWIRE_SLOTS", "1"),
+            ("GRADWIRE_COORDINATOR", "127.0.0.1:1"),
+            ("GRADWIRE_HOST", "here"),
+            ("GRADWIRE_ORDER", "0"),
+            ("GRADWIRE_SOCKET", "@socket"),
+        ];
+        let job = job.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let flags = vec!["data.chunk_bytes=5001".to_owned()];
+        let settings = Settings::load(&Layers { flags, ..Layers::default() }).unwrap().settings;
+        let config = DaemonConfig::from_env(&job, &settings).unwrap();
+        assert_eq!(config.chunk_bytes, 4992);
+        for &dtype in gradwire_proto::DType::ALL {
+            assert!(config.chunk_bytes.is_multiple_of(dtype.size() as u64));
+        }
     }
 }

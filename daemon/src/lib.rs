@@ -17,7 +17,9 @@
 //! - `executor`: the data threads that run the schedules
 //! - [`transport`]: connections to other daemons
 //! - `memory`: the one room that touches the workers' memory
+//! - `sets`: ranks that do something together
 //! - `node`: what they share; `job`: where the job stands
+//! - `conduct`: carries out what the coordinator says; `heartbeat`
 //! - [`metrics`], [`config`]
 //!
 //! Control runs on tokio, bytes on threads of their own, heartbeats on another; no lock is held
@@ -25,8 +27,10 @@
 
 #![deny(unsafe_code)]
 
+mod conduct;
 pub mod config;
 mod executor;
+mod heartbeat;
 mod intake;
 mod job;
 #[expect(unsafe_code, reason = "the one room that touches the workers' memory")]
@@ -36,6 +40,7 @@ mod negotiate;
 mod node;
 mod ops;
 mod queue;
+mod sets;
 pub mod transport;
 
 use std::{
@@ -54,12 +59,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use crate::{config::DaemonConfig, job::Ending};
 use crate::{
+    conduct::Conductor,
     job::Job,
     negotiate::client::{self, Introduction, Pulse},
-    node::{Conductor, Node},
+    node::Node,
 };
+pub use crate::{config::DaemonConfig, job::Ending};
 
 /// Why a daemon could not begin.
 #[derive(Debug, thiserror::Error)]
@@ -192,7 +198,7 @@ impl Daemon {
         let stop = CancellationToken::new();
         let accept = tokio::spawn(intake::attach::serve(node.clone(), workers, stop.clone()));
         let pulse = Arc::new(Pulse::new());
-        node::start_heartbeat(&node, pulse.clone())?;
+        heartbeat::start(&node, pulse.clone())?;
 
         let introduction = Introduction {
             job: config.identity.job.clone(),

@@ -50,7 +50,7 @@ fn start(arguments: Arguments) -> anyhow::Result<Ending> {
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
     let config = DaemonConfig::from_env(&layers.environment, &settings)?;
-    open_files()?;
+    check_limits()?;
     // One thread of control is plenty; the bytes have threads of their own. It is made here and not
     // by tokio, which panics where the system refuses one.
     let control = move || {
@@ -70,9 +70,19 @@ fn start(arguments: Arguments) -> anyhow::Result<Ending> {
 /// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
 const FEWEST_OPEN_FILES: u64 = 24;
 
+/// Address space without which nothing can begin, in bytes: the program itself, its threads' stacks
+/// and a little for each worker.
+const LEAST_ADDRESS_SPACE: u64 = 64 << 20;
+
 /// Takes all the descriptors that this process may have: the usual soft limit is for programs that
-/// use `select`. Where even those are too few, tokio would panic before it could say it.
-fn open_files() -> anyhow::Result<()> {
+/// use `select`. Where even the hard limits are too low, others would panic before they could say so.
+fn check_limits() -> anyhow::Result<()> {
+    if let Some(most) = getrlimit(Resource::As).current.filter(|most| *most < LEAST_ADDRESS_SPACE) {
+        return Err(anyhow!(
+            "this process may have {most} bytes of address space, and needs at least \
+             {LEAST_ADDRESS_SPACE}; raise gradwired's limit of memory (ulimit -v)"
+        ));
+    }
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Some(most) = limit.maximum.filter(|most| *most < FEWEST_OPEN_FILES) {

@@ -95,6 +95,11 @@ impl Span {
         }
     }
 
+    /// Whether it begins where another one begins.
+    pub(crate) fn begins_with(&self, other: &Self) -> bool {
+        std::ptr::eq(self.start, other.start)
+    }
+
     /// The address of `offset`, of which `bytes` follow.
     ///
     /// # Panics

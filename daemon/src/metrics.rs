@@ -1,14 +1,17 @@
 //! Every metric of the daemon, each declared once with its unit and meaning. Labels are bounded:
-//! collectives, hosts of the job, kinds of failure; never tensor names.
+//! collectives, origins, hosts of the job, kinds of failure; never tensor names.
 
 use std::time::Duration;
 
 use gradwire_proto::{Collective, FailureKind};
+use gradwire_shm::control::Origin;
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
 const SUBMISSIONS: &str = "gradwire_daemon_submissions_total";
+const SETS: &str = "gradwire_daemon_process_sets";
+const ALLOCATES: &str = "gradwire_daemon_allocate_requests_total";
 const REDUCED: &str = "gradwire_daemon_published_bytes_total";
 const OPERATIONS: &str = "gradwire_daemon_operations_total";
 const OPERATION_SECONDS: &str = "gradwire_daemon_operation_seconds";
@@ -23,7 +26,17 @@ const HEARTBEAT: &str = "gradwire_daemon_heartbeat_seconds";
 
 /// Tells the recorder what each metric is. Call once, after it is installed.
 pub fn describe() {
-    describe_counter!(SUBMISSIONS, Unit::Count, "Submissions of local ranks, by collective");
+    describe_counter!(
+        SUBMISSIONS,
+        Unit::Count,
+        "Submissions of local ranks, by collective and by the larger call that they are a part of"
+    );
+    describe_gauge!(SETS, Unit::Count, "Process sets, that of all ranks included");
+    describe_counter!(
+        ALLOCATES,
+        Unit::Count,
+        "Times that a local rank had to make room for a result that it could not expect"
+    );
     describe_counter!(REDUCED, Unit::Bytes, "Bytes of tensors that were completed on this node");
     describe_counter!(OPERATIONS, Unit::Count, "Operations (pieces) completed on this node");
     describe_histogram!(
@@ -49,8 +62,22 @@ pub fn describe() {
     describe_histogram!(HEARTBEAT, Unit::Seconds, "Round trip of a heartbeat to the coordinator");
 }
 
-pub(crate) fn submission(collective: Collective) {
-    counter!(SUBMISSIONS, "collective" => collective.name()).increment(1);
+pub(crate) fn submission(collective: Collective, origin: Origin) {
+    let collective = collective.name();
+    if origin == Origin::Plain {
+        counter!(SUBMISSIONS, "collective" => collective).increment(1);
+    } else {
+        let labels = [("collective", collective), ("origin", origin.name())];
+        counter!(SUBMISSIONS, &labels).increment(1);
+    }
+}
+
+pub(crate) fn process_sets(sets: usize) {
+    gauge!(SETS).set(sets as f64);
+}
+
+pub(crate) fn allocate_request() {
+    counter!(ALLOCATES).increment(1);
 }
 
 pub(crate) fn operation(bytes: u64, took: Duration) {

@@ -1,32 +1,26 @@
-//! What all threads of the daemon share, and the two seams where its parts meet: what the
-//! coordinator orders ([`Conduct`]) and what the lanes find out ([`LaneEvents`]).
+//! What all threads of the daemon share, and what becomes of what the lanes find out
+//! ([`LaneEvents`]). What the coordinator orders comes through `conduct`.
 
 use std::{
     sync::{Arc, OnceLock, Weak},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use gradwire_proto::{Failure, FailureKind, JobId, NodeId, Rank, Secret, TensorName};
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     RankEnd,
     config::DaemonConfig,
     executor::{
-        lane::{Lane, LaneConfig, LaneEvents},
+        lane::{Lane, LaneEvents},
         piece::Piece,
     },
     intake::{Worker, WorkerEnd, Workers, submissions::Intake},
     job::Job,
     metrics,
-    negotiate::{Instruction, Outgoing, World, client::Conduct},
+    negotiate::{Outgoing, World},
     ops::OperationManager,
-    queue::{Removed, Stalled, TensorKey, TensorQueue, Ticket},
-    transport::{
-        handshake::Identity,
-        mesh::{Mesh, MeshConfig},
-    },
+    queue::{LocalTensor, Removed, Stalled, TensorKey, TensorQueue, Ticket},
 };
 
 /// Names in a failure's text.
@@ -41,11 +35,11 @@ pub(crate) struct JobIdentity {
 
 /// What exists only once the world has formed.
 #[derive(Debug)]
-struct Running {
-    world: Arc<World>,
-    queue: Arc<TensorQueue>,
-    operations: OperationManager,
-    lanes: Arc<[Lane]>,
+pub(crate) struct Running {
+    pub(crate) world: Arc<World>,
+    pub(crate) queue: Arc<TensorQueue>,
+    pub(crate) operations: OperationManager,
+    pub(crate) lanes: Arc<[Lane]>,
 }
 
 /// The daemon's shared state.
@@ -120,6 +114,62 @@ impl Node {
         }
     }
 
+    /// The world has formed.
+    pub(crate) fn run(&self, running: Running) {
+        let _ = self.running.set(running);
+    }
+
+    /// What exists once the world has formed.
+    pub(crate) fn running(&self) -> Option<&Running> {
+        self.running.get()
+    }
+
+    /// What starts operations, once the world has formed.
+    pub(crate) fn operations(&self) -> Option<&OperationManager> {
+        self.running.get().map(|running| &running.operations)
+    }
+
+    /// A rank that does not make room for its result is waited for no longer than data is (WAIT).
+    pub(crate) fn tell_cramped(&self, now: Instant) {
+        let limit = self.config.progress_timeout;
+        let cramped = self.operations().map(|operations| operations.cramped(now, limit));
+        for (answer, name) in cramped.unwrap_or_default() {
+            let Some(worker) = self.workers.get(answer.local_rank) else {
+                self.left_without_room(answer.local_rank, &name);
+                continue;
+            };
+            let why = format!(
+                "it was asked for room for the result of tensor '{name}' and has not answered for \
+                 {:.1} s",
+                limit.as_secs_f64()
+            );
+            self.worker_failed(&worker, &WorkerEnd::Silent(why));
+        }
+    }
+
+    /// A rank is gone that has to make room for its result before a tensor can be done: then it
+    /// never will be, and others wait for it (TELL). One that died has been reported before.
+    pub(crate) fn left_without_room(&self, local_rank: u32, name: &TensorName) {
+        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
+        let what = "it has left the job while the result of an operation was on its way to it, and \
+                    others take part in that";
+        let failure = Failure::new(FailureKind::RankLeft, what)
+            .rank(Rank(first.0 + local_rank))
+            .host(self.config.host.clone())
+            .tensor(name.as_str())
+            .hint("wait for every handle before leaving");
+        self.job.report(failure);
+    }
+
+    /// Why a rank may not leave the job in good order now: others could not go on without it.
+    pub(crate) fn keeps(&self, local_rank: u32) -> Option<String> {
+        if let Some(set) = self.queue()?.joined_by(local_rank) {
+            return Some(format!("in the join of process set {set}: wait for the join first"));
+        }
+        let name = self.operations()?.cramped_by(local_rank)?;
+        Some(format!("to get its result of tensor '{name}': wait for every handle first"))
+    }
+
     /// Tells of tensors that wait long for ranks of this node (WAIT).
     pub(crate) fn tell_stalls(&self, now: Instant) {
         let stalled = self.queue().map(|queue| queue.stalled(now, self.config.stall_warning));
@@ -143,8 +193,7 @@ impl Node {
         let local_rank = rank.0 - running.world.me().first_rank.0;
         for (key, removed) in running.queue.leave(local_rank) {
             let failure = self.rank_left(rank, &key.name);
-            self.fail_tickets(&removed.tickets, &failure);
-            self.fail_tickets(&removed.duplicates, &failure);
+            self.fail(&key, removed, &failure);
         }
     }
 
@@ -161,6 +210,9 @@ impl Node {
     pub(crate) fn stop_lanes(&self) {
         for lane in self.running.get().iter().flat_map(|running| running.lanes.iter()) {
             lane.stop();
+        }
+        if let Some(operations) = self.operations() {
+            operations.clear();
         }
         if let Some(queue) = self.queue() {
             queue.clear();
@@ -186,7 +238,8 @@ impl Node {
         sorted
     }
 
-    fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
+    /// Tells ranks that what they submitted has failed (TELL).
+    pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
         for (local_rank, tickets) in Self::by_worker(tickets) {
             if let Some(worker) = self.workers.get(local_rank) {
                 worker.fail(tickets, failure);
@@ -194,17 +247,33 @@ impl Node {
         }
     }
 
-    /// Tells the ranks of a tensor that it is done.
-    fn complete(&self, key: &TensorKey, removed: &Removed) {
-        for ticket in &removed.tickets {
+    /// Tells the ranks of a tensor that has been removed that it failed (TELL).
+    pub(crate) fn fail(&self, key: &TensorKey, removed: Removed, failure: &Failure) {
+        self.fail_tickets(&removed.tickets, failure);
+        self.fail_tickets(&removed.duplicates, failure);
+        self.submit_again(key, removed.later);
+    }
+
+    /// It is the turn of those that had to wait for the name to be free.
+    fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
+        for local in later {
+            self.intake.again(key.clone(), local);
+        }
+    }
+
+    /// Tells ranks that what they submitted is done.
+    pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
+        for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
-            if let Err(error) = worker.complete(ticket.ticket) {
+            if let Err(error) = worker.complete(ticket.ticket, aux) {
                 self.worker_failed(&worker, &WorkerEnd::Nonsense(error.to_string()));
             }
         }
-        if removed.duplicates.is_empty() {
-            return;
-        }
+    }
+
+    /// Tells the ranks of a tensor that has been removed that it is done.
+    pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
+        self.complete_tickets(&removed.tickets, aux);
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         for ticket in &removed.duplicates {
             let rank = Rank(first.0 + ticket.local_rank);
@@ -217,21 +286,23 @@ impl Node {
                 .hint("wait for a tensor before submitting its name again, or use another name");
             self.fail_tickets(&[*ticket], &failure);
         }
+        self.submit_again(key, removed.later);
     }
 }
 
 impl LaneEvents for Node {
     fn finished(&self, piece: &Piece) {
         let Some(running) = self.running.get() else { return };
-        for segment in &piece.segments {
-            if segment.tensor.published(segment.bytes) {
-                // Out of the queue before anybody is told: a rank may submit the name again the
-                // moment it knows.
-                let removed = running.queue.remove(&segment.tensor.key);
-                self.complete(&segment.tensor.key, &removed);
-            }
-        }
+        // Out of the queue before anybody is told: a rank may submit the name again the moment it
+        // knows.
+        let ended = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
+        let ended: Vec<_> =
+            ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
+        // The coordinator hears of it before of anything that a rank does once it knows.
         self.job.tell(Outgoing::Done(piece.sequence));
+        for (key, removed) in ended {
+            self.complete(key, removed, 0);
+        }
         metrics::operation(piece.bytes, piece.ordered.elapsed());
         metrics::queued(running.queue.len());
     }
@@ -245,104 +316,6 @@ impl LaneEvents for Node {
         let Some(running) = self.running.get() else { return };
         let host = &running.world.nodes[peer.0 as usize].host;
         metrics::moved(host, sent, received);
-    }
-}
-
-/// Carries out what the coordinator says.
-#[derive(Debug)]
-pub(crate) struct Conductor {
-    pub(crate) node: Arc<Node>,
-    /// The data plane's listener, until the world has formed.
-    pub(crate) listener: Option<TcpListener>,
-    pub(crate) cancel: CancellationToken,
-}
-
-impl Conduct for Conductor {
-    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
-        let node = &self.node;
-        let Some(listener) = self.listener.take() else {
-            return Err(Failure::new(
-                FailureKind::Protocol,
-                "the coordinator formed the world twice",
-            ));
-        };
-        let config = &node.config;
-        if world.me().slots != config.slots {
-            let what = format!(
-                "the coordinator gave this node {} slots, it has {}",
-                world.me().slots,
-                config.slots
-            );
-            return Err(Failure::new(FailureKind::Protocol, what));
-        }
-        let resource = |error: std::io::Error| {
-            let what = format!("the data plane can't be started: {error}");
-            Failure::new(FailureKind::Resource, what)
-                .host(config.host.clone())
-                .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
-        };
-        let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
-        let lanes = (0..world.lanes)
-            .map(|index| {
-                let lane = LaneConfig {
-                    index,
-                    hosts: hosts.clone(),
-                    epoch: world.epoch.0 as u32,
-                    chunk: config.chunk_bytes,
-                    patience: config.progress_timeout,
-                    streaming_bytes: config.streaming_bytes,
-                };
-                // A lane must not keep alive what stops it.
-                let events: Weak<Node> = Arc::downgrade(node);
-                Lane::start(lane, Arc::new(events))
-            })
-            .collect::<std::io::Result<Vec<_>>>()
-            .map_err(resource)?;
-        let lanes: Arc<[Lane]> = lanes.into();
-        let identity = Identity {
-            job: config.identity.job.clone(),
-            secret: config.identity.secret.clone(),
-            epoch: world.epoch,
-            node: world.node,
-            nodes: world.nodes.len() as u32,
-            lanes: world.lanes,
-        };
-        let mesh_config = MeshConfig {
-            connect_timeout: config.connect_timeout,
-            user_timeout: config.progress_timeout,
-            socket_buffer: config.socket_buffer_bytes,
-            congestion_control: config.congestion_control.clone(),
-        };
-        let mesh = Mesh::new(
-            mesh_config,
-            identity,
-            world.clone(),
-            lanes.clone(),
-            node.job.clone(),
-            self.cancel.clone(),
-        );
-        tokio::spawn(mesh.clone().serve(listener));
-        let queue = Arc::new(TensorQueue::new(world.me().first_rank, config.slots));
-        let operations = OperationManager::new(world.clone(), queue.clone(), lanes.clone(), mesh);
-        let _ = node.running.set(Running { world, queue, operations, lanes });
-        node.intake.start(Arc::downgrade(node)).map_err(resource)
-    }
-
-    fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure> {
-        let Some(running) = self.node.running.get() else {
-            let what = "the coordinator ordered operations before it formed the world";
-            return Err(Failure::new(FailureKind::Protocol, what));
-        };
-        match instruction {
-            Instruction::Start(operation) => running.operations.start(operation),
-            Instruction::Fail { tensor, failure } => {
-                metrics::failure(failure.kind);
-                let removed = running.queue.remove(&tensor);
-                self.node.fail_tickets(&removed.tickets, &failure);
-                self.node.fail_tickets(&removed.duplicates, &failure);
-                Ok(())
-            }
-        }
     }
 }
 
@@ -364,38 +337,4 @@ impl LaneEvents for Weak<Node> {
             node.moved(peer, sent, received);
         }
     }
-}
-
-/// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`):
-/// no load on the control runtime may look like death, and a stopped coordinator closes nothing.
-pub(crate) fn start_heartbeat(
-    node: &Arc<Node>,
-    pulse: Arc<crate::negotiate::client::Pulse>,
-) -> std::io::Result<()> {
-    let node = Arc::downgrade(node);
-    let beat = move || {
-        loop {
-            let Some(node) = node.upgrade() else { return };
-            let world = node.job.world();
-            if let Some(world) = &world {
-                node.job.tell(Outgoing::Heartbeat);
-                let silence = pulse.silence();
-                if silence > world.heartbeat_timeout {
-                    let what = format!(
-                        "the coordinator at {} has been silent for {:.1} s",
-                        node.config.coordinator,
-                        silence.as_secs_f64()
-                    );
-                    let failure = Failure::new(FailureKind::CoordinatorLost, what)
-                        .hint("it is stopped, or the network to the first host is down");
-                    node.job.end(crate::job::Ending::Failed(failure));
-                }
-            }
-            drop(node);
-            let interval = world.map_or(Duration::from_millis(100), |w| w.heartbeat_interval);
-            std::thread::sleep(interval);
-        }
-    };
-    std::thread::Builder::new().name("gw-heartbeat".into()).spawn(beat)?;
-    Ok(())
 }

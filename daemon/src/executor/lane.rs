@@ -18,7 +18,7 @@ use gradwire_proto::{Failure, FailureKind, NodeId, Sequence};
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::piece::{Piece, Running};
-use crate::transport::link::{Link, LinkConfig, LinkError, Pieces, Turn};
+use crate::transport::link::{Link, LinkConfig, LinkError, Ordered, Pieces, Turn};
 
 /// What a lane tells the rest of the daemon.
 pub(crate) trait LaneEvents: Send + Sync + 'static {
@@ -34,6 +34,8 @@ pub(crate) trait LaneEvents: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) enum Order {
     Start(Piece),
+    /// The piece of this number will be started later than its turn: what peers send for it waits.
+    Hold(Sequence),
     Connected {
         peer: NodeId,
         stream: std::net::TcpStream,
@@ -78,7 +80,7 @@ impl Lane {
             poll,
             orders,
             pieces: Pieces::new(),
-            started: None,
+            ordered: Ordered::default(),
             spare: Vec::new(),
             events,
         };
@@ -115,7 +117,7 @@ struct Runner {
     orders: Receiver<Order>,
     links: Vec<Option<Link>>,
     pieces: Pieces,
-    started: Option<Sequence>,
+    ordered: Ordered,
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
     spare: Vec<Vec<u8>>,
     events: Arc<dyn LaneEvents>,
@@ -137,6 +139,7 @@ impl Runner {
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Start(piece) => self.start(piece),
+                    Order::Hold(sequence) => self.ordered.hold(sequence),
                     Order::Connected { peer, stream } => self.connect(peer, stream)?,
                     Order::Stop => return Ok(()),
                 }
@@ -179,7 +182,7 @@ impl Runner {
             let Some(link) = &mut self.links[index] else { continue };
             let result = link
                 .send(&mut self.pieces)
-                .and_then(|sent| Ok((sent, link.receive(&mut self.pieces, self.started)?)));
+                .and_then(|sent| Ok((sent, link.receive(&mut self.pieces, &self.ordered)?)));
             match result {
                 Ok((sent, received)) => moved |= sent == Turn::Moved || received == Turn::Moved,
                 Err(error) => self.lost(index, &error)?,
@@ -191,7 +194,7 @@ impl Runner {
 
     fn start(&mut self, piece: Piece) {
         let sequence = piece.sequence;
-        self.started = Some(sequence);
+        self.ordered.start(sequence);
         if piece.nodes.len() <= 1 {
             let store = self.store(&piece);
             piece.run_alone(self.config.chunk, store);

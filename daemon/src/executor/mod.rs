@@ -15,4 +15,4 @@ pub(crate) mod piece;
 pub(crate) mod plan;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,7 +4,7 @@
 //! The staging buffer is what keeps INPUT: nothing is written to a rank's output before every
 //! other step of the piece has ended here, so a piece that is given up can be run again.
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use gradwire_collectives::kernels::{Combine, Finish, Store};
 use gradwire_proto::{NodeId, Sequence};
@@ -15,15 +15,59 @@ use crate::{
     queue::QueuedTensor,
 };
 
-/// A range of one tensor within a piece, in bytes.
+/// A range of one flow of a tensor within a piece, in bytes.
 #[derive(Debug)]
 pub(crate) struct PieceSegment {
     pub(crate) tensor: Arc<QueuedTensor>,
-    /// First byte within the tensor.
-    pub(crate) offset: u64,
+    /// Which tensor of the request.
+    pub(crate) part: usize,
+    /// Whose inputs of the tensor's local parts are taken, in this order (SAME).
+    pub(crate) sources: Range<usize>,
+    /// Whose outputs get the result.
+    pub(crate) targets: Range<usize>,
+    /// First byte within the inputs.
+    pub(crate) source_offset: u64,
+    /// First byte within the outputs.
+    pub(crate) target_offset: u64,
     /// First byte within the piece.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
+}
+
+impl PieceSegment {
+    /// Of a tensor that is done without anything being moved on this node.
+    pub(crate) fn nothing(tensor: Arc<QueuedTensor>, start: u64) -> Self {
+        Self {
+            tensor,
+            part: 0,
+            sources: 0..0,
+            targets: 0..0,
+            source_offset: 0,
+            target_offset: 0,
+            start,
+            bytes: 0,
+        }
+    }
+
+    /// Whether every result goes where an input came from.
+    fn is_in_place(&self) -> bool {
+        let locals = &self.tensor.locals()[self.sources.clone()];
+        self.sources == self.targets
+            && self.source_offset == self.target_offset
+            && locals.iter().all(|l| l.input(self.part).begins_with(l.output(self.part)))
+    }
+
+    /// The inputs from a byte of the segment on.
+    fn sources(&self, at: u64) -> Vec<Part<'_>> {
+        let locals = &self.tensor.locals()[self.sources.clone()];
+        locals.iter().map(|l| (l.input(self.part), self.source_offset + at)).collect()
+    }
+
+    /// The outputs from a byte of the segment on.
+    fn targets(&self, at: u64) -> Vec<Part<'_>> {
+        let locals = &self.tensor.locals()[self.targets.clone()];
+        locals.iter().map(|l| (l.output(self.part), self.target_offset + at)).collect()
+    }
 }
 
 /// An operation as this node runs it.
@@ -43,6 +87,11 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
+    /// Whether all local ranks have made room for its results.
+    pub(crate) fn has_room(&self) -> bool {
+        self.segments.iter().all(|segment| segment.tensor.has_room())
+    }
+
     /// The names of its tensors, for texts; at most three.
     pub(crate) fn names(&self) -> String {
         let mut names: Vec<&str> =
@@ -53,8 +102,8 @@ impl Piece {
         names.join(", ")
     }
 
-    /// Calls `act(segment, first byte within its tensor, first byte within the piece, bytes)` for
-    /// each part of a range of the piece.
+    /// Calls `act(segment, first byte within it, first byte within the piece, bytes)` for each part
+    /// of a range of the piece.
     fn parts_of(&self, start: u64, bytes: u64, mut act: impl FnMut(&PieceSegment, u64, u64, u64)) {
         let end = start + bytes;
         let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
@@ -62,7 +111,7 @@ impl Piece {
             let from = start.max(segment.start);
             let to = end.min(segment.start + segment.bytes);
             if from < to {
-                act(segment, segment.offset + from - segment.start, from, to - from);
+                act(segment, from - segment.start, from, to - from);
             }
         }
     }
@@ -71,19 +120,17 @@ impl Piece {
     /// done in parts that fit the cache and is never interrupted, so INPUT holds.
     pub(crate) fn run_alone(&self, chunk: u64, store: Store) {
         for segment in &self.segments {
-            let tensor = &segment.tensor;
+            // What has just been read is in the cache: writing past it would only throw it out.
+            let store = if segment.is_in_place() { Store::Cached } else { store };
             let mut at = 0;
             while at < segment.bytes {
                 let bytes = chunk.min(segment.bytes - at);
-                let offset = segment.offset + at;
-                let sources: Vec<Part<'_>> = tensor.sources().map(|span| (span, offset)).collect();
-                let targets: Vec<Part<'_>> = tensor.targets().map(|span| (span, offset)).collect();
                 memory::reduce_and_publish(
                     self.combine,
                     self.prescale,
                     &self.finish,
-                    &sources,
-                    &targets,
+                    &segment.sources(at),
+                    &segment.targets(at),
                     bytes,
                     store,
                 );
@@ -162,13 +209,11 @@ impl Running {
 
     fn reduce_local(&mut self, start: u64, bytes: u64, received: Option<&[u8]>) {
         let (piece, staging) = (&self.piece, &mut self.staging);
-        piece.parts_of(start, bytes, |segment, offset, from, bytes| {
-            let sources: Vec<Part<'_>> =
-                segment.tensor.sources().map(|span| (span, offset)).collect();
+        piece.parts_of(start, bytes, |segment, at, from, bytes| {
             let received =
                 received.map(|all| &all[(from - start) as usize..(from - start + bytes) as usize]);
             let target = &mut staging[from as usize..(from + bytes) as usize];
-            memory::reduce(piece.combine, piece.prescale, target, &sources, received);
+            memory::reduce(piece.combine, piece.prescale, target, &segment.sources(at), received);
         });
     }
 
@@ -223,11 +268,13 @@ impl Running {
     pub(crate) fn publish(&self, store: Store) {
         debug_assert!(self.progress.is_complete());
         for segment in &self.piece.segments {
-            let targets: Vec<Part<'_>> =
-                segment.tensor.targets().map(|span| (span, segment.offset)).collect();
+            // Who only sends, or adds to another node's result, has nothing to hand out.
+            if segment.targets.is_empty() {
+                continue;
+            }
             let source =
                 &self.staging[segment.start as usize..(segment.start + segment.bytes) as usize];
-            memory::publish(&self.piece.finish, source, &targets, store);
+            memory::publish(&self.piece.finish, source, &segment.targets(0), store);
         }
     }
 

@@ -31,7 +31,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Slot, Worker, WorkerEnd, say, submissions::Source};
+use super::{Slot, Worker, WorkerEnd, say, submissions::Source, take};
 use crate::{
     job::{Ending, Phase},
     memory::WorkerMemory,
@@ -307,7 +307,15 @@ impl Conversation {
                     Ok(reply) => worker.say(reply),
                     Err(why) => break Some(WorkerEnd::Nonsense(why)),
                 },
+                Ok(Some((Wish::Allocated(allocated), _))) => {
+                    if let Err(why) = take::made_room(&self.node, worker, &allocated) {
+                        break Some(WorkerEnd::Nonsense(why));
+                    }
+                }
                 Ok(Some((Wish::Detach(_), _))) => {
+                    if let Some(why) = self.node.keeps(worker.local_rank) {
+                        break Some(WorkerEnd::Needed(why));
+                    }
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.left(worker.rank);
                     worker.say(Reply::Detached(pb::Detached {}));
@@ -325,7 +333,7 @@ impl Conversation {
         };
         if let Some(end) = end {
             self.node.worker_failed(worker, &end);
-            if matches!(end, WorkerEnd::Nonsense(_)) {
+            if matches!(end, WorkerEnd::Nonsense(_) | WorkerEnd::Needed(_)) {
                 // It stays until it goes, so that it is told the end like everybody (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             }

@@ -2,10 +2,12 @@
 //!
 //! - `attach`: the Unix socket: who a worker is, its memory, its leaving and its death
 //! - `submissions`: the thread `gw-intake` that reads the workers' rings
+//! - `take`: what becomes of a submission, and of the room that a worker makes for a result
 //! - [`Workers`]: the attached workers, for whoever has an answer for them
 
 pub(crate) mod attach;
 pub(crate) mod submissions;
+mod take;
 
 use std::{
     os::unix::net::UnixStream,
@@ -19,7 +21,7 @@ use gradwire_shm::{
 };
 use prost::Message;
 
-use crate::memory::WorkerMemory;
+use crate::{memory::WorkerMemory, queue::agreement::Outcome};
 
 /// One attached worker.
 #[derive(Debug)]
@@ -34,9 +36,25 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Tells the worker that an operation has succeeded.
-    pub(crate) fn complete(&self, ticket: u64) -> Result<(), RingError> {
-        self.completions.push(Completion { ticket })
+    /// Tells the worker that an operation has succeeded. `aux` is the number of a new process set,
+    /// and of a join the rank that joined last; otherwise 0.
+    pub(crate) fn complete(&self, ticket: u64, aux: u64) -> Result<(), RingError> {
+        self.completions.push(Completion { ticket, aux })
+    }
+
+    /// Asks the worker to make room for results that it could not expect.
+    ///
+    /// # Errors
+    /// If it does not take the question: then it can't answer.
+    pub(crate) fn allocate(&self, ticket: u64, outcome: &Outcome) -> std::io::Result<()> {
+        let outputs = outcome.iter().map(|(shape, rows)| pb::Output {
+            // Who gets nothing gets nothing of one dimension.
+            shape: shape.as_ref().map_or_else(|| vec![0], |shape| shape.dims().to_vec()),
+            rows: rows.clone(),
+        });
+        let allocate = pb::Allocate { ticket, outputs: outputs.collect() };
+        let socket = self.socket.lock().expect("no panic while it is held");
+        say(&socket, pb::daemon_message::Message::Allocate(allocate))
     }
 
     /// Tells the worker that operations have failed.
@@ -79,6 +97,8 @@ pub(crate) enum WorkerEnd {
     Silent(String),
     /// It said itself that it failed.
     GaveUp(String),
+    /// It wanted to leave in good order while it was about to do something with others.
+    Needed(String),
     /// It sent what makes no sense.
     Nonsense(String),
 }
@@ -87,6 +107,7 @@ impl WorkerEnd {
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::Nonsense(_) => FailureKind::Protocol,
+            Self::Needed(_) => FailureKind::RankLeft,
             _ => FailureKind::WorkerLost,
         }
     }
@@ -104,6 +125,10 @@ impl WorkerEnd {
             Self::GaveUp(reason) => {
                 (format!("its process (pid {pid}) gave up: {reason}"), "see its output")
             }
+            Self::Needed(why) => (
+                format!("its process (pid {pid}) left the job while it was {why}"),
+                "make sure that every rank waits for what it has started before it leaves",
+            ),
             Self::Nonsense(why) => (
                 format!("its process (pid {pid}) sent nonsense to gradwired: {why}"),
                 "look for writes past the end of a tensor, or another release of Gradwire",

@@ -13,16 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Failure, FailureKind, ProcessSetId};
-use gradwire_shm::control::{Heartbeats, Submission, SubmissionReader};
+use gradwire_shm::control::{Heartbeats, SubmissionReader};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{Worker, WorkerEnd};
+use super::{Worker, WorkerEnd, take};
 use crate::{
-    metrics,
-    negotiate::Outgoing,
     node::Node,
-    queue::{LocalTensor, Submitted, TensorKey},
+    queue::{LocalTensor, TensorKey},
 };
 
 /// Records that are read from one ring before the next one's turn.
@@ -44,7 +41,8 @@ pub(crate) struct Source {
 #[derive(Debug)]
 pub(crate) struct Intake {
     sources: Sender<Source>,
-    waiting: Mutex<Option<Receiver<Source>>>,
+    again: Sender<(TensorKey, LocalTensor)>,
+    waiting: Mutex<Option<Waiting>>,
     bell: Arc<OwnedFd>,
 }
 
@@ -59,15 +57,25 @@ fn silence(bell: &impl AsFd) {
 
 impl Intake {
     pub(crate) fn new() -> io::Result<Self> {
-        let (sources, waiting) = channel();
+        let (sources, new) = channel();
+        let (again, later) = channel();
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { sources, waiting: Mutex::new(Some(waiting)), bell })
+        let waiting = Mutex::new(Some(Waiting { new, later }));
+        Ok(Self { sources, again, waiting, bell })
     }
 
     /// Reads this worker's ring from now on.
     pub(crate) fn add(&self, source: Source) {
         // The intake ends only with the daemon.
         let _ = self.sources.send(source);
+        ring(&*self.bell);
+    }
+
+    /// Submits what had to wait for its name to be free. It is done by the intake's thread as
+    /// everything is: what is announced and who has joined must be told in the order in which the
+    /// queue saw it.
+    pub(crate) fn again(&self, key: TensorKey, local: LocalTensor) {
+        let _ = self.again.send((key, local));
         ring(&*self.bell);
     }
 
@@ -82,6 +90,13 @@ impl Intake {
     }
 }
 
+/// What other threads have for the intake's.
+#[derive(Debug)]
+struct Waiting {
+    new: Receiver<Source>,
+    later: Receiver<(TensorKey, LocalTensor)>,
+}
+
 struct Watched {
     source: Source,
     beats: u32,
@@ -90,7 +105,7 @@ struct Watched {
 
 struct Reader {
     node: Weak<Node>,
-    waiting: Receiver<Source>,
+    waiting: Waiting,
     bell: Arc<OwnedFd>,
     sources: Vec<Watched>,
 }
@@ -99,13 +114,17 @@ impl Reader {
     fn run(mut self) {
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
         while let Some(node) = self.node.upgrade() {
-            while let Ok(source) = self.waiting.try_recv() {
+            while let Ok((key, local)) = self.waiting.later.try_recv() {
+                take::again(&node, key, local);
+            }
+            while let Ok(source) = self.waiting.new.try_recv() {
                 self.sources.push(Watched { source, beats: 0, since: Instant::now() });
             }
             let came = self.read(&node);
             if checked.elapsed() >= CHECK {
                 checked = Instant::now();
                 self.check(&node);
+                node.tell_cramped(checked);
                 // Waits that began together are told of together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
                     looked = Instant::now();
@@ -127,7 +146,7 @@ impl Reader {
             for _ in 0..TURN {
                 let taken = match reader.pop() {
                     Ok(None) => return true,
-                    Ok(Some(submission)) => take(node, worker, submission),
+                    Ok(Some(submission)) => take::take(node, worker, submission),
                     Err(error) => Err(error.to_string()),
                 };
                 came = true;
@@ -197,44 +216,4 @@ fn state_of(pid: u32) -> &'static str {
         Some('D') => "; the process waits for a disk or a file system",
         _ => "",
     }
-}
-
-/// Puts one submission into the queue. An error is nonsense of the worker.
-fn take(node: &Node, worker: &Worker, submission: Submission) -> Result<(), String> {
-    let Submission { ticket, process_set, name, request, priority, input, output } = submission;
-    let Some(queue) = node.queue() else { return Ok(()) };
-    metrics::submission(request.collective);
-    if process_set != ProcessSetId::GLOBAL.0 {
-        let what = format!("there is no process set {process_set}");
-        let failure = Failure::new(FailureKind::Invalid, what)
-            .rank(worker.rank)
-            .host(node.config.host.clone())
-            .tensor(name.as_str());
-        worker.fail(vec![ticket], &failure);
-        return Ok(());
-    }
-    let (bytes, align) = (request.bytes(), request.dtype.size() as u64);
-    let place = |what: &str, place| {
-        worker
-            .memory
-            .resolve(place, bytes, align)
-            .map_err(|error| format!("the {what} of tensor '{name}': {error}"))
-    };
-    // A tensor without elements is nowhere, and a worker without memory may submit it.
-    let (input, output) = if bytes == 0 {
-        let nowhere = crate::memory::Span::empty();
-        (nowhere.clone(), nowhere)
-    } else {
-        (place("input", input)?, place("output", output)?)
-    };
-    let key = TensorKey { set: ProcessSetId(process_set), name };
-    let local =
-        LocalTensor { local_rank: worker.local_rank, ticket, request, priority, input, output };
-    let name = key.name.clone();
-    match queue.submit(key, local) {
-        Submitted::Waits => {}
-        Submitted::Announce(announced) => node.job.tell(Outgoing::Ready(announced)),
-        Submitted::RankLeft(gone) => worker.fail(vec![ticket], &node.rank_left(gone, &name)),
-    }
-    Ok(())
 }

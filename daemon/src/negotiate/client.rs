@@ -24,13 +24,19 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming, transport::Endpoint};
 
 use super::{Instruction, Outgoing, World, translate};
-use crate::job::{Ending, Job};
+use crate::{
+    job::{Ending, Job},
+    queue::Announced,
+};
 
 /// How long the coordinator may take to say how the job ends after this node has failed.
 const VERDICT: Duration = Duration::from_millis(1500);
 
 /// Bytes of announcements after which a message is sent; one more announcement fits in any case.
 const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
+
+/// The most bytes of what becomes ready because a rank joins.
+const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
 /// Messages that may be on their way to the coordinator.
 const QUEUE: usize = 64;
@@ -207,7 +213,7 @@ async fn attend(
         job,
         pulse,
         sender,
-        registry: translate::Registry::default(),
+        registry: None,
         given_up: None,
         nonce: Vec::new(),
     };
@@ -242,7 +248,8 @@ struct Session<'a> {
     job: &'a Job,
     pulse: &'a Pulse,
     sender: mpsc::Sender<pb::NodeMessage>,
-    registry: translate::Registry,
+    /// Once the world has formed.
+    registry: Option<translate::Registry>,
     /// This node's own failure, and until when the coordinator may answer it.
     given_up: Option<(Failure, tokio::time::Instant)>,
     /// What the coordinator has to prove the secret over.
@@ -290,6 +297,26 @@ impl Session<'_> {
         let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
     }
 
+    /// What is done goes before what is ready: it may be the same tensor again.
+    async fn send_work(&self, done: &mut pb::Done, ready: &mut pb::Ready) {
+        if !done.sequences.is_empty() {
+            self.send(node_message::Message::Done(std::mem::take(done))).await;
+        }
+        if !ready.announcements.is_empty() {
+            self.send(node_message::Message::Ready(std::mem::take(ready))).await;
+        }
+    }
+
+    /// Adds an announcement, and gives its bytes.
+    fn announce(&self, announced: Announced, ready: &mut pb::Ready) -> usize {
+        // Nothing is ready before there is a world.
+        let Some(registry) = &self.registry else { return 0 };
+        let announcement = registry.announcement(announced);
+        let bytes = announcement.encoded_len();
+        ready.announcements.push(announcement);
+        bytes
+    }
+
     /// Sends what there is to say; what is there together goes together.
     async fn tell(&mut self, first: Outgoing, outgoing: &mut mpsc::UnboundedReceiver<Outgoing>) {
         let mut ready = pb::Ready::default();
@@ -300,10 +327,28 @@ impl Session<'_> {
         while let Some(message) = next {
             match message {
                 Outgoing::Ready(announced) => {
-                    let slots = self.introduction.slots;
-                    let announcement = self.registry.announcement(announced, slots);
-                    ready_bytes += announcement.encoded_len();
-                    ready.announcements.push(announcement);
+                    ready_bytes += self.announce(announced, &mut ready);
+                }
+                Outgoing::Joined(announced) => {
+                    // What was ready before this rank joined is told before, too: within one message
+                    // the joins count first.
+                    ready_bytes = 0;
+                    self.send_work(&mut done, &mut ready).await;
+                    for announced in announced {
+                        ready_bytes += self.announce(announced, &mut ready);
+                    }
+                    if ready_bytes > MAX_JOINED {
+                        // BOUND: it must be one message, and this is none.
+                        let what = format!(
+                            "a rank joined, and the tensors that waited for it take {ready_bytes} \
+                             bytes to tell of, more than the {MAX_JOINED} of one message"
+                        );
+                        let hint =
+                            "have fewer operations in flight when ranks join, or shorter names";
+                        let failure = Failure::new(FailureKind::Resource, what).hint(hint);
+                        self.job.report(failure.host(self.introduction.host.clone()));
+                        return;
+                    }
                 }
                 Outgoing::Done(sequence) => done.sequences.push(sequence.0),
                 Outgoing::Heartbeat => rest.push(node_message::Message::Heartbeat(pb::Heartbeat {
@@ -329,12 +374,7 @@ impl Session<'_> {
             }
             next = outgoing.try_recv().ok();
         }
-        if !done.sequences.is_empty() {
-            self.send(node_message::Message::Done(done)).await;
-        }
-        if !ready.announcements.is_empty() {
-            self.send(node_message::Message::Ready(ready)).await;
-        }
+        self.send_work(&mut done, &mut ready).await;
         for message in rest {
             self.send(message).await;
         }
@@ -363,8 +403,9 @@ impl Session<'_> {
                     return Err(Failure::new(FailureKind::Protocol, what)
                         .hint("another program answers at that address"));
                 }
-                let world = translate::world(wire).map_err(|e| translate::nonsense(&e))?;
+                let world = World::try_from(wire).map_err(|e| translate::nonsense(&e))?;
                 let world = Arc::new(world);
+                self.registry = Some(translate::Registry::new(world.clone()));
                 match conduct.formed(world.clone()) {
                     Ok(()) => self.job.form(world),
                     // The coordinator passes it on: the others are to know why (TELL).
@@ -372,8 +413,12 @@ impl Session<'_> {
                 }
             }
             Some(coordinator_message::Message::Execute(execute)) => {
+                let Some(registry) = &mut self.registry else {
+                    let what = "the coordinator ordered operations before it formed the world";
+                    return Err(Failure::new(FailureKind::Protocol, what));
+                };
                 let instructions =
-                    self.registry.instructions(execute).map_err(|e| translate::nonsense(&e))?;
+                    registry.instructions(execute).map_err(|e| translate::nonsense(&e))?;
                 for instruction in instructions {
                     if let Err(failure) = conduct.carry_out(instruction) {
                         self.job.report(failure);

@@ -1,24 +1,43 @@
 //! The daemon's side of the negotiation with the coordinator.
 //!
 //! - `client`: the stream: joins, sends what the node has to say, hands on what comes
-//! - `translate`: ids and names, messages and domain types; the only place where the
+//! - `translate`: ids and names, messages and domain types; with `world` the only place where the
 //!   coordinator's messages are checked (TRUST)
+//! - `world`: the nodes of the job
 
 pub(crate) mod client;
 mod translate;
+mod world;
 
-use std::{net::SocketAddr, time::Duration};
+use std::sync::Arc;
 
 use gradwire_collectives::algorithms::Algorithm;
-use gradwire_proto::{Epoch, Failure, NodeId, Rank, Request, Sequence};
+use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Sequence, WireError};
 
-use crate::queue::{Announced, TensorKey};
+pub(crate) use self::world::{NodeInfo, World};
+use crate::{
+    queue::{
+        Announced, TensorKey,
+        agreement::{Agreement, Route},
+    },
+    sets::Members,
+};
+
+#[cfg(test)]
+pub(crate) use self::{translate::Registry, world::tests};
+
+fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
+    WireError::Invalid { field, reason: reason.into() }
+}
 
 /// What this node has to say to the coordinator.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
     /// A tensor is ready here.
     Ready(Announced),
+    /// A rank joins, and with it these tensors are ready here: one message, because the coordinator
+    /// must not see the one without the other.
+    Joined(Vec<Announced>),
     /// An operation is complete here.
     Done(Sequence),
     /// This node can't go on.
@@ -29,66 +48,67 @@ pub(crate) enum Outgoing {
     Heartbeat,
 }
 
-/// One node of the world.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NodeInfo {
-    pub(crate) host: String,
-    pub(crate) address: SocketAddr,
-    pub(crate) first_rank: Rank,
-    pub(crate) slots: u32,
-    pub(crate) rack: String,
-}
-
-/// The world as the coordinator has formed it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct World {
-    pub(crate) epoch: Epoch,
-    pub(crate) node: NodeId,
-    pub(crate) nodes: Vec<NodeInfo>,
-    pub(crate) lanes: u32,
-    pub(crate) heartbeat_interval: Duration,
-    pub(crate) heartbeat_timeout: Duration,
-}
-
-impl World {
-    /// This node.
-    pub(crate) fn me(&self) -> &NodeInfo {
-        &self.nodes[self.node.0 as usize]
-    }
-
-    /// How many ranks there are.
-    pub(crate) fn size(&self) -> u32 {
-        self.nodes.iter().map(|n| n.slots).sum()
-    }
-
-    /// The node of a rank.
-    pub(crate) fn node_of(&self, rank: Rank) -> Option<NodeId> {
-        let holds = |n: &NodeInfo| (n.first_rank.0..n.first_rank.0 + n.slots).contains(&rank.0);
-        self.nodes.iter().position(holds).map(|index| NodeId(index as u32))
-    }
-}
-
-/// A range of a tensor, in elements.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A range of one flow of a tensor, in elements.
+#[derive(Debug, Clone)]
 pub(crate) struct OperationSegment {
     pub(crate) tensor: TensorKey,
-    pub(crate) offset: u64,
+    pub(crate) agreement: Arc<Agreement>,
+    /// None if there is nothing to move: the tensor is done.
+    pub(crate) range: Option<FlowRange>,
+}
+
+/// Where a segment is, in elements, and whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FlowRange {
+    pub(crate) part: usize,
+    /// Whose input; none for those of all.
+    pub(crate) source: Option<Rank>,
+    /// Whose output; none for those of all.
+    pub(crate) target: Option<Rank>,
+    /// Its first element in the inputs.
+    pub(crate) source_offset: u64,
+    /// Its first element in the outputs.
+    pub(crate) target_offset: u64,
+    /// At least 1.
     pub(crate) count: u64,
 }
 
-/// One piece of work, as the coordinator ordered it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One piece of work in which this node takes part, as the coordinator ordered it.
+#[derive(Debug, Clone)]
 pub(crate) struct Operation {
     pub(crate) sequence: Sequence,
-    /// The shape is empty: the piece is flat.
+    /// Collective, element type, reduction and factors; a piece is flat.
     pub(crate) request: Request,
     pub(crate) algorithm: Algorithm,
+    /// The way that all segments take.
+    pub(crate) route: Route,
+    /// Those that take part in the collective.
+    pub(crate) members: Arc<Members>,
     pub(crate) segments: Vec<OperationSegment>,
 }
 
 /// What the coordinator orders, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Instruction {
+    /// The tensor is the request that made the set; it is done.
+    CreateSet {
+        set: ProcessSetId,
+        members: Arc<Members>,
+        tensor: TensorKey,
+    },
     Start(Operation),
-    Fail { tensor: TensorKey, failure: Failure },
+    Fail {
+        tensor: TensorKey,
+        failure: Failure,
+    },
+    /// All members of the set have joined.
+    Resume {
+        set: ProcessSetId,
+        last: Rank,
+    },
+    /// The tensor is the request; it is done.
+    RemoveSet {
+        set: ProcessSetId,
+        tensor: TensorKey,
+    },
 }

@@ -3,170 +3,117 @@
 //! It looks the tensors up in the queue, the schedule up among those it has generated before, and
 //! hands the piece to its lane. It decides nothing that another node has to decide too: that is
 //! the coordinator's (SAME).
+//!
+//! - `make`: from an order to its piece
+//! - `plans`: from the way of a piece to its schedule
+//! - `room`: pieces that are held until ranks have made room for their results
+
+mod make;
+mod plans;
+mod room;
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use gradwire_collectives::{
-    algorithms::{self, Algorithm, Kind},
-    kernels::{Combine, Finish},
-    schedule::Schedule,
-    topology::Topology,
-};
-use gradwire_proto::{Collective, Failure, FailureKind, NodeId, Sequence};
+use gradwire_proto::{Failure, Sequence, TensorName};
 
+pub(crate) use self::room::Asked;
+use self::{make::Maker, plans::Plans, room::Room};
 use crate::{
     executor::{
         lane::{Lane, Order},
-        piece::{Piece, PieceSegment},
-        plan::Plan,
+        piece::Piece,
     },
+    memory::Span,
     negotiate::{Operation, World},
-    queue::TensorQueue,
+    queue::{RoomWanted, TensorQueue, Ticket},
     transport::mesh::Mesh,
 };
 
-/// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
-const PLANS: usize = 256;
+/// Bytes of a piece for which waking a lane would take longer than the piece itself, for a few
+/// ranks: about what one core reduces in ten microseconds.
+const QUICK_BYTES: u64 = 32 << 10;
 
-/// What a schedule depends on besides the world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct PlanKey {
-    kind: Kind,
-    algorithm: Algorithm,
-    count: u64,
-    element: u64,
+/// What becomes of an operation.
+#[derive(Debug)]
+pub(crate) enum Started {
+    /// Its lane has it, or will once these ranks have made room; they have to be asked for it.
+    Given(Vec<RoomWanted>),
+    /// It concerns no other node and is done sooner than handed over: the caller is to run it.
+    Quick(Piece),
 }
 
 /// Starts operations.
 #[derive(Debug)]
 pub(crate) struct OperationManager {
-    world: Arc<World>,
-    queue: Arc<TensorQueue>,
+    maker: Maker,
     lanes: Arc<[Lane]>,
     mesh: Arc<Mesh>,
-    topology: Topology,
-    nodes: Arc<[NodeId]>,
-    alone: Arc<[NodeId]>,
-    plans: Mutex<HashMap<PlanKey, Arc<Plan>>>,
-    idle: Arc<Plan>,
-}
-
-fn protocol(sequence: Sequence, what: impl std::fmt::Display) -> Failure {
-    let what = format!("the coordinator ordered operation {sequence}, but {what}");
-    Failure::new(FailureKind::Protocol, what)
+    room: Room,
 }
 
 impl OperationManager {
     pub(crate) fn new(
-        world: Arc<World>,
+        world: &World,
         queue: Arc<TensorQueue>,
         lanes: Arc<[Lane]>,
         mesh: Arc<Mesh>,
     ) -> Self {
-        let racks: Vec<&str> = world.nodes.iter().map(|n| n.rack.as_str()).collect();
-        let topology = Topology::from_labels(&racks);
-        let nodes = (0..world.nodes.len() as u32).map(NodeId).collect();
-        let alone = Arc::from([world.node]);
-        let empty = Schedule { participants: 1, me: 0, blocks: Vec::new(), steps: Vec::new() };
-        let idle = Arc::new(Plan::new(&empty, 1));
-        let plans = Mutex::new(HashMap::new());
-        Self { world, queue, lanes, mesh, topology, nodes, alone, plans, idle }
+        let maker = Maker { queue, plans: Plans::new(world) };
+        Self { maker, lanes, mesh, room: Room::default() }
     }
 
-    /// Starts an operation.
+    /// Starts an operation, or holds it until ranks have made room for its results.
     ///
     /// # Errors
-    /// A [`Failure`] when the order does not fit what was announced: the coordinator and this
-    /// node disagree on the past, which nothing can mend.
-    pub(crate) fn start(&self, operation: Operation) -> Result<(), Failure> {
+    /// A [`Failure`] when the order does not fit what was announced.
+    pub(crate) fn start(&self, operation: Operation) -> Result<Started, Failure> {
         let sequence = operation.sequence;
-        let request = &operation.request;
-        let element = request.dtype.size() as u64;
-        let mut segments = Vec::with_capacity(operation.segments.len());
-        let mut start = 0;
-        for segment in operation.segments {
-            let name = &segment.tensor.name;
-            let tensor = self
-                .queue
-                .announced(&segment.tensor)
-                .ok_or_else(|| protocol(sequence, format!("'{name}' is not in flight here")))?;
-            let end = segment.offset.checked_add(segment.count);
-            let fits = request.fuses_with(tensor.request())
-                && end.is_some_and(|end| end <= tensor.request().shape.elements());
-            if !fits {
-                return Err(protocol(sequence, format!("it is not what was asked of '{name}'")));
-            }
-            let bytes = segment.count * element;
-            segments.push(PieceSegment { tensor, offset: segment.offset * element, start, bytes });
-            start += bytes;
+        let (piece, wanted) = self.maker.make(operation)?;
+        let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
+        if is_quick && wanted.is_empty() && piece.has_room() {
+            return Ok(Started::Quick(piece));
         }
-        let moves = start > 0 && request.collective != Collective::Barrier;
-        let across = moves && self.world.nodes.len() > 1;
-        let (plan, nodes) = if across {
-            let kind = self.kind(&operation.request, sequence)?;
-            let key =
-                PlanKey { kind, algorithm: operation.algorithm, count: start / element, element };
-            (self.plan(key), self.nodes.clone())
-        } else {
-            (self.idle.clone(), self.alone.clone())
-        };
-        for &peer in &plan.peers {
-            self.mesh.need(nodes[peer as usize]);
+        for &peer in &piece.plan.peers {
+            self.mesh.need(piece.nodes[peer as usize]);
         }
-        let reduce_op = request.reduce_op;
-        let piece = Piece {
-            sequence,
-            combine: Combine { dtype: request.dtype, op: reduce_op },
-            prescale: request.prescale,
-            finish: Finish {
-                dtype: request.dtype,
-                op: reduce_op,
-                contributors: match request.collective {
-                    Collective::Allreduce => self.world.size(),
-                    _ => 1,
-                },
-                postscale: request.postscale,
-            },
-            segments,
-            bytes: start,
-            plan,
-            nodes,
-            ordered: Instant::now(),
-        };
+        self.room.admit(piece, &wanted, |order| self.tell(sequence, order));
+        Ok(Started::Given(wanted))
+    }
+
+    fn tell(&self, sequence: Sequence, order: Order) {
         let lane = sequence.0 % self.lanes.len() as u64;
-        self.lanes[lane as usize].tell(Order::Start(piece));
-        Ok(())
+        self.lanes[lane as usize].tell(order);
     }
 
-    fn kind(&self, request: &gradwire_proto::Request, sequence: Sequence) -> Result<Kind, Failure> {
-        if request.collective != Collective::Broadcast {
-            return Ok(Kind::Allreduce);
-        }
-        let root = self.world.node_of(request.root);
-        let root =
-            root.ok_or_else(|| protocol(sequence, format!("rank {} is nowhere", request.root)))?;
-        Ok(Kind::Broadcast { root: root.0 })
+    /// What a rank was asked to make room for.
+    pub(crate) fn asked(&self, answer: Ticket) -> Option<Asked> {
+        self.room.asked(answer)
     }
 
-    fn plan(&self, key: PlanKey) -> Arc<Plan> {
-        let mut plans = self.plans.lock().expect("no panic while it is held");
-        if let Some(plan) = plans.get(&key) {
-            return plan.clone();
-        }
-        let me = self.world.node.0;
-        let PlanKey { kind, algorithm, count, element } = key;
-        let schedule = algorithms::generate(kind, algorithm, &self.topology, me, count);
-        let plan = Arc::new(Plan::new(&schedule, element));
-        if plans.len() >= PLANS {
-            // A training step repeats itself: whoever comes here has changing shapes, for which
-            // no choice of victim is right.
-            plans.clear();
-        }
-        plans.insert(key, plan.clone());
-        plan
+    /// A rank has made the room that it was asked for: what waited for nobody else is started.
+    pub(crate) fn make_room(&self, answer: Ticket, spans: Vec<Span>) {
+        self.room.make(answer, spans, |sequence, order| self.tell(sequence, order));
+    }
+
+    /// A tensor that waits for a rank to make room.
+    pub(crate) fn cramped_by(&self, local_rank: u32) -> Option<TensorName> {
+        self.room.wanted_of(local_rank)
+    }
+
+    /// Who has let others wait for room for as long as `limit`, and for which tensor (WAIT); each is
+    /// told once.
+    pub(crate) fn cramped(&self, now: Instant, limit: Duration) -> Vec<(Ticket, TensorName)> {
+        self.room.overdue(now, limit)
+    }
+
+    /// Forgets what is held: the job is over.
+    pub(crate) fn clear(&self) {
+        self.room.clear();
     }
 }
+
+#[cfg(test)]
+mod tests;

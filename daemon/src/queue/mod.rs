@@ -1,24 +1,36 @@
 //! The tensor queue: what local ranks have submitted and is not done.
 //!
-//! A tensor is *gathering* until every local member of its process set has submitted it, then
-//! *announced* to the coordinator, and gone when its last byte is published or it has failed.
-//! It is removed before anybody is told, so that a rank may submit the name again at once.
+//! A tensor is *gathering* until every local member of its process set has submitted it that has not
+//! joined (of a send and receive: those of the two that are local), then *announced* to the
+//! coordinator, and gone when its last byte is published or it has failed. It is removed before
+//! anybody is told, so that a rank may submit the name again at once.
 //!
 //! BOUND: a rank may have as many submissions in flight as its rings hold, so the queue holds at
 //! most that many names per local rank.
+//!
+//! - `agreement`: what was agreed on for a tensor, and which bytes of it concern this node
+//! - `tensor`: an announced tensor, shared with the pieces that are made of it
+//! - `sets`: the process sets, and who of this node has joined or left
 
+pub(crate) mod agreement;
+mod sets;
 mod tensor;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, RwLock},
+    collections::BTreeMap,
+    sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard},
     time::{Duration, Instant},
 };
 
 use dashmap::{DashMap, Entry as Slot};
-use gradwire_proto::{ProcessSetId, Rank, Request, TensorName};
+use gradwire_proto::{Collective, ProcessSetId, Rank, Request, TensorName};
 
-pub(crate) use tensor::{LocalTensor, QueuedTensor};
+use self::sets::{Sets, State};
+pub(crate) use self::{
+    sets::Refusal,
+    tensor::{LocalTensor, QueuedTensor, RoomWanted},
+};
+use crate::sets::Members;
 
 /// A tensor's name within its process set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,10 +53,12 @@ pub(crate) struct Variant {
 pub(crate) struct Announced {
     pub(crate) key: TensorKey,
     pub(crate) variants: Vec<Variant>,
+    /// No local member of the set has joined, not even one that submitted the tensor before.
+    pub(crate) all_there: bool,
 }
 
-/// A submission that can't be carried out and whose rank has to be told so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A submission that waits for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ticket {
     pub(crate) local_rank: u32,
     pub(crate) ticket: u64,
@@ -52,14 +66,51 @@ pub(crate) struct Ticket {
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// By local rank, ascending: the order in which they are reduced (SAME).
-    submitted: Vec<LocalTensor>,
-    /// Set once every local member has submitted.
+    /// By local rank, ascending: the order in which they are reduced (SAME). Empty once announced.
+    gathering: Vec<LocalTensor>,
+    /// Set once every local member that is waited for has submitted.
     announced: Option<Arc<QueuedTensor>>,
     /// Second submissions of a name that was still in flight.
     duplicates: Vec<Ticket>,
-    /// When it was first submitted, and when its wait was last told of.
+    /// Of ranks that were absent from the tensor and submit the name for the first time: the join
+    /// that they waited in was over before the tensor was. It is their turn when it is gone.
+    later: Vec<LocalTensor>,
+    /// Since when it waits for local ranks, and when that was told last.
     waits: Option<(Instant, Instant)>,
+}
+
+impl Entry {
+    fn submitted(&self) -> &[LocalTensor] {
+        self.announced.as_ref().map_or(&self.gathering[..], |tensor| tensor.locals())
+    }
+
+    fn has(&self, local_rank: u32) -> bool {
+        self.submitted().iter().any(|local| local.local_rank == local_rank)
+    }
+
+    /// The local ranks that it still waits for.
+    fn missing<'a>(&'a self, state: &'a State, first_rank: Rank) -> impl Iterator<Item = u32> + 'a {
+        // Only where all agree that it is between two is nobody else waited for.
+        let pairs = self.gathering.iter().all(|local| pair(&local.request).is_some());
+        let concerns = move |local_rank: u32| {
+            let rank = Rank(first_rank.0 + local_rank);
+            let has_it = |local: &LocalTensor| {
+                pair(&local.request).is_some_and(|(from, to)| from == rank || to == rank)
+            };
+            !pairs || self.gathering.iter().any(has_it)
+        };
+        let waited_for = move |local: &u32| {
+            !self.has(*local) && concerns(*local) && !state.joined.contains_key(local)
+        };
+        state.members.here.iter().copied().filter(waited_for)
+    }
+}
+
+/// The sender and the receiver of a send and receive.
+pub(crate) fn pair(request: &Request) -> Option<(Rank, Rank)> {
+    let [to] = request.list[..] else { return None };
+    let sent = request.collective == Collective::SendReceive;
+    sent.then(|| Some((request.root, Rank(u32::try_from(to).ok()?)))).flatten()
 }
 
 /// Tensors that wait for the same local ranks.
@@ -75,36 +126,40 @@ pub(crate) struct Stalled {
 /// What a submission comes to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
-    /// Other local ranks have not submitted the tensor yet.
+    /// Other local ranks have not submitted the tensor yet, or it has to wait for its turn.
     Waits,
     /// The coordinator is to be told this.
     Announce(Announced),
     /// It can never be complete: this rank has left the job.
     RankLeft(Rank),
+    /// This rank may not submit it.
+    Refused(Refusal),
 }
 
 /// What has become of a tensor that is done or has failed.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(crate) struct Removed {
     /// The submissions of the tensor itself.
     pub(crate) tickets: Vec<Ticket>,
     /// Submissions under the same name that came too early and fail in any case.
     pub(crate) duplicates: Vec<Ticket>,
+    /// Submissions whose turn it is now.
+    pub(crate) later: Vec<LocalTensor>,
 }
 
-/// All tensors in flight on this node.
+/// All tensors in flight on this node. Where both are locked, the sets are locked first.
 #[derive(Debug)]
 pub(crate) struct TensorQueue {
     entries: DashMap<TensorKey, Entry>,
-    /// Global rank of local rank 0, and how many local ranks there are.
+    sets: RwLock<Sets>,
+    /// Global rank of local rank 0.
     first_rank: Rank,
-    slots: u32,
-    left: RwLock<BTreeSet<u32>>,
 }
 
 impl TensorQueue {
-    pub(crate) fn new(first_rank: Rank, slots: u32) -> Self {
-        Self { entries: DashMap::new(), first_rank, slots, left: RwLock::default() }
+    /// An empty queue, with the set of all ranks.
+    pub(crate) fn new(first_rank: Rank, everybody: Arc<Members>) -> Self {
+        Self { entries: DashMap::new(), sets: RwLock::new(Sets::new(everybody)), first_rank }
     }
 
     /// How many tensors are in flight.
@@ -112,65 +167,174 @@ impl TensorQueue {
         self.entries.len()
     }
 
-    /// Takes a submission.
+    fn sets(&self) -> RwLockReadGuard<'_, Sets> {
+        self.sets.read().expect("no panic while it is held")
+    }
+
+    fn sets_mut(&self) -> RwLockWriteGuard<'_, Sets> {
+        self.sets.write().expect("no panic while it is held")
+    }
+
+    /// The members of a process set in which this local rank may submit something now.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it may not.
+    pub(crate) fn admit(
+        &self,
+        set: ProcessSetId,
+        local_rank: u32,
+    ) -> Result<Arc<Members>, Refusal> {
+        self.sets().admit(set, local_rank).map(|state| state.members.clone())
+    }
+
+    /// A process set exists from now on. False if it did already.
+    pub(crate) fn create_set(&self, set: ProcessSetId, members: Arc<Members>) -> bool {
+        self.sets_mut().create(set, members)
+    }
+
+    /// A process set exists no more; what of it was in flight, because a rank submitted it when all
+    /// had asked for the removal, never will be done, joins among it. None if there is none such.
+    pub(crate) fn remove_set(&self, set: ProcessSetId) -> Option<Vec<(TensorKey, Removed)>> {
+        let mut sets = self.sets_mut();
+        let tickets = sets.remove(set)?;
+        let mut removed = self.remove_where(|key, _| key.set == set);
+        if !tickets.is_empty() {
+            removed.push((join_of(set), Removed { tickets, ..Removed::default() }));
+        }
+        Some(removed)
+    }
+
+    /// A process set in which a local rank waits for all others to join.
+    pub(crate) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
+        self.sets().joined_by(local_rank)
+    }
+
+    /// How many process sets there are.
+    pub(crate) fn process_sets(&self) -> usize {
+        self.sets().len()
+    }
+
+    /// Takes a submission that is not a join.
     pub(crate) fn submit(&self, key: TensorKey, local: LocalTensor) -> Submitted {
-        let left = self.left.read().expect("no panic while it is held");
-        if let Some(gone) = left.first() {
-            return Submitted::RankLeft(self.rank(*gone));
+        let sets = self.sets();
+        let state = match sets.admit(key.set, local.local_rank) {
+            Ok(state) => state,
+            Err(refusal) => return Submitted::Refused(refusal),
+        };
+        let gone = match pair(&local.request) {
+            None => sets.first_left(state),
+            Some((from, to)) => {
+                let is_end = |left: &u32| [from, to].contains(&self.rank(*left));
+                sets.left.iter().copied().find(is_end)
+            }
+        };
+        if let Some(gone) = gone {
+            return Submitted::RankLeft(self.rank(gone));
         }
         let mut entry = self.entries.entry(key.clone()).or_default();
-        let same_rank = |l: &LocalTensor| l.local_rank == local.local_rank;
-        if entry.submitted.iter().any(same_rank) {
-            let ticket = Ticket { local_rank: local.local_rank, ticket: local.ticket };
-            entry.duplicates.push(ticket);
+        let is_own = |l: &LocalTensor| l.local_rank == local.local_rank;
+        if entry.later.iter().any(is_own) {
+            return Submitted::Refused(Refusal::Twice);
+        }
+        if entry.has(local.local_rank) {
+            entry.duplicates.push(local.answer());
             if entry.announced.is_none() {
                 // It is told with the announcement.
                 return Submitted::Waits;
             }
             // An amendment, which the coordinator heeds if the tensor has not been started yet.
-            return Submitted::Announce(Announced {
-                key,
-                variants: vec![Variant {
-                    ranks: vec![self.rank(local.local_rank)],
-                    request: local.request,
-                    priority: local.priority,
-                    duplicate: true,
-                }],
-            });
+            let variant = Variant {
+                ranks: vec![self.rank(local.local_rank)],
+                request: local.request,
+                priority: local.priority,
+                duplicate: true,
+            };
+            let all_there = state.joined.is_empty();
+            return Submitted::Announce(Announced { key, variants: vec![variant], all_there });
+        }
+        if entry.announced.is_some() {
+            entry.later.push(local);
+            return Submitted::Waits;
         }
         if entry.waits.is_none() {
             let now = Instant::now();
             entry.waits = Some((now, now));
         }
-        let at = entry.submitted.partition_point(|l| l.local_rank < local.local_rank);
-        entry.submitted.insert(at, local);
-        if entry.submitted.len() < self.slots as usize {
+        let at = entry.gathering.partition_point(|l| l.local_rank < local.local_rank);
+        entry.gathering.insert(at, local);
+        if entry.missing(state, self.first_rank).next().is_some() {
             return Submitted::Waits;
         }
-        Submitted::Announce(self.announce(key, &mut entry))
+        Submitted::Announce(self.announce(key, &mut entry, state))
     }
 
-    /// A local rank has left in good order: what it has not submitted will never be complete, and
-    /// is removed. The other nodes' ranks are told by the coordinator.
+    /// A local rank has no more data for a process set: from now on it is not waited for there.
+    /// Returns what the coordinator is to be told, in this order.
+    ///
+    /// # Errors
+    /// [`Submitted`] as [`TensorQueue::submit`] has it.
+    pub(crate) fn join(
+        &self,
+        set: ProcessSetId,
+        answer: Ticket,
+        request: Request,
+        priority: i32,
+    ) -> Result<Vec<Announced>, Submitted> {
+        let mut sets = self.sets_mut();
+        let state = sets.admit(set, answer.local_rank).map_err(Submitted::Refused)?;
+        if let Some(gone) = sets.first_left(state) {
+            return Err(Submitted::RankLeft(self.rank(gone)));
+        }
+        let Some(state) = sets.join(set, answer) else { return Ok(Vec::new()) };
+        let ranks = vec![self.rank(answer.local_rank)];
+        let join = Variant { ranks, request, priority, duplicate: false };
+        // The join goes first: what is announced after it is complete because of it.
+        let mut announced =
+            vec![Announced { key: join_of(set), variants: vec![join], all_there: false }];
+        for mut item in self.entries.iter_mut().filter(|item| item.key().set == set) {
+            let (key, entry) = (item.key().clone(), item.value_mut());
+            let gathers = entry.announced.is_none() && !entry.gathering.is_empty();
+            if gathers && entry.missing(state, self.first_rank).next().is_none() {
+                announced.push(self.announce(key, entry, state));
+            }
+        }
+        Ok(announced)
+    }
+
+    /// All members of a process set have joined and take part again. Returns who waits for that;
+    /// none if a local member has not joined.
+    pub(crate) fn resume(&self, set: ProcessSetId) -> Option<Vec<Ticket>> {
+        self.sets_mut().resume(set)
+    }
+
+    /// The join of a process set has failed. Returns who waits for it; they take part again.
+    pub(crate) fn unjoin(&self, set: ProcessSetId) -> Vec<Ticket> {
+        self.sets_mut().unjoin(set)
+    }
+
+    /// A local rank has left in good order: what waits for others will never be complete where it is
+    /// a member, and is removed. The other nodes' ranks are told by the coordinator.
     pub(crate) fn leave(&self, local_rank: u32) -> Vec<(TensorKey, Removed)> {
-        self.left.write().expect("no panic while it is held").insert(local_rank);
-        let incomplete: Vec<TensorKey> = self
-            .entries
-            .iter()
-            .filter(|item| item.announced.is_none())
-            .map(|item| item.key().clone())
-            .collect();
-        incomplete.into_iter().map(|key| (key.clone(), self.remove(&key))).collect()
+        let mut sets = self.sets_mut();
+        sets.left.insert(local_rank);
+        let rank = self.rank(local_rank);
+        self.remove_where(|key, entry| {
+            let concerns = |local: &LocalTensor| match pair(&local.request) {
+                None => sets.has(key.set, local_rank),
+                Some((from, to)) => from == rank || to == rank,
+            };
+            entry.announced.is_none() && entry.gathering.iter().any(concerns)
+        })
     }
 
     fn rank(&self, local_rank: u32) -> Rank {
         Rank(self.first_rank.0 + local_rank)
     }
 
-    fn announce(&self, key: TensorKey, entry: &mut Entry) -> Announced {
+    fn announce(&self, key: TensorKey, entry: &mut Entry, state: &State) -> Announced {
         let twice = |local: u32| entry.duplicates.iter().any(|d| d.local_rank == local);
         let mut variants: Vec<Variant> = Vec::new();
-        for local in &entry.submitted {
+        for local in &entry.gathering {
             let duplicate = twice(local.local_rank);
             let rank = self.rank(local.local_rank);
             let same = |v: &&mut Variant| v.request == local.request && v.duplicate == duplicate;
@@ -187,12 +351,10 @@ impl TensorQueue {
                 }),
             }
         }
-        let locals = std::mem::take(&mut entry.submitted);
-        // Ranks that disagree never run; the first one's request stands for the tensor until then.
-        let tensor = Arc::new(QueuedTensor::new(key.clone(), locals, self.first_rank));
-        entry.submitted = tensor.locals().to_vec();
-        entry.announced = Some(tensor);
-        Announced { key, variants }
+        let locals = std::mem::take(&mut entry.gathering);
+        let tensor = QueuedTensor::new(key.clone(), locals, self.first_rank);
+        entry.announced = Some(Arc::new(tensor));
+        Announced { key, variants, all_there: state.joined.is_empty() }
     }
 
     /// An announced tensor.
@@ -206,12 +368,17 @@ impl TensorQueue {
             return Removed::default();
         };
         let entry = entry.remove();
-        let tickets = entry
-            .submitted
-            .iter()
-            .map(|l| Ticket { local_rank: l.local_rank, ticket: l.ticket })
-            .collect();
-        Removed { tickets, duplicates: entry.duplicates }
+        let tickets = entry.submitted().iter().map(LocalTensor::answer).collect();
+        Removed { tickets, duplicates: entry.duplicates, later: entry.later }
+    }
+
+    fn remove_where(
+        &self,
+        doomed: impl Fn(&TensorKey, &Entry) -> bool,
+    ) -> Vec<(TensorKey, Removed)> {
+        let items = self.entries.iter().filter(|item| doomed(item.key(), item.value()));
+        let keys: Vec<TensorKey> = items.map(|item| item.key().clone()).collect();
+        keys.into_iter().map(|key| (key.clone(), self.remove(&key))).collect()
     }
 
     /// Names of tensors that a local rank has submitted, at most `most`, for texts.
@@ -219,7 +386,7 @@ impl TensorQueue {
         let mut names: Vec<String> = self
             .entries
             .iter()
-            .filter(|item| item.submitted.iter().any(|l| l.local_rank == local_rank))
+            .filter(|item| item.has(local_rank))
             .map(|item| item.key().name.to_string())
             .collect();
         names.sort();
@@ -230,21 +397,21 @@ impl TensorQueue {
     /// What has waited for local ranks for as long as `limit`, since it began to or was last told of
     /// (WAIT). The coordinator can't tell: it has not heard of these tensors.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
+        let sets = self.sets();
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
         for mut item in self.entries.iter_mut() {
-            let name = item.key().name.to_string();
-            let entry = item.value_mut();
+            let (key, entry) = item.pair_mut();
             let Some((since, told)) = &mut entry.waits else { continue };
             if entry.announced.is_some() || now.saturating_duration_since(*told) < limit {
                 continue;
             }
             *told = now;
             let waited = now.saturating_duration_since(*since);
-            let is_here = |local: &u32| entry.submitted.iter().any(|l| l.local_rank == *local);
-            let missing = (0..self.slots).filter(|local| !is_here(local)).map(|l| self.rank(l));
+            let Some(state) = sets.get(key.set) else { continue };
+            let missing = entry.missing(state, self.first_rank).map(|local| self.rank(local));
             let (longest, names) = found.entry(missing.collect()).or_default();
             *longest = waited.max(*longest);
-            names.push(name);
+            names.push(key.name.to_string());
         }
         let stalled = found.into_iter().map(|(missing, (waited, mut names))| {
             names.sort();
@@ -257,6 +424,15 @@ impl TensorQueue {
     pub(crate) fn clear(&self) {
         self.entries.clear();
     }
+}
+
+/// What joins are called, and nothing else.
+pub(crate) const JOIN: &str = "join";
+
+/// What the coordinator calls the join of a process set.
+pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
+    let name = TensorName::new(JOIN).expect("it is a name");
+    TensorKey { set, name }
 }
 
 #[cfg(test)]

@@ -1,74 +1,171 @@
-//! A tensor that every local rank has submitted.
+//! A tensor that every local rank has submitted that takes part.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    ops::Range,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
 
-use gradwire_proto::{Collective, Rank, Request};
+use gradwire_proto::{Rank, Request, TensorName};
 
-use super::TensorKey;
+use super::{
+    TensorKey, Ticket,
+    agreement::{Agreement, Outcome},
+};
 use crate::memory::Span;
 
 /// One local rank's part in a tensor.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct LocalTensor {
     pub(crate) local_rank: u32,
     /// What the rank calls this submission.
     pub(crate) ticket: u64,
     pub(crate) request: Request,
     pub(crate) priority: i32,
-    pub(crate) input: Span,
-    pub(crate) output: Span,
+    /// One for each tensor of the request; empty where nothing is read.
+    pub(crate) inputs: Vec<Span>,
+    /// Where the results go that the rank could expect, one for each tensor of the request; empty
+    /// where it expects none.
+    pub(crate) outputs: Vec<Span>,
+    /// Where they go instead, if they are others.
+    pub(crate) allocated: OnceLock<Vec<Span>>,
 }
+
+impl LocalTensor {
+    pub(crate) fn answer(&self) -> Ticket {
+        Ticket { local_rank: self.local_rank, ticket: self.ticket }
+    }
+
+    pub(crate) fn input(&self, part: usize) -> &Span {
+        &self.inputs[part]
+    }
+
+    pub(crate) fn output(&self, part: usize) -> &Span {
+        &self.allocated.get().unwrap_or(&self.outputs)[part]
+    }
+}
+
+/// A rank that has to make room for its results first.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RoomWanted {
+    pub(crate) answer: Ticket,
+    pub(crate) outcome: Outcome,
+    /// Of which tensor.
+    pub(crate) name: TensorName,
+}
+
+/// Why an agreement is not this tensor's: what a local rank asked for is something else, or another
+/// one was told before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Misfit;
 
 /// A tensor in flight, shared by the queue and its pieces.
 #[derive(Debug)]
 pub(crate) struct QueuedTensor {
     pub(crate) key: TensorKey,
     locals: Vec<LocalTensor>,
-    /// For a broadcast: which of `locals` is the root, if it is on this node.
-    root: Option<usize>,
+    first_rank: Rank,
+    agreement: OnceLock<Arc<Agreement>>,
+    /// Local ranks that have yet to make room.
+    cramped: AtomicU32,
+    /// Bytes that have not been ordered yet.
+    unordered: AtomicU64,
     /// Bytes that are not published yet.
     remaining: AtomicU64,
 }
 
 impl QueuedTensor {
     pub(crate) fn new(key: TensorKey, locals: Vec<LocalTensor>, first_rank: Rank) -> Self {
-        let request = &locals[0].request;
-        let root = locals
-            .iter()
-            .position(|l| first_rank.0 + l.local_rank == request.root.0)
-            .filter(|_| request.collective == Collective::Broadcast);
-        let remaining = AtomicU64::new(request.bytes());
-        Self { key, locals, root, remaining }
+        Self {
+            key,
+            locals,
+            first_rank,
+            agreement: OnceLock::new(),
+            cramped: AtomicU32::new(0),
+            unordered: AtomicU64::new(0),
+            remaining: AtomicU64::new(0),
+        }
     }
 
-    /// Every local rank's part, by local rank.
+    /// Every local rank's part, by local rank: the order in which they are reduced (SAME).
     pub(crate) fn locals(&self) -> &[LocalTensor] {
         &self.locals
     }
 
-    /// What was asked for; only of use where all local ranks agree.
-    pub(crate) fn request(&self) -> &Request {
-        &self.locals[0].request
+    /// Which of the local parts an end of a flow is: all of them, that rank's, or none.
+    pub(crate) fn at(&self, end: Option<Rank>) -> Range<usize> {
+        let Some(rank) = end else { return 0..self.locals.len() };
+        let is_it = |local: &LocalTensor| self.first_rank.0 + local.local_rank == rank.0;
+        let found = self.locals.iter().position(is_it);
+        found.map_or(0..0, |at| at..at + 1)
     }
 
-    /// Bytes of it.
+    /// Takes what was agreed on, before the first of its operations is started; again, that it is
+    /// the same. Returns the local ranks that have to make room.
+    ///
+    /// # Errors
+    /// [`Misfit`] if that is not what every local rank asked for (TRUST): past this every offset of
+    /// its flows is within the spans.
+    pub(crate) fn agree(&self, agreement: &Arc<Agreement>) -> Result<Vec<RoomWanted>, Misfit> {
+        if let Some(before) = self.agreement.get() {
+            let same = Arc::ptr_eq(before, agreement) || before.is_same(agreement);
+            return same.then(Vec::new).ok_or(Misfit);
+        }
+        let takes_part = &agreement.members.here;
+        let mut wanted = Vec::new();
+        if takes_part.len() != self.locals.len() {
+            return Err(Misfit);
+        }
+        for (local, local_rank) in self.locals.iter().zip(takes_part) {
+            let rank = Rank(self.first_rank.0 + local_rank);
+            if local.local_rank != *local_rank || !agreement.fits(rank, &local.request) {
+                return Err(Misfit);
+            }
+            let surprise = agreement.surprise(rank, &local.request);
+            wanted.extend(surprise.map(|outcome| RoomWanted {
+                answer: local.answer(),
+                outcome,
+                name: self.key.name.clone(),
+            }));
+        }
+        // Relaxed: the pieces that look at these reach other threads through a channel.
+        self.cramped.store(wanted.len() as u32, Ordering::Relaxed);
+        // One without bytes is ordered once, too.
+        self.unordered.store(agreement.bytes().max(1), Ordering::Relaxed);
+        self.remaining.store(agreement.bytes(), Ordering::Relaxed);
+        let _ = self.agreement.set(agreement.clone());
+        Ok(wanted)
+    }
+
+    /// Bytes of it are to be moved, 1 if there are none at all: false if that is more than there is
+    /// (ONE).
+    pub(crate) fn order(&self, bytes: u64) -> bool {
+        let less = |left: u64| left.checked_sub(bytes);
+        self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    /// A local rank has made room.
+    pub(crate) fn make_room(&self, local_rank: u32, spans: Vec<Span>) {
+        let local = self.locals.iter().find(|local| local.local_rank == local_rank);
+        if local.is_some_and(|local| local.allocated.set(spans).is_ok()) {
+            self.cramped.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether every result has its place.
+    pub(crate) fn has_room(&self) -> bool {
+        self.cramped.load(Ordering::Acquire) == 0
+    }
+
+    /// Bytes of it that concern this node; 0 before it is agreed on.
     pub(crate) fn bytes(&self) -> u64 {
-        self.request().bytes()
+        self.agreement.get().map_or(0, |agreement| agreement.bytes())
     }
 
-    /// The inputs that this node contributes, in rank order (SAME).
-    pub(crate) fn sources(&self) -> impl Iterator<Item = &Span> {
-        let broadcast = self.request().collective == Collective::Broadcast;
-        let counts = move |index: usize| !broadcast || self.root == Some(index);
-        self.locals.iter().enumerate().filter(move |(i, _)| counts(*i)).map(|(_, l)| &l.input)
-    }
-
-    /// Where the local ranks want the result.
-    pub(crate) fn targets(&self) -> impl Iterator<Item = &Span> {
-        self.locals.iter().map(|l| &l.output)
-    }
-
-    /// Bytes of it have been published; true when these were the last.
+    /// Bytes of it have been published; true when these were the last. Of a tensor without any,
+    /// that it is done.
     pub(crate) fn published(&self, bytes: u64) -> bool {
         // AcqRel: whoever publishes the last bytes has to see the others' as published before it
         // tells the ranks.

@@ -1,21 +1,34 @@
-use gradwire_proto::{DType, ReduceOp, Shape};
+use gradwire_proto::{Agreed, DType, ReduceOp, Shape};
 
-use super::*;
-use crate::memory::Span;
+use super::{agreement::Agreement, *};
+use crate::{
+    memory::Span,
+    negotiate::{World, tests::world},
+};
 
-fn key(name: &str) -> TensorKey {
-    TensorKey { set: ProcessSetId::GLOBAL, name: TensorName::new(name).unwrap() }
+fn set_key(set: u32, name: &str) -> TensorKey {
+    TensorKey { set: ProcessSetId(set), name: TensorName::new(name).unwrap() }
 }
 
-fn local(local_rank: u32, count: u64) -> LocalTensor {
+fn key(name: &str) -> TensorKey {
+    set_key(0, name)
+}
+
+fn with(local_rank: u32, request: Request) -> LocalTensor {
     LocalTensor {
         local_rank,
         ticket: u64::from(local_rank) * 100,
-        request: Request::allreduce(DType::F32, Shape::new(&[count]).unwrap(), ReduceOp::Sum),
+        inputs: vec![Span::empty(); request.parts()],
+        outputs: vec![Span::empty(); request.parts()],
+        request,
         priority: 0,
-        input: Span::empty(),
-        output: Span::empty(),
+        allocated: std::sync::OnceLock::new(),
     }
+}
+
+fn local(local_rank: u32, count: u64) -> LocalTensor {
+    let shape = Shape::new(&[count]).unwrap();
+    with(local_rank, Request::allreduce(DType::F32, shape, ReduceOp::Sum))
 }
 
 fn announced(submitted: Submitted) -> Announced {
@@ -25,8 +38,26 @@ fn announced(submitted: Submitted) -> Announced {
     }
 }
 
+/// Rank 4 is this node's first; rank 0 to 3 are elsewhere.
+fn node(slots: u32) -> World {
+    world(1, &[4, slots])
+}
+
+fn queue_of(world: &World) -> TensorQueue {
+    TensorQueue::new(world.me().first_rank, Arc::new(Members::everybody(world)))
+}
+
 fn queue() -> TensorQueue {
-    TensorQueue::new(Rank(4), 2)
+    queue_of(&node(2))
+}
+
+fn join(queue: &TensorQueue, set: u32, local_rank: u32) -> Vec<Announced> {
+    let answer = Ticket { local_rank, ticket: 900 + u64::from(local_rank) };
+    queue.join(ProcessSetId(set), answer, Request::empty(Collective::Join), 0).unwrap()
+}
+
+fn ranks(announced: &Announced) -> Vec<u32> {
+    announced.variants.iter().flat_map(|variant| variant.ranks.iter().map(|r| r.0)).collect()
 }
 
 #[test]
@@ -39,6 +70,8 @@ fn a_tensor_is_announced_once_by_the_last_local_rank() {
     let tensor = queue.announced(&key("w")).unwrap();
     let order: Vec<u32> = tensor.locals().iter().map(|l| l.local_rank).collect();
     assert_eq!(order, [0, 1], "rank order, whoever came first (SAME)");
+    assert_eq!(tensor.at(None), 0..2);
+    assert_eq!((tensor.at(Some(Rank(5))), tensor.at(Some(Rank(3)))), (1..2, 0..0));
 }
 
 #[test]
@@ -68,28 +101,35 @@ fn a_second_submission_is_told_with_or_after_the_announcement() {
 
 #[test]
 fn what_needs_a_rank_that_has_left_is_given_up() {
-    let queue = queue();
+    let world = node(3);
+    let queue = queue_of(&world);
+    let pair = Members::of(&world, vec![Rank(4), Rank(6)]).unwrap();
+    assert!(queue.create_set(ProcessSetId(1), Arc::new(pair)));
     queue.submit(key("v"), local(0, 8));
-    announced_by_both(&queue);
+    queue.submit(set_key(1, "apart"), local(0, 8));
+    for rank in 0..3 {
+        queue.submit(key("all"), local(rank, 8));
+    }
     let given_up = queue.leave(1);
-    assert_eq!(given_up.len(), 1, "what everybody submitted before goes on");
+    assert_eq!(given_up.len(), 1, "what everybody submitted, or it has no part in, goes on");
     assert_eq!(given_up[0].0, key("v"));
     assert_eq!(given_up[0].1.tickets.len(), 1);
     assert_eq!(queue.submit(key("w"), local(0, 8)), Submitted::RankLeft(Rank(5)));
-}
-
-fn announced_by_both(queue: &TensorQueue) {
-    queue.submit(key("both"), local(0, 8));
-    announced(queue.submit(key("both"), local(1, 8)));
+    announced(queue.submit(set_key(1, "apart"), local(2, 8)));
 }
 
 #[test]
 fn after_it_is_done_a_name_is_free_again() {
-    let queue = queue();
+    let (queue, world) = (queue(), node(2));
     for _ in 0..2 {
         queue.submit(key("w"), local(0, 8));
         announced(queue.submit(key("w"), local(1, 8)));
         let tensor = queue.announced(&key("w")).unwrap();
+        assert_eq!(
+            tensor.agree(&agreement(&world, &[], &vec![local(0, 8).request; 6])),
+            Ok(vec![])
+        );
+        assert!(tensor.order(12) && tensor.order(20) && !tensor.order(4), "ONE");
         assert!(!tensor.published(12));
         assert!(tensor.published(20));
         assert_eq!(queue.remove(&key("w")).tickets.len(), 2);
@@ -98,7 +138,7 @@ fn after_it_is_done_a_name_is_free_again() {
 
 #[test]
 fn a_wait_for_a_local_rank_is_told_after_each_limit() {
-    let queue = TensorQueue::new(Rank(4), 3);
+    let queue = queue_of(&node(3));
     queue.submit(key("b"), local(1, 8));
     queue.submit(key("a"), local(1, 8));
     queue.submit(key("c"), local(0, 8));
@@ -116,4 +156,167 @@ fn a_wait_for_a_local_rank_is_told_after_each_limit() {
     assert_eq!(queue.stalled(begin + limit * 3 / 2, limit), [], "not before the next limit");
     let again = queue.stalled(begin + limit * 2, limit);
     assert!(again.len() == 2 && again[0].waited >= limit * 2, "{again:?}");
+}
+
+#[test]
+fn process_sets_are_worlds_of_their_own() {
+    let world = node(3);
+    let queue = queue_of(&world);
+    let set = ProcessSetId(7);
+    assert_eq!(queue.admit(set, 1), Err(Refusal::NoSet { set }));
+    let members = Arc::new(Members::of(&world, vec![Rank(1), Rank(5)]).unwrap());
+    assert!(queue.create_set(set, members.clone()) && !queue.create_set(set, members));
+    assert_eq!(queue.process_sets(), 2);
+    let refused = queue.submit(set_key(7, "w"), local(0, 8));
+    assert_eq!(refused, Submitted::Refused(Refusal::NoMember { set }));
+    queue.submit(key("w"), local(1, 8));
+    let here = announced(queue.submit(set_key(7, "w"), local(1, 8)));
+    assert_eq!((ranks(&here), here.key), (vec![5], set_key(7, "w")));
+    // TELL: what was submitted too late for its set is not forgotten.
+    let doomed = queue.remove_set(set).unwrap();
+    assert_eq!((doomed.len(), &doomed[0].0), (1, &set_key(7, "w")));
+    assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 100 }]);
+    assert!(queue.remove_set(set).is_none() && queue.remove_set(ProcessSetId::GLOBAL).is_none());
+    let text = queue.submit(set_key(7, "w"), local(1, 8));
+    assert_eq!(text, Submitted::Refused(Refusal::NoSet { set }));
+    assert_eq!(queue.len(), 1, "the other set's is still there");
+    // Nor a join that came too late.
+    let (set, members) = (ProcessSetId(8), Members::of(&world, vec![Rank(1), Rank(5)]).unwrap());
+    assert!(queue.create_set(set, Arc::new(members)));
+    assert_eq!(queue.joined_by(1), None);
+    join(&queue, 8, 1);
+    assert_eq!(queue.joined_by(1), Some(set));
+    let doomed = queue.remove_set(set).unwrap();
+    assert_eq!((doomed.len(), &doomed[0].0), (1, &join_of(set)));
+    assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 901 }]);
+}
+
+#[test]
+fn only_the_two_are_waited_for_in_a_send_and_receive() {
+    let queue = queue_of(&node(3));
+    let send = |from: u32, to: u64| Request {
+        root: Rank(from),
+        list: vec![to],
+        ..Request::plain(Collective::SendReceive, DType::F32, Shape::default())
+    };
+    assert_eq!(queue.submit(key("near"), with(2, send(6, 4))), Submitted::Waits);
+    assert_eq!(queue.stalled(Instant::now(), Duration::ZERO)[0].missing, [Rank(4)]);
+    assert_eq!(ranks(&announced(queue.submit(key("near"), with(0, send(6, 4))))), [4, 6]);
+    let far = announced(queue.submit(key("far"), with(1, send(0, 5))));
+    assert_eq!(ranks(&far), [5], "the sender is on another node");
+    assert_eq!(ranks(&announced(queue.submit(key("self"), with(1, send(5, 5))))), [5]);
+    // Who asks for something else under the name makes it everybody's.
+    queue.submit(key("odd"), with(0, send(4, 5)));
+    assert_eq!(queue.submit(key("odd"), local(1, 8)), Submitted::Waits);
+    assert_eq!(ranks(&announced(queue.submit(key("odd"), local(2, 8)))), [4, 5, 6]);
+    assert_eq!(queue.leave(0).len(), 0);
+    assert_eq!(queue.submit(key("x"), with(1, send(5, 4))), Submitted::RankLeft(Rank(4)));
+    announced(queue.submit(key("y"), with(1, send(5, 0))));
+}
+
+#[test]
+fn who_has_joined_is_not_waited_for() {
+    let queue = queue();
+    queue.submit(key("before"), local(1, 8));
+    queue.submit(key("w"), local(0, 8));
+    let told = join(&queue, 0, 1);
+    assert_eq!(told.iter().map(|a| a.key.name.as_str()).collect::<Vec<_>>(), ["join", "w"]);
+    let joins = told[0].variants.iter().all(|v| v.request.collective == Collective::Join);
+    assert_eq!((ranks(&told[0]), joins), (vec![5], true));
+    assert_eq!((ranks(&told[1]), told[1].all_there), (vec![4], false));
+    let before = announced(queue.submit(key("before"), local(0, 8)));
+    assert_eq!(ranks(&before), [4, 5], "what it submitted before counts");
+    assert!(!before.all_there, "and yet its id alone would say too much");
+    let set = ProcessSetId::GLOBAL;
+    let again = queue.submit(key("x"), local(1, 8));
+    assert_eq!(again, Submitted::Refused(Refusal::Joined { set }));
+    let twice = Ticket { local_rank: 1, ticket: 1 };
+    let twice = queue.join(set, twice, Request::empty(Collective::Join), 0);
+    assert_eq!(twice, Err(Submitted::Refused(Refusal::Joined { set })));
+    assert_eq!(queue.resume(set), None, "rank 4 has not joined");
+    assert_eq!(join(&queue, 0, 0).len(), 1);
+    assert_eq!(queue.resume(set).unwrap().len(), 2);
+    assert_eq!(queue.submit(key("x"), local(1, 8)), Submitted::Waits);
+}
+
+#[test]
+fn a_failed_join_brings_the_ranks_back() {
+    let queue = queue();
+    join(&queue, 0, 1);
+    assert_eq!(queue.unjoin(ProcessSetId::GLOBAL), [Ticket { local_rank: 1, ticket: 901 }]);
+    assert_eq!(queue.submit(key("w"), local(0, 8)), Submitted::Waits);
+    assert!(announced(queue.submit(key("w"), local(1, 8))).all_there);
+}
+
+#[test]
+fn a_rank_that_was_absent_waits_for_its_turn() {
+    let queue = queue();
+    join(&queue, 0, 1);
+    announced(queue.submit(key("w"), local(0, 8)));
+    join(&queue, 0, 0);
+    queue.resume(ProcessSetId::GLOBAL).unwrap();
+    // The tensor that it was absent from is still in flight.
+    assert_eq!(queue.submit(key("w"), local(1, 8)), Submitted::Waits);
+    let twice = queue.submit(key("w"), LocalTensor { ticket: 3, ..local(1, 8) });
+    assert_eq!(twice, Submitted::Refused(Refusal::Twice));
+    let mut removed = queue.remove(&key("w"));
+    assert_eq!(removed.tickets, [Ticket { local_rank: 0, ticket: 0 }]);
+    assert_eq!(removed.duplicates, []);
+    let turn = removed.later.pop().unwrap();
+    assert_eq!(queue.submit(key("w"), turn), Submitted::Waits);
+    assert_eq!(ranks(&announced(queue.submit(key("w"), local(0, 8)))), [4, 5]);
+}
+
+/// What all ranks but the absent have asked for.
+fn agreement(world: &World, absent: &[Rank], requests: &[Request]) -> Arc<Agreement> {
+    let set = Members::everybody(world);
+    let members = Arc::new(set.without(world, absent).unwrap());
+    let requests: Vec<&Request> = requests.iter().collect();
+    let agreed = Agreed::of(&members.ranks, &requests).unwrap();
+    Arc::new(Agreement::new(world, &set, members, agreed).unwrap())
+}
+
+/// TRUST: past this, nothing that the coordinator orders is outside of what a rank handed over.
+#[test]
+fn an_agreement_has_to_be_what_was_asked() {
+    let world = node(2);
+    let queue = queue_of(&world);
+    queue.submit(key("w"), local(0, 8));
+    queue.submit(key("w"), local(1, 8));
+    let tensor = queue.announced(&key("w")).unwrap();
+    let asked = |count| vec![local(0, count).request; 6];
+    assert!(tensor.agree(&agreement(&world, &[], &asked(9))).is_err(), "another shape");
+    let absent = agreement(&world, &[Rank(5)], &asked(8)[1..]);
+    assert!(tensor.agree(&absent).is_err(), "without one that takes part");
+    assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]));
+    assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]), "told again");
+    let fewer = agreement(&world, &[Rank(0)], &asked(8)[1..]);
+    assert!(tensor.agree(&fewer).is_err(), "told something else");
+    assert_eq!(tensor.bytes(), 32);
+}
+
+#[test]
+fn room_is_wanted_where_results_are_not_as_expected() {
+    let world = node(2);
+    let queue = queue_of(&world);
+    let rows =
+        |rows| Request::plain(Collective::Allgather, DType::F32, Shape::new(&[rows]).unwrap());
+    queue.submit(key("w"), with(0, rows(2)));
+    queue.submit(key("w"), with(1, rows(3)));
+    let tensor = queue.announced(&key("w")).unwrap();
+    let agreed = agreement(&world, &[], &[1, 0, 0, 4, 2, 3].map(rows));
+    let wanted = tensor.agree(&agreed).unwrap();
+    let outcome = vec![(Some(Shape::new(&[10]).unwrap()), vec![1, 0, 0, 4, 2, 3])];
+    let of = |local_rank| RoomWanted {
+        answer: Ticket { local_rank, ticket: u64::from(local_rank) * 100 },
+        outcome: outcome.clone(),
+        name: key("w").name,
+    };
+    assert_eq!(wanted, [of(0), of(1)]);
+    assert!(!tensor.has_room());
+    tensor.make_room(0, vec![Span::empty()]);
+    tensor.make_room(0, vec![Span::empty()]);
+    assert!(!tensor.has_room(), "a rank makes room once");
+    tensor.make_room(1, vec![Span::empty()]);
+    assert!(tensor.has_room());
 }

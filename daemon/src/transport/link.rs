@@ -2,7 +2,7 @@
 //! read. Never blocks, never allocates for what the peer announces (TRUST, BOUND).
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io::{ErrorKind, IoSlice, Read, Write},
 };
 
@@ -14,6 +14,31 @@ use crate::executor::{piece::Running, plan::Work};
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
+
+/// Which operations a lane has heard of.
+#[derive(Debug, Default)]
+pub(crate) struct Ordered {
+    last: Option<Sequence>,
+    /// Those that will be started later than their turn.
+    held: BTreeSet<Sequence>,
+}
+
+impl Ordered {
+    pub(crate) fn start(&mut self, sequence: Sequence) {
+        self.held.remove(&sequence);
+        self.last = self.last.max(Some(sequence));
+    }
+
+    pub(crate) fn hold(&mut self, sequence: Sequence) {
+        self.held.insert(sequence);
+        self.last = self.last.max(Some(sequence));
+    }
+
+    /// Whether one that is not running here will be, for all that is known.
+    fn may_come(&self, sequence: Sequence) -> bool {
+        self.last.is_none_or(|last| sequence > last) || self.held.contains(&sequence)
+    }
+}
 
 /// Why a link is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -219,12 +244,11 @@ impl Link {
         None
     }
 
-    /// Receives what has come, at most one frame. `started` is the last operation that was
-    /// started on this node.
+    /// Receives what has come, at most one frame.
     pub(crate) fn receive(
         &mut self,
         pieces: &mut Pieces,
-        started: Option<Sequence>,
+        ordered: &Ordered,
     ) -> Result<Turn, LinkError> {
         let took = self.take_held(pieces);
         loop {
@@ -238,7 +262,7 @@ impl Link {
                     };
                 }
                 Incoming::Waiting(header) => {
-                    let Some(step) = self.admit(&header, pieces, started)? else {
+                    let Some(step) = self.admit(&header, pieces, ordered)? else {
                         return Ok(took);
                     };
                     let piece = Self::piece(pieces, Sequence(header.sequence));
@@ -303,19 +327,18 @@ impl Link {
 
     /// The step that a frame is for. A frame of a piece that has not been started here waits, and
     /// with it what is behind it on this connection: the start is on its way from the coordinator,
-    /// which never waits for data. So no wait goes in a circle (ORD).
+    /// or waits for a rank to make room, and neither waits for data. So no wait goes in a circle
+    /// (ORD).
     fn admit(
         &self,
         header: &Header,
         pieces: &Pieces,
-        started: Option<Sequence>,
+        ordered: &Ordered,
     ) -> Result<Option<u32>, LinkError> {
         let Header { sequence, message, offset, length, .. } = *header;
         let Some(piece) = pieces.get(&Sequence(sequence)) else {
-            if started.is_some_and(|last| sequence <= last.0) {
-                return Err(LinkError::Unexpected { sequence, message });
-            }
-            return Ok(None);
+            let unexpected = LinkError::Unexpected { sequence, message };
+            return if ordered.may_come(Sequence(sequence)) { Ok(None) } else { Err(unexpected) };
         };
         let participant = piece.piece.nodes.iter().position(|node| *node == self.peer);
         let step = participant

@@ -1,0 +1,369 @@
+//! Whole collectives between real lanes: what the coordinator would order for random requests goes
+//! through the registry, the queue, the maker of pieces and the lanes of several nodes in one
+//! process, and every rank's results are compared with what the collective means.
+
+mod reference;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        OnceLock,
+        mpsc::{Receiver, Sender, channel},
+    },
+};
+
+use gradwire_collectives::algorithms::Algorithm;
+use gradwire_proto::{
+    Agreed, Collective, DType, NodeId, ProcessSetId, Rank, ReduceOp, Request, Shape, TensorName,
+    convert::TensorRef, pb,
+};
+use proptest::prelude::*;
+
+use self::reference::{Bytes, Case, KINDS, Taker, encode, requests, value};
+use super::*;
+use crate::{
+    executor::{
+        lane::{LaneConfig, LaneEvents},
+        piece::Piece,
+        tests::connect,
+    },
+    negotiate::{Instruction, Registry, tests::world},
+    queue::{LocalTensor, TensorKey, agreement::Outcome, pair},
+    sets::Members,
+};
+
+#[derive(Debug)]
+enum Event {
+    /// The tensors that this piece was the last of.
+    Finished(Vec<TensorKey>),
+    Failed(Failure),
+}
+
+struct Events(Sender<Event>);
+
+impl LaneEvents for Events {
+    fn finished(&self, piece: &Piece) {
+        let last = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
+        let _ = self.0.send(Event::Finished(last.map(|s| s.tensor.key.clone()).collect()));
+    }
+    fn failed(&self, failure: Failure) {
+        let _ = self.0.send(Event::Failed(failure));
+    }
+    fn moved(&self, _: NodeId, _: u64, _: u64) {}
+}
+
+/// One node: all that is between the coordinator's stream and the workers' sockets.
+struct TestNode {
+    world: Arc<World>,
+    registry: Registry,
+    maker: Maker,
+    room: Room,
+    lanes: Vec<Lane>,
+    events: Receiver<Event>,
+}
+
+const SET: ProcessSetId = ProcessSetId(5);
+
+fn key() -> TensorKey {
+    TensorKey { set: SET, name: TensorName::new("t").unwrap() }
+}
+
+impl TestNode {
+    fn new(me: u32, slots: &[u32], lanes: u32, set: &[Rank]) -> Self {
+        let world = Arc::new(world(me, slots));
+        let mut registry = Registry::new(world.clone());
+        let created = pb::SetCreated {
+            process_set: SET.0,
+            ranks: set.iter().map(|rank| rank.0).collect(),
+            tensor: Some(TensorRef::Name(TensorName::new("make").unwrap()).into()),
+        };
+        let created = pb::Execute { sets_created: vec![created], ..Default::default() };
+        registry.instructions(created).unwrap();
+        let everybody = Arc::new(Members::everybody(&world));
+        let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
+        let members = Members::of(&world, set.to_vec()).unwrap();
+        assert!(queue.create_set(SET, Arc::new(members)));
+        let (sender, events) = channel();
+        let sink = Arc::new(Events(sender));
+        let hosts: Arc<[String]> = slots.iter().map(|n| format!("n{n}")).collect();
+        let start = |index| {
+            let config = LaneConfig {
+                index,
+                hosts: hosts.clone(),
+                epoch: 5,
+                chunk: 256,
+                patience: Duration::from_secs(20),
+                streaming_bytes: 1 << 10,
+            };
+            Lane::start(config, sink.clone()).unwrap()
+        };
+        let lanes = (0..lanes).map(start).collect();
+        let maker = Maker { queue, plans: Plans::new(&world) };
+        Self { world, registry, maker, room: Room::default(), lanes, events }
+    }
+
+    fn submit(&self, taker: &mut Taker, set: &[Rank]) {
+        let request = taker.request.clone();
+        let position = set.binary_search(&taker.rank).unwrap();
+        let expected = request.expected(taker.rank, set.len(), position);
+        let parts = 0..request.parts();
+        for part in parts {
+            let dtype = request.dtype_of(part);
+            let elements = request.shape_of(part).elements();
+            let numbers = (0..elements).map(|i| value(taker.rank, part, i) as f64);
+            taker
+                .inputs
+                .push(Bytes::new(&numbers.flat_map(|n| encode(dtype, n)).collect::<Vec<_>>()));
+            let size = expected[part].shape.as_ref().map_or(0, Shape::elements) as usize;
+            taker.outputs.push(Bytes::new(&vec![0xEE; size * dtype.size()]));
+        }
+        let local = LocalTensor {
+            local_rank: self.world.local(taker.rank).unwrap(),
+            ticket: 1,
+            request,
+            priority: 0,
+            inputs: taker.inputs.iter().map(Bytes::span).collect(),
+            outputs: taker.outputs.iter().map(Bytes::span).collect(),
+            allocated: OnceLock::new(),
+        };
+        self.maker.queue.submit(key(), local);
+    }
+
+    fn tell(&self, sequence: Sequence, order: Order) {
+        self.lanes[sequence.0 as usize % self.lanes.len()].tell(order);
+    }
+
+    /// Starts what concerns this node. Returns how many operations that are, and who has to make
+    /// room.
+    fn execute(&mut self, execute: pb::Execute) -> (usize, Vec<RoomWanted>) {
+        let mut wanted = Vec::new();
+        let instructions = self.registry.instructions(execute).unwrap();
+        let operations = instructions.len();
+        for instruction in instructions {
+            let Instruction::Start(operation) = instruction else { panic!("{instruction:?}") };
+            let (piece, more) = self.maker.make(operation).unwrap();
+            let sequence = piece.sequence;
+            self.room.admit(piece, &more, |order| self.tell(sequence, order));
+            wanted.extend(more);
+        }
+        (operations, wanted)
+    }
+
+    fn make_room(&self, taker: &mut Taker, outcome: &Outcome) {
+        let answer = Ticket { local_rank: self.world.local(taker.rank).unwrap(), ticket: 1 };
+        assert_eq!(self.room.asked(answer).unwrap().outcome, *outcome);
+        let sizes = outcome.iter().enumerate().map(|(part, (shape, _))| {
+            shape.as_ref().map_or(0, Shape::elements) as usize * taker.request.dtype_of(part).size()
+        });
+        taker.outputs = sizes.map(|bytes| Bytes::new(&vec![0xEE; bytes])).collect();
+        let spans = taker.outputs.iter().map(Bytes::span).collect();
+        self.room.make(answer, spans, |sequence, order| self.tell(sequence, order));
+        assert!(self.room.asked(answer).is_none());
+    }
+
+    /// Waits for so many operations; how many tensors they completed.
+    fn finish(&self, operations: usize) -> usize {
+        let mut completed = 0;
+        for _ in 0..operations {
+            let event = self.events.recv_timeout(Duration::from_secs(20));
+            match event.expect("the lanes are stuck") {
+                Event::Finished(keys) => completed += keys.len(),
+                Event::Failed(failure) => panic!("{failure}"),
+            }
+        }
+        completed
+    }
+}
+
+/// What a coordinator would order: every flow cut into ranges of at most `cut`, and those of one
+/// kind fused by two.
+fn orders(
+    world: &World,
+    agreed: &Agreed,
+    members: &[Rank],
+    absent: &[Rank],
+    cut: u64,
+) -> pb::Execute {
+    let whole = agreed.request();
+    let node = |rank: Rank| world.node_of(rank).unwrap();
+    let segment = |flow: u32, offset: u64, count: u64| pb::Segment {
+        tensor: Some(TensorRef::Name(key().name).into()),
+        flow,
+        offset,
+        count,
+        agreed: Some(agreed.into()),
+    };
+    let mut kinds: BTreeMap<_, Vec<pb::Segment>> = BTreeMap::new();
+    let mut reached = std::collections::BTreeSet::new();
+    for (number, flow) in (0..).zip(agreed.flows(members)) {
+        let ends = (flow.source.map(node), flow.target.map(node));
+        if flow.count > 0 {
+            match ends {
+                (Some(from), Some(to)) => reached.extend([from, to]),
+                _ => reached.extend(members.iter().map(|rank| node(*rank))),
+            }
+        }
+        let mut offset = 0;
+        while offset < flow.count {
+            let count = cut.min(flow.count - offset);
+            let dtype = whole.dtype_of(flow.part as usize);
+            kinds.entry((dtype, ends)).or_default().push(segment(number, offset, count));
+            offset += count;
+        }
+    }
+    let mut pieces: Vec<(DType, Vec<pb::Segment>)> = Vec::new();
+    for ((dtype, _), segments) in kinds {
+        pieces.extend(segments.chunks(2).map(|chunk| (dtype, chunk.to_vec())));
+    }
+    if members.iter().any(|rank| !reached.contains(&node(*rank))) {
+        pieces.push((whole.dtype, vec![segment(u32::MAX, 0, 0)]));
+    }
+    let operation = |(sequence, (dtype, segments)): (u64, (DType, Vec<pb::Segment>))| {
+        let request =
+            Request { dtype, shape: Shape::default(), list: vec![], more: vec![], ..whole.clone() };
+        pb::Operation {
+            sequence,
+            process_set: SET.0,
+            request: Some((&request).into()),
+            algorithm: pb::Algorithm::from(Algorithm::ALL[sequence as usize % 4]).into(),
+            segments,
+            absent: absent.iter().map(|rank| rank.0).collect(),
+        }
+    };
+    pb::Execute { operations: (3..).zip(pieces).map(operation).collect(), ..Default::default() }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    /// Every collective gives every rank what it means, whichever ranks of the job are in the set
+    /// and have not joined, on one node and on several; and every node hears once that it is done.
+    #[test]
+    fn every_collective_does_what_it_means(
+        slots in prop::collection::vec(1u32..4, 1..5),
+        in_set in prop::collection::vec(any::<bool>(), 12),
+        is_absent in prop::collection::vec(any::<bool>(), 12),
+        collective in prop::sample::select(&KINDS[..]),
+        op in prop::sample::select(&[ReduceOp::Sum, ReduceOp::Max, ReduceOp::Average][..]),
+        dice in prop::collection::vec(any::<u8>(), 24),
+        cut in 1u64..200,
+        lanes in 1u32..3,
+    ) {
+        let size: u32 = slots.iter().sum();
+        let pick = |ranks: &[Rank], chosen: &[bool]| {
+            let some: Vec<Rank> = ranks.iter().copied().filter(|r| chosen[r.0 as usize]).collect();
+            if some.is_empty() { ranks[..1].to_vec() } else { some }
+        };
+        let all: Vec<Rank> = (0..size).map(Rank).collect();
+        let set = pick(&all, &in_set);
+        let works_without = matches!(
+            collective,
+            Collective::Allreduce | Collective::Reduce | Collective::Broadcast
+                | Collective::Allgather | Collective::Gather | Collective::Barrier
+        );
+        let members = if works_without { pick(&set, &is_absent) } else { set.clone() };
+        let takers = if collective == Collective::SendReceive {
+            let mut two = vec![set[0], set[set.len() - 1]];
+            two.dedup();
+            two
+        } else {
+            members.clone()
+        };
+        let absent: Vec<Rank> = set.iter().copied().filter(|r| !members.contains(r)).collect();
+        let requests = requests(collective, op, &takers, &dice);
+        for request in &requests {
+            request.validate().unwrap();
+        }
+        let agreed = Agreed::of(&takers, &requests.iter().collect::<Vec<_>>()).unwrap();
+
+        let mut nodes: Vec<TestNode> = (0..slots.len() as u32)
+            .map(|me| TestNode::new(me, &slots, lanes, &set))
+            .collect();
+        connect(&nodes.iter().map(|node| &node.lanes[..]).collect::<Vec<_>>(), None);
+        let home = nodes[0].world.clone();
+        let node_of = |rank: Rank| home.node_of(rank).unwrap().0 as usize;
+        for rank in &absent {
+            let node = &nodes[node_of(*rank)];
+            let answer = Ticket { local_rank: node.world.local(*rank).unwrap(), ticket: 9 };
+            node.maker.queue.join(SET, answer, Request::empty(Collective::Join), 0).unwrap();
+        }
+        let mut case = Case { collective, op, takers: Vec::new() };
+        for (rank, request) in takers.iter().zip(requests) {
+            let mut taker =
+                Taker { rank: *rank, request, inputs: Vec::new(), outputs: Vec::new() };
+            nodes[node_of(*rank)].submit(&mut taker, &set);
+            case.takers.push(taker);
+        }
+        let execute = orders(&home, &agreed, &takers, &absent, cut);
+        let mut started = Vec::new();
+        for node in &mut nodes {
+            started.push(node.execute(execute.clone()));
+        }
+        for (node, (_, wanted)) in nodes.iter().zip(&started) {
+            for RoomWanted { answer, outcome, .. } in wanted.iter().rev() {
+                let rank = Rank(node.world.me().first_rank.0 + answer.local_rank);
+                let taker = case.takers.iter_mut().find(|taker| taker.rank == rank).unwrap();
+                node.make_room(taker, outcome);
+            }
+        }
+        for (node, (operations, _)) in nodes.iter().zip(&started) {
+            let completed = node.finish(*operations);
+            let concerned = takers.iter().any(|rank| node.world.local(*rank).is_some());
+            prop_assert_eq!(completed, usize::from(concerned), "told once that it is done");
+        }
+        nodes.iter().flat_map(|node| &node.lanes).for_each(Lane::stop);
+        prop_assert!(pair(&case.takers[0].request).is_none() || case.takers.len() <= 2);
+        case.check();
+    }
+}
+
+/// WAIT: who is asked for room and does not answer is told of, once.
+#[test]
+fn who_makes_no_room_is_told_of() {
+    let set = [Rank(0), Rank(1)];
+    let mut node = TestNode::new(0, &[2], 1, &set);
+    let rows =
+        |rows| Request::plain(Collective::Allgather, DType::F32, Shape::new(&[rows]).unwrap());
+    let requests = [rows(1), rows(2)];
+    for (rank, request) in set.iter().zip(&requests) {
+        let mut taker =
+            Taker { rank: *rank, request: request.clone(), inputs: vec![], outputs: vec![] };
+        node.submit(&mut taker, &set);
+    }
+    let agreed = Agreed::of(&set, &requests.iter().collect::<Vec<_>>()).unwrap();
+    let world = node.world.clone();
+    let (_, wanted) = node.execute(orders(&world, &agreed, &set, &[], 100));
+    assert_eq!(wanted.len(), 2);
+    let (now, limit) = (Instant::now(), Duration::from_secs(5));
+    assert_eq!(node.room.overdue(now, limit), []);
+    let late = node.room.overdue(now + limit * 2, limit);
+    let late: Vec<_> =
+        late.iter().map(|(answer, name)| (answer.local_rank, name.as_str())).collect();
+    assert_eq!(late, [(0, "t"), (1, "t")]);
+    assert_eq!(node.room.overdue(now + limit * 2, limit), []);
+    node.lanes.iter().for_each(Lane::stop);
+}
+
+/// TRUST, ONE: what is ordered twice, or was never submitted, is refused before a byte is moved.
+#[test]
+fn orders_that_do_not_fit_the_past_are_refused() {
+    let set = [Rank(0)];
+    let mut node = TestNode::new(0, &[1], 1, &set);
+    let request = Request::allreduce(DType::F32, Shape::new(&[4]).unwrap(), ReduceOp::Sum);
+    let agreed = Agreed::of(&set, &[&request]).unwrap();
+    let world = node.world.clone();
+    let execute = orders(&world, &agreed, &set, &[], 100);
+    let order = |node: &mut TestNode| {
+        let mut instructions = node.registry.instructions(execute.clone()).unwrap();
+        let Some(Instruction::Start(operation)) = instructions.pop() else { panic!("an order") };
+        node.maker.make(operation).map(|_| ()).map_err(|failure| failure.what)
+    };
+    let text = order(&mut node).unwrap_err();
+    assert!(text.contains("'t' is not in flight here"), "{text}");
+    let mut taker = Taker { rank: Rank(0), request, inputs: vec![], outputs: vec![] };
+    node.submit(&mut taker, &set);
+    assert_eq!(order(&mut node), Ok(()));
+    let text = order(&mut node).unwrap_err();
+    assert!(text.contains("moves more of 't' than there is"), "{text}");
+    node.lanes.iter().for_each(Lane::stop);
+}

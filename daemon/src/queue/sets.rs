@@ -1,0 +1,135 @@
+//! The process sets as this node's ranks see them: who is a member, who has joined, who has left.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use gradwire_proto::ProcessSetId;
+
+use super::Ticket;
+use crate::sets::Members;
+
+/// Why a rank may not submit something in a process set. The job goes on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("there is no process set {set}: it was never made, or it has been removed")]
+    NoSet { set: ProcessSetId },
+    #[error("this rank is not a member of process set {set}")]
+    NoMember { set: ProcessSetId },
+    #[error("this rank has joined process set {set}, and all others have not yet")]
+    Joined { set: ProcessSetId },
+    #[error("it was submitted a second time while the first submission waits for its turn")]
+    Twice,
+}
+
+impl Refusal {
+    /// What to do about it.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self {
+            Self::NoSet { .. } => "make process sets with a collective call of all ranks",
+            Self::NoMember { .. } => "submit only to process sets that include this rank",
+            Self::Joined { .. } => "wait for the join before submitting anything else there",
+            Self::Twice => "wait for a tensor before submitting its name again",
+        }
+    }
+}
+
+/// A process set.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) members: Arc<Members>,
+    /// Local ranks that have joined, and what they call that.
+    pub(super) joined: BTreeMap<u32, u64>,
+}
+
+/// All process sets, and the local ranks that have left the job.
+#[derive(Debug)]
+pub(super) struct Sets {
+    by_id: HashMap<ProcessSetId, State>,
+    pub(super) left: BTreeSet<u32>,
+}
+
+impl Sets {
+    pub(super) fn new(everybody: Arc<Members>) -> Self {
+        let mut sets = Self { by_id: HashMap::new(), left: BTreeSet::new() };
+        sets.create(ProcessSetId::GLOBAL, everybody);
+        sets
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(super) fn create(&mut self, set: ProcessSetId, members: Arc<Members>) -> bool {
+        let state = State { members, joined: BTreeMap::new() };
+        let is_new = !self.by_id.contains_key(&set);
+        if is_new {
+            self.by_id.insert(set, state);
+        }
+        is_new
+    }
+
+    /// Forgets a set; who had joined it. None if there is none that can be removed.
+    pub(super) fn remove(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
+        if set == ProcessSetId::GLOBAL || !self.by_id.contains_key(&set) {
+            return None;
+        }
+        let joined = self.unjoin(set);
+        self.by_id.remove(&set);
+        Some(joined)
+    }
+
+    /// A set that a local rank has joined and in which others have not yet.
+    pub(super) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
+        let joined = |(_, state): &(&ProcessSetId, &State)| state.joined.contains_key(&local_rank);
+        self.by_id.iter().find(joined).map(|(set, _)| *set)
+    }
+
+    pub(super) fn get(&self, set: ProcessSetId) -> Option<&State> {
+        self.by_id.get(&set)
+    }
+
+    pub(super) fn has(&self, set: ProcessSetId, local_rank: u32) -> bool {
+        self.get(set).is_some_and(|state| state.members.has_local(local_rank))
+    }
+
+    /// A process set in which a local rank may submit something now.
+    pub(super) fn admit(&self, set: ProcessSetId, local_rank: u32) -> Result<&State, Refusal> {
+        let state = self.get(set).ok_or(Refusal::NoSet { set })?;
+        if !state.members.has_local(local_rank) {
+            return Err(Refusal::NoMember { set });
+        }
+        if state.joined.contains_key(&local_rank) {
+            return Err(Refusal::Joined { set });
+        }
+        Ok(state)
+    }
+
+    /// A local member that has left the job without having joined.
+    pub(super) fn first_left(&self, state: &State) -> Option<u32> {
+        let is_missed = |l: &u32| state.members.has_local(*l) && !state.joined.contains_key(l);
+        self.left.iter().copied().find(is_missed)
+    }
+
+    pub(super) fn join(&mut self, set: ProcessSetId, answer: Ticket) -> Option<&State> {
+        let state = self.by_id.get_mut(&set)?;
+        state.joined.insert(answer.local_rank, answer.ticket);
+        Some(state)
+    }
+
+    /// Nobody is absent any more; who waited for that. None if a local member has not joined.
+    pub(super) fn resume(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
+        let state = self.get(set)?;
+        let all = state.members.here.iter().all(|local| state.joined.contains_key(local));
+        all.then(|| self.unjoin(set))
+    }
+
+    /// Nobody of this node is absent any more; who had joined.
+    pub(super) fn unjoin(&mut self, set: ProcessSetId) -> Vec<Ticket> {
+        let state = self.by_id.get_mut(&set);
+        let joined = state.map(|state| std::mem::take(&mut state.joined)).unwrap_or_default();
+        let answer = |(local_rank, ticket)| Ticket { local_rank, ticket };
+        joined.into_iter().map(answer).collect()
+    }
+}
