@@ -243,6 +243,8 @@ settings! {
         max_segments: u32 = "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
         /// How long a waiting worker spins before it sleeps; auto: by the number of cores and workers.
         spin: Option<Duration> = "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
+        /// The largest object that a worker gives to others by broadcast_object or allgather_object.
+        max_object_bytes: u64 = "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
         /// Whether shared memory is backed by huge pages.
         huge_pages: HugePages = "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
     }

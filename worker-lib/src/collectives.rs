@@ -1,248 +1,268 @@
-//! Allreduce, broadcast, barrier: in place, blocking or with a handle.
+//! Every collective: blocking or with a handle, in a process set, with a name and a priority.
 //!
-//! All ranks must ask for the same: name, element type, shape, operation, factors, root. An
-//! operation without a name is called by its number (`allreduce.#3`), which fits on all ranks if
-//! all make their unnamed calls in the same order.
+//! Ranks must ask for the same: name, element type, reduction, factors, root, and all of the shape but
+//! the first dimension where the collective takes different numbers of rows. An operation without a
+//! name is called by its number (`allreduce.#3`), which fits on all ranks if all make their unnamed
+//! calls in the same order.
+//!
+//! What can be seen to be impossible at the call is refused there, and nothing is started; what only
+//! all requests together show fails on all ranks with the names of those who differ (TELL).
+//!
+//! The asynchronous forms take their tensors, and their handles give them back: in place as the
+//! result, otherwise beside it.
 
-use gradwire_proto::{Collective, Rank, ReduceOp, Request, Shape, TensorName};
+mod groups;
+mod messages;
+mod moves;
+mod options;
+mod reductions;
 
-use crate::{
-    element::Element,
-    error::{GradwireError, Result},
-    handle::Handle,
-    memory::{Buffer, Payload},
-    session::Session,
+use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
+use gradwire_shm::control::Origin;
+pub(crate) use options::Common;
+pub use options::{
+    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
+    BroadcastOptions, GatherOptions, JoinOptions, ReceiveOptions, ReduceOptions,
+    ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 
-/// How an allreduce reduces.
-#[derive(Debug, Clone, PartialEq)]
-#[must_use]
-pub struct AllreduceOptions {
-    name: Option<String>,
-    op: ReduceOp,
-    priority: i32,
-    prescale: f64,
-    postscale: f64,
+use crate::{
+    error::{GradwireError, Result},
+    handle::Handle,
+    memory::{Buffer, FromBuffer, Keep, Memory, Payload},
+    naming::{Message, PAIRS, Way},
+    process_set::ProcessSet,
+    room::Output,
+    session::Session,
+    shared::{Done, Operation},
+};
+
+/// The ranks' rows, one rank's after the other's along the first dimension.
+#[derive(Debug)]
+pub struct Gathered<P> {
+    /// All rows, in the order of ranks.
+    pub tensor: P,
+    /// How many of them came from each member of the process set, in the order of ranks. Members that
+    /// have joined have no entry.
+    pub rows: Vec<u64>,
 }
 
-impl Default for AllreduceOptions {
-    /// Unnamed, the average, priority 0, no factors.
-    fn default() -> Self {
-        Self { name: None, op: ReduceOp::Average, priority: 0, prescale: 1.0, postscale: 1.0 }
+/// An operation before its name and its places are known.
+pub(crate) struct Call {
+    pub(crate) set: ProcessSet,
+    /// Empty for a number.
+    pub(crate) name: Option<String>,
+    /// Of a message, which has no other name.
+    pub(crate) way: Option<Way>,
+    pub(crate) priority: i32,
+    pub(crate) origin: Origin,
+    pub(crate) request: Request,
+}
+
+/// Where an operation's results go.
+pub(crate) enum Target<'a> {
+    /// To its inputs.
+    InPlace,
+    /// To a given tensor, unless it turns out to be too small or too large.
+    Given(&'a Memory),
+    /// To new memory.
+    New,
+}
+
+/// An operation that was started, and where its results are expected.
+pub(crate) struct Started {
+    ticket: u64,
+    name: TensorName,
+    set: ProcessSetId,
+    /// One for each tensor; only of those that are in new memory.
+    outputs: Vec<Option<Buffer>>,
+    expected: Vec<Expected>,
+}
+
+/// How an operation has ended.
+pub(crate) struct Finished {
+    /// The number that came with it.
+    pub(crate) aux: u64,
+    /// For each tensor the result, where it has one in new memory.
+    pub(crate) outputs: Vec<Option<Output>>,
+}
+
+impl Started {
+    /// What became of it.
+    fn finish(self, done: Done) -> Finished {
+        let Done { aux, room } = done;
+        let outputs = match room {
+            Some(outputs) => outputs.into_iter().map(Some).collect(),
+            None => {
+                let rows = self.expected.into_iter().map(|expected| expected.rows);
+                let outputs = self.outputs.into_iter().zip(rows);
+                outputs.map(|(buffer, rows)| Some(Output { buffer: buffer?, rows })).collect()
+            }
+        };
+        Finished { aux, outputs }
     }
 }
 
-impl AllreduceOptions {
-    /// The default under a name.
-    pub fn named(name: impl Into<String>) -> Self {
-        Self { name: Some(name.into()), ..Self::default() }
+impl Finished {
+    fn all(self) -> Result<Vec<Output>> {
+        let outputs = self.outputs.into_iter().collect();
+        // There is one for whoever is to get one: its own request says so.
+        let lost = || GradwireError::Protocol("a result has no place".into());
+        Option::<Vec<Output>>::ok_or_else(outputs, lost)
     }
 
-    /// How the ranks' tensors become one.
-    pub fn op(mut self, op: ReduceOp) -> Self {
-        self.op = op;
-        self
+    /// The only result.
+    pub(crate) fn one<P: FromBuffer>(self) -> Result<P> {
+        self.gathered().map(|gathered| gathered.tensor)
     }
 
-    /// What has waited goes in the order of priorities, larger ones first.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.priority = priority;
-        self
+    /// One result for each tensor.
+    pub(crate) fn many<P: FromBuffer>(self) -> Result<Vec<P>> {
+        Ok(self.all()?.into_iter().map(|output| P::from_buffer(output.buffer)).collect())
     }
 
-    /// A factor for each rank's tensor before it is reduced; floats only.
-    pub fn prescale(mut self, factor: f64) -> Self {
-        self.prescale = factor;
-        self
+    /// The only result, with its rows.
+    pub(crate) fn gathered<P: FromBuffer>(self) -> Result<Gathered<P>> {
+        let lost = || GradwireError::Protocol("an operation has no result".into());
+        self.gathered_many()?.pop().ok_or_else(lost)
     }
 
-    /// A factor for the result; floats only.
-    pub fn postscale(mut self, factor: f64) -> Self {
-        self.postscale = factor;
-        self
+    /// One result for each tensor, with its rows.
+    pub(crate) fn gathered_many<P: FromBuffer>(self) -> Result<Vec<Gathered<P>>> {
+        let gathered = |Output { buffer, rows }| Gathered { tensor: P::from_buffer(buffer), rows };
+        Ok(self.all()?.into_iter().map(gathered).collect())
     }
 }
 
-/// Whose tensor a broadcast gives to everybody.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[must_use]
-pub struct BroadcastOptions {
-    name: Option<String>,
-    root: u32,
-    priority: i32,
+/// The first tensor and the others of a group.
+fn parts<'a>(tensors: impl IntoIterator<Item = &'a Memory>) -> Result<(Part, Vec<Part>)> {
+    let part = |memory: &Memory| Part { dtype: memory.dtype(), shape: memory.shape().clone() };
+    let mut parts = tensors.into_iter().map(part);
+    let first = parts.next().ok_or_else(|| {
+        GradwireError::Invalid("a group of no tensors: give one at least".to_owned())
+    })?;
+    Ok((first, parts.collect()))
 }
 
-impl BroadcastOptions {
-    /// Rank `root`'s tensor.
-    pub fn from_rank(root: u32) -> Self {
-        Self { root, ..Self::default() }
-    }
-
-    /// A name of its own.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
-        self
-    }
-
-    /// As for an allreduce.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.priority = priority;
-        self
-    }
+/// Single numbers count as one row where rows are put together.
+fn as_rows(part: Part) -> Result<Part> {
+    let Part { dtype, shape } = part;
+    let shape = if shape.dims().is_empty() { Shape::new(&[1])? } else { shape };
+    Ok(Part { dtype, shape })
 }
 
 impl Session {
-    /// Reduces the ranks' tensors; every rank gets the result in place.
-    ///
-    /// # Errors
-    /// [`GradwireError::Failed`] with the rank and the reason when the operation or the job fails;
-    /// the tensor's contents are undefined then. [`GradwireError::Invalid`] and its like if it was
-    /// not started.
-    pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
-        let (ticket, _) = self.start_allreduce(tensor.buffer(), options)?;
-        self.finish_blocking(ticket)
+    /// The set, name and priority of an operation that asks for `request`.
+    pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
+        let Common { name, priority, process_set, origin } = common;
+        let set = self.sets().of_member(process_set)?;
+        Ok(Call { set, name, way: None, priority, origin, request })
     }
 
-    /// As [`Session::allreduce`], without waiting for it.
-    ///
-    /// # Errors
-    /// If it was not started; the tensor is gone then.
-    pub fn allreduce_async<P: Payload>(
+    /// What an operation is called, now.
+    pub(crate) fn name(
         &self,
-        tensor: P,
-        options: AllreduceOptions,
-    ) -> Result<Handle<P>> {
-        let (ticket, name) = self.start_allreduce(tensor.buffer(), options)?;
-        Ok(Handle::new(self.clone(), ticket, name, tensor))
-    }
-
-    /// Reduces ordinary memory: copies it into shared memory and the result back.
-    ///
-    /// # Errors
-    /// As [`Session::allreduce`]; the slice is unchanged then.
-    pub fn allreduce_slice<T: Element>(
-        &self,
-        values: &mut [T],
-        options: AllreduceOptions,
-    ) -> Result<()> {
-        let mut tensor = self.tensor(values, &[values.len()])?;
-        self.allreduce(&mut tensor, options)?;
-        values.copy_from_slice(tensor.as_slice());
-        Ok(())
-    }
-
-    /// Gives every rank the root's tensor, in place.
-    ///
-    /// # Errors
-    /// As [`Session::allreduce`]; also if there is no rank of that number.
-    pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
-        let (ticket, _) = self.start_broadcast(tensor.buffer(), options)?;
-        self.finish_blocking(ticket)
-    }
-
-    /// As [`Session::broadcast`], without waiting for it.
-    ///
-    /// # Errors
-    /// If it was not started; the tensor is gone then.
-    pub fn broadcast_async<P: Payload>(
-        &self,
-        tensor: P,
-        options: BroadcastOptions,
-    ) -> Result<Handle<P>> {
-        let (ticket, name) = self.start_broadcast(tensor.buffer(), options)?;
-        Ok(Handle::new(self.clone(), ticket, name, tensor))
-    }
-
-    /// As [`Session::broadcast`], for ordinary memory.
-    ///
-    /// # Errors
-    /// As there; the slice is unchanged then.
-    pub fn broadcast_slice<T: Element>(
-        &self,
-        values: &mut [T],
-        options: BroadcastOptions,
-    ) -> Result<()> {
-        let mut tensor = self.tensor(values, &[values.len()])?;
-        self.broadcast(&mut tensor, options)?;
-        values.copy_from_slice(tensor.as_slice());
-        Ok(())
-    }
-
-    /// Returns once every rank has called it.
-    ///
-    /// # Errors
-    /// As [`Session::allreduce`].
-    pub fn barrier(&self) -> Result<()> {
-        self.barrier_async()?.wait()
-    }
-
-    /// As [`Session::barrier`], without waiting for it.
-    ///
-    /// # Errors
-    /// If it was not started.
-    pub fn barrier_async(&self) -> Result<Handle<()>> {
-        let request = Request::barrier();
-        let buffer = self.buffer(request.dtype, Shape::new(&[0])?)?;
-        let (ticket, name) = self.start(None, request, 0, &buffer)?;
-        // The table keeps the empty block, as it keeps every operation's.
-        Ok(Handle::new(self.clone(), ticket, name, ()))
-    }
-
-    fn start_allreduce(
-        &self,
-        buffer: &Buffer,
-        options: AllreduceOptions,
-    ) -> Result<(u64, TensorName)> {
-        let AllreduceOptions { name, op, priority, prescale, postscale } = options;
-        let request = Request::allreduce(buffer.dtype(), buffer.shape().clone(), op);
-        self.start(name, Request { prescale, postscale, ..request }, priority, buffer)
-    }
-
-    fn start_broadcast(
-        &self,
-        buffer: &Buffer,
-        options: BroadcastOptions,
-    ) -> Result<(u64, TensorName)> {
-        let BroadcastOptions { name, root, priority } = options;
-        if root >= self.size() {
-            let text = format!(
-                "there is no rank {root} to broadcast from: the job has {} ranks",
-                self.size()
-            );
-            return Err(GradwireError::Invalid(text));
-        }
-        let request = Request::broadcast(buffer.dtype(), buffer.shape().clone(), Rank(root));
-        self.start(name, request, priority, buffer)
-    }
-
-    fn start(
-        &self,
+        set: ProcessSetId,
         name: Option<String>,
-        request: Request,
-        priority: i32,
-        buffer: &Buffer,
-    ) -> Result<(u64, TensorName)> {
-        self.check_process()?;
-        let name = match name {
-            Some(name) => TensorName::new(&name)?,
-            None => TensorName::new(&self.unnamed(request.collective))?,
-        };
-        let submitted = self.shared().submit(name.clone(), request, priority, buffer);
-        let ticket = self.shared().noted(submitted)?;
-        Ok((ticket, name))
+        kind: &'static str,
+    ) -> Result<TensorName> {
+        let name = name.unwrap_or_else(|| self.names().unnamed(set, kind));
+        Ok(TensorName::new(&name)?)
     }
 
-    fn unnamed(&self, collective: Collective) -> String {
-        let kind = match collective {
-            Collective::Allreduce => 0,
-            Collective::Broadcast => 1,
-            Collective::Barrier => 2,
-        };
-        format!("{collective}.#{}", self.next_unnamed(kind))
+    /// The next message of a way, which has its number now.
+    fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Message> {
+        self.names().message(set, way).ok_or_else(|| {
+            GradwireError::Invalid(format!(
+                "this rank has used {PAIRS} different pairs of a peer and a tag, which is the limit; use tags again"
+            ))
+        })
     }
 
-    fn finish_blocking(&self, ticket: u64) -> Result<()> {
-        let outcome = self.shared().wait(ticket, None).unwrap_or(Err(GradwireError::Closed));
-        self.shared().noted(outcome)
+    /// Starts an operation on these inputs, one for each tensor or none.
+    pub(crate) fn start(
+        &self,
+        call: Call,
+        inputs: &[&Memory],
+        into: Target<'_>,
+    ) -> Result<Started> {
+        let started = self.check_process().and_then(|()| self.start_checked(call, inputs, &into));
+        self.shared().noted(started)
+    }
+
+    fn start_checked(&self, call: Call, inputs: &[&Memory], into: &Target<'_>) -> Result<Started> {
+        let Call { set, name, way, priority, origin, request } = call;
+        // Before anything is made room for: nothing is started then.
+        request.validate()?;
+        let number = set.number();
+        let expected = request.expected(
+            gradwire_proto::Rank(self.rank()),
+            set.len(),
+            set.position().unwrap_or_default(),
+        );
+        let new = |(part, expected): (usize, &Expected)| {
+            let shape = expected.shape.clone().filter(|_| matches!(into, Target::New));
+            shape.map(|shape| self.buffer_unfilled(request.dtype_of(part), shape)).transpose()
+        };
+        let outputs: Vec<Option<Buffer>> =
+            expected.iter().enumerate().map(new).collect::<Result<_>>()?;
+        let mut spare = None;
+        let mut memory: Vec<Keep> = Vec::new();
+        let (mut from, mut to) = (Vec::new(), Vec::new());
+        for (part, output) in outputs.iter().enumerate() {
+            let input = inputs.get(part).copied();
+            let output = match into {
+                Target::InPlace => input,
+                Target::Given(given) => Some(*given),
+                Target::New => output.as_ref().map(Payload::memory),
+            };
+            // What is not looked at is some place all the same, and what has no elements, too.
+            let any = match input.or(output) {
+                Some(memory) => memory,
+                None => spare.insert(self.buffer_unfilled(DType::U8, Shape::new(&[0])?)?).memory(),
+            };
+            let (input, output) = (input.unwrap_or(any), output.unwrap_or(any));
+            from.push(input.place());
+            to.push(output.place());
+            memory.extend([input.keep(), output.keep()]);
+        }
+        // Last, so that a call that is refused is counted by nobody: other ranks don't know of it.
+        let message = way.map(|way| self.message_of(number, way)).transpose()?;
+        let name = message.as_ref().map(|message| message.name.clone()).or(name);
+        let name = self.name(number, name, request.collective.name())?;
+        let operation = Operation {
+            process_set: number,
+            name: name.clone(),
+            request,
+            priority,
+            origin,
+            inputs: from,
+            outputs: to,
+            memory,
+            movable: !matches!(into, Target::InPlace),
+        };
+        let submitted = self.shared().submit(operation);
+        if let (Err(_), Some(message)) = (&submitted, &message) {
+            self.names().take_back(number, message);
+        }
+        let ticket = submitted?;
+        Ok(Started { ticket, name, set: number, outputs, expected })
+    }
+
+    /// Waits for an operation.
+    pub(crate) fn finish(&self, started: Started) -> Result<Finished> {
+        let outcome = self.shared().wait(started.ticket, None);
+        let done = self.shared().noted(outcome.unwrap_or(Err(GradwireError::Closed)))?;
+        Ok(started.finish(done))
+    }
+
+    /// A handle of an operation, and what to make of its end.
+    pub(crate) fn handle<R>(
+        &self,
+        started: Started,
+        result: impl FnOnce(Finished) -> Result<R> + Send + 'static,
+    ) -> Handle<R> {
+        let (ticket, name) = (started.ticket, started.name.clone());
+        Handle::operation(self.clone(), ticket, name, move |done| result(started.finish(done)))
     }
 }

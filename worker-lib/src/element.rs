@@ -1,7 +1,10 @@
 //! The Rust types of tensor elements.
 
-use bytemuck::Pod;
+use std::fmt;
+
+use bytemuck::{Pod, Zeroable};
 use gradwire_proto::DType;
+use num_complex::Complex;
 
 mod sealed {
     pub trait Sealed {}
@@ -11,6 +14,45 @@ mod sealed {
 pub trait Element: Pod + Send + Sync + std::fmt::Debug + sealed::Sealed {
     /// What the protocol calls it.
     const DTYPE: DType;
+}
+
+/// A truth value as tensors hold it: false where the byte is 0. (A `bool` of another process can't be
+/// one of Rust's, which has two bytes only.)
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Bool(u8);
+
+impl Bool {
+    /// The value.
+    pub fn get(self) -> bool {
+        self.0 != 0
+    }
+}
+
+impl From<bool> for Bool {
+    fn from(value: bool) -> Self {
+        Self(u8::from(value))
+    }
+}
+
+impl From<Bool> for bool {
+    fn from(value: Bool) -> Self {
+        value.get()
+    }
+}
+
+impl PartialEq for Bool {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for Bool {}
+
+impl fmt::Debug for Bool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
 }
 
 macro_rules! elements {
@@ -40,4 +82,13 @@ elements! {
     u8 = U8,
     i32 = I32,
     i64 = I64,
+    i16 = I16,
+    u16 = U16,
+    u32 = U32,
+    u64 = U64,
+    Bool = Bool,
+    gradwire_proto::F8E4m3 = F8E4m3,
+    gradwire_proto::F8E5m2 = F8E5m2,
+    Complex<f32> = C64,
+    Complex<f64> = C128,
 }

@@ -97,6 +97,17 @@ pub enum GradwireError {
     Closed,
 }
 
+impl GradwireError {
+    /// The failure that all ranks are told, if this is one: of which kind, of which rank, host and
+    /// tensor.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Failed(failure) | Self::Refused(failure) => Some(failure),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Debug for GradwireError {
     /// The same text as [`fmt::Display`]: this is what a `main` that returns the error prints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

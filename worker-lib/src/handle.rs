@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -10,29 +11,41 @@ use gradwire_proto::TensorName;
 use crate::{
     error::{GradwireError, Result},
     session::Session,
+    shared::{Done, lock},
+    task::Task,
 };
 
-/// An operation in flight, and its tensor. `wait` gives the tensor back.
+/// An operation in flight, and its tensors. `wait` gives its result, and tensors back.
 ///
 /// A handle that is dropped does not stop the operation: other ranks count on it. Its memory stays
 /// taken until it has ended.
 #[must_use = "the tensor is in the handle: wait for it"]
-pub struct Handle<P> {
+pub struct Handle<R> {
     session: Session,
-    ticket: u64,
     name: TensorName,
-    /// `None` once the outcome was fetched.
-    payload: Option<P>,
+    source: Source<R>,
 }
 
-/// Why [`Handle::wait_deadline`] has no tensor to give.
+/// Makes an operation's result of how it was done.
+type Finish<R> = Box<dyn FnOnce(Done) -> Result<R> + Send>;
+
+/// Where the result comes from.
+enum Source<R> {
+    /// One operation. `None` once the outcome was fetched; the lock is for [`Sync`], nobody waits for
+    /// it.
+    Operation(u64, Mutex<Option<Finish<R>>>),
+    /// Several operations, one after the other, in a thread of their own.
+    Task(Arc<Task<R>>),
+}
+
+/// Why [`Handle::wait_deadline`] has no result to give.
 #[derive(Debug, thiserror::Error)]
-pub enum WaitError<P> {
+pub enum WaitError<R> {
     /// The deadline came first; the operation goes on, and here is its handle.
     #[error("{} did not complete within {after:?}", .handle.what())]
     Timeout {
         /// To wait again, or to drop.
-        handle: Handle<P>,
+        handle: Handle<R>,
         /// How long was waited.
         after: Duration,
     },
@@ -41,8 +54,8 @@ pub enum WaitError<P> {
     Failed(GradwireError),
 }
 
-impl<P> From<WaitError<P>> for GradwireError {
-    fn from(error: WaitError<P>) -> Self {
+impl<R> From<WaitError<R>> for GradwireError {
+    fn from(error: WaitError<R>) -> Self {
         match error {
             WaitError::Timeout { handle, after } => Self::Timeout { what: handle.what(), after },
             WaitError::Failed(error) => error,
@@ -50,9 +63,19 @@ impl<P> From<WaitError<P>> for GradwireError {
     }
 }
 
-impl<P> Handle<P> {
-    pub(crate) fn new(session: Session, ticket: u64, name: TensorName, payload: P) -> Self {
-        Self { session, ticket, name, payload: Some(payload) }
+impl<R> Handle<R> {
+    pub(crate) fn operation(
+        session: Session,
+        ticket: u64,
+        name: TensorName,
+        finish: impl FnOnce(Done) -> Result<R> + Send + 'static,
+    ) -> Self {
+        let source = Source::Operation(ticket, Mutex::new(Some(Box::new(finish))));
+        Self { session, name, source }
+    }
+
+    pub(crate) fn task(session: Session, name: TensorName, task: Arc<Task<R>>) -> Self {
+        Self { session, name, source: Source::Task(task) }
     }
 
     /// The operation's name.
@@ -64,12 +87,12 @@ impl<P> Handle<P> {
         format!("the operation on tensor '{}'", self.name)
     }
 
-    /// Waits until the operation has ended, and gives the tensor back. Returns at once with the
-    /// cause when the job fails (TELL).
+    /// Waits until the operation has ended, and gives its result. Returns at once with the cause when
+    /// the job fails (TELL).
     ///
     /// # Errors
     /// [`GradwireError::Failed`] with what happened; the tensor is gone then.
-    pub fn wait(mut self) -> Result<P> {
+    pub fn wait(self) -> Result<R> {
         self.fetch(None).unwrap_or(Err(GradwireError::Closed))
     }
 
@@ -77,10 +100,10 @@ impl<P> Handle<P> {
     ///
     /// # Errors
     /// [`WaitError::Timeout`] with the handle, or [`WaitError::Failed`].
-    pub fn wait_deadline(mut self, within: Duration) -> Result<P, WaitError<P>> {
+    pub fn wait_deadline(self, within: Duration) -> Result<R, WaitError<R>> {
         // A deadline past the end of time is none.
         match self.fetch(Instant::now().checked_add(within)) {
-            Some(Ok(payload)) => Ok(payload),
+            Some(Ok(result)) => Ok(result),
             Some(Err(error)) => Err(WaitError::Failed(error)),
             None => Err(WaitError::Timeout { handle: self, after: within }),
         }
@@ -88,31 +111,50 @@ impl<P> Handle<P> {
 
     /// Whether [`Handle::wait`] would return at once.
     pub fn poll(&self) -> bool {
-        self.session.check_process().is_err() || self.session.shared().has_ended(self.ticket)
+        self.session.check_process().is_err()
+            || match &self.source {
+                Source::Operation(ticket, _) => self.session.shared().has_ended(*ticket),
+                Source::Task(task) => task.has_ended(),
+            }
     }
 
     /// `None` when the deadline came first.
-    fn fetch(&mut self, deadline: Option<Instant>) -> Option<Result<P>> {
+    fn fetch(&self, deadline: Option<Instant>) -> Option<Result<R>> {
         if let Err(error) = self.session.check_process() {
             return Some(Err(error));
         }
         let shared = self.session.shared();
-        let outcome = shared.noted(shared.wait(self.ticket, deadline)?);
-        Some(outcome.and_then(|()| self.payload.take().ok_or(GradwireError::Closed)))
+        let result = match &self.source {
+            Source::Operation(ticket, finish) => {
+                let outcome = shared.wait(*ticket, deadline)?;
+                let finish = lock(finish).take();
+                outcome.and_then(|done| finish.map_or(Err(GradwireError::Closed), |f| f(done)))
+            }
+            Source::Task(task) => task.wait(deadline)?,
+        };
+        Some(shared.noted(result))
     }
 }
 
-impl<P> Drop for Handle<P> {
+impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
         // Also after a failure of the whole session: the entry keeps the memory until the end.
-        if self.payload.is_some() && self.session.check_process().is_ok() {
-            self.session.shared().abandon(self.ticket);
+        if let Source::Operation(ticket, finish) = &self.source
+            && lock(finish).is_some()
+            && self.session.check_process().is_ok()
+        {
+            self.session.shared().abandon(*ticket);
         }
     }
 }
 
-impl<P> fmt::Debug for Handle<P> {
+impl<R> fmt::Debug for Handle<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle").field("name", &self.name).field("ticket", &self.ticket).finish()
+        let mut text = f.debug_struct("Handle");
+        text.field("name", &self.name);
+        if let Source::Operation(ticket, _) = &self.source {
+            text.field("ticket", ticket);
+        }
+        text.finish()
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Tuning {
     /// How long a waiter spins before it sleeps; by cores and local ranks where not set.
     pub(crate) spin: Option<Duration>,
     pub(crate) huge_pages: HugePages,
+    /// The largest object of this rank.
+    pub(crate) max_object_bytes: u64,
     /// How long the world may take to form, and a segment to be taken.
     pub(crate) start_timeout: Duration,
     /// A daemon whose own beats stop for this long is lost.
@@ -53,6 +55,7 @@ impl Default for Tuning {
             max_segments: 1024,
             spin: None,
             huge_pages: HugePages::Advise,
+            max_object_bytes: 1 << 30,
             start_timeout: Duration::from_secs(30),
             silence: Duration::from_secs(4),
         }
@@ -109,6 +112,7 @@ impl Tuning {
             "ARENA_MAX_BYTES" => {
                 self.max_bytes = Some(bytes(name, text, 0, 1 << 50)?).filter(|&max| max > 0);
             }
+            "MAX_OBJECT_BYTES" => self.max_object_bytes = bytes(name, text, 1, 1 << 40)?,
             "MAX_SEGMENTS" => self.max_segments = number(name, text, 1, 1 << 20)? as u32,
             "SPIN_US" => {
                 self.spin = match text {
@@ -198,12 +202,14 @@ mod tests {
             ("GRADWIRE_WORKER__ARENA_MAX_BYTES", Some("0")),
             ("GRADWIRE_WORKER__SPIN_US", Some("20")),
             ("GRADWIRE_WORKER__HUGE_PAGES", Some("never")),
+            ("GRADWIRE_WORKER__MAX_OBJECT_BYTES", Some("4KiB")),
         ])
         .unwrap()
         .tuning;
         assert_eq!((tuned.segment_bytes, tuned.max_bytes), (2 << 20, None));
         assert_eq!(tuned.spin, Some(Duration::from_micros(20)));
         assert!(matches!(tuned.huge_pages, HugePages::Never));
+        assert_eq!(tuned.max_object_bytes, 4096);
     }
 
     #[test]

@@ -13,10 +13,48 @@
 //! # }
 //! ```
 //!
+//! All ranks call the same collectives; a rank without a peer's call waits for it. Each has a blocking
+//! form and one with a [`Handle`], a name, a priority and a process set:
+//!
+//! | | in place | with a result of its own |
+//! |---|---|---|
+//! | reductions | [`allreduce`](Session::allreduce), [`reduce`](Session::reduce) | [`allreduce_to`](Session::allreduce_to), [`reducescatter`](Session::reducescatter) |
+//! | moves | [`broadcast`](Session::broadcast) | [`allgather`](Session::allgather), [`gather`](Session::gather), [`scatter`](Session::scatter), [`alltoall`](Session::alltoall) |
+//! | groups | [`grouped_allreduce`](Session::grouped_allreduce) | [`grouped_allreduce_to`](Session::grouped_allreduce_to), [`grouped_allgather`](Session::grouped_allgather), [`grouped_reducescatter`](Session::grouped_reducescatter) |
+//! | messages | [`receive_into`](Session::receive_into) | [`send`](Session::send), [`receive`](Session::receive) |
+//! | ranks | [`barrier`](Session::barrier), [`join`](Session::join) | [`add_process_set`](Session::add_process_set), [`remove_process_set`](Session::remove_process_set) |
+//! | of several | [`adasum`](Session::adasum) | [`sparse_allreduce`](Session::sparse_allreduce), [`broadcast_object`](Session::broadcast_object), [`allgather_object`](Session::allgather_object) |
+//!
+//! ```no_run
+//! # fn main() -> Result<(), gradwire_worker::GradwireError> {
+//! # use gradwire_worker::*;
+//! # let session = Session::from_env()?;
+//! // Rows of different numbers, and who gave how many of them.
+//! let found = session.tensor(&[1.5f32, 2.5], &[1, 2])?;
+//! let all = session.allgather(&found, AllgatherOptions::default())?;
+//! println!("{:?} rows, {:?}", all.rows, all.tensor.as_slice());
+//!
+//! // Some of the ranks, while others do something else. All ranks make the set.
+//! let even: Vec<u32> = (0..session.size()).step_by(2).collect();
+//! let even = session.add_process_set(&even)?;
+//! if even.includes(session.rank()) {
+//!     let options = AllreduceOptions::named("loss").op(ReduceOp::Max).process_set(&even);
+//!     session.allreduce_slice(&mut [0.25f64], options)?;
+//! }
+//!
+//! // A message, while the program goes on.
+//! if session.rank() == 0 {
+//!     let sent = session.send_async(found, SendOptions::to_rank(1).tag(7))?;
+//!     let _found = sent.wait()?;
+//! } else if session.rank() == 1 {
+//!     let _got: Tensor<f32> = session.receive(ReceiveOptions::from_rank(0).tag(7))?;
+//! }
+//! session.shutdown()
+//! # }
+//! ```
+//!
 //! - [`Session`]: attaching, ranks, tensors, leaving
-//! - collectives: [`Session::allreduce`], [`Session::broadcast`], [`Session::barrier`], each
-//!   blocking or with a [`Handle`]
-//! - [`Tensor`], [`Buffer`]: memory that the daemon sees, too
+//! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that the daemon sees, too
 //! - [`optimizer`]: the order in which gradients go, and their accumulation; framework-free
 //! - `tch` (feature `tch`): a distributed optimizer around one of tch
 //!
@@ -28,33 +66,53 @@
 //! - **BOUND** At most 4096 operations are in flight; a further one waits for room.
 //! - **TRUST** What the daemon says is checked where it arrives.
 //!
-//! The daemon does the work: there is no reduction, no network and no runtime in here.
+//! The daemon does the work: there is no network and no runtime in here, and no arithmetic but that of
+//! sparse allreduces and of Adasum, which are made of other collectives.
 
 #![deny(unsafe_code)]
 
+mod adasum;
+mod builder;
 mod collectives;
 mod element;
 mod error;
+mod exchange;
 mod handle;
 mod launch;
 mod link;
 #[expect(unsafe_code, reason = "the one room where shared memory becomes slices")]
 mod memory;
+mod naming;
+mod objects;
 pub mod optimizer;
+mod process_set;
+mod room;
 mod session;
 mod shared;
+mod sparse;
+mod task;
 #[cfg(feature = "tch")]
 pub mod tch;
 mod tickets;
 mod watch;
 
-pub use collectives::{AllreduceOptions, BroadcastOptions};
-pub use element::Element;
+pub use builder::SessionBuilder;
+pub use collectives::{
+    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
+    BroadcastOptions, GatherOptions, Gathered, JoinOptions, ReceiveOptions, ReduceOptions,
+    ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
+};
+pub use element::{Bool, Element};
 pub use error::GradwireError;
-pub use gradwire_proto::{DType, Failure, FailureKind, JobId, ReduceOp, Secret, Shape, TensorName};
+pub use gradwire_proto::{
+    DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape, TensorName,
+};
 pub use gradwire_shm::{arena::ArenaStats, segment::HugePages};
 pub use half;
 pub use handle::{Handle, WaitError};
 pub use link::Node;
-pub use memory::{Buffer, Payload, Tensor};
-pub use session::{Session, SessionBuilder, Stats};
+pub use memory::{Buffer, FromBuffer, Payload, SharedBuffer, Tensor};
+pub use num_complex::Complex;
+pub use process_set::ProcessSet;
+pub use session::{Session, Stats};
+pub use sparse::{Number, SparseReduced, SparseRows};

@@ -4,58 +4,143 @@
 //! That nobody here looks meanwhile is a matter of ownership: a blocking call borrows the buffer
 //! mutably, an asynchronous one takes it and its handle gives it back. The table of operations
 //! keeps a [`Keep`] for as long as the operation runs: it keeps the memory from being given to
-//! another tensor, and can't look into it.
+//! another tensor, and can't look into it. A [`SharedBuffer`] has no slices at all, so that others
+//! may have views of it.
 
-use std::{fmt, marker::PhantomData, slice, sync::Arc};
+use std::{
+    fmt,
+    marker::PhantomData,
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use gradwire_proto::{DType, Shape};
 use gradwire_shm::{arena::ArenaBlock, control::Place};
 
-use crate::element::Element;
+use crate::{
+    element::Element,
+    error::{GradwireError, Result},
+};
 
 /// Keeps a buffer's memory taken without access to it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Keep {
     #[expect(dead_code, reason = "held for its drop")]
     block: Arc<ArenaBlock>,
 }
 
-/// A tensor whose element type is known at run time only. In shared memory, aligned to 64 bytes.
-pub struct Buffer {
+/// Where a tensor is and what it is, without a way to its bytes.
+pub struct Memory {
     block: Arc<ArenaBlock>,
+    /// Its first byte in the block.
+    start: u64,
     dtype: DType,
     shape: Shape,
+}
+
+impl Memory {
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.shape.elements() * self.dtype.size() as u64
+    }
+
+    fn as_ptr(&self) -> *mut u8 {
+        // Within the block: `start` and the shape were checked against it.
+        self.block.as_ptr().wrapping_add(self.start as usize)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        Place { segment: self.block.segment().0, offset: self.block.offset() + self.start }
+    }
+
+    pub(crate) fn keep(&self) -> Keep {
+        Keep { block: self.block.clone() }
+    }
+
+    /// Writes all of it. Others that have a way to the same memory may see some of it earlier.
+    ///
+    /// # Panics
+    /// If there are not as many bytes.
+    pub(crate) fn write(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len() as u64, self.byte_len(), "all of the tensor is written");
+        let start = self.as_ptr();
+        let words = if start.addr().is_multiple_of(8) { bytes.len() / 8 } else { 0 };
+        let (body, tail) = bytes.split_at(words * 8);
+        // SAFETY: the memory is `bytes.len()` long and mapped while the block lives, which `self`
+        // keeps; it is aligned for the words, checked above. The stores are atomic, so another
+        // thread's stores here do not race with them. Nobody has a slice of it: a `SharedBuffer` has
+        // none, and whoever owns a `Buffer` has given it away or lent it mutably to call this.
+        let (to, rest) = unsafe {
+            let to = slice::from_raw_parts(start.cast::<AtomicU64>(), words);
+            let rest = start.wrapping_add(words * 8).cast::<AtomicU8>();
+            (to, slice::from_raw_parts(rest, tail.len()))
+        };
+        for (to, bytes) in to.iter().zip(body.as_chunks().0) {
+            to.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+        rest.iter().zip(tail).for_each(|(to, byte)| to.store(*byte, Relaxed));
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} in {:?}", self.dtype, self.shape, self.block)
+    }
+}
+
+/// A tensor whose element type is known at run time only. In shared memory, aligned to 64 bytes.
+pub struct Buffer {
+    memory: Memory,
 }
 
 impl Buffer {
     /// Takes a block that nobody else uses. Its size is that of the shape.
     pub(crate) fn new(block: ArenaBlock, dtype: DType, shape: Shape) -> Self {
         debug_assert_eq!(block.bytes(), shape.elements() * dtype.size() as u64);
-        Self { block: Arc::new(block), dtype, shape }
+        Self { memory: Memory { block: Arc::new(block), start: 0, dtype, shape } }
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.memory.dtype
     }
 
     /// The dimensions, outermost first.
     pub fn shape(&self) -> &Shape {
-        &self.shape
+        &self.memory.shape
     }
 
     /// The first byte, for others to make views of; valid for [`Buffer::bytes`]' length while the
     /// buffer lives, and the daemon's while an operation is in flight.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.block.as_ptr()
+        self.memory.as_ptr()
     }
 
     pub(crate) fn place(&self) -> Place {
-        Place { segment: self.block.segment().0, offset: self.block.offset() }
+        self.memory.place()
     }
 
-    pub(crate) fn keep(&self) -> Keep {
-        Keep { block: self.block.clone() }
+    /// The same as a tensor of elements that are known.
+    ///
+    /// # Errors
+    /// The buffer, if its elements are of another type.
+    pub fn into_tensor<T: Element>(self) -> Result<Tensor<T>, Self> {
+        if self.dtype() == T::DTYPE { Ok(Tensor::new(self)) } else { Err(self) }
+    }
+
+    /// The same for others to have views of.
+    pub fn into_shared(self) -> SharedBuffer {
+        SharedBuffer { memory: self.memory }
     }
 
     /// The elements' bytes, in the machine's order, outermost dimension first.
@@ -64,20 +149,89 @@ impl Buffer {
         // borrow of `self`. In this process only a `&mut Buffer` gives a way to write to it. The
         // daemon writes between a submission and its end only, and `self` is borrowed mutably or
         // owned by the handle for that long.
-        unsafe { slice::from_raw_parts(self.block.as_ptr(), self.block.bytes() as usize) }
+        unsafe { slice::from_raw_parts(self.as_ptr(), self.memory.byte_len() as usize) }
     }
 
     /// The elements' bytes, to be changed.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; `self` is borrowed mutably, other owners of the block (`Keep`) can't
         // look into it, and no operation is in flight.
-        unsafe { slice::from_raw_parts_mut(self.block.as_ptr(), self.block.bytes() as usize) }
+        unsafe { slice::from_raw_parts_mut(self.as_ptr(), self.memory.byte_len() as usize) }
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} {} in {:?})", self.dtype, self.shape, self.block)
+        write!(f, "Buffer({:?})", self.memory)
+    }
+}
+
+/// A tensor that others have views of at the same time: a framework's tensors, or parts of it. Cheap to
+/// clone; clones are the same memory, which stays taken while one of them lives or an operation on it
+/// is in flight. There is no way to its bytes but the address: whoever uses that sees to it that
+/// nothing else reads or writes there at the same time, neither a view nor an operation in flight.
+#[derive(Debug)]
+pub struct SharedBuffer {
+    memory: Memory,
+}
+
+impl Clone for SharedBuffer {
+    fn clone(&self) -> Self {
+        let Memory { block, start, dtype, shape } = &self.memory;
+        let (block, shape) = (block.clone(), shape.clone());
+        Self { memory: Memory { block, start: *start, dtype: *dtype, shape } }
+    }
+}
+
+impl SharedBuffer {
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.memory.dtype
+    }
+
+    /// The dimensions, outermost first.
+    pub fn shape(&self) -> &Shape {
+        &self.memory.shape
+    }
+
+    /// How many bytes the elements take.
+    pub fn byte_len(&self) -> u64 {
+        self.memory.byte_len()
+    }
+
+    /// The first byte, valid for [`SharedBuffer::byte_len`] bytes while a clone or a view lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    /// A part of the same memory as a tensor of its own, from an element on, which is counted in
+    /// elements of `dtype`.
+    ///
+    /// # Errors
+    /// [`GradwireError::Invalid`] if it is not within this one, or if its address does not suit the
+    /// elements.
+    pub fn view(&self, first_element: u64, dtype: DType, shape: &Shape) -> Result<Self> {
+        let size = dtype.size() as u64;
+        let room = self.byte_len();
+        let bytes = shape.elements().checked_mul(size);
+        let first = first_element.checked_mul(size);
+        let end = first.zip(bytes).and_then(|(first, bytes)| first.checked_add(bytes));
+        let (Some(first), true) = (first, end.is_some_and(|end| end <= room)) else {
+            let text = format!(
+                "a view of {dtype} {shape} from element {first_element} on is not within a buffer of {room} bytes"
+            );
+            return Err(GradwireError::Invalid(text));
+        };
+        let start = self.memory.start + first;
+        // Blocks are aligned to 64 bytes.
+        if !start.is_multiple_of(size) {
+            let text = format!(
+                "a view of {dtype} can't begin at byte {start}, which is not a multiple of {size}"
+            );
+            return Err(GradwireError::Invalid(text));
+        }
+        let (block, shape) = (self.memory.block.clone(), shape.clone());
+        Ok(Self { memory: Memory { block, start, dtype, shape } })
     }
 }
 
@@ -90,7 +244,7 @@ pub struct Tensor<T: Element> {
 impl<T: Element> Tensor<T> {
     /// Takes a buffer of `T::DTYPE`.
     pub(crate) fn new(buffer: Buffer) -> Self {
-        debug_assert_eq!(buffer.dtype, T::DTYPE);
+        debug_assert_eq!(buffer.dtype(), T::DTYPE);
         Self { buffer, element: PhantomData }
     }
 
@@ -109,6 +263,11 @@ impl<T: Element> Tensor<T> {
     pub fn shape(&self) -> &Shape {
         self.buffer.shape()
     }
+
+    /// The same as a buffer, such as for a group of different element types.
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer
+    }
 }
 
 impl<T: Element> fmt::Debug for Tensor<T> {
@@ -120,27 +279,69 @@ impl<T: Element> fmt::Debug for Tensor<T> {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Buffer {}
+    impl Sealed for super::SharedBuffer {}
     impl<T: super::Element> Sealed for super::Tensor<T> {}
     #[cfg(feature = "tch")]
     impl Sealed for crate::tch::Mirror {}
 }
 
-/// What a collective works on: a [`Tensor`] or a [`Buffer`]. Sealed, because owning one must mean
-/// that nobody else has a way to its memory.
-pub trait Payload: sealed::Sealed {
+/// What a collective works on: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`]. Sealed, because owning
+/// one must mean that nobody else has a slice of its memory.
+pub trait Payload: sealed::Sealed + Send + 'static {
     /// The memory.
     #[doc(hidden)]
-    fn buffer(&self) -> &Buffer;
+    fn memory(&self) -> &Memory;
+}
+
+/// What a collective can give as a result of its own: a [`Tensor`], a [`Buffer`] or a
+/// [`SharedBuffer`].
+pub trait FromBuffer: Payload {
+    /// The element type, where the type says it.
+    const DTYPE: Option<DType>;
+
+    /// Takes memory whose elements are of [`FromBuffer::DTYPE`], if that is known.
+    #[doc(hidden)]
+    fn from_buffer(buffer: Buffer) -> Self;
 }
 
 impl Payload for Buffer {
-    fn buffer(&self) -> &Buffer {
-        self
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl FromBuffer for Buffer {
+    const DTYPE: Option<DType> = None;
+
+    fn from_buffer(buffer: Buffer) -> Self {
+        buffer
+    }
+}
+
+impl Payload for SharedBuffer {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl FromBuffer for SharedBuffer {
+    const DTYPE: Option<DType> = None;
+
+    fn from_buffer(buffer: Buffer) -> Self {
+        buffer.into_shared()
     }
 }
 
 impl<T: Element> Payload for Tensor<T> {
-    fn buffer(&self) -> &Buffer {
-        &self.buffer
+    fn memory(&self) -> &Memory {
+        &self.buffer.memory
+    }
+}
+
+impl<T: Element> FromBuffer for Tensor<T> {
+    const DTYPE: Option<DType> = Some(T::DTYPE);
+
+    fn from_buffer(buffer: Buffer) -> Self {
+        Self::new(buffer)
     }
 }

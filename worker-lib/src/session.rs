@@ -2,13 +2,7 @@
 
 use std::{
     fmt,
-    net::Shutdown,
-    os::fd::AsFd,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    thread,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -16,27 +10,20 @@ use gradwire_proto::{
     DType, Failure, FailureKind, JobId, Secret, Shape,
     pb::{self, worker_message::Message},
 };
-use gradwire_shm::{
-    arena::{Arena, ArenaConfig, ArenaStats},
-    control::WorkerControl,
-    segment::HugePages,
-};
+use gradwire_shm::arena::{Arena, ArenaStats};
 
 use crate::{
+    builder::SessionBuilder,
     element::Element,
     error::{GradwireError, Result},
-    launch::{Launch, Tuning, bad},
-    link::{self, Node, World},
+    launch::{Launch, Tuning},
+    link::{Node, World},
     memory::{Buffer, Tensor},
-    shared::{End, Shared},
+    naming::Names,
+    process_set::{ProcessSet, ProcessSets},
+    shared::{End, FAREWELL, Shared, lock},
     watch::Threads,
 };
-
-/// How long the daemon may take to let this rank go.
-const FAREWELL: Duration = Duration::from_secs(5);
-
-/// How long a spinning waiter spins where there are cores to spare.
-const SPIN: Duration = Duration::from_micros(50);
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
 /// leaves the job in good order when [`Session::shutdown`] is called. A session whose last clone
@@ -53,8 +40,9 @@ struct Inner {
     /// The process that has the threads and the right to the connection.
     process: u32,
     threads: Mutex<Option<Threads>>,
-    /// How many operations of each kind had no name: all ranks count alike.
-    unnamed: [AtomicU64; 3],
+    names: Mutex<Names>,
+    sets: Mutex<ProcessSets>,
+    max_object_bytes: u64,
 }
 
 /// What a session has done so far.
@@ -67,122 +55,36 @@ pub struct Stats {
     pub in_flight: usize,
     /// Bytes of all submitted operations' tensors.
     pub bytes: u64,
+    /// Sparse allreduces that moved rows.
+    pub sparse_rows: u64,
+    /// Sparse allreduces that moved the dense tensor, because that was smaller.
+    pub sparse_dense: u64,
     /// The shared memory.
     pub arena: ArenaStats,
-}
-
-/// Makes a session other than from the launcher's variables alone.
-#[derive(Debug, Clone)]
-#[must_use = "nothing happens before `attach`"]
-pub struct SessionBuilder {
-    launch: Launch,
-    cancel: Option<Arc<AtomicBool>>,
-}
-
-impl SessionBuilder {
-    /// How much the arena grows at a time, in bytes, 64 KiB at least. Larger tensors get memory of
-    /// their own. 64 MiB where not set.
-    pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.segment_bytes = bytes;
-        self
-    }
-
-    /// The most shared memory, in bytes. What the machine has, where not set.
-    pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.max_bytes = Some(bytes);
-        self
-    }
-
-    /// What the arena is made of. [`HugePages::Advise`] where not set.
-    pub fn huge_pages(mut self, huge: HugePages) -> Self {
-        self.launch.tuning.huge_pages = huge;
-        self
-    }
-
-    /// How long a waiter spins before it sleeps. 50 µs where not set and there are more than two
-    /// cores for each local rank, otherwise 0: spinning costs others their core.
-    pub fn spin(mut self, spin: Duration) -> Self {
-        self.launch.tuning.spin = Some(spin);
-        self
-    }
-
-    /// How long the job may take to start (WAIT). 30 s where not set.
-    pub fn start_timeout(mut self, timeout: Duration) -> Self {
-        self.launch.tuning.start_timeout = timeout;
-        self
-    }
-
-    /// After how long without a sign of life the daemon counts as lost (WAIT). 4 s where not set.
-    pub fn daemon_timeout(mut self, timeout: Duration) -> Self {
-        self.launch.tuning.silence = timeout;
-        self
-    }
-
-    /// Set it to true to end [`SessionBuilder::attach`] within 100 ms.
-    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
-        self.cancel = Some(cancel);
-        self
-    }
-
-    /// Attaches to the daemon and returns once all ranks of the job have.
-    ///
-    /// # Errors
-    /// [`GradwireError`]: nobody answers, the daemon refuses, time is up, or there is no memory.
-    pub fn attach(self) -> Result<Session> {
-        let Self { launch, cancel } = self;
-        if launch.tuning.segment_bytes < 1 << 16 {
-            let given = launch.tuning.segment_bytes.to_string();
-            return Err(bad("arena_segment_bytes", &given, "it must be 65536 at least"));
-        }
-        let process = std::process::id();
-        let (control, fd) =
-            WorkerControl::create(&format!("gradwire-{}-{process}-control", launch.job))?;
-        let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
-        let (stream, world, doorbell) = link::attach(&launch, fd.as_fd(), &cancelled)?;
-        let Launch { job, tuning, .. } = launch;
-        let spin = tuning.spin.unwrap_or_else(|| default_spin(world.local_size));
-        let shared = Arc::new(Shared::new(control, stream, doorbell, spin));
-        let arena = arena(&shared, job.clone(), &tuning);
-        let threads = Mutex::new(Some(Threads::start(&shared, tuning.silence)?));
-        let unnamed = Default::default();
-        Ok(Session(Arc::new(Inner { shared, arena, world, job, process, threads, unnamed })))
-    }
 }
 
 fn same_process(made_in: u32, used_in: u32) -> Result<()> {
     if made_in == used_in { Ok(()) } else { Err(GradwireError::Forked { made_in, used_in }) }
 }
 
-fn default_spin(local_ranks: u32) -> Duration {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    if cores > 2 * local_ranks as usize { SPIN } else { Duration::ZERO }
-}
-
-/// An arena whose segments the daemon gets before anything lies in them.
-fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
-    let mut config = ArenaConfig::new(job);
-    config.segment_bytes = tuning.segment_bytes;
-    config.max_bytes = tuning.max_bytes.unwrap_or(config.max_bytes);
-    config.huge = tuning.huge_pages;
-    let (max_segments, within) = (tuning.max_segments, tuning.start_timeout);
-    let shared = shared.clone();
-    let register = move |id: gradwire_shm::segment::SegmentId, segment: &_, fd| {
-        let segment: &gradwire_shm::segment::Segment = segment;
-        if id.0 >= max_segments {
-            let text = format!(
-                "this rank may have {max_segments} segments; raise worker.max_segments or worker.arena_segment_bytes"
-            );
-            return Err(text.into());
-        }
-        let add = pb::AddSegment { segment: id.0, bytes: segment.bytes() };
-        shared.send(Message::AddSegment(add), Some(&fd))?;
-        shared.wait_for_segment(id.0, within)?;
-        Ok(())
-    };
-    Arena::new(config, Box::new(register))
-}
-
 impl Session {
+    /// A session of a worker that has attached.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        arena: Arena,
+        world: World,
+        job: JobId,
+        process: u32,
+        threads: Threads,
+        max_object_bytes: u64,
+    ) -> Self {
+        let sets = Mutex::new(ProcessSets::new(world.size, world.rank));
+        let (threads, names) = (Mutex::new(Some(threads)), Mutex::default());
+        let inner =
+            Inner { shared, arena, world, job, process, threads, names, sets, max_object_bytes };
+        Self(Arc::new(inner))
+    }
+
     /// Attaches as the rank that the launcher's variables say (`GRADWIRE_JOB`, `GRADWIRE_SECRET`,
     /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
     ///
@@ -267,7 +169,10 @@ impl Session {
     /// What was done so far.
     pub fn stats(&self) -> Stats {
         let (operations, in_flight, bytes) = self.0.shared.counts();
-        Stats { operations, in_flight, bytes, arena: self.0.arena.stats() }
+        let [sparse_rows, sparse_dense] =
+            self.0.shared.sparse.each_ref().map(|count| count.load(Relaxed));
+        let arena = self.0.arena.stats();
+        Stats { operations, in_flight, bytes, sparse_rows, sparse_dense, arena }
     }
 
     /// A tensor of zeros in shared memory. `shape` is outermost first; empty for a single number.
@@ -302,6 +207,18 @@ impl Session {
     /// # Errors
     /// As there.
     pub fn buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
+        let mut buffer = self.buffer_unfilled(dtype, shape)?;
+        // A block may have been another tensor's before.
+        buffer.bytes_mut().fill(0);
+        Ok(buffer)
+    }
+
+    /// As [`Session::buffer`], with whatever was in that memory before: it saves a pass where all of it
+    /// is written anyway.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
         self.0.shared.check()?;
         let bytes = shape.elements() * dtype.size() as u64;
@@ -309,11 +226,7 @@ impl Session {
             self.0.shared.check()?; // the first cause is better than what came of it (TELL)
             Err(GradwireError::from(error))
         });
-        let block = self.0.shared.noted(block)?;
-        let mut buffer = Buffer::new(block, dtype, shape);
-        // A block may have been another tensor's before.
-        buffer.bytes_mut().fill(0);
-        Ok(buffer)
+        Ok(Buffer::new(self.0.shared.noted(block)?, dtype, shape))
     }
 
     /// Leaves the job: tells the daemon and waits until it has let this rank go. Whatever is in
@@ -334,36 +247,46 @@ impl Session {
         if self.check_process().is_err() {
             return;
         }
-        let shared = &self.0.shared;
         let failure = Failure::new(FailureKind::Cancelled, reason).host(self.host());
-        let _ = shared.giving_up.set(failure.clone());
-        let give_up = pb::GiveUp { reason: reason.to_owned() };
-        let _ = shared.send(Message::GiveUp(give_up), None);
-        // The daemon may be writing to our tensors now. It takes the half-closed connection for
-        // our death, stops, and closes its half; then the watcher ends the session.
-        let _ = shared.stream.shutdown(Shutdown::Write);
-        let deadline = Instant::now() + FAREWELL;
-        while shared.ended().is_none() && Instant::now() < deadline {
-            let seen = shared.control.epoch();
-            if shared.ended().is_none() {
-                shared.control.wait(seen, Duration::from_millis(50), Duration::ZERO);
-            }
-        }
-        shared.finish(End::Failed(failure));
+        self.0.shared.give_up(failure);
+    }
+
+    /// The set of all ranks.
+    pub fn global_process_set(&self) -> ProcessSet {
+        self.sets().all()
+    }
+
+    /// The sets that there are.
+    pub(crate) fn sets(&self) -> MutexGuard<'_, ProcessSets> {
+        lock(&self.0.sets)
+    }
+
+    /// What operations are called.
+    pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
+        lock(&self.0.names)
+    }
+
+    /// Counts a sparse allreduce.
+    pub(crate) fn count_sparse(&self, dense: bool) {
+        self.0.shared.sparse[usize::from(dense)].fetch_add(1, Relaxed);
+    }
+
+    /// The largest object that this rank gives to others.
+    pub(crate) fn max_object_bytes(&self) -> u64 {
+        self.0.max_object_bytes
     }
 
     pub(crate) fn shared(&self) -> &Shared {
         &self.0.shared
     }
 
+    pub(crate) fn shared_arc(&self) -> Arc<Shared> {
+        self.0.shared.clone()
+    }
+
     /// Refuses to work in a forked child.
     pub(crate) fn check_process(&self) -> Result<()> {
         same_process(self.0.process, std::process::id())
-    }
-
-    /// The next number for an operation without a name; `kind` is a collective's wire number.
-    pub(crate) fn next_unnamed(&self, kind: usize) -> u64 {
-        self.0.unnamed.get(kind).map_or(0, |counter| counter.fetch_add(1, Relaxed)) + 1
     }
 }
 
@@ -439,6 +362,8 @@ mod tests {
         shared::<SessionBuilder>();
         shared::<Tensor<f32>>();
         shared::<Handle<Buffer>>();
+        shared::<crate::SharedBuffer>();
+        shared::<crate::ProcessSet>();
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for room.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
+    net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{
         Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -15,18 +16,46 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Failure, FailureKind, ProcessSetId, Request, TensorName};
-use gradwire_shm::control::{Doorbell, Submission, SubmitError, WorkerControl};
+use gradwire_proto::{
+    Collective, Failure, FailureKind, ProcessSetId, Request, TensorName,
+    pb::{self, worker_message::Message},
+};
+use gradwire_shm::control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl};
 
 use crate::{
     error::{GradwireError, Result},
     link,
-    memory::{Buffer, Keep},
-    tickets::{Outcome, Tickets},
+    memory::Keep,
+    naming::MESSAGES,
+    room::Output,
+    tickets::{self, InFlight, Key, Tickets},
 };
 
 /// The longest sleep of a waiter.
-const LOOK_AROUND: Duration = Duration::from_secs(1);
+pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
+
+/// How long the daemon may take to let this rank go.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
+
+/// An operation that has succeeded.
+pub(crate) type Done = tickets::Done<Vec<Output>>;
+
+/// An operation that is to be started, with a place for each of its tensors. The memory is to be left
+/// alone until it has ended.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) process_set: ProcessSetId,
+    pub(crate) name: TensorName,
+    pub(crate) request: Request,
+    pub(crate) priority: i32,
+    pub(crate) origin: Origin,
+    pub(crate) inputs: Vec<Place>,
+    pub(crate) outputs: Vec<Place>,
+    /// The memory of these places.
+    pub(crate) memory: Vec<Keep>,
+    /// Whether its results are new memory, which the daemon may ask to be of another size.
+    pub(crate) movable: bool,
+}
 
 /// How a session stands.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,10 +84,10 @@ pub(crate) struct Shared {
     sending: Mutex<()>,
     doorbell: OwnedFd,
     spin: Duration,
-    tickets: Mutex<Tickets<Keep>>,
+    tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
     end: OnceLock<End>,
     /// Why this process gives up, until the daemon has taken notice.
-    pub(crate) giving_up: OnceLock<Failure>,
+    giving_up: OnceLock<Failure>,
     /// What the program was told last that went wrong: likely why it ends, if it does.
     last_error: Mutex<Option<String>>,
     /// Segments that the daemon has taken.
@@ -68,9 +97,13 @@ pub(crate) struct Shared {
     pub(crate) watched: AtomicBool,
     operations: AtomicU64,
     bytes: AtomicU64,
+    /// Sparse allreduces that moved rows, and that moved the dense tensor.
+    pub(crate) sparse: [AtomicU64; 2],
+    /// Operations of several parts that are under way, and what they are.
+    pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is behind these locks is changed in single steps: a panic elsewhere leaves it whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -107,6 +140,8 @@ impl Shared {
             watched: AtomicBool::new(true),
             operations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            sparse: Default::default(),
+            tasks: Mutex::default(),
         }
     }
 
@@ -136,11 +171,7 @@ impl Shared {
     }
 
     /// Sends a message to the daemon.
-    pub(crate) fn send(
-        &self,
-        message: gradwire_proto::pb::worker_message::Message,
-        fd: Option<&OwnedFd>,
-    ) -> Result<()> {
+    pub(crate) fn send(&self, message: Message, fd: Option<&OwnedFd>) -> Result<()> {
         use std::os::fd::AsFd;
         let _sending = lock(&self.sending);
         let Err(error) = link::send(&self.stream, message, fd.map(AsFd::as_fd)) else {
@@ -157,6 +188,30 @@ impl Shared {
         let failure = link::daemon_lost(&format!("or takes no messages ({error})"));
         self.finish(End::Failed(failure));
         self.check()
+    }
+
+    /// Gives up: tells the daemon why, waits until it has let go of our memory, and ends the session
+    /// with the reason.
+    pub(crate) fn give_up(&self, failure: Failure) {
+        let _ = self.giving_up.set(failure.clone());
+        let give_up = pb::GiveUp { reason: failure.what.clone() };
+        let _ = self.send(Message::GiveUp(give_up), None);
+        // The daemon may be writing to our tensors now. It takes the half-closed connection for
+        // our death, stops, and closes its half; then the watcher ends the session.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let deadline = Instant::now() + FAREWELL;
+        while self.ended().is_none() && Instant::now() < deadline {
+            let seen = self.control.epoch();
+            if self.ended().is_none() {
+                self.control.wait(seen, Duration::from_millis(50), Duration::ZERO);
+            }
+        }
+        self.finish(End::Failed(failure));
+    }
+
+    /// Why this process gives up by itself, if it does.
+    pub(crate) fn own_reason(&self) -> Option<&Failure> {
+        self.giving_up.get()
     }
 
     /// Notes that the daemon has taken a segment.
@@ -187,34 +242,19 @@ impl Shared {
         }
     }
 
-    /// Starts an operation on a buffer, which must be left alone until it has ended. Waits for
-    /// room in the ring if there is none.
-    pub(crate) fn submit(
-        &self,
-        name: TensorName,
-        request: Request,
-        priority: i32,
-        buffer: &Buffer,
-    ) -> Result<u64> {
+    /// Starts an operation. Waits for room in the ring if there is none.
+    pub(crate) fn submit(&self, operation: Operation) -> Result<u64> {
+        let Operation { process_set, name, request, priority, origin, inputs, outputs, .. } =
+            operation;
         request.validate()?;
         self.check()?;
-        let ticket = lock(&self.tickets).open(name.clone(), buffer.keep()).ok_or_else(|| {
-            GradwireError::Invalid(format!(
-                "tensor '{name}' is already in flight on this rank: wait for it before it is submitted again, or give each its own name"
-            ))
-        })?;
+        let key = (process_set, name.clone());
+        let opened = lock(&self.tickets).open(key, &request, operation.movable, operation.memory);
+        let ticket = opened.map_err(|first| twice(&name, &first, &request))?;
         let bytes = request.bytes();
-        let place = buffer.place();
-        let process_set = ProcessSetId::GLOBAL.0;
-        let submission = Submission {
-            ticket,
-            process_set,
-            name,
-            request,
-            priority,
-            input: place,
-            output: place,
-        };
+        let process_set = process_set.0;
+        let submission =
+            Submission { ticket, process_set, name, request, priority, inputs, outputs, origin };
         let result = self.push(&submission);
         match result {
             Ok(()) => {
@@ -252,7 +292,7 @@ impl Shared {
                     self.control.wait(seen, LOOK_AROUND, self.spin);
                 }
                 Err(SubmitError::Invalid(error)) => return Err(error.into()),
-                Err(error @ SubmitError::Damaged(_)) => {
+                Err(error @ (SubmitError::Damaged(_) | SubmitError::Places { .. })) => {
                     let failure = Failure::new(FailureKind::Internal, error.to_string());
                     self.finish(End::Failed(failure));
                 }
@@ -267,10 +307,22 @@ impl Shared {
         let mut freed = Vec::new();
         let mut tickets = lock(&self.tickets);
         while let Some(completion) = self.control.pop_completion() {
-            freed.extend(tickets.end(completion.ticket, Ok(())));
+            freed.push(tickets.end(completion.ticket, Ok(completion.aux)));
         }
         // The memory goes back to the arena without our lock.
         drop(tickets);
+    }
+
+    /// What was asked for by an operation whose results may be put elsewhere.
+    pub(crate) fn movable(&self, ticket: u64) -> Option<Request> {
+        lock(&self.tickets).movable(ticket).cloned()
+    }
+
+    /// Puts the results of an operation elsewhere.
+    pub(crate) fn make_room(&self, ticket: u64, outputs: Vec<Output>) {
+        let left = lock(&self.tickets).make_room(ticket, outputs);
+        // The memory goes back to the arena without our lock.
+        drop(left);
     }
 
     /// Notes operations that failed on their own; the session goes on.
@@ -288,11 +340,11 @@ impl Shared {
     }
 
     /// Waits for an operation's outcome; `None` when the deadline came first.
-    pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<()>> {
+    pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
         loop {
             let seen = self.control.epoch();
             self.collect();
-            let outcome: Option<Outcome> = lock(&self.tickets).take(ticket);
+            let outcome = lock(&self.tickets).take(ticket);
             if let Some(outcome) = outcome {
                 return Some(outcome.map_err(GradwireError::Failed));
             }
@@ -318,7 +370,9 @@ impl Shared {
 
     /// Nobody will ask for the outcome.
     pub(crate) fn abandon(&self, ticket: u64) {
-        lock(&self.tickets).abandon(ticket);
+        let left = lock(&self.tickets).abandon(ticket);
+        // The memory goes back to the arena without our lock.
+        drop(left);
     }
 
     /// Lets go of everything that is in flight. Only when nobody can start anything any more and
@@ -334,4 +388,48 @@ impl Shared {
         let in_flight = lock(&self.tickets).in_flight();
         (self.operations.load(Relaxed), in_flight, self.bytes.load(Relaxed))
     }
+}
+
+/// Says that nobody watches any more, even when a watcher panics.
+pub(crate) struct Unwatched<'a>(pub(crate) &'a Shared);
+
+impl Drop for Unwatched<'_> {
+    fn drop(&mut self) {
+        self.0.watched.store(false, Relaxed);
+        self.0.control.wake_all();
+    }
+}
+
+/// The error of a name that is in flight twice.
+fn twice(name: &TensorName, first: &InFlight, second: &Request) -> GradwireError {
+    if second.collective == Collective::SendReceive {
+        // Their names are not the program's.
+        return GradwireError::Invalid(format!(
+            "message '{name}', {MESSAGES} messages ago, is still under way, and more can't be of one tag between two ranks; wait for some of them first"
+        ));
+    }
+    GradwireError::Invalid(format!(
+        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {} and has not ended, now {} comes under the same name; wait for the first one, or give each its own name",
+        described(&first.request),
+        first.number,
+        described(second),
+    ))
+}
+
+/// A request in a few words.
+fn described(request: &Request) -> String {
+    let Request { collective, dtype, shape, reduce_op, root, .. } = request;
+    let how = match collective {
+        Collective::Allreduce | Collective::ReduceScatter => format!(" ({reduce_op})"),
+        Collective::Reduce => format!(" ({reduce_op}, root {root})"),
+        Collective::Broadcast | Collective::Gather | Collective::Scatter => {
+            format!(" (root {root})")
+        }
+        _ => String::new(),
+    };
+    let more = match request.more.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{collective}{how} of {dtype} {shape}{more}")
 }

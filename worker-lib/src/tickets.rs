@@ -2,76 +2,150 @@
 //!
 //! An entry holds on to the operation's memory (`K`) until the operation has ended, whatever became
 //! of the handle: memory that the daemon may still write to is never given to another tensor. How
-//! many entries there can be is bounded by the submission ring (BOUND).
+//! many entries there can be is bounded by the submission ring (BOUND). An operation whose results
+//! turn out to be of another size than expected gets room for them (`R`) while it is in flight.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, hash_map};
 
-use gradwire_proto::{Failure, TensorName};
+use gradwire_proto::{Failure, ProcessSetId, Request, TensorName};
+
+/// An operation that has succeeded.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Done<R> {
+    /// The number that the daemon gave with it.
+    pub(crate) aux: u64,
+    /// Where its results are, if not where it was submitted with.
+    pub(crate) room: Option<R>,
+}
 
 /// How an operation ended.
-pub(crate) type Outcome = Result<(), Failure>;
+pub(crate) type Outcome<R> = Result<Done<R>, Failure>;
+
+/// What an operation is called; once in flight at a time.
+pub(crate) type Key = (ProcessSetId, TensorName);
 
 #[derive(Debug)]
-struct Entry<K> {
-    name: TensorName,
+struct Entry<K, R> {
+    key: Key,
+    request: Request,
+    /// Whether its results are memory that nobody else uses, and may be elsewhere.
+    movable: bool,
     /// `None` while in flight.
-    outcome: Option<Outcome>,
+    outcome: Option<Outcome<R>>,
     /// Nobody will ask for the outcome.
     abandoned: bool,
     /// Dropped when the operation ends.
     memory: Option<K>,
+    room: Option<R>,
 }
+
+/// What is left of an operation, for the caller to drop outside of any lock: its memory, the room for
+/// results that it failed to have, and an outcome that nobody asks for.
+pub(crate) type Remains<K, R> = (Option<K>, Option<R>, Option<Outcome<R>>);
 
 /// The operations of one session that are in flight or whose outcome was not fetched yet.
 #[derive(Debug)]
-pub(crate) struct Tickets<K> {
+pub(crate) struct Tickets<K, R> {
     next: u64,
-    entries: HashMap<u64, Entry<K>>,
-    names: HashSet<TensorName>,
+    entries: HashMap<u64, Entry<K, R>>,
+    names: HashMap<Key, u64>,
 }
 
-impl<K> Default for Tickets<K> {
+impl<K, R> Default for Tickets<K, R> {
     fn default() -> Self {
-        Self { next: 1, entries: HashMap::new(), names: HashSet::new() }
+        Self { next: 1, entries: HashMap::new(), names: HashMap::new() }
     }
 }
 
-impl<K> Tickets<K> {
-    /// A ticket for an operation that is about to be submitted; `None` if one of that name is in
-    /// flight.
-    pub(crate) fn open(&mut self, name: TensorName, memory: K) -> Option<u64> {
-        if !self.names.insert(name.clone()) {
-            return None;
-        }
+/// An operation of that name is in flight already.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct InFlight {
+    /// The how-manieth operation of this session it is.
+    pub(crate) number: u64,
+    /// What it asks for.
+    pub(crate) request: Request,
+}
+
+impl<K, R> Tickets<K, R> {
+    /// A ticket for an operation that is about to be submitted. `movable`: its results may be put
+    /// elsewhere than it says.
+    pub(crate) fn open(
+        &mut self,
+        key: Key,
+        request: &Request,
+        movable: bool,
+        memory: K,
+    ) -> Result<u64, InFlight> {
+        let vacant = match self.names.entry(key.clone()) {
+            hash_map::Entry::Vacant(vacant) => vacant,
+            hash_map::Entry::Occupied(first) => {
+                let number = *first.get();
+                let first = self.entries.get(&number).map(|entry| &entry.request);
+                let request = first.unwrap_or(request).clone();
+                return Err(InFlight { number, request });
+            }
+        };
         let ticket = self.next;
+        vacant.insert(ticket);
         self.next += 1;
-        let entry = Entry { name, outcome: None, abandoned: false, memory: Some(memory) };
+        let entry = Entry {
+            key,
+            request: request.clone(),
+            movable,
+            outcome: None,
+            abandoned: false,
+            memory: Some(memory),
+            room: None,
+        };
         self.entries.insert(ticket, entry);
-        Some(ticket)
+        Ok(ticket)
     }
 
     /// Takes a ticket back whose submission did not take place.
     pub(crate) fn withdraw(&mut self, ticket: u64) {
         if let Some(entry) = self.entries.remove(&ticket) {
-            self.names.remove(&entry.name);
+            self.names.remove(&entry.key);
         }
     }
 
-    /// Notes an operation's end. Returns its memory, for the caller to drop outside of any lock.
-    /// A ticket that is not in flight is ignored: the daemon can't free what it does not use.
-    pub(crate) fn end(&mut self, ticket: u64, outcome: Outcome) -> Option<K> {
-        let entry = self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none())?;
-        entry.outcome = Some(outcome);
-        self.names.remove(&entry.name);
-        let memory = entry.memory.take();
-        if entry.abandoned {
-            self.entries.remove(&ticket);
+    /// What was asked for, if the operation is in flight and its results may be put elsewhere, once.
+    pub(crate) fn movable(&self, ticket: u64) -> Option<&Request> {
+        let entry = self.entries.get(&ticket)?;
+        let waits = entry.movable && entry.outcome.is_none() && entry.room.is_none();
+        waits.then_some(&entry.request)
+    }
+
+    /// Puts the results of an operation in flight elsewhere. Gives back what is of no use, for the
+    /// caller to drop outside of any lock.
+    pub(crate) fn make_room(&mut self, ticket: u64, room: R) -> Option<R> {
+        match self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none()) {
+            Some(entry) => entry.room.replace(room),
+            None => Some(room),
         }
-        memory
+    }
+
+    /// Notes an operation's end. A ticket that is not in flight is ignored: the daemon can't free
+    /// what it does not use.
+    pub(crate) fn end(
+        &mut self,
+        ticket: u64,
+        outcome: Result<u64, Failure>,
+    ) -> Option<Remains<K, R>> {
+        let entry = self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none())?;
+        let mut room = entry.room.take();
+        entry.outcome = Some(outcome.map(|aux| Done { aux, room: room.take() }));
+        self.names.remove(&entry.key);
+        let memory = entry.memory.take();
+        let left = if entry.abandoned {
+            self.entries.remove(&ticket).and_then(|entry| entry.outcome)
+        } else {
+            None
+        };
+        Some((memory, room, left))
     }
 
     /// Fetches an operation's outcome, once it has one.
-    pub(crate) fn take(&mut self, ticket: u64) -> Option<Outcome> {
+    pub(crate) fn take(&mut self, ticket: u64) -> Option<Outcome<R>> {
         self.entries.get(&ticket)?.outcome.as_ref()?;
         self.entries.remove(&ticket)?.outcome
     }
@@ -82,12 +156,11 @@ impl<K> Tickets<K> {
     }
 
     /// Nobody will fetch the outcome: an entry that has ended goes now, another when it ends.
-    pub(crate) fn abandon(&mut self, ticket: u64) {
-        let Some(entry) = self.entries.get_mut(&ticket) else { return };
+    pub(crate) fn abandon(&mut self, ticket: u64) -> Option<Outcome<R>> {
+        let entry = self.entries.get_mut(&ticket)?;
         entry.abandoned = true;
-        if entry.outcome.is_some() {
-            self.entries.remove(&ticket);
-        }
+        entry.outcome.as_ref()?;
+        self.entries.remove(&ticket)?.outcome
     }
 
     /// How many operations are in flight.
@@ -100,58 +173,98 @@ impl<K> Tickets<K> {
 mod tests {
     use std::sync::Arc;
 
-    use gradwire_proto::FailureKind;
+    use gradwire_proto::{DType, FailureKind, ReduceOp, Shape};
 
     use super::*;
 
-    fn name(text: &str) -> TensorName {
-        TensorName::new(text).unwrap()
+    fn request() -> Request {
+        Request::allreduce(DType::F32, Shape::default(), ReduceOp::Sum)
+    }
+
+    fn key(text: &str) -> Key {
+        (ProcessSetId::GLOBAL, TensorName::new(text).unwrap())
     }
 
     #[test]
     fn memory_is_kept_until_the_end_even_without_a_handle() {
-        let memory = Arc::new(());
+        let (memory, room) = (Arc::new(()), Arc::new(()));
         let mut tickets = Tickets::default();
-        let ticket = tickets.open(name("a"), memory.clone()).unwrap();
-        tickets.abandon(ticket);
+        let ticket = tickets.open(key("a"), &request(), true, memory.clone()).unwrap();
+        tickets.make_room(ticket, room.clone());
+        assert!(tickets.abandon(ticket).is_none());
         assert_eq!((Arc::strong_count(&memory), tickets.in_flight()), (2, 1));
-        drop(tickets.end(ticket, Ok(())));
-        assert_eq!((Arc::strong_count(&memory), tickets.in_flight()), (1, 0));
+        let remains = tickets.end(ticket, Ok(0));
         assert!(tickets.entries.is_empty());
+        assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&room)), (2, 2));
+        drop(remains);
+        assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&room)), (1, 1));
+        assert_eq!(tickets.in_flight(), 0);
+    }
+
+    #[test]
+    fn room_for_results_that_never_came_is_given_back() {
+        let room = Arc::new(());
+        let mut tickets = Tickets::default();
+        let ticket = tickets.open(key("a"), &request(), true, ()).unwrap();
+        assert_eq!(tickets.make_room(ticket, room.clone()), None);
+        let remains = tickets.end(ticket, Err(Failure::new(FailureKind::Invalid, "it failed")));
+        assert_eq!(Arc::strong_count(&room), 2, "not dropped under a lock");
+        drop(remains);
+        assert_eq!(Arc::strong_count(&room), 1);
+        assert!(tickets.make_room(ticket, room).is_some(), "too late");
     }
 
     #[test]
     fn an_outcome_is_fetched_once_and_only_the_first_counts() {
-        let mut tickets = Tickets::default();
-        let ticket = tickets.open(name("a"), ()).unwrap();
+        let mut tickets = Tickets::<(), ()>::default();
+        let ticket = tickets.open(key("a"), &request(), false, ()).unwrap();
         assert!(!tickets.has_ended(ticket));
         assert_eq!(tickets.take(ticket), None);
         let failure = Failure::new(FailureKind::Disagreement, "shapes differ");
         assert!(tickets.end(ticket, Err(failure.clone())).is_some());
-        assert!(tickets.end(ticket, Ok(())).is_none());
+        assert!(tickets.end(ticket, Ok(0)).is_none());
         assert!(tickets.has_ended(ticket));
         assert_eq!(tickets.take(ticket), Some(Err(failure)));
         assert_eq!(tickets.take(ticket), None);
     }
 
     #[test]
-    fn a_name_is_in_flight_once() {
-        let mut tickets = Tickets::default();
-        let first = tickets.open(name("a"), ()).unwrap();
-        assert_eq!(tickets.open(name("a"), ()), None);
+    fn a_name_is_in_flight_once_in_each_process_set() {
+        let mut tickets = Tickets::<(), ()>::default();
+        let first = tickets.open(key("a"), &request(), false, ()).unwrap();
+        let again = tickets.open(key("a"), &Request::barrier(), false, ());
+        assert_eq!(again, Err(InFlight { number: first, request: request() }));
+        let elsewhere = (ProcessSetId(3), TensorName::new("a").unwrap());
+        assert!(tickets.open(elsewhere, &request(), false, ()).is_ok());
         tickets.withdraw(first);
-        let second = tickets.open(name("a"), ()).unwrap();
+        let second = tickets.open(key("a"), &request(), false, ()).unwrap();
         assert_ne!(first, second);
-        tickets.end(second, Ok(()));
-        assert!(tickets.open(name("a"), ()).is_some());
+        tickets.end(second, Ok(0));
+        assert!(tickets.open(key("a"), &request(), false, ()).is_ok());
         tickets.abandon(second);
-        assert_eq!(tickets.entries.len(), 1);
+        assert_eq!(tickets.entries.len(), 2);
+    }
+
+    #[test]
+    fn results_move_once_and_only_where_they_may() {
+        let mut tickets = Tickets::<(), u8>::default();
+        let fixed = tickets.open(key("a"), &request(), false, ()).unwrap();
+        assert_eq!(tickets.movable(fixed), None);
+        let free = tickets.open(key("b"), &request(), true, ()).unwrap();
+        assert_eq!(tickets.movable(free), Some(&request()));
+        tickets.make_room(free, 7);
+        assert_eq!(tickets.movable(free), None);
+        tickets.end(free, Ok(5));
+        tickets.make_room(free, 8);
+        assert_eq!(tickets.take(free), Some(Ok(Done { aux: 5, room: Some(7) })));
     }
 
     #[test]
     fn unknown_tickets_are_ignored() {
-        let mut tickets = Tickets::<()>::default();
-        assert!(tickets.end(7, Ok(())).is_none());
+        let mut tickets = Tickets::<(), ()>::default();
+        assert!(tickets.end(7, Ok(0)).is_none());
+        assert!(tickets.movable(7).is_none());
+        assert!(tickets.make_room(7, ()).is_some());
         tickets.abandon(7);
         tickets.withdraw(7);
         assert_eq!(tickets.take(7), None);

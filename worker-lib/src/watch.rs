@@ -1,25 +1,28 @@
-//! The two threads of a session: `gw-watch` brings the daemon's news, `gw-beat` tells the daemon
-//! that this process is alive and looks whether the daemon is.
+//! The threads of a session: `gw-watch` brings the daemon's news, `gw-beat` tells the daemon that this
+//! process is alive and looks whether the daemon is, `gw-room` makes room for results.
 
 use std::{
     io,
     net::Shutdown,
     sync::{
         Arc,
-        atomic::Ordering::Relaxed,
         mpsc::{self, RecvTimeoutError},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Failure, FailureKind, pb::daemon_message::Message};
-use gradwire_shm::handover::HandoverError;
+use gradwire_proto::{
+    Failure, FailureKind,
+    pb::{self, daemon_message::Message},
+};
+use gradwire_shm::{arena::Arena, control::MAX_IN_FLIGHT, handover::HandoverError};
 
 use crate::{
     error::GradwireError,
     link::{self, LinkError},
-    shared::{End, Shared},
+    room,
+    shared::{End, Shared, Unwatched},
 };
 
 /// How often the worker beats.
@@ -30,14 +33,19 @@ const BEAT: Duration = Duration::from_millis(200);
 pub(crate) struct Threads {
     watch: JoinHandle<()>,
     beat: JoinHandle<()>,
+    room: JoinHandle<()>,
     /// Dropped to end `beat`.
     stop_beating: mpsc::Sender<()>,
 }
 
 impl Threads {
-    /// Starts both. A daemon whose own beats stop for `silence` is lost: stopped, or stuck. (A killed
+    /// Starts them. A daemon whose own beats stop for `silence` is lost: stopped, or stuck. (A killed
     /// one is seen at once at the socket's end.)
-    pub(crate) fn start(shared: &Arc<Shared>, silence: Duration) -> Result<Self, GradwireError> {
+    pub(crate) fn start(
+        shared: &Arc<Shared>,
+        arena: &Arena,
+        silence: Duration,
+    ) -> Result<Self, GradwireError> {
         let refused = |source: io::Error| GradwireError::System { what: "a thread", source };
         let (stop_beating, stopped) = mpsc::channel();
         let beat = thread::Builder::new()
@@ -47,17 +55,26 @@ impl Threads {
                 move || beat(&shared, silence, &stopped)
             })
             .map_err(refused)?;
+        // One order at most for each operation in flight (BOUND).
+        let (order, orders) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
+        let room = thread::Builder::new()
+            .name("gw-room".into())
+            .spawn({
+                let (shared, arena) = (shared.clone(), arena.clone());
+                move || room::serve(&shared, &arena, &orders)
+            })
+            .map_err(refused)?;
         let watch = thread::Builder::new()
             .name("gw-watch".into())
             .spawn({
                 let shared = shared.clone();
-                move || watch(&shared)
+                move || watch(&shared, &order)
             })
             .map_err(refused)?;
-        Ok(Self { watch, beat, stop_beating })
+        Ok(Self { watch, beat, room, stop_beating })
     }
 
-    /// Ends both and waits for them. The connection ends with it.
+    /// Ends them and waits for them. The connection ends with it.
     pub(crate) fn join(self, shared: &Shared) {
         // An error means that the connection has ended already, which is what is wanted.
         let _ = shared.stream.shutdown(Shutdown::Both);
@@ -65,20 +82,11 @@ impl Threads {
         // A panic of theirs has been told by `Unwatched`; here nothing is left to do about it.
         let _ = self.watch.join();
         let _ = self.beat.join();
+        let _ = self.room.join(); // the watcher was the last to order
     }
 }
 
-/// Says that nobody watches any more, even when the watcher panics.
-struct Unwatched<'a>(&'a Shared);
-
-impl Drop for Unwatched<'_> {
-    fn drop(&mut self) {
-        self.0.watched.store(false, Relaxed);
-        self.0.control.wake_all();
-    }
-}
-
-fn watch(shared: &Shared) {
+fn watch(shared: &Shared, order: &mpsc::SyncSender<pb::Allocate>) {
     let _unwatched = Unwatched(shared);
     let end = loop {
         match link::receive(&shared.stream) {
@@ -90,6 +98,14 @@ fn watch(shared: &Shared) {
                         Failure::from,
                     );
                     shared.fail(&failed.tickets, &failure);
+                }
+                Message::Allocate(allocate) => {
+                    if order.try_send(allocate).is_err() {
+                        break End::Failed(Failure::new(
+                            FailureKind::Protocol,
+                            "the daemon asked for room for more results than operations are in flight",
+                        ));
+                    }
                 }
                 Message::Aborted(failure) => break End::Failed(failure.into()),
                 Message::Detached(_) => break End::Closed,
@@ -104,7 +120,7 @@ fn watch(shared: &Shared) {
         }
     };
     // Its own reason is the first cause where this process gave up by itself.
-    let own = shared.giving_up.get().cloned().map(End::Failed);
+    let own = shared.own_reason().cloned().map(End::Failed);
     shared.finish(own.unwrap_or(end));
 }
 

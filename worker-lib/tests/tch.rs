@@ -132,12 +132,59 @@ fn a_failed_exchange_names_the_gradient_and_makes_no_step() {
     }
 }
 
+fn with(name: &str, tensor: &Tensor) -> nn::VarStore {
+    let store = nn::VarStore::new(Device::Cpu);
+    let variable = tensor.shallow_clone();
+    store.variables_.lock().unwrap().named_variables.insert(name.into(), variable);
+    store
+}
+
+#[test]
+fn tensors_that_are_not_contiguous_are_packed_and_unpacked() {
+    ranks(2, |session| {
+        let first = i64::from(session.rank()) * 100;
+        let whole = Tensor::arange_start(first, first + 24, (Kind::Int64, Device::Cpu));
+        // Every second column of a transposed matrix: no two elements are neighbours.
+        let strided = whole.reshape([4, 6]).tr().slice(1, 0, None, 2);
+        assert!(!strided.is_contiguous());
+        broadcast_parameters(&session, &with("strided", &strided), 1).unwrap();
+        let expected = |i: i64, j: i64| (100 + j * 2 * 6 + i) as f64;
+        let flat = (0..6).flat_map(|i| (0..2).map(move |j| expected(i, j)));
+        assert_eq!(values(&strided), flat.collect::<Vec<_>>());
+        // What lies between is not touched.
+        assert_eq!(whole.int64_value(&[6]), first + 6);
+    });
+}
+
+#[test]
+fn every_element_type_that_both_know_is_exchanged() {
+    ranks(2, |session| {
+        let own = f64::from(session.rank());
+        for kind in [
+            Kind::Bool,
+            Kind::Int16,
+            Kind::Half,
+            Kind::BFloat16,
+            Kind::Float8e4m3fn,
+            Kind::Float8e5m2,
+            Kind::ComplexFloat,
+            Kind::ComplexDouble,
+        ] {
+            let tensor = Tensor::from_slice(&[own, 1.0]).to_kind(kind);
+            broadcast_parameters(&session, &with("x", &tensor), 1).unwrap();
+            assert_eq!(
+                values(&if tensor.is_complex() { tensor.real() } else { tensor }),
+                [1.0, 1.0],
+                "{kind:?}"
+            );
+        }
+    });
+}
+
 #[test]
 fn elements_that_are_not_exchanged_are_named() {
     let (_daemon, session) = FakeDaemon::alone();
-    let store = nn::VarStore::new(Device::Cpu);
-    let mask = Tensor::from_slice(&[true, false]);
-    store.variables_.lock().unwrap().named_variables.insert("mask".into(), mask);
-    let error = broadcast_parameters(&session, &store, 0).unwrap_err();
-    assert!(error.to_string().contains("'mask'") && error.to_string().contains("Bool"), "{error}");
+    let half = Tensor::zeros([2], (Kind::ComplexHalf, Device::Cpu));
+    let error = broadcast_parameters(&session, &with("half", &half), 0).unwrap_err().to_string();
+    assert!(error.contains("'half'") && error.contains("ComplexHalf"), "{error}");
 }

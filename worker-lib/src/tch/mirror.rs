@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{
     error::{GradwireError, Result},
-    memory::{Buffer, Payload},
+    memory::{Buffer, Memory, Payload},
     session::Session,
 };
 
@@ -29,6 +29,12 @@ fn dtype(kind: Kind) -> Option<DType> {
         Kind::Uint8 => DType::U8,
         Kind::Int => DType::I32,
         Kind::Int64 => DType::I64,
+        Kind::Int16 => DType::I16,
+        Kind::Bool => DType::Bool,
+        Kind::Float8e4m3fn => DType::F8E4m3,
+        Kind::Float8e5m2 => DType::F8E5m2,
+        Kind::ComplexFloat => DType::C64,
+        Kind::ComplexDouble => DType::C128,
         _ => return None,
     })
 }
@@ -42,7 +48,7 @@ impl Mirror {
         let (kind, size) = (like.kind(), like.size());
         let dtype = dtype(kind).ok_or_else(|| {
             GradwireError::Invalid(format!(
-                "tensor '{name}' has elements of kind {kind:?}, which are not exchanged; use f32, f64, f16, bf16, i8, u8, i32 or i64"
+                "tensor '{name}' has elements of kind {kind:?}, which are not exchanged: gradwire has no such element type; convert it first"
             ))
         })?;
         let dims: Vec<u64> = size.iter().map(|d| d.unsigned_abs()).collect();
@@ -71,7 +77,7 @@ impl Mirror {
 }
 
 impl Payload for Mirror {
-    fn buffer(&self) -> &Buffer {
-        &self.buffer
+    fn memory(&self) -> &Memory {
+        self.buffer.memory()
     }
 }

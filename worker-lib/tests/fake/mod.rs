@@ -5,8 +5,10 @@
 //! - `abort…`: the job fails
 //! - `freeze…`: the daemon stops, as by SIGSTOP: its sockets stay open
 //! - `die…`: the daemon ends without a word
-//! - anything else: once all ranks have submitted it, the sum of their elements (f32, f64, i64), or
-//!   the root's tensor
+//! - anything else: once all members of its process set have submitted it, what it is, by the same
+//!   flows as the real one; see [`operations`]
+
+mod operations;
 
 use std::{
     collections::BTreeMap,
@@ -14,10 +16,7 @@ use std::{
     os::{
         fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
-        unix::{
-            fs::FileExt,
-            net::{SocketAddr, UnixListener, UnixStream},
-        },
+        unix::net::{SocketAddr, UnixListener, UnixStream},
     },
     sync::{
         Arc, Barrier, Mutex,
@@ -28,15 +27,16 @@ use std::{
 };
 
 use gradwire_proto::{
-    Collective, DType, Failure, FailureKind, JobId, PROTOCOL, Rank, Secret,
+    Failure, FailureKind, JobId, PROTOCOL, Rank, Secret,
     auth::{self, Claim},
     pb::{self, daemon_message::Message, worker_message},
 };
 use gradwire_shm::{
-    control::{Completion, CompletionWriter, DaemonControl, Submission, SubmissionReader},
+    control::{CompletionWriter, DaemonControl},
     handover,
 };
 use gradwire_worker::{Session, SessionBuilder};
+use operations::State;
 use prost::Message as _;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -56,13 +56,10 @@ struct Peer {
     segments: Arc<Mutex<Vec<File>>>,
 }
 
-/// What has been submitted and not answered, by name: rank and submission.
-type Waiting = BTreeMap<String, Vec<(u32, Submission)>>;
-
 struct World {
     size: u32,
     peers: Mutex<BTreeMap<u32, Peer>>,
-    waiting: Mutex<Waiting>,
+    state: Mutex<State>,
     formed: Barrier,
     stop: Arc<AtomicBool>,
 }
@@ -82,7 +79,7 @@ impl FakeDaemon {
         let world = Arc::new(World {
             size,
             peers: Mutex::default(),
-            waiting: Mutex::default(),
+            state: Mutex::new(State::new(size)),
             formed: Barrier::new(size as usize),
             stop: stop.clone(),
         });
@@ -187,7 +184,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
     say(&stream, Message::Attached(attached), Some(&doorbell));
     while !world.stop.load(SeqCst) {
         beats.beat();
-        if !read_all(world, rank, &mut reader) {
+        if !operations::read_all(world, rank, &mut reader) {
             let peers = std::mem::take(&mut *world.peers.lock().unwrap());
             for peer in peers.values() {
                 let _ = peer.stream.shutdown(std::net::Shutdown::Both);
@@ -220,6 +217,9 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
                 say(&stream, Message::Detached(pb::Detached {}), None);
                 return;
             }
+            Some((worker_message::Message::Allocated(allocated), _)) => {
+                operations::allocated(world, rank, allocated);
+            }
             Some((worker_message::Message::Attach(_), _)) => panic!("attached twice"),
             Some((worker_message::Message::GiveUp(_), _)) | None => {
                 // TELL, as the real one would.
@@ -233,115 +233,5 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
                 return;
             }
         }
-    }
-}
-
-/// Reads all submissions; false when the daemon is to die.
-fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) -> bool {
-    while let Some(submission) = reader.pop().unwrap() {
-        let name = submission.name.as_str().to_owned();
-        if name.starts_with("die") {
-            return false;
-        }
-        while name.starts_with("freeze") && !world.stop.load(SeqCst) {
-            thread::sleep(Duration::from_millis(5));
-        }
-        let mut waiting = world.waiting.lock().unwrap();
-        waiting.entry(name.clone()).or_default().push((rank, submission));
-        if waiting[&name].len() < world.size as usize {
-            continue;
-        }
-        let ready: Vec<String> = match name.as_str() {
-            held if held.starts_with("hold") => Vec::new(),
-            "release" => waiting
-                .keys()
-                .filter(|n| n.starts_with("hold") || *n == "release")
-                .cloned()
-                .collect(),
-            _ => vec![name],
-        };
-        for name in ready {
-            let all = waiting.remove(&name).unwrap();
-            if all.len() == world.size as usize {
-                answer(world, &name, all);
-            } else {
-                waiting.insert(name, all);
-            }
-        }
-    }
-    true
-}
-
-fn answer(world: &World, name: &str, mut all: Vec<(u32, Submission)>) {
-    all.sort_by_key(|(rank, _)| *rank);
-    let peers = world.peers.lock().unwrap();
-    if name.starts_with("fail") {
-        let failure = Failure::new(FailureKind::Disagreement, "the shapes differ").tensor(name);
-        for (rank, submission) in &all {
-            let failed = pb::TensorFailed {
-                tickets: vec![submission.ticket],
-                failure: Some(failure.clone().into()),
-            };
-            peers[rank].writer.answered();
-            say(&peers[rank].stream, Message::TensorFailed(failed), None);
-        }
-        return;
-    }
-    if name.starts_with("abort") {
-        let failure = Failure::new(FailureKind::WorkerLost, "the process was killed")
-            .rank(Rank(7))
-            .host("n7");
-        for peer in peers.values() {
-            say(&peer.stream, Message::Aborted(failure.clone().into()), None);
-        }
-        return;
-    }
-    let request = all[0].1.request.clone();
-    let inputs: Vec<Vec<u8>> = all
-        .iter()
-        .map(|(rank, s)| {
-            let mut bytes = vec![0; request.bytes() as usize];
-            if !bytes.is_empty() {
-                let segments = peers[rank].segments.lock().unwrap();
-                segments[s.input.segment as usize]
-                    .read_exact_at(&mut bytes, s.input.offset)
-                    .unwrap();
-            }
-            bytes
-        })
-        .collect();
-    let result = match request.collective {
-        Collective::Allreduce => sum(request.dtype, &inputs),
-        Collective::Broadcast => inputs[request.root.0 as usize].clone(),
-        Collective::Barrier => Vec::new(),
-    };
-    for (rank, submission) in &all {
-        let peer = &peers[rank];
-        if !result.is_empty() {
-            let segments = peer.segments.lock().unwrap();
-            let place = submission.output;
-            segments[place.segment as usize].write_all_at(&result, place.offset).unwrap();
-        }
-        peer.writer.push(Completion { ticket: submission.ticket }).unwrap();
-    }
-}
-
-fn sum(dtype: DType, inputs: &[Vec<u8>]) -> Vec<u8> {
-    macro_rules! add {
-        ($t:ty) => {{
-            let mut total = vec![<$t>::default(); inputs[0].len() / size_of::<$t>()];
-            for input in inputs {
-                for (sum, bytes) in total.iter_mut().zip(input.chunks_exact(size_of::<$t>())) {
-                    *sum += <$t>::from_le_bytes(bytes.try_into().unwrap());
-                }
-            }
-            total.iter().flat_map(|n| n.to_le_bytes()).collect()
-        }};
-    }
-    match dtype {
-        DType::F32 => add!(f32),
-        DType::F64 => add!(f64),
-        DType::I64 => add!(i64),
-        other => panic!("the fake does not add {other}"),
     }
 }

@@ -1,0 +1,198 @@
+//! Adasum: gradients of several ranks become one by how much they agree; see [`tree`] for the
+//! arithmetic. Made of an allgather of the tensors' shapes, on which all must agree because no later part
+//! shows them, an alltoall (each rank gets its share of all ranks' tensors), an allreduce of a few dot
+//! products for each level of the tree, and an allgather of the combined shares.
+//!
+//! SAME: each share is combined by one rank, with weights that an allreduce made the same for all.
+
+mod tree;
+
+use gradwire_proto::{Collective, DType, Failure, ReduceOp, Request, Shape, agreed};
+use gradwire_shm::control::Origin;
+use half::{bf16, f16};
+
+use crate::{
+    collectives::{AdasumOptions, AllreduceOptions, Call, Target},
+    error::{GradwireError, Result},
+    exchange::disagreement,
+    handle::Handle,
+    memory::{Buffer, Memory, Payload},
+    session::Session,
+    task::Parts,
+};
+
+/// What each rank says of its tensor before shares travel: its number, the element type, how many
+/// dimensions there are, and these.
+const NUMBERS: usize = 3 + Shape::MAX_DIMS;
+
+fn says(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
+    let mut numbers = [0; NUMBERS];
+    let dims = shape.dims();
+    numbers[..3].copy_from_slice(&[u64::from(rank), dtype as u64, dims.len() as u64]);
+    numbers[3..][..dims.len()].copy_from_slice(dims);
+    numbers
+}
+
+/// Whether all gave the same; otherwise the same failure for all.
+fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
+    if all.windows(2).all(|pair| pair[0][1..] == pair[1][1..]) {
+        return Ok(());
+    }
+    let line = |[rank, dtype, dims, shape @ ..]: &[u64; NUMBERS]| {
+        let dtype = i32::try_from(*dtype).ok().and_then(DType::from_wire).map_or("?", DType::name);
+        format!("rank {rank}: {dtype} {:?}", &shape[..shape.len().min(*dims as usize)])
+    };
+    Err(disagreement("an Adasum", all.iter().map(line)))
+}
+
+impl Session {
+    /// Combines the ranks' tensors by Adasum, Horovod's operator; every rank gets the result in place.
+    /// Any number of ranks, in the order of their numbers; floats of 16, 32 or 64 bits, whose products
+    /// and sums are kept in f64. A name should be a layer's, because agreement is measured over the
+    /// whole tensor. The squares of the elements have to be within f64.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`], which all ranks read alike; also for another element type. It can't
+    /// do without ranks that have joined.
+    pub fn adasum<P: Payload>(&self, tensor: &mut P, options: AdasumOptions) -> Result<()> {
+        let parts = self.adasum_parts(tensor.memory(), options)?;
+        self.run_parts(&parts, |session| session.combine(&parts, tensor.memory()))
+    }
+
+    /// As [`Session::adasum`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn adasum_async<P: Payload>(&self, tensor: P, options: AdasumOptions) -> Result<Handle<P>> {
+        let parts = self.adasum_parts(tensor.memory(), options)?;
+        let own = parts.clone();
+        self.spawn_parts(parts, move |session| {
+            session.combine(&own, tensor.memory())?;
+            Ok(tensor)
+        })
+    }
+
+    fn adasum_parts(&self, memory: &Memory, options: AdasumOptions) -> Result<Parts> {
+        let dtype = memory.dtype();
+        if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64) {
+            let text = format!("adasum of {dtype} is not possible: use f16, bf16, f32 or f64");
+            return Err(GradwireError::Invalid(text));
+        }
+        self.parts(options.common, "adasum", Origin::Adasum)
+    }
+
+    fn combine(&self, parts: &Parts, memory: &Memory) -> Result<()> {
+        let (dtype, elements) = (memory.dtype(), memory.shape().elements());
+        let all = self.exchange(parts, "shapes", says(self.rank(), dtype, memory.shape()))?;
+        agree(&all).map_err(|failure| parts.named(failure))?;
+        let members = parts.set.len();
+        // All members' shares are alike, so that the alltoall gives as many elements of each.
+        let share = |at: usize| agreed::share(elements, members, at);
+        let flat = Request::plain(Collective::Alltoall, dtype, Shape::new(&[elements])?);
+        let request = Request { list: (0..members).map(share).collect(), ..flat };
+        let call = self.call(parts.part("shares"), request)?;
+        let started = self.start(call, &[memory], Target::New)?;
+        let all = self.finish(started)?.gathered::<Buffer>()?;
+        let own = all.rows.first().copied().unwrap_or_default() as usize;
+        let values = widened(&all.tensor);
+        let mut shares: Vec<Vec<f64>> =
+            (0..members).map(|from| values[from * own..][..own].to_vec()).collect();
+        drop((all, values));
+
+        for level in 0..tree::levels(shares.len()) {
+            let products = tree::products(&shares);
+            let mut sums = self.tensor(&products, &[products.len()])?;
+            let common = parts.part(&format!("products.{level}"));
+            let options = AllreduceOptions { common, ..Default::default() }.op(ReduceOp::Sum);
+            self.allreduce(&mut sums, options)?;
+            shares = tree::combine(shares, sums.as_slice());
+        }
+
+        let share = shares.pop().unwrap_or_default();
+        let mut result = self.buffer_unfilled(dtype, Shape::new(&[own as u64])?)?;
+        narrow(&share, &mut result);
+        let request = Request::plain(Collective::Allgather, dtype, result.shape().clone());
+        let call: Call = self.call(parts.part("result"), request)?;
+        let started = self.start(call, &[result.memory()], Target::New)?;
+        let gathered = self.finish(started)?.one::<Buffer>()?;
+        let (given, due) = (gathered.shape().elements(), elements);
+        if given != due {
+            let text = format!("a result of {given} elements where {due} are due");
+            return Err(GradwireError::Protocol(text));
+        }
+        memory.write(gathered.bytes());
+        Ok(())
+    }
+}
+
+macro_rules! by_type {
+    ($dtype:expr, $each:ident, $($arguments:expr),*) => {
+        match $dtype {
+            DType::F16 => $each!(f16, $($arguments),*),
+            DType::Bf16 => $each!(bf16, $($arguments),*),
+            DType::F32 => $each!(f32, $($arguments),*),
+            // The only other one that `adasum_parts` lets through.
+            _ => $each!(f64, $($arguments),*),
+        }
+    };
+}
+
+fn widened(buffer: &Buffer) -> Vec<f64> {
+    macro_rules! widen {
+        ($t:ty, $bytes:expr) => {
+            bytemuck::cast_slice::<u8, $t>($bytes).iter().map(|&value| f64::from(value)).collect()
+        };
+    }
+    by_type!(buffer.dtype(), widen, buffer.bytes())
+}
+
+fn narrow(values: &[f64], buffer: &mut Buffer) {
+    trait FromF64 {
+        fn of(value: f64) -> Self;
+    }
+    macro_rules! from_f64 {
+        ($($t:ty = $of:expr),+) => {
+            $(impl FromF64 for $t {
+                fn of(value: f64) -> Self {
+                    $of(value)
+                }
+            })+
+        };
+    }
+    from_f64!(f16 = f16::from_f64, bf16 = bf16::from_f64, f32 = |v| v as f32, f64 = |v| v);
+    macro_rules! narrow {
+        ($t:ty, $bytes:expr) => {
+            for (to, &value) in bytemuck::cast_slice_mut::<u8, $t>($bytes).iter_mut().zip(values) {
+                *to = <$t as FromF64>::of(value);
+            }
+        };
+    }
+    by_type!(buffer.dtype(), narrow, buffer.bytes_mut());
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::FailureKind;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_give_the_same_or_read_who_gave_what() {
+        let shape = |dims: &[u64]| Shape::new(dims).unwrap();
+        let same = |rank| says(rank, DType::F32, &shape(&[2, 3]));
+        assert_eq!(agree(&[same(0), same(1), same(4)]), Ok(()));
+        let most = shape(&[1; Shape::MAX_DIMS]);
+        for other in [
+            says(1, DType::F32, &shape(&[3, 2])),
+            says(1, DType::F32, &shape(&[2, 3, 0])),
+            says(1, DType::F64, &shape(&[2, 3])),
+            says(1, DType::F32, &most),
+        ] {
+            let failure = agree(&[same(0), other]).unwrap_err();
+            assert_eq!(failure.kind, FailureKind::Disagreement);
+            assert!(failure.what.contains("\nrank 0: f32 [2, 3]\nrank 1: f"), "{failure}");
+        }
+        let failure = agree(&[same(0), says(1, DType::F16, &shape(&[]))]).unwrap_err();
+        assert!(failure.what.ends_with("rank 1: f16 []"), "{failure}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Attaching: from settings to a session.
+
+use std::{
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use gradwire_proto::{
+    JobId,
+    pb::{self, worker_message::Message},
+};
+use gradwire_shm::{
+    arena::{Arena, ArenaConfig},
+    control::WorkerControl,
+    segment::HugePages,
+};
+
+#[cfg(doc)]
+use crate::error::GradwireError;
+use crate::{
+    error::Result,
+    launch::{Launch, Tuning, bad},
+    link,
+    session::Session,
+    shared::Shared,
+    watch::Threads,
+};
+
+/// How long a spinning waiter spins where there are cores to spare.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// Makes a session other than from the launcher's variables alone.
+#[derive(Debug, Clone)]
+#[must_use = "nothing happens before `attach`"]
+pub struct SessionBuilder {
+    pub(crate) launch: Launch,
+    pub(crate) cancel: Option<Arc<AtomicBool>>,
+}
+
+impl SessionBuilder {
+    /// How much the arena grows at a time, in bytes, 64 KiB at least. Larger tensors get memory of
+    /// their own. 64 MiB where not set.
+    pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
+        self.launch.tuning.segment_bytes = bytes;
+        self
+    }
+
+    /// The most shared memory, in bytes. What the machine has, where not set.
+    pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
+        self.launch.tuning.max_bytes = Some(bytes);
+        self
+    }
+
+    /// What the arena is made of. [`HugePages::Advise`] where not set.
+    pub fn huge_pages(mut self, huge: HugePages) -> Self {
+        self.launch.tuning.huge_pages = huge;
+        self
+    }
+
+    /// How long a waiter spins before it sleeps. 50 µs where not set and there are more than two
+    /// cores for each local rank, otherwise 0: spinning costs others their core.
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.launch.tuning.spin = Some(spin);
+        self
+    }
+
+    /// How long the job may take to start (WAIT). 30 s where not set.
+    pub fn start_timeout(mut self, timeout: Duration) -> Self {
+        self.launch.tuning.start_timeout = timeout;
+        self
+    }
+
+    /// After how long without a sign of life the daemon counts as lost (WAIT). 4 s where not set.
+    pub fn daemon_timeout(mut self, timeout: Duration) -> Self {
+        self.launch.tuning.silence = timeout;
+        self
+    }
+
+    /// The largest object of this rank that [`Session::broadcast_object`] and
+    /// [`Session::allgather_object`] take, in bytes. 1 GiB where not set.
+    pub fn max_object_bytes(mut self, bytes: u64) -> Self {
+        self.launch.tuning.max_object_bytes = bytes;
+        self
+    }
+
+    /// Set it to true to end [`SessionBuilder::attach`] within 100 ms.
+    pub fn cancel(mut self, cancel: Arc<AtomicBool>) -> Self {
+        self.cancel = Some(cancel);
+        self
+    }
+
+    /// Attaches to the daemon and returns once all ranks of the job have.
+    ///
+    /// # Errors
+    /// [`GradwireError`]: nobody answers, the daemon refuses, time is up, or there is no memory.
+    pub fn attach(self) -> Result<Session> {
+        let Self { launch, cancel } = self;
+        if launch.tuning.segment_bytes < 1 << 16 {
+            let given = launch.tuning.segment_bytes.to_string();
+            return Err(bad("arena_segment_bytes", &given, "it must be 65536 at least"));
+        }
+        let process = std::process::id();
+        let (control, fd) =
+            WorkerControl::create(&format!("gradwire-{}-{process}-control", launch.job))?;
+        let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
+        let (stream, world, doorbell) = link::attach(&launch, fd.as_fd(), &cancelled)?;
+        let Launch { job, tuning, .. } = launch;
+        let spin = tuning.spin.unwrap_or_else(|| default_spin(world.local_size));
+        let shared = Arc::new(Shared::new(control, stream, doorbell, spin));
+        let arena = arena(&shared, job.clone(), &tuning);
+        let threads = Threads::start(&shared, &arena, tuning.silence)?;
+        let limit = tuning.max_object_bytes;
+        Ok(Session::new(shared, arena, world, job, process, threads, limit))
+    }
+}
+
+fn default_spin(local_ranks: u32) -> Duration {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if cores > 2 * local_ranks as usize { SPIN } else { Duration::ZERO }
+}
+
+/// An arena whose segments the daemon gets before anything lies in them.
+fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
+    let mut config = ArenaConfig::new(job);
+    config.segment_bytes = tuning.segment_bytes;
+    config.max_bytes = tuning.max_bytes.unwrap_or(config.max_bytes);
+    config.huge = tuning.huge_pages;
+    let (max_segments, within) = (tuning.max_segments, tuning.start_timeout);
+    let shared = shared.clone();
+    let register = move |id: gradwire_shm::segment::SegmentId, segment: &_, fd| {
+        let segment: &gradwire_shm::segment::Segment = segment;
+        if id.0 >= max_segments {
+            let text = format!(
+                "this rank may have {max_segments} segments; raise worker.max_segments or worker.arena_segment_bytes"
+            );
+            return Err(text.into());
+        }
+        let add = pb::AddSegment { segment: id.0, bytes: segment.bytes() };
+        shared.send(Message::AddSegment(add), Some(&fd))?;
+        shared.wait_for_segment(id.0, within)?;
+        Ok(())
+    };
+    Arena::new(config, Box::new(register))
+}

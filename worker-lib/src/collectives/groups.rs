@@ -1,0 +1,209 @@
+//! What concerns the ranks themselves: barriers, running out of data, and process sets.
+
+use gradwire_proto::{Collective, ProcessSetId, Request};
+
+use super::{BarrierOptions, Call, Common, Finished, JoinOptions, Started, Target};
+use crate::{
+    error::{GradwireError, Result},
+    handle::Handle,
+    process_set::ProcessSet,
+    session::Session,
+};
+
+/// What a join is called: a rank has at most one in each process set.
+const JOIN: &str = "join";
+
+impl Session {
+    /// Returns once every rank has called it.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`].
+    pub fn barrier(&self) -> Result<()> {
+        self.barrier_with(BarrierOptions::default())
+    }
+
+    /// As [`Session::barrier`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn barrier_async(&self) -> Result<Handle<()>> {
+        self.barrier_with_async(BarrierOptions::default())
+    }
+
+    /// As [`Session::barrier`], for the ranks of a process set.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn barrier_with(&self, options: BarrierOptions) -> Result<()> {
+        let started = self.start_empty(options.common, Request::barrier())?;
+        self.finish(started).map(drop)
+    }
+
+    /// As [`Session::barrier_with`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn barrier_with_async(&self, options: BarrierOptions) -> Result<Handle<()>> {
+        let started = self.start_empty(options.common, Request::barrier())?;
+        Ok(self.handle(started, |_| Ok(())))
+    }
+
+    /// Says that this rank has no more data, and waits until no other rank has. Until then the others
+    /// go on without it: averages are over those that take part, gathered tensors have no rows of it,
+    /// and what can't do without it fails and says so. Returns the rank that joined last. Operations
+    /// without a name are counted anew after it, because ranks have made different numbers of them.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also while an operation of several parts (objects, sparse
+    /// allreduces, Adasum) of this rank is under way.
+    pub fn join(&self, options: JoinOptions) -> Result<u32> {
+        let started = self.start_join(options)?;
+        let set = started.set;
+        let finished = self.finish(started)?;
+        self.joined(set, &finished)
+    }
+
+    /// As [`Session::join`], without waiting for it. This rank must not start anything in the process
+    /// set before its handle was waited for.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn join_async(&self, options: JoinOptions) -> Result<Handle<u32>> {
+        let started = self.start_join(options)?;
+        let (session, set) = (self.clone(), started.set);
+        Ok(self.handle(started, move |finished| session.joined(set, &finished)))
+    }
+
+    /// Makes a process set of these ranks, in any order. All ranks of the job call it with the same
+    /// ranks, whether they are members or not, and none of them may have joined.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also for no rank, one that is not in the job, or one given twice.
+    pub fn add_process_set(&self, ranks: &[u32]) -> Result<ProcessSet> {
+        let (started, ranks) = self.start_add(ranks)?;
+        let finished = self.finish(started)?;
+        self.added(&ranks, &finished)
+    }
+
+    /// As [`Session::add_process_set`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn add_process_set_async(&self, ranks: &[u32]) -> Result<Handle<ProcessSet>> {
+        let (started, ranks) = self.start_add(ranks)?;
+        let session = self.clone();
+        Ok(self.handle(started, move |finished| session.added(&ranks, &finished)))
+    }
+
+    /// Removes a process set. All ranks of the job call it, members or not, and nothing may be in
+    /// flight in the set.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also for the set of all ranks, and while an operation of several
+    /// parts (objects, sparse allreduces, Adasum) of this rank is under way in the set.
+    pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
+        let started = self.start_remove(&set)?;
+        self.finish(started)?;
+        self.removed(&set);
+        Ok(())
+    }
+
+    /// As [`Session::remove_process_set`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn remove_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
+        let started = self.start_remove(&set)?;
+        let session = self.clone();
+        Ok(self.handle(started, move |_| {
+            session.removed(&set);
+            Ok(())
+        }))
+    }
+
+    fn start_empty(&self, common: Common, request: Request) -> Result<Started> {
+        let call: Call = self.call(common, request)?;
+        self.start(call, &[], Target::InPlace)
+    }
+
+    fn start_join(&self, options: JoinOptions) -> Result<Started> {
+        // Its parts would be missing in the middle of it.
+        if self.tasks() > 0 {
+            let text = format!(
+                "rank {} can't join while {} of its operations of several parts (objects, sparse allreduces, Adasum) are under way; wait for their handles first",
+                self.rank(),
+                self.tasks()
+            );
+            return Err(GradwireError::Invalid(text));
+        }
+        let common = Common { name: Some(JOIN.to_owned()), ..options.common };
+        self.start_empty(common, Request::empty(Collective::Join))
+    }
+
+    fn joined(&self, set: ProcessSetId, finished: &Finished) -> Result<u32> {
+        self.names().joined(set);
+        let last = u32::try_from(finished.aux).ok().filter(|rank| *rank < self.size());
+        last.ok_or_else(|| {
+            let text =
+                format!("it says that rank {} joined last, which there is not", finished.aux);
+            GradwireError::Protocol(text)
+        })
+    }
+
+    fn start_add(&self, ranks: &[u32]) -> Result<(Started, Vec<u32>)> {
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        let wrong = if sorted.is_empty() {
+            Some("a process set needs one rank at least".to_owned())
+        } else if let Some(rank) = sorted.iter().find(|rank| **rank >= self.size()) {
+            let last = self.size() - 1;
+            Some(format!(
+                "there is no rank {rank} for a process set: the job has ranks 0 to {last}"
+            ))
+        } else {
+            let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]);
+            twice.map(|pair| format!("rank {} is given twice for a process set", pair[0]))
+        };
+        if let Some(text) = wrong {
+            return Err(GradwireError::Invalid(text));
+        }
+        let list = sorted.iter().map(|&rank| u64::from(rank)).collect();
+        let request = Request { list, ..Request::empty(Collective::AddProcessSet) };
+        Ok((self.start_empty(Common::default(), request)?, sorted))
+    }
+
+    fn added(&self, ranks: &[u32], finished: &Finished) -> Result<ProcessSet> {
+        let refused = || {
+            let text = format!("it gave a new process set the number {}", finished.aux);
+            GradwireError::Protocol(text)
+        };
+        let id = u32::try_from(finished.aux).map_err(|_| refused())?;
+        let set = ProcessSet::new(ProcessSetId(id), ranks.into(), self.rank());
+        if self.sets().add(set.clone()) { Ok(set) } else { Err(refused()) }
+    }
+
+    fn start_remove(&self, set: &ProcessSet) -> Result<Started> {
+        self.sets().check(set)?;
+        if set.id() == 0 {
+            let text = "the process set of all ranks can't be removed".to_owned();
+            return Err(GradwireError::Invalid(text));
+        }
+        // As for a join.
+        let tasks = self.tasks_of(set.number());
+        if tasks > 0 {
+            let text = format!(
+                "rank {} can't remove {set} while {tasks} of its operations of several parts (objects, sparse allreduces, Adasum) are under way there; wait for their handles first",
+                self.rank()
+            );
+            return Err(GradwireError::Invalid(text));
+        }
+        let list = vec![u64::from(set.id())];
+        let request = Request { list, ..Request::empty(Collective::RemoveProcessSet) };
+        self.start_empty(Common::default(), request)
+    }
+
+    fn removed(&self, set: &ProcessSet) {
+        self.sets().remove(set);
+        self.names().removed(set.number());
+    }
+}

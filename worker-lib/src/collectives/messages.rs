@@ -1,0 +1,135 @@
+//! Messages from one rank to another: send and receive.
+
+use gradwire_proto::{Collective, DType, Rank, Request, Shape};
+
+use super::{Call, Common, Finished, ReceiveOptions, SendOptions, Started, Target, moves::untyped};
+use crate::{
+    error::{GradwireError, Result},
+    handle::Handle,
+    memory::{FromBuffer, Memory, Payload},
+    session::Session,
+};
+
+impl Session {
+    /// Sends a tensor to another rank, which receives it. Returns once it may be changed.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also if the peer is not a member of the process set, or is this
+    /// rank.
+    pub fn send<P: Payload>(&self, tensor: &P, options: SendOptions) -> Result<()> {
+        let started = self.start_send(tensor.memory(), options)?;
+        self.finish(started).map(drop)
+    }
+
+    /// As [`Session::send`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Result<Handle<P>> {
+        let started = self.start_send(tensor.memory(), options)?;
+        Ok(self.handle(started, |_| Ok(tensor)))
+    }
+
+    /// Receives a tensor from another rank, of whatever shape it has. The element types have to be the
+    /// same at both ends.
+    ///
+    /// # Errors
+    /// As [`Session::send`].
+    pub fn receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<P> {
+        let started = self.start_receive::<P>(options)?;
+        self.finish(started)?.one()
+    }
+
+    /// As [`Session::receive`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn receive_async<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Handle<P>> {
+        let started = self.start_receive::<P>(options)?;
+        Ok(self.handle(started, Finished::one))
+    }
+
+    /// Receives into a given tensor, whose shape and element type are those of the message. What
+    /// the options say of them is not looked at.
+    ///
+    /// # Errors
+    /// As [`Session::receive`]; also for a message of another shape: it is received, but not kept, and
+    /// the tensor is unchanged.
+    pub fn receive_into<P: Payload>(&self, tensor: &mut P, options: ReceiveOptions) -> Result<()> {
+        let (from, shape) = (options.peer, tensor.memory().shape().clone());
+        let started = self.start_receive_into(tensor.memory(), options)?;
+        fitted(&self.finish(started)?, from, &shape)
+    }
+
+    /// As [`Session::receive_into`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn receive_into_async<P: Payload>(
+        &self,
+        tensor: P,
+        options: ReceiveOptions,
+    ) -> Result<Handle<P>> {
+        let (from, shape) = (options.peer, tensor.memory().shape().clone());
+        let started = self.start_receive_into(tensor.memory(), options)?;
+        Ok(self.handle(started, move |finished| {
+            fitted(&finished, from, &shape)?;
+            Ok(tensor)
+        }))
+    }
+
+    fn start_send(&self, memory: &Memory, options: SendOptions) -> Result<Started> {
+        let SendOptions { common, peer, tag } = options;
+        let (dtype, shape) = (memory.dtype(), memory.shape().clone());
+        let call = self.message(common, (self.rank(), peer, tag), dtype, shape)?;
+        self.start(call, &[memory], Target::New)
+    }
+
+    fn start_receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Started> {
+        let ReceiveOptions { common, peer, tag, dtype, expecting } = options;
+        let dtype = P::DTYPE.or(dtype).ok_or_else(untyped)?;
+        let shape = expecting.unwrap_or_else(|| Shape::new(&[0]))?;
+        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
+        self.start(call, &[], Target::New)
+    }
+
+    fn start_receive_into(&self, memory: &Memory, options: ReceiveOptions) -> Result<Started> {
+        let ReceiveOptions { common, peer, tag, .. } = options;
+        let (dtype, shape) = (memory.dtype(), memory.shape().clone());
+        let call = self.message(common, (peer, self.rank(), tag), dtype, shape)?;
+        self.start(call, &[], Target::Given(memory))
+    }
+
+    fn message(
+        &self,
+        common: Common,
+        (from, to, tag): (u32, u32, u32),
+        dtype: DType,
+        shape: Shape,
+    ) -> Result<Call> {
+        let request = Request::plain(Collective::SendReceive, dtype, shape);
+        let request = Request { root: Rank(from), list: vec![u64::from(to)], ..request };
+        let mut call = self.call(common, request)?;
+        call.set.check_peer("sender", from)?;
+        call.set.check_peer("receiver", to)?;
+        if from == to {
+            let text = format!("rank {from} would send to itself; copy the tensor instead");
+            return Err(GradwireError::Invalid(text));
+        }
+        call.way = Some((from, to, tag));
+        Ok(call)
+    }
+}
+
+/// Refuses a message that came elsewhere because the given tensor has another shape.
+fn fitted(finished: &Finished, from: u32, shape: &Shape) -> Result<()> {
+    match finished.outputs.first() {
+        Some(Some(output)) if output.buffer.shape() != shape => {
+            Err(GradwireError::Invalid(format!(
+                "rank {from} sent a tensor of shape {}, which does not fit the given one of shape {shape}; receive it as a new tensor",
+                output.buffer.shape()
+            )))
+        }
+        _ => Ok(()),
+    }
+}

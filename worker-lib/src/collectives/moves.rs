@@ -1,0 +1,274 @@
+//! Collectives that move rows as they are: broadcast, allgather, gather, scatter, alltoall.
+
+use gradwire_proto::{Collective, DType, Part, Rank, Request, Shape, agreed};
+
+use super::{
+    AllgatherOptions, AlltoallOptions, BroadcastOptions, GatherOptions, Gathered, ScatterOptions,
+    Started, Target, as_rows, parts,
+};
+use crate::{
+    element::Element,
+    error::{GradwireError, Result},
+    handle::Handle,
+    memory::{FromBuffer, Memory, Payload},
+    process_set::ProcessSet,
+    session::Session,
+};
+
+impl Session {
+    /// Gives every rank the root's tensor, in place.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also if the root is not a member of the process set.
+    pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
+        let started = self.start_broadcast(tensor.memory(), options)?;
+        self.finish(started).map(drop)
+    }
+
+    /// As [`Session::broadcast`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn broadcast_async<P: Payload>(
+        &self,
+        tensor: P,
+        options: BroadcastOptions,
+    ) -> Result<Handle<P>> {
+        let started = self.start_broadcast(tensor.memory(), options)?;
+        Ok(self.handle(started, |_| Ok(tensor)))
+    }
+
+    /// As [`Session::broadcast`], for ordinary memory.
+    ///
+    /// # Errors
+    /// As there; the slice is unchanged then.
+    pub fn broadcast_slice<T: Element>(
+        &self,
+        values: &mut [T],
+        options: BroadcastOptions,
+    ) -> Result<()> {
+        let mut tensor = self.tensor(values, &[values.len()])?;
+        self.broadcast(&mut tensor, options)?;
+        values.copy_from_slice(tensor.as_slice());
+        Ok(())
+    }
+
+    /// Gives every rank all ranks' tensors, one after the other along the first dimension, which may
+    /// differ between ranks, also be zero. A single number counts as one row.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`].
+    pub fn allgather<P: FromBuffer>(
+        &self,
+        tensor: &P,
+        options: AllgatherOptions,
+    ) -> Result<Gathered<P>> {
+        let started = self.start_allgather(&[tensor.memory()], options)?;
+        self.finish(started)?.gathered()
+    }
+
+    /// As [`Session::allgather`], without waiting for it. Gives the tensor back with the result.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn allgather_async<P: FromBuffer>(
+        &self,
+        tensor: P,
+        options: AllgatherOptions,
+    ) -> Result<Handle<(P, Gathered<P>)>> {
+        let started = self.start_allgather(&[tensor.memory()], options)?;
+        Ok(self.handle(started, |finished| Ok((tensor, finished.gathered()?))))
+    }
+
+    /// As [`Session::allgather`] for several tensors as one operation: all of them or none. As
+    /// [`Buffer`](crate::Buffer)s they may have different element types.
+    ///
+    /// # Errors
+    /// As there; also for no tensors or more than 1024.
+    pub fn grouped_allgather<P: FromBuffer>(
+        &self,
+        tensors: &[P],
+        options: AllgatherOptions,
+    ) -> Result<Vec<Gathered<P>>> {
+        let buffers: Vec<_> = tensors.iter().map(Payload::memory).collect();
+        let started = self.start_allgather(&buffers, options)?;
+        self.finish(started)?.gathered_many()
+    }
+
+    /// As [`Session::grouped_allgather`], without waiting for it. Gives the tensors back with the
+    /// results.
+    ///
+    /// # Errors
+    /// If it was not started; the tensors are gone then.
+    #[expect(clippy::type_complexity, reason = "the tensors, and a result for each")]
+    pub fn grouped_allgather_async<P: FromBuffer>(
+        &self,
+        tensors: Vec<P>,
+        options: AllgatherOptions,
+    ) -> Result<Handle<(Vec<P>, Vec<Gathered<P>>)>> {
+        let buffers: Vec<_> = tensors.iter().map(Payload::memory).collect();
+        let started = self.start_allgather(&buffers, options)?;
+        Ok(self.handle(started, |finished| Ok((tensors, finished.gathered_many()?))))
+    }
+
+    /// As [`Session::allgather`], for the root only; others get nothing.
+    ///
+    /// # Errors
+    /// As there; also if the root is not a member of the process set.
+    pub fn gather<P: FromBuffer>(
+        &self,
+        tensor: &P,
+        options: GatherOptions,
+    ) -> Result<Option<Gathered<P>>> {
+        let is_root = options.root == self.rank();
+        let started = self.start_gather(tensor.memory(), options)?;
+        let finished = self.finish(started)?;
+        if is_root { finished.gathered().map(Some) } else { Ok(None) }
+    }
+
+    /// As [`Session::gather`], without waiting for it. Gives the tensor back with the result.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn gather_async<P: FromBuffer>(
+        &self,
+        tensor: P,
+        options: GatherOptions,
+    ) -> Result<Handle<(P, Option<Gathered<P>>)>> {
+        let is_root = options.root == self.rank();
+        let started = self.start_gather(tensor.memory(), options)?;
+        Ok(self.handle(started, move |finished| {
+            let gathered = if is_root { Some(finished.gathered()?) } else { None };
+            Ok((tensor, gathered))
+        }))
+    }
+
+    /// Gives each member its rows of the root's tensor, in the order of ranks. The root gives the
+    /// tensor; what others give is not looked at.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also if the root is not a member of the process set, gives no
+    /// tensor, or one whose rows its splits don't fit.
+    pub fn scatter<P: FromBuffer>(&self, tensor: Option<&P>, options: ScatterOptions) -> Result<P> {
+        let started = self.start_scatter(tensor, options)?;
+        self.finish(started)?.one()
+    }
+
+    /// As [`Session::scatter`], without waiting for it. Gives the tensor back with the result.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn scatter_async<P: FromBuffer>(
+        &self,
+        tensor: Option<P>,
+        options: ScatterOptions,
+    ) -> Result<Handle<(Option<P>, P)>> {
+        let started = self.start_scatter(tensor.as_ref(), options)?;
+        Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
+    }
+
+    /// Gives each member its rows of every member's tensor. The result has the members' rows in the
+    /// order of ranks, and says how many came from each.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also if the splits don't fit the rows or the number of members.
+    pub fn alltoall<P: FromBuffer>(
+        &self,
+        tensor: &P,
+        options: AlltoallOptions,
+    ) -> Result<Gathered<P>> {
+        let started = self.start_alltoall(tensor.memory(), options)?;
+        self.finish(started)?.gathered()
+    }
+
+    /// As [`Session::alltoall`], without waiting for it. Gives the tensor back with the result.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn alltoall_async<P: FromBuffer>(
+        &self,
+        tensor: P,
+        options: AlltoallOptions,
+    ) -> Result<Handle<(P, Gathered<P>)>> {
+        let started = self.start_alltoall(tensor.memory(), options)?;
+        Ok(self.handle(started, |finished| Ok((tensor, finished.gathered()?))))
+    }
+
+    fn start_broadcast(&self, memory: &Memory, options: BroadcastOptions) -> Result<Started> {
+        let BroadcastOptions { common, root } = options;
+        let request = Request::broadcast(memory.dtype(), memory.shape().clone(), Rank(root));
+        let call = self.call(common, request)?;
+        call.check_root()?;
+        self.start(call, &[memory], Target::InPlace)
+    }
+
+    fn start_allgather(&self, buffers: &[&Memory], options: AllgatherOptions) -> Result<Started> {
+        let (first, more) = parts(buffers.iter().copied())?;
+        let Part { dtype, shape } = as_rows(first)?;
+        let more = more.into_iter().map(as_rows).collect::<Result<_>>()?;
+        let request = Request::plain(Collective::Allgather, dtype, shape);
+        let call = self.call(options.common, Request { more, ..request })?;
+        self.start(call, buffers, Target::New)
+    }
+
+    fn start_gather(&self, memory: &Memory, options: GatherOptions) -> Result<Started> {
+        let GatherOptions { common, root } = options;
+        let part = Part { dtype: memory.dtype(), shape: memory.shape().clone() };
+        let Part { dtype, shape } = as_rows(part)?;
+        let request = Request::plain(Collective::Gather, dtype, shape);
+        let call = self.call(common, Request { root: Rank(root), ..request })?;
+        call.check_root()?;
+        self.start(call, &[memory], Target::New)
+    }
+
+    fn start_scatter<P: FromBuffer>(
+        &self,
+        tensor: Option<&P>,
+        options: ScatterOptions,
+    ) -> Result<Started> {
+        let ScatterOptions { common, root, splits, dtype, expecting } = options;
+        let given = tensor.map(Payload::memory);
+        let dtype = given.map(Memory::dtype).or(P::DTYPE).or(dtype).ok_or_else(untyped)?;
+        let root_tensor = given.filter(|_| root == self.rank());
+        let shape = match root_tensor {
+            Some(memory) => memory.shape().clone(),
+            None if root == self.rank() => {
+                let text = format!("rank {root} is the root of a scatter and gives no tensor");
+                return Err(GradwireError::Invalid(text));
+            }
+            None => expecting.unwrap_or_else(|| Shape::new(&[0]))?,
+        };
+        let list = if root_tensor.is_some() { splits } else { Vec::new() };
+        let request = Request::plain(Collective::Scatter, dtype, shape);
+        let call = self.call(common, Request { root: Rank(root), list, ..request })?;
+        call.check_root()?;
+        if root_tensor.is_some() {
+            self.check_splits(&call.set, &call.request)?;
+        }
+        self.start(call, root_tensor.as_slice(), Target::New)
+    }
+
+    fn start_alltoall(&self, memory: &Memory, options: AlltoallOptions) -> Result<Started> {
+        let AlltoallOptions { common, splits } = options;
+        let request = Request::plain(Collective::Alltoall, memory.dtype(), memory.shape().clone());
+        let call = self.call(common, Request { list: splits, ..request })?;
+        self.check_splits(&call.set, &call.request)?;
+        self.start(call, &[memory], Target::New)
+    }
+
+    /// Refuses splits that don't fit this rank's tensor.
+    fn check_splits(&self, set: &ProcessSet, request: &Request) -> Result<()> {
+        request.validate()?;
+        let splits = agreed::splits(Rank(self.rank()), request, set.len());
+        splits.map(drop).map_err(|wrong| GradwireError::Invalid(wrong.to_string()))
+    }
+}
+
+/// The error of a result whose element type nobody said.
+pub(super) fn untyped() -> GradwireError {
+    let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+    GradwireError::Invalid(format!(
+        "the element type of the result is not known: give it with .dtype(…), or ask for a Tensor of {}",
+        types.join(", ")
+    ))
+}

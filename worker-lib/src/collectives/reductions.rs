@@ -1,0 +1,253 @@
+//! Collectives that reduce: allreduce, reduce, reducescatter.
+
+use gradwire_proto::{Collective, Rank, Request};
+
+use super::{
+    AllreduceOptions, Call, ReduceOptions, ReduceScatterOptions, Started, Target,
+    options::Reduction, parts,
+};
+use crate::{
+    element::Element,
+    error::Result,
+    handle::Handle,
+    memory::{FromBuffer, Memory, Payload},
+    session::Session,
+};
+
+fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
+    tensors.iter().map(Payload::memory).collect()
+}
+
+impl Session {
+    /// Reduces the ranks' tensors; every rank gets the result in place. An average is over the ranks
+    /// that take part: those that have not joined.
+    ///
+    /// # Errors
+    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason when the
+    /// operation or the job fails; the tensor's contents are undefined then.
+    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) and its like if it was not started.
+    pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
+        let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
+        self.finish(started).map(drop)
+    }
+
+    /// As [`Session::allreduce`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn allreduce_async<P: Payload>(
+        &self,
+        tensor: P,
+        options: AllreduceOptions,
+    ) -> Result<Handle<P>> {
+        let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
+        Ok(self.handle(started, |_| Ok(tensor)))
+    }
+
+    /// As [`Session::allreduce`] with a new tensor as the result; the given one stays as it is.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
+        let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
+        self.finish(started)?.one()
+    }
+
+    /// As [`Session::allreduce_to`], without waiting for it. Gives the tensor back with the result.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn allreduce_to_async<P: FromBuffer>(
+        &self,
+        tensor: P,
+        options: AllreduceOptions,
+    ) -> Result<Handle<(P, P)>> {
+        let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
+        Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
+    }
+
+    /// Reduces ordinary memory: copies it into shared memory and the result back.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; the slice is unchanged then.
+    pub fn allreduce_slice<T: Element>(
+        &self,
+        values: &mut [T],
+        options: AllreduceOptions,
+    ) -> Result<()> {
+        let mut tensor = self.tensor(values, &[values.len()])?;
+        self.allreduce(&mut tensor, options)?;
+        values.copy_from_slice(tensor.as_slice());
+        Ok(())
+    }
+
+    /// Reduces several tensors as one operation: all of them or none. They may have different shapes,
+    /// and as [`Buffer`](crate::Buffer)s different element types; all ranks give the same number.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also for no tensors or more than 1024.
+    pub fn grouped_allreduce<P: Payload>(
+        &self,
+        tensors: &mut [P],
+        options: AllreduceOptions,
+    ) -> Result<()> {
+        let started = self.start_allreduce(&buffers(tensors), options, Target::InPlace)?;
+        self.finish(started).map(drop)
+    }
+
+    /// As [`Session::grouped_allreduce`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensors are gone then.
+    pub fn grouped_allreduce_async<P: Payload>(
+        &self,
+        tensors: Vec<P>,
+        options: AllreduceOptions,
+    ) -> Result<Handle<Vec<P>>> {
+        let started = self.start_allreduce(&buffers(&tensors), options, Target::InPlace)?;
+        Ok(self.handle(started, |_| Ok(tensors)))
+    }
+
+    /// As [`Session::grouped_allreduce`] with new tensors as the results.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn grouped_allreduce_to<P: FromBuffer>(
+        &self,
+        tensors: &[P],
+        options: AllreduceOptions,
+    ) -> Result<Vec<P>> {
+        let started = self.start_allreduce(&buffers(tensors), options, Target::New)?;
+        self.finish(started)?.many()
+    }
+
+    /// As [`Session::grouped_allreduce_to`], without waiting for it. Gives the tensors back with the
+    /// results.
+    ///
+    /// # Errors
+    /// If it was not started; the tensors are gone then.
+    pub fn grouped_allreduce_to_async<P: FromBuffer>(
+        &self,
+        tensors: Vec<P>,
+        options: AllreduceOptions,
+    ) -> Result<Handle<(Vec<P>, Vec<P>)>> {
+        let started = self.start_allreduce(&buffers(&tensors), options, Target::New)?;
+        Ok(self.handle(started, |finished| Ok((tensors, finished.many()?))))
+    }
+
+    /// Reduces the ranks' tensors; the root gets the result in place, the others' tensors stay as they
+    /// are.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also if the root is not a member of the process set.
+    pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
+        let started = self.start_reduce(tensor.memory(), options)?;
+        self.finish(started).map(drop)
+    }
+
+    /// As [`Session::reduce`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Result<Handle<P>> {
+        let started = self.start_reduce(tensor.memory(), options)?;
+        Ok(self.handle(started, |_| Ok(tensor)))
+    }
+
+    /// Reduces the ranks' tensors and gives each member its rows of the result, in the order of ranks;
+    /// where they can't be shared evenly the first ones get one more.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also for a tensor without dimensions.
+    pub fn reducescatter<P: FromBuffer>(
+        &self,
+        tensor: &P,
+        options: ReduceScatterOptions,
+    ) -> Result<P> {
+        let started = self.start_reducescatter(&[tensor.memory()], options)?;
+        self.finish(started)?.one()
+    }
+
+    /// As [`Session::reducescatter`], without waiting for it. Gives the tensor back with the result.
+    ///
+    /// # Errors
+    /// If it was not started; the tensor is gone then.
+    pub fn reducescatter_async<P: FromBuffer>(
+        &self,
+        tensor: P,
+        options: ReduceScatterOptions,
+    ) -> Result<Handle<(P, P)>> {
+        let started = self.start_reducescatter(&[tensor.memory()], options)?;
+        Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
+    }
+
+    /// As [`Session::reducescatter`] for several tensors as one operation: all of them or none.
+    ///
+    /// # Errors
+    /// As there; also for no tensors or more than 1024.
+    pub fn grouped_reducescatter<P: FromBuffer>(
+        &self,
+        tensors: &[P],
+        options: ReduceScatterOptions,
+    ) -> Result<Vec<P>> {
+        let started = self.start_reducescatter(&buffers(tensors), options)?;
+        self.finish(started)?.many()
+    }
+
+    /// As [`Session::grouped_reducescatter`], without waiting for it. Gives the tensors back with the
+    /// results.
+    ///
+    /// # Errors
+    /// If it was not started; the tensors are gone then.
+    pub fn grouped_reducescatter_async<P: FromBuffer>(
+        &self,
+        tensors: Vec<P>,
+        options: ReduceScatterOptions,
+    ) -> Result<Handle<(Vec<P>, Vec<P>)>> {
+        let started = self.start_reducescatter(&buffers(&tensors), options)?;
+        Ok(self.handle(started, |finished| Ok((tensors, finished.many()?))))
+    }
+
+    fn start_allreduce(
+        &self,
+        buffers: &[&Memory],
+        options: AllreduceOptions,
+        into: Target<'_>,
+    ) -> Result<Started> {
+        let AllreduceOptions { common, reduction } = options;
+        let request = reduced(Collective::Allreduce, buffers, reduction)?;
+        self.start(self.call(common, request)?, buffers, into)
+    }
+
+    fn start_reduce(&self, memory: &Memory, options: ReduceOptions) -> Result<Started> {
+        let ReduceOptions { common, reduction, root } = options;
+        let request = reduced(Collective::Reduce, &[memory], reduction)?;
+        let call = self.call(common, Request { root: Rank(root), ..request })?;
+        call.check_root()?;
+        self.start(call, &[memory], Target::InPlace)
+    }
+
+    fn start_reducescatter(
+        &self,
+        buffers: &[&Memory],
+        options: ReduceScatterOptions,
+    ) -> Result<Started> {
+        let ReduceScatterOptions { common, reduction } = options;
+        let request = reduced(Collective::ReduceScatter, buffers, reduction)?;
+        self.start(self.call(common, request)?, buffers, Target::New)
+    }
+}
+
+impl Call {
+    /// Refuses a root that is not a member.
+    pub(super) fn check_root(&self) -> Result<()> {
+        self.set.check_peer("root", self.request.root.0)
+    }
+}
+
+fn reduced(collective: Collective, buffers: &[&Memory], reduction: Reduction) -> Result<Request> {
+    let (first, more) = parts(buffers.iter().copied())?;
+    let Reduction { op, prescale, postscale } = reduction;
+    let request = Request::allreduce(first.dtype, first.shape, op);
+    Ok(Request { collective, prescale, postscale, more, ..request })
+}

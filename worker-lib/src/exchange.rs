@@ -1,0 +1,52 @@
+//! What the ranks tell each other before the parts of an operation on which they have to agree, and
+//! what all of them read where they do not.
+
+use gradwire_proto::{Failure, FailureKind};
+use gradwire_shm::control::Origin;
+
+use crate::{collectives::AllgatherOptions, error::Result, session::Session, task::Parts};
+
+/// The most ranks that a text lists.
+const LISTED: usize = 64;
+
+impl Session {
+    /// The numbers of every rank that takes part, in the order of ranks.
+    pub(crate) fn exchange<const N: usize>(
+        &self,
+        parts: &Parts,
+        ending: &str,
+        own: [u64; N],
+    ) -> Result<Vec<[u64; N]>> {
+        let own = self.tensor(&own, &[1, N])?;
+        let options = AllgatherOptions { common: parts.part_of(ending, Origin::Count) };
+        let all = self.allgather(&own, options)?.tensor;
+        Ok(all.as_slice().as_chunks().0.to_vec())
+    }
+}
+
+/// The same failure for all ranks: a line for each of them.
+pub(crate) fn disagreement(what: &str, lines: impl ExactSizeIterator<Item = String>) -> Failure {
+    let more = lines.len().saturating_sub(LISTED);
+    let mut table: Vec<String> = lines.take(LISTED).collect();
+    if more > 0 {
+        table.push(format!("and {more} more"));
+    }
+    let what = format!("ranks disagree on {what}\n{}", table.join("\n"));
+    Failure::new(FailureKind::Disagreement, what)
+        .hint("call it with the same shape, element type and operation on every rank")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_has_a_line_and_those_that_have_none_are_counted() {
+        let lines = |ranks: usize| (0..ranks).map(|rank| format!("rank {rank}: x"));
+        let few = disagreement("a sum", lines(64)).what;
+        assert!(few.starts_with("ranks disagree on a sum\nrank 0: x\n"), "{few}");
+        assert!(few.ends_with("rank 63: x"), "{few}");
+        let many = disagreement("a sum", lines(67)).what;
+        assert!(many.ends_with("rank 63: x\nand 3 more"), "{many}");
+    }
+}

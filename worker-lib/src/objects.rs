@@ -1,0 +1,280 @@
+//! Objects of the program, in serde's terms: broadcast and gathered as bytes.
+//!
+//! They travel in the postcard format, which is data and can't run anything. What a rank can't give —
+//! an object that is too large, or that can't be serialised — every rank is told (TELL).
+
+use gradwire_proto::{DType, Failure, FailureKind, Rank, Shape};
+use gradwire_shm::control::Origin;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    collectives::{AllgatherOptions, BroadcastOptions},
+    error::{GradwireError, Result},
+    handle::Handle,
+    memory::Tensor,
+    session::Session,
+    task::Parts,
+};
+
+/// An object as bytes, or why there are none.
+type Packed = Result<Vec<u8>, String>;
+
+/// The first byte of a packed object, or of its size.
+const OBJECT: u8 = 0;
+const REASON: u8 = 1;
+
+/// Bytes before a gathered object: what it is, and whose.
+const PREFIX: usize = 5;
+
+fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
+    let bytes = postcard::to_allocvec(object)
+        .map_err(|error| format!("the object of rank {rank} can't be serialised: {error}"))?;
+    // BOUND
+    if bytes.len() as u64 > limit {
+        let size = bytes.len();
+        return Err(format!(
+            "the object of rank {rank} has {size} bytes, and its worker.max_object_bytes allows {limit}"
+        ));
+    }
+    Ok(bytes)
+}
+
+fn refused(rank: u32, what: String) -> Failure {
+    let hint = "raise worker.max_object_bytes, or send large data as a tensor";
+    let failure = Failure::new(FailureKind::Invalid, what).rank(Rank(rank));
+    // Only where it helps.
+    if failure.what.contains("max_object_bytes") { failure.hint(hint) } else { failure }
+}
+
+/// Reads an object that must be all of the bytes.
+fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
+    let unreadable = |why: String| {
+        let what = format!(
+            "the object of rank {rank} can't be read as {}: {why}; all ranks must use the same type",
+            std::any::type_name::<T>()
+        );
+        refused(rank, what)
+    };
+    match postcard::take_from_bytes(bytes) {
+        Ok((object, [])) => Ok(object),
+        Ok((_, rest)) => {
+            Err(unreadable(format!("{} of its {} bytes are left", rest.len(), bytes.len())))
+        }
+        Err(error) => Err(unreadable(error.to_string())),
+    }
+}
+
+/// An object with who gives it before it, for an allgather.
+fn labelled(rank: u32, packed: Packed) -> Vec<u8> {
+    let (kind, bytes) = match packed {
+        Ok(bytes) => (OBJECT, bytes),
+        Err(reason) => (REASON, reason.into_bytes()),
+    };
+    let mut labelled = Vec::with_capacity(PREFIX + bytes.len());
+    labelled.push(kind);
+    labelled.extend(rank.to_le_bytes());
+    labelled.extend(bytes);
+    labelled
+}
+
+/// Reads gathered objects; the first rank's reason wins, for all ranks alike.
+fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>, Failure> {
+    let mut rest = bytes;
+    let mut objects = Vec::with_capacity(sizes.len());
+    for &size in sizes {
+        let label = rest.split_at_checked(size as usize).and_then(|(own, others)| {
+            rest = others;
+            own.split_first_chunk::<PREFIX>()
+        });
+        let Some((&[kind, a, b, c, d], bytes)) = label else {
+            let text = format!("a gathered object of {size} bytes has no label");
+            return Err(Failure::new(FailureKind::Protocol, text));
+        };
+        objects.push((kind, u32::from_le_bytes([a, b, c, d]), bytes));
+    }
+    if let Some((_, rank, reason)) = objects.iter().find(|(kind, ..)| *kind != OBJECT) {
+        return Err(refused(*rank, String::from_utf8_lossy(reason).into_owned()));
+    }
+    objects.into_iter().map(|(_, rank, bytes)| unpack(rank, bytes)).collect()
+}
+
+impl Session {
+    /// Gives every rank the root's object. The root gives it; what others give is not looked at. The
+    /// root's `worker.max_object_bytes` is its limit.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), gradwire_worker::GradwireError> {
+    /// # use gradwire_worker::{BroadcastOptions, Session};
+    /// # let session = Session::from_env()?;
+    /// let own = (session.rank() == 0).then(|| vec!["cat".to_owned(), "dog".to_owned()]);
+    /// let classes = session.broadcast_object(own.as_ref(), BroadcastOptions::from_rank(0))?;
+    /// assert_eq!(classes.len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::broadcast`]; on every rank if the root's object is too large or can't be
+    /// serialised; if it can't be read, because a rank asks for another type.
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: Option<&T>,
+        options: BroadcastOptions,
+    ) -> Result<T> {
+        let root = options.root;
+        let (parts, packed) = self.pack_broadcast(object, options)?;
+        self.run_parts(&parts, |session| session.move_object(&parts, root, packed))
+    }
+
+    /// As [`Session::broadcast_object`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn broadcast_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
+        &self,
+        object: Option<&T>,
+        options: BroadcastOptions,
+    ) -> Result<Handle<T>> {
+        let root = options.root;
+        let (parts, packed) = self.pack_broadcast(object, options)?;
+        let own = parts.clone();
+        self.spawn_parts(parts, move |session| session.move_object(&own, root, packed))
+    }
+
+    /// Gives every rank all ranks' objects, in the order of ranks.
+    ///
+    /// # Errors
+    /// As [`Session::allgather`]; on every rank if one's object is too large or can't be serialised,
+    /// with that rank; if one can't be read, because a rank asks for another type.
+    pub fn allgather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        object: &T,
+        options: AllgatherOptions,
+    ) -> Result<Vec<T>> {
+        let (parts, packed) = self.pack_gather(object, options)?;
+        self.run_parts(&parts, |session| session.gather_objects(&parts, &packed))
+    }
+
+    /// As [`Session::allgather_object`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn allgather_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
+        &self,
+        object: &T,
+        options: AllgatherOptions,
+    ) -> Result<Handle<Vec<T>>> {
+        let (parts, packed) = self.pack_gather(object, options)?;
+        let own = parts.clone();
+        self.spawn_parts(parts, move |session| session.gather_objects(&own, &packed))
+    }
+
+    fn pack_broadcast<T: Serialize>(
+        &self,
+        object: Option<&T>,
+        options: BroadcastOptions,
+    ) -> Result<(Parts, Packed)> {
+        let BroadcastOptions { common, root } = options;
+        let own = object.filter(|_| root == self.rank());
+        if own.is_none() && root == self.rank() {
+            let text = format!("rank {root} is the root of a broadcast and gives no object");
+            return Err(GradwireError::Invalid(text));
+        }
+        self.sets().of_member(common.process_set.clone())?.check_peer("root", root)?;
+        // Before it has a name: an object's own code may panic.
+        let packed =
+            own.map_or(Ok(Vec::new()), |object| pack(object, self.rank(), self.max_object_bytes()));
+        let parts = self.parts(common, "broadcast-object", Origin::Object)?;
+        Ok((parts, packed))
+    }
+
+    /// First the size, so that all have room, then the bytes.
+    fn move_object<T: DeserializeOwned>(
+        &self,
+        parts: &Parts,
+        root: u32,
+        packed: Packed,
+    ) -> Result<T> {
+        let (kind, bytes) = match packed {
+            Ok(bytes) => (OBJECT, bytes),
+            Err(reason) => (REASON, reason.into_bytes()),
+        };
+        let mut size = self.tensor(&[u64::from(kind), bytes.len() as u64], &[2])?;
+        let common = parts.part_of("size", Origin::Count);
+        self.broadcast(&mut size, BroadcastOptions { common, root })?;
+        let [kind, size] = [size.as_slice()[0], size.as_slice()[1]];
+        let buffer = self.buffer_unfilled(DType::U8, Shape::new(&[size])?)?;
+        let mut data = Tensor::<u8>::new(buffer);
+        if root == self.rank() {
+            data.as_mut_slice().copy_from_slice(&bytes);
+        }
+        if size > 0 {
+            self.broadcast(&mut data, BroadcastOptions { common: parts.part("data"), root })?;
+        }
+        let object = if kind == u64::from(OBJECT) {
+            unpack(root, data.as_slice())
+        } else {
+            Err(refused(root, String::from_utf8_lossy(data.as_slice()).into_owned()))
+        };
+        object.map_err(|failure| parts.named(failure).into())
+    }
+
+    fn pack_gather<T: Serialize>(
+        &self,
+        object: &T,
+        options: AllgatherOptions,
+    ) -> Result<(Parts, Vec<u8>)> {
+        // As for a broadcast.
+        let packed = pack(object, self.rank(), self.max_object_bytes());
+        let parts = self.parts(options.common, "allgather-object", Origin::Object)?;
+        Ok((parts, labelled(self.rank(), packed)))
+    }
+
+    fn gather_objects<T: DeserializeOwned>(&self, parts: &Parts, own: &[u8]) -> Result<Vec<T>> {
+        let own = self.tensor(own, &[own.len()])?;
+        let gathered = self.allgather(&own, AllgatherOptions { common: parts.part("data") })?;
+        let objects = unlabelled(gathered.tensor.as_slice(), &gathered.rows);
+        objects.map_err(|failure| parts.named(failure).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(all: &[Vec<u8>]) -> (Vec<u8>, Vec<u64>) {
+        (all.concat(), all.iter().map(|one| one.len() as u64).collect())
+    }
+
+    #[test]
+    fn objects_come_back_in_order() {
+        let labels: Vec<_> =
+            ["a", "", "ccc"].iter().zip(0..).map(|(s, r)| labelled(r, pack(s, r, 100))).collect();
+        let (bytes, sizes) = gathered(&labels);
+        assert_eq!(unlabelled::<String>(&bytes, &sizes).unwrap(), ["a", "", "ccc"]);
+    }
+
+    #[test]
+    fn a_rank_that_can_not_give_its_object_is_named_with_the_reason() {
+        let labels =
+            [labelled(0, pack("fits", 0, 100)), labelled(1, pack(&"x".repeat(200), 1, 100))];
+        let (bytes, sizes) = gathered(&labels);
+        let error = unlabelled::<String>(&bytes, &sizes).unwrap_err().to_string();
+        for part in ["rank 1", "202 bytes", "allows 100", "raise worker.max_object_bytes"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_all_of_an_object_is_refused() {
+        let bytes = pack(&(1u8, 2u8), 3, 100).unwrap();
+        assert_eq!(unpack::<(u8, u8)>(3, &bytes).unwrap(), (1, 2));
+        let error = unpack::<u8>(3, &bytes).unwrap_err().to_string();
+        assert!(error.contains("1 of its 2 bytes are left") && error.contains("rank 3"), "{error}");
+        let error = unpack::<(u8, u8, u8)>(3, &bytes).unwrap_err().to_string();
+        assert!(error.contains("can't be read as (u8, u8, u8)"), "{error}");
+        // TRUST: sizes are others' claims.
+        assert!(unlabelled::<u8>(&[0, 0], &[2]).is_err());
+        assert!(unlabelled::<u8>(&[0, 0], &[u64::MAX]).is_err());
+    }
+}

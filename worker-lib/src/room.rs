@@ -1,0 +1,151 @@
+//! Room for results of another size than a rank could know from its own request: those of an
+//! allgather with different rows, of a scatter, of a message that nobody had announced.
+//!
+//! When all ranks have agreed, the daemon says how large the results are, and the operation runs once
+//! every local rank has said where they go. A thread of its own makes the room, `gw-room`: the
+//! watcher can't, because an arena that grows waits for the daemon's receipt, which the watcher
+//! reads.
+
+use std::sync::mpsc;
+
+use gradwire_proto::{
+    Collective, Failure, FailureKind, Request, Shape,
+    pb::{self, worker_message::Message},
+};
+use gradwire_shm::arena::Arena;
+
+use crate::{
+    memory::Buffer,
+    shared::{End, Shared, Unwatched},
+};
+
+/// A result, and how many of its rows came from each member that took part, where that is a
+/// question.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) buffer: Buffer,
+    pub(crate) rows: Vec<u64>,
+}
+
+/// Makes room until nobody orders any more.
+pub(crate) fn serve(shared: &Shared, arena: &Arena, orders: &mpsc::Receiver<pb::Allocate>) {
+    // An order that is never answered would hold all ranks up.
+    let _unwatched = Unwatched(shared);
+    while let Ok(order) = orders.recv() {
+        let ticket = order.ticket;
+        let Some(request) = shared.movable(ticket) else {
+            let what = format!(
+                "the daemon asked for room for results of operation {ticket}, which is not in flight or has none of its own"
+            );
+            shared.finish(End::Failed(Failure::new(FailureKind::Protocol, what)));
+            return;
+        };
+        let sizes = match sizes(&request, order.outputs) {
+            Ok(sizes) => sizes,
+            Err(what) => {
+                let what = format!("the daemon's results of a {}: {what}", request.collective);
+                shared.finish(End::Failed(Failure::new(FailureKind::Protocol, what)));
+                return;
+            }
+        };
+        let mut outputs = Vec::with_capacity(sizes.len());
+        for (part, (shape, rows)) in sizes.into_iter().enumerate() {
+            let dtype = request.dtype_of(part);
+            let bytes = shape.elements() * dtype.size() as u64;
+            match arena.allocate(bytes) {
+                Ok(block) => {
+                    outputs.push(Output { buffer: Buffer::new(block, dtype, shape), rows });
+                }
+                Err(error) => {
+                    // The others wait for this rank's room: they are told (TELL).
+                    let reason =
+                        format!("there is no room for a result of {dtype} {shape}: {error}");
+                    shared.give_up(Failure::new(FailureKind::Resource, reason));
+                    return;
+                }
+            }
+        }
+        let place = |output: &Output| {
+            let place = output.buffer.place();
+            pb::Place { segment: place.segment, offset: place.offset }
+        };
+        let places = outputs.iter().map(place).collect();
+        shared.make_room(ticket, outputs);
+        if shared.send(Message::Allocated(pb::Allocated { ticket, places }), None).is_err() {
+            return; // the session has ended
+        }
+    }
+}
+
+/// Checks what the daemon says of results (TRUST).
+fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<u64>)>, String> {
+    let parts = request.parts();
+    if outputs.len() != parts {
+        return Err(format!("{} of {parts} tensors", outputs.len()));
+    }
+    let free = match request.collective {
+        Collective::Scatter | Collective::SendReceive => Free::All,
+        _ if request.has_free_rows() => Free::Rows,
+        _ => Free::Nothing,
+    };
+    let size = |(part, output): (usize, pb::Output)| {
+        let asked = request.shape_of(part);
+        let shape = Shape::new(&output.shape).map_err(|error| error.to_string())?;
+        let fits = match free {
+            Free::All => true,
+            Free::Rows => asked.with_rows(shape.rows()).as_ref() == Ok(&shape),
+            Free::Nothing => *asked == shape,
+        };
+        let nothing = shape.elements() == 0 && output.rows.is_empty();
+        let sum = output.rows.iter().try_fold(0u64, |sum, rows| sum.checked_add(*rows));
+        let rows_fit = output.rows.is_empty() || sum == Some(shape.rows());
+        if (fits || nothing) && rows_fit {
+            Ok((shape, output.rows))
+        } else {
+            Err(format!("shape {shape} with rows {:?} for {asked}", output.rows))
+        }
+    };
+    outputs.into_iter().enumerate().map(size).collect()
+}
+
+/// What of a result's shape a rank can't know.
+enum Free {
+    All,
+    Rows,
+    Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::DType;
+
+    use super::*;
+
+    fn output(shape: &[u64], rows: &[u64]) -> pb::Output {
+        pb::Output { shape: shape.to_vec(), rows: rows.to_vec() }
+    }
+
+    #[test]
+    fn what_the_daemon_says_of_results_is_checked() {
+        let shape = Shape::new(&[2, 3]).unwrap();
+        let of = |collective| Request::plain(collective, DType::F32, shape.clone());
+        let gather = of(Collective::Allgather);
+        assert!(sizes(&gather, vec![output(&[5, 3], &[2, 3])]).is_ok());
+        assert!(sizes(&gather, vec![output(&[0], &[])]).is_ok(), "nothing");
+        assert!(sizes(&of(Collective::SendReceive), vec![output(&[7], &[])]).is_ok());
+        assert!(sizes(&of(Collective::Allreduce), vec![output(&[2, 3], &[])]).is_ok());
+        // TRUST
+        let cases = [
+            (&gather, vec![], "0 of 1 tensors"),
+            (&gather, vec![output(&[5, 4], &[2, 3])], "shape [5, 4] with rows [2, 3]"),
+            (&gather, vec![output(&[5, 3], &[2, 4])], "rows [2, 4]"),
+            (&gather, vec![output(&[0, 3], &[1, u64::MAX])], "18446744073709551615"),
+            (&gather, vec![output(&[u64::MAX, 3], &[])], "not usable"),
+            (&of(Collective::ReduceScatter), vec![output(&[1, 3], &[])], "shape [1, 3]"),
+        ];
+        for (request, outputs, text) in cases {
+            let error = sizes(request, outputs).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}

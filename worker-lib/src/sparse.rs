@@ -1,0 +1,277 @@
+//! Allreduce of a tensor of which each rank has some rows, such as an embedding's gradient.
+//!
+//! Each rank adds up its rows of the same index, and all tell each other how many they have. Then the
+//! rows travel, by an allgather of indices and values, and every rank adds them up in the order of
+//! ranks (SAME); or, where that is less, the dense tensor does, by an allreduce. All see the same
+//! numbers, so all take the same way (SparCML, Renggli et al., SC 2019).
+//!
+//! TELL: what one rank gives wrongly, all are told with the numbers, and all fail.
+
+mod coalesce;
+
+use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Shape};
+use gradwire_shm::control::Origin;
+
+use crate::{
+    collectives::{AllgatherOptions, AllreduceOptions, SparseOptions},
+    element::Element,
+    error::{GradwireError, Result},
+    exchange::disagreement,
+    handle::Handle,
+    memory::{Buffer, Tensor},
+    session::Session,
+    task::Parts,
+};
+pub use coalesce::Number;
+use coalesce::{coalesce, dense_is_smaller};
+
+/// Some rows of a tensor of `rows` times `cols` elements; the others are zero.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SparseRows<T> {
+    /// Rows of the whole tensor.
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u64,
+    /// Which rows there are. An index may be there more than once: its rows are added up.
+    pub indices: Vec<u64>,
+    /// The rows in the order of the indices, `cols` elements each.
+    pub values: Vec<T>,
+}
+
+/// The result of a sparse allreduce.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SparseReduced<T> {
+    /// Each row once, ascending: those that some rank gave, or all of them where the dense tensor
+    /// travelled.
+    pub rows: SparseRows<T>,
+    /// Whether the dense tensor travelled, because that was less.
+    pub dense: bool,
+}
+
+/// What each rank says before rows travel, as numbers: [`Says::NUMBERS`] of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Says {
+    rank: u64,
+    /// What all have to have in common.
+    common: [u64; 4],
+    /// How many rows it has.
+    count: u64,
+    /// An index that is not below `rows`, and how many such there are.
+    bad: [u64; 2],
+}
+
+impl Says {
+    const NUMBERS: usize = 8;
+
+    fn to_numbers(self) -> [u64; Self::NUMBERS] {
+        let ([a, b, c, d], [bad, how_many]) = (self.common, self.bad);
+        [self.rank, a, b, c, d, self.count, bad, how_many]
+    }
+
+    fn from_numbers([rank, a, b, c, d, count, bad, how_many]: [u64; Self::NUMBERS]) -> Self {
+        Self { rank, common: [a, b, c, d], count, bad: [bad, how_many] }
+    }
+
+    /// What it gave, for people.
+    fn what(&self) -> String {
+        let [rows, cols, dtype, op] = self.common;
+        let name = |number: u64, name: fn(i32) -> Option<&'static str>| {
+            i32::try_from(number).ok().and_then(name).unwrap_or("?")
+        };
+        let op = name(op, |number| ReduceOp::from_wire(number).map(ReduceOp::name));
+        let dtype = name(dtype, |number| DType::from_wire(number).map(DType::name));
+        format!("rank {}: {op} of {dtype} [{rows}, {cols}]", self.rank)
+    }
+}
+
+/// Whether all gave what can be reduced; otherwise the same failure for all.
+fn agree(all: &[Says]) -> Result<(), Failure> {
+    if let Some(Says { rank, common: [rows, ..], bad: [index, how_many], .. }) =
+        all.iter().find(|says| says.bad[1] > 0)
+    {
+        let what = format!(
+            "index {index} of a sparse allreduce is out of range: its tensor has {rows} rows ({how_many} such indices)"
+        );
+        return Err(Failure::new(FailureKind::Invalid, what).rank(Rank(*rank as u32)));
+    }
+    if all.windows(2).any(|pair| pair[0].common != pair[1].common) {
+        return Err(disagreement("a sparse allreduce", all.iter().map(Says::what)));
+    }
+    Ok(())
+}
+
+impl Session {
+    /// Adds up the ranks' rows; every rank gets all of them. Where the dense tensor is less to move,
+    /// that is moved, and the result says so; [`crate::Stats`] counts both.
+    ///
+    /// # Errors
+    /// As [`Session::allreduce`]; also for values that are not as many as the indices need. An index
+    /// that is out of range fails on all ranks, with the index, the rows and the rank.
+    pub fn sparse_allreduce<T: Number>(
+        &self,
+        rows: &SparseRows<T>,
+        options: SparseOptions,
+    ) -> Result<SparseReduced<T>> {
+        let (parts, op) = self.sparse_parts(rows, options)?;
+        self.run_parts(&parts, |session| session.add_rows(&parts, op, rows))
+    }
+
+    /// As [`Session::sparse_allreduce`], without waiting for it.
+    ///
+    /// # Errors
+    /// If it was not started; the rows are gone then.
+    pub fn sparse_allreduce_async<T: Number>(
+        &self,
+        rows: SparseRows<T>,
+        options: SparseOptions,
+    ) -> Result<Handle<SparseReduced<T>>> {
+        let (parts, op) = self.sparse_parts(&rows, options)?;
+        let own = parts.clone();
+        self.spawn_parts(parts, move |session| session.add_rows(&own, op, &rows))
+    }
+
+    fn sparse_parts<T: Number>(
+        &self,
+        rows: &SparseRows<T>,
+        options: SparseOptions,
+    ) -> Result<(Parts, ReduceOp)> {
+        let SparseOptions { common, op } = options;
+        if !matches!(op, ReduceOp::Sum | ReduceOp::Average) {
+            let text = format!("a sparse allreduce is a sum or an average, not {op}");
+            return Err(GradwireError::Invalid(text));
+        }
+        Shape::new(&[rows.rows, rows.cols])?;
+        let (indices, values) = (rows.indices.len(), rows.values.len());
+        if (indices as u64).checked_mul(rows.cols) != Some(values as u64) {
+            let text = format!(
+                "{indices} rows of {} columns need as many values, {values} were given",
+                rows.cols
+            );
+            return Err(GradwireError::Invalid(text));
+        }
+        Ok((self.parts(common, "sparse-allreduce", Origin::SparseRows)?, op))
+    }
+
+    fn add_rows<T: Number>(
+        &self,
+        parts: &Parts,
+        op: ReduceOp,
+        given: &SparseRows<T>,
+    ) -> Result<SparseReduced<T>> {
+        let SparseRows { rows, cols, ref indices, ref values } = *given;
+        let mut wrong = indices.iter().copied().filter(|index| *index >= rows);
+        let bad = wrong.next().map_or([0, 0], |first| [first, 1 + wrong.count() as u64]);
+        let own = if bad[1] == 0 {
+            coalesce(indices, values, cols as usize, 1)
+        } else {
+            Default::default()
+        };
+        let says = Says {
+            rank: u64::from(self.rank()),
+            common: [rows, cols, T::DTYPE as u64, op as u64],
+            count: own.0.len() as u64,
+            bad,
+        };
+        let all = self.exchange(parts, "counts", says.to_numbers())?;
+        let all: Vec<Says> = all.into_iter().map(Says::from_numbers).collect();
+        agree(&all).map_err(|failure| parts.named(failure))?;
+        let gathered = all.iter().fold(0u64, |sum, says| sum.saturating_add(says.count));
+        let dense = dense_is_smaller(gathered, rows, cols * size_of::<T>() as u64);
+        self.count_sparse(dense);
+        let rows = if dense {
+            self.add_dense(parts, op, given, own)?
+        } else {
+            self.add_sparse(parts, op, given, own, &all)?
+        };
+        Ok(SparseReduced { rows, dense })
+    }
+
+    fn add_dense<T: Number>(
+        &self,
+        parts: &Parts,
+        op: ReduceOp,
+        given: &SparseRows<T>,
+        (indices, values): (Vec<u64>, Vec<T>),
+    ) -> Result<SparseRows<T>> {
+        let (rows, cols) = (given.rows, given.cols);
+        let mut tensor = self.zeros::<T>(&[rows as usize, cols as usize])?;
+        let cells = tensor.as_mut_slice();
+        if cols > 0 {
+            for (index, row) in indices.iter().zip(values.chunks_exact(cols as usize)) {
+                cells[*index as usize * cols as usize..][..row.len()].copy_from_slice(row);
+            }
+        }
+        let common = parts.part_of("dense", Origin::SparseDense);
+        self.allreduce(&mut tensor, AllreduceOptions { common, ..Default::default() }.op(op))?;
+        let values = tensor.as_slice().to_vec();
+        Ok(SparseRows { rows, cols, indices: (0..rows).collect(), values })
+    }
+
+    fn add_sparse<T: Number>(
+        &self,
+        parts: &Parts,
+        op: ReduceOp,
+        given: &SparseRows<T>,
+        (indices, values): (Vec<u64>, Vec<T>),
+        all: &[Says],
+    ) -> Result<SparseRows<T>> {
+        let (rows, cols) = (given.rows, given.cols);
+        // One operation for both: an index never travels without its row.
+        let own: [Buffer; 2] = [
+            self.tensor(&indices, &[indices.len()])?.into_buffer(),
+            self.tensor(&values, &[indices.len(), cols as usize])?.into_buffer(),
+        ];
+        let options = AllgatherOptions { common: parts.part("rows") };
+        let gathered = self.grouped_allgather(&own, options)?;
+        // ONE: every rank that was counted has given what it was counted with.
+        let counts = || all.iter().map(|says| says.count);
+        if !gathered.iter().all(|gathered| gathered.rows.iter().copied().eq(counts())) {
+            let what = "ranks took part in the counting of a sparse allreduce and not in its rows";
+            let hint = "wait for all handles before a rank joins";
+            return Err(parts.named(Failure::new(FailureKind::Invalid, what).hint(hint)).into());
+        }
+        let mut tensors = gathered.into_iter().map(|gathered| gathered.tensor);
+        let indices = typed::<u64>(tensors.next())?;
+        let values = typed::<T>(tensors.next())?;
+        if indices.as_slice().iter().any(|index| *index >= rows) {
+            return Err(GradwireError::Protocol("an index that was checked has changed".into()));
+        }
+        let divisor = if op == ReduceOp::Average { all.len() as u32 } else { 1 };
+        let (indices, values) =
+            coalesce(indices.as_slice(), values.as_slice(), cols as usize, divisor);
+        Ok(SparseRows { rows, cols, indices, values })
+    }
+}
+
+/// One of a group's tensors; its element type is that of the request.
+fn typed<T: Element>(buffer: Option<Buffer>) -> Result<Tensor<T>> {
+    let typed = buffer.and_then(|buffer| buffer.into_tensor().ok());
+    typed.ok_or_else(|| GradwireError::Protocol("a gathered tensor has another type".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn says(rank: u64) -> Says {
+        let common = [10, 4, DType::F32 as u64, ReduceOp::Sum as u64];
+        Says { rank, common, count: 3, bad: [0, 0] }
+    }
+
+    #[test]
+    fn what_ranks_say_survives_and_is_compared() {
+        let one = Says { rank: 3, bad: [12, 2], ..says(3) };
+        assert_eq!(Says::from_numbers(one.to_numbers()), one);
+        assert_eq!(agree(&[says(0), says(1)]), Ok(()));
+        let failure = agree(&[says(0), one]).unwrap_err();
+        assert_eq!((failure.kind, failure.rank), (FailureKind::Invalid, Some(Rank(3))));
+        assert!(failure.what.contains("index 12") && failure.what.contains("10 rows"), "{failure}");
+
+        let other = Says { common: [10, 5, DType::F64 as u64, ReduceOp::Sum as u64], ..says(1) };
+        let failure = agree(&[says(0), other]).unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Disagreement);
+        for line in ["rank 0: sum of f32 [10, 4]", "rank 1: sum of f64 [10, 5]"] {
+            assert!(failure.what.contains(line), "{failure}");
+        }
+    }
+}

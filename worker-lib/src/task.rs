@@ -1,0 +1,267 @@
+//! Collectives that are made of several: their parts run one after the other, in the caller's thread
+//! or in one of their own, so that no rank's progress depends on when it waits for its handle.
+//!
+//! TELL: once a part has been submitted, the other ranks wait for the next one. A rank that can't go on
+//! for a reason that only it knows therefore gives up, and all are told.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread,
+    time::Instant,
+};
+
+use gradwire_proto::{Failure, FailureKind, ProcessSetId, TensorName};
+use gradwire_shm::control::Origin;
+
+use crate::{
+    collectives::Common,
+    error::{GradwireError, Result},
+    handle::Handle,
+    process_set::ProcessSet,
+    session::Session,
+    shared::{LOOK_AROUND, Shared, lock},
+    tickets::Key,
+};
+
+/// How many may be under way in a session (BOUND): each may have a thread.
+const MAX_TASKS: usize = 256;
+
+/// The longest ending that a part's name gets.
+const LONGEST_PART: usize = 16;
+
+/// The outcome of a thread, for whoever waits for it.
+pub(crate) struct Task<R> {
+    outcome: Mutex<Option<Result<R>>>,
+    ended: Condvar,
+}
+
+impl<R> Task<R> {
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.outcome).is_some()
+    }
+
+    /// Waits for the outcome, to be fetched once; `None` when the deadline came first.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
+        let mut outcome = lock(&self.outcome);
+        loop {
+            if let Some(outcome) = outcome.take() {
+                return Some(outcome);
+            }
+            // The thread always leaves an outcome, and its waits end with the session (WAIT).
+            let left = match deadline {
+                None => LOOK_AROUND,
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            };
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.ended.wait_timeout(outcome, left.min(LOOK_AROUND));
+            outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn end(&self, result: Result<R>) {
+        lock(&self.outcome).get_or_insert(result);
+        self.ended.notify_all();
+    }
+}
+
+/// What all are told of a panic.
+fn panicked(name: &TensorName) -> Failure {
+    let what = format!("the operation on tensor '{name}' panicked");
+    Failure::new(FailureKind::Internal, what)
+}
+
+/// Leaves an outcome even where the thread panics.
+struct Ending<R> {
+    task: Arc<Task<R>>,
+    name: TensorName,
+}
+
+impl<R> Drop for Ending<R> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.task.end(Err(panicked(&self.name).into()));
+        }
+    }
+}
+
+/// Gives up where parts end in a panic: the others wait for the next one (TELL).
+struct Unwinding<'a> {
+    session: &'a Session,
+    name: &'a TensorName,
+    done: bool,
+}
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.session.shared().give_up(panicked(self.name));
+        }
+    }
+}
+
+/// One of the operations that are under way, by its name.
+struct Place {
+    shared: Arc<Shared>,
+    key: Key,
+}
+
+impl Place {
+    /// Takes a place, and the operation's number where it has no name.
+    fn take(
+        session: &Session,
+        set: &ProcessSet,
+        name: Option<String>,
+        kind: &'static str,
+    ) -> Result<Self> {
+        let shared = session.shared_arc();
+        let mut tasks = lock(&shared.tasks);
+        // BOUND. Before it has a number, so that a call that is refused is not counted.
+        if tasks.len() >= MAX_TASKS {
+            return Err(GradwireError::Invalid(format!(
+                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum) are under way, which is the limit; wait for some of them first"
+            )));
+        }
+        let name = session.name(set.number(), name, kind)?;
+        let (given, max) = (name.as_str().len(), TensorName::MAX_BYTES - LONGEST_PART);
+        if given > max {
+            return Err(GradwireError::Invalid(format!(
+                "the name of an operation of several parts may have {max} bytes, because each part adds to it; {given} were given"
+            )));
+        }
+        let key = (set.number(), name);
+        if let Some(first) = tasks.get(&key) {
+            let name = &key.1;
+            return Err(GradwireError::Invalid(format!(
+                "'{name}' is already in flight on this rank: {first} was started and has not ended, now {kind} comes under the same name; wait for the first one, or give each its own name"
+            )));
+        }
+        tasks.insert(key.clone(), kind);
+        drop(tasks);
+        Ok(Self { shared, key })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.shared.tasks).remove(&self.key);
+    }
+}
+
+/// An operation of several parts: who takes part, and what its parts are called. It is under way until
+/// the last of these is dropped.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    place: Arc<Place>,
+    pub(crate) set: ProcessSet,
+    common: Common,
+}
+
+impl Parts {
+    /// The name of the whole.
+    pub(crate) fn name(&self) -> &TensorName {
+        &self.place.key.1
+    }
+
+    /// What a part is told.
+    pub(crate) fn part(&self, ending: &str) -> Common {
+        debug_assert!(ending.len() < LONGEST_PART);
+        Common { name: Some(format!("{}/{ending}", self.name())), ..self.common.clone() }
+    }
+
+    /// What a part is told that is of another kind.
+    pub(crate) fn part_of(&self, ending: &str, origin: Origin) -> Common {
+        Common { origin, ..self.part(ending) }
+    }
+
+    /// A failure of the whole, which all ranks find by themselves.
+    pub(crate) fn named(&self, failure: Failure) -> Failure {
+        failure.tensor(self.name().as_str())
+    }
+}
+
+impl Session {
+    /// The parts of an operation that is called `kind.#1` where it has no name.
+    pub(crate) fn parts(
+        &self,
+        common: Common,
+        kind: &'static str,
+        origin: Origin,
+    ) -> Result<Parts> {
+        self.check_process()?;
+        self.shared().check()?;
+        let Common { name, priority, process_set, .. } = common;
+        let set = self.sets().of_member(process_set)?;
+        let place = Arc::new(self.shared().noted(Place::take(self, &set, name, kind))?);
+        let common = Common { name: None, priority, process_set: Some(set.clone()), origin };
+        Ok(Parts { place, set, common })
+    }
+}
+
+impl Session {
+    /// Runs parts in the caller's thread.
+    pub(crate) fn run_parts<R>(
+        &self,
+        parts: &Parts,
+        work: impl FnOnce(&Self) -> Result<R>,
+    ) -> Result<R> {
+        self.shared().noted(self.or_give_up(parts, work))
+    }
+
+    /// Runs parts in a thread of their own.
+    pub(crate) fn spawn_parts<R: Send + 'static>(
+        &self,
+        parts: Parts,
+        work: impl FnOnce(&Self) -> Result<R> + Send + 'static,
+    ) -> Result<Handle<R>> {
+        let task = Arc::new(Task { outcome: Mutex::new(None), ended: Condvar::new() });
+        let (session, name) = (self.clone(), parts.name().clone());
+        let ending = Ending { task: task.clone(), name: name.clone() };
+        thread::Builder::new()
+            .name("gw-task".into())
+            .spawn(move || {
+                let ending = ending;
+                let result = session.or_give_up(&parts, work);
+                // Who has the outcome may start the next, and is to have the last of the session.
+                drop((parts, session));
+                ending.task.end(result);
+            })
+            .map_err(|source| GradwireError::System { what: "a thread", source })?;
+        Ok(Handle::task(self.clone(), name, task))
+    }
+
+    /// How many operations of several parts are under way.
+    pub(crate) fn tasks(&self) -> usize {
+        lock(&self.shared().tasks).len()
+    }
+
+    /// How many of them are of a process set.
+    pub(crate) fn tasks_of(&self, set: ProcessSetId) -> usize {
+        lock(&self.shared().tasks).keys().filter(|(of, _)| *of == set).count()
+    }
+
+    fn or_give_up<R>(&self, parts: &Parts, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
+        let mut unwinding = Unwinding { session: self, name: parts.name(), done: false };
+        let result = work(self);
+        unwinding.done = true;
+        if let Err(error) = &result {
+            match error {
+                // All ranks are told the same.
+                GradwireError::Failed(_) | GradwireError::Closed | GradwireError::Forked { .. } => {
+                }
+                error => {
+                    let what = format!("it could not go on with '{}': {error}", parts.name());
+                    let kind = match error {
+                        GradwireError::Arena(_) | GradwireError::System { .. } => {
+                            FailureKind::Resource
+                        }
+                        _ => FailureKind::Internal,
+                    };
+                    self.shared().give_up(Failure::new(kind, what));
+                }
+            }
+        }
+        result
+    }
+}

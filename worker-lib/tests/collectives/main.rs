@@ -1,0 +1,50 @@
+//! Every collective through the public API, with ranks as threads and a fake daemon that has a real
+//! socket and real shared memory.
+
+#[path = "../fake/mod.rs"]
+mod fake;
+
+mod composite;
+mod errors;
+mod messages;
+mod plain;
+mod sets;
+
+use std::thread;
+
+use fake::FakeDaemon;
+use gradwire_worker::{GradwireError, Session, SessionBuilder};
+
+/// Runs `body` as each rank of a job.
+fn ranks(size: u32, body: impl Fn(Session) + Sync) {
+    ranks_with(size, |_, builder| builder, body);
+}
+
+/// As [`ranks`], with settings of each rank's own.
+fn ranks_with(
+    size: u32,
+    settings: impl Fn(u32, SessionBuilder) -> SessionBuilder,
+    body: impl Fn(Session) + Sync,
+) {
+    let daemon = FakeDaemon::start(size);
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let builder = settings(rank, daemon.rank(rank));
+            let body = &body;
+            scope.spawn(move || {
+                let session = builder.attach().unwrap();
+                body(session.clone());
+                // A session that is dropped without it has failed.
+                let _ = session.shutdown();
+            });
+        }
+    });
+}
+
+/// The text of an error that must come.
+fn text<T>(result: Result<T, GradwireError>) -> String {
+    match result {
+        Ok(_) => panic!("no error"),
+        Err(error) => error.to_string(),
+    }
+}
