@@ -240,6 +240,7 @@ impl Cluster {
         let (job, secret) = (self.job.clone(), self.secret.clone());
         Session::builder(job, secret, self.socket(order), local_rank)
             .arena_segment_bytes(settings.worker.arena_segment_bytes)
+            .max_object_bytes(settings.worker.max_object_bytes)
             .start_timeout(PATIENCE)
     }
 
@@ -326,6 +327,21 @@ impl Cluster {
         ensure!(panics.is_empty(), "threads of Gradwire panicked: {panics:?}");
         endings
     }
+}
+
+/// Runs a whole job, whose ranks all leave in good order; gives what they return, by rank.
+///
+/// # Panics
+/// When anything of it goes wrong.
+pub fn run_job<T: Send + 'static>(
+    plan: &Plan,
+    rank: impl Fn(&Session) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let cluster = Cluster::start(plan).expect("a job");
+    let results = cluster.ranks(rank).unwrap_or_else(|error| panic!("{error}"));
+    let endings = cluster.finish().unwrap_or_else(|error| panic!("{error}"));
+    assert!(endings.iter().all(|ending| *ending == Ending::Finished), "{endings:?}");
+    results
 }
 
 fn runtime_of(threads: usize, name: &str) -> Result<Runtime> {

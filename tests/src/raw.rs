@@ -18,16 +18,18 @@ use std::{
         },
     },
     sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use gradwire_proto::{
-    PROTOCOL, VERSION,
+    PROTOCOL, Request, TensorName, VERSION,
     auth::Claim,
     pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
 };
 use gradwire_shm::{
-    control::{CONTROL_BYTES, Doorbell, Submission, WorkerControl},
+    control::{CONTROL_BYTES, Completion, Doorbell, Origin, Place, Submission, WorkerControl},
     handover,
     segment::{HugePages, Segment},
 };
@@ -175,6 +177,27 @@ pub fn attach(
     Wish::Attach(attach)
 }
 
+/// The start of the first segment.
+pub const START: Place = Place { segment: 0, offset: 0 };
+
+/// A submission to the set of all ranks, with every input and every output at [`START`].
+///
+/// # Panics
+/// If the name is none.
+pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
+    let places = vec![START; request.parts()];
+    Submission {
+        ticket,
+        process_set: 0,
+        name: TensorName::new(name).expect("a name"),
+        request,
+        priority: 0,
+        inputs: places.clone(),
+        outputs: places,
+        origin: Origin::Plain,
+    }
+}
+
 /// A rank that does only what the test says.
 #[derive(Debug)]
 pub struct RawWorker {
@@ -263,6 +286,35 @@ impl RawWorker {
         Ok(memory.write_all_at(bytes, start + offset)?)
     }
 
+    /// The next answer.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn completed(&self) -> Result<Completion> {
+        let begin = Instant::now();
+        loop {
+            if let Some(completion) = self.control.pop_completion() {
+                self.control.answered();
+                return Ok(completion);
+            }
+            ensure!(begin.elapsed() < PATIENCE, "no answer came");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The failure of a submission, which is the next thing that the daemon says.
+    ///
+    /// # Errors
+    /// When it says anything else.
+    pub fn failed(&self) -> Result<(Vec<u64>, gradwire_proto::Failure)> {
+        match self.socket.hear()? {
+            Some((Reply::TensorFailed(pb::TensorFailed { tickets, failure: Some(why) }), _)) => {
+                Ok((tickets, why.into()))
+            }
+            other => bail!("a failure of a submission was due, {other:?} came"),
+        }
+    }
+
     /// The failure that ended the job for this worker; what else the daemon says before is
     /// ignored.
     ///
@@ -272,7 +324,7 @@ impl RawWorker {
         loop {
             match self.socket.hear()?.context("the daemon has gone without a word")?.0 {
                 Reply::Aborted(failure) => return Ok(failure.into()),
-                Reply::TensorFailed(_) => {}
+                Reply::TensorFailed(_) | Reply::Allocate(_) => {}
                 other => bail!("the end was due, {other:?} came"),
             }
         }

@@ -1,8 +1,16 @@
 //! What a collective must give, computed in the plainest way: in `f64` or in integers, one element
-//! after the other, knowing nothing of pieces, schedules and kernels.
+//! after the other, knowing nothing of flows, pieces, schedules and kernels.
+//!
+//! - [`Dice`]: numbers that are the same for the same seed
+//! - [`fill`]: what ranks contribute
+//! - [`Reduction`]: checks the reduction of contributions
+//! - [`adasum`]: the formula of Adasum
 
-use gradwire_proto::{DType, ReduceOp, Request};
-use half::{bf16, f16};
+mod number;
+
+use gradwire_proto::{DType, ReduceOp};
+
+use self::number::{float, float_bytes, integer, is_short, part_of, precision, wrap};
 
 /// A small generator of numbers (splitmix64): the same seed gives the same numbers everywhere.
 #[derive(Debug, Clone)]
@@ -27,6 +35,16 @@ impl Dice {
         self.roll() % bound
     }
 
+    /// Whether something happens that happens once in so many times.
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of several things.
+    pub fn pick<T: Clone>(&mut self, things: &[T]) -> T {
+        things[self.below(things.len() as u64) as usize].clone()
+    }
+
     /// Puts things in another order.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for end in (1..things.len()).rev() {
@@ -35,172 +53,189 @@ impl Dice {
     }
 }
 
-/// How precise a float type is: its unit roundoff, and the smallest number above zero.
-fn precision(dtype: DType) -> (f64, f64) {
-    match dtype {
-        DType::F16 => (2f64.powi(-11), 2f64.powi(-24)),
-        DType::Bf16 => (2f64.powi(-8), 2f64.powi(-133)),
-        DType::F32 => (2f64.powi(-24), 2f64.powi(-149)),
-        _ => (2f64.powi(-53), f64::MIN_POSITIVE),
-    }
+/// What numbers ranks contribute, where they are floats. (Integers and truth values are any bits.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// -1, 0 and 1, of which every type holds the sums of eight: results have no error at all.
+    Exact,
+    /// Numbers whose sums and products stay within the range of the smallest float.
+    Usual,
+    /// Those, and infinities, NaN and the negative zero.
+    Wild,
 }
 
-fn float(dtype: DType, bytes: &[u8]) -> f64 {
-    match (dtype, bytes) {
-        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
-        (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
-        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
-        (DType::F64, _) => f64::from_bits(integer(DType::I64, bytes).cast_unsigned()),
-        _ => unreachable!("{dtype} of {} bytes", bytes.len()),
-    }
-}
-
-fn put_float(dtype: DType, value: f64, bytes: &mut [u8]) {
-    match dtype {
-        DType::F16 => bytes.copy_from_slice(&f16::from_f64(value).to_le_bytes()),
-        DType::Bf16 => bytes.copy_from_slice(&bf16::from_f64(value).to_le_bytes()),
-        DType::F32 => bytes.copy_from_slice(&(value as f32).to_le_bytes()),
-        _ => bytes.copy_from_slice(&value.to_le_bytes()),
-    }
-}
-
-fn integer(dtype: DType, bytes: &[u8]) -> i64 {
-    let mut wide = [0; 8];
-    wide[..bytes.len()].copy_from_slice(bytes);
-    wrap(dtype, i64::from_le_bytes(wide))
-}
-
-/// The value that an integer type holds after it has wrapped around.
-fn wrap(dtype: DType, value: i64) -> i64 {
-    match dtype {
-        DType::I8 => i64::from(value as i8),
-        DType::U8 => i64::from(value as u8),
-        DType::I32 => i64::from(value as i32),
-        _ => value,
-    }
-}
-
-/// Numbers whose sums and products stay within the range of the smallest float; where `wild`, also
-/// infinities, NaN and the negative zero.
-fn some_float(op: ReduceOp, wild: bool, dice: &mut Dice) -> f64 {
+/// All numbers that may be contributed.
+fn palette(op: ReduceOp, values: Values) -> Vec<f64> {
     const WILD: [f64; 4] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0];
-    if wild && dice.below(16) == 0 {
-        return WILD[dice.below(4) as usize];
+    if values == Values::Exact {
+        return vec![-1.0, 0.0, 1.0];
     }
-    let number = dice.below(257) as f64;
-    if op == ReduceOp::Product { 0.75 + number / 512.0 } else { (number - 128.0) / 64.0 }
+    let usual = |number: u32| match op {
+        ReduceOp::Product => 0.75 + f64::from(number) / 512.0,
+        _ => (f64::from(number) - 128.0) / 64.0,
+    };
+    let wild = if values == Values::Wild { 16 } else { 0 };
+    (0..257).map(usual).chain(WILD.into_iter().cycle().take(wild)).collect()
 }
 
 /// Fills a rank's tensor with numbers of its own.
-pub fn fill(dtype: DType, op: ReduceOp, wild: bool, dice: &mut Dice, bytes: &mut [u8]) {
-    for element in bytes.chunks_exact_mut(dtype.size()) {
-        if dtype.is_float() {
-            put_float(dtype, some_float(op, wild, dice), element);
-        } else {
+pub fn fill(dtype: DType, op: ReduceOp, values: Values, dice: &mut Dice, bytes: &mut [u8]) {
+    if dtype == DType::Bool {
+        // Any byte but 0 is true.
+        bytes.iter_mut().for_each(|byte| *byte = dice.pick(&[0, 0, 0, 1, 1, 2, 0x80, 0xff]));
+    } else if dtype.is_float() {
+        let part = part_of(dtype);
+        let palette: Vec<Vec<u8>> =
+            palette(op, values).into_iter().map(|value| float_bytes(part, value)).collect();
+        for element in bytes.chunks_exact_mut(part.size()) {
+            element.copy_from_slice(&palette[dice.below(palette.len() as u64) as usize]);
+        }
+    } else {
+        for element in bytes.chunks_exact_mut(dtype.size()) {
             element.copy_from_slice(&dice.roll().to_le_bytes()[..dtype.size()]);
         }
     }
 }
 
-/// Checks the result of an allreduce of `inputs`, by rank. Integers are exact. For floats, with n
-/// ranks and the unit roundoff u, the error is at most 2(n+3)·u times the sum of the absolute
-/// values (product: the absolute value) that were reduced: one rounding for each of the n scaled
-/// inputs' sums, some for the scaling, the division and the hops, and as much again for the
-/// reference's own. NaN and infinities are where the reference has them.
-///
-/// # Errors
-/// With the first element that is wrong.
-pub fn check_allreduce(request: &Request, inputs: &[Vec<u8>], result: &[u8]) -> Result<(), String> {
-    let size = request.dtype.size();
-    if result.len() as u64 != request.bytes() {
-        return Err(format!("{} bytes instead of {}", result.len(), request.bytes()));
-    }
-    for (index, got) in result.chunks_exact(size).enumerate() {
-        let parts = inputs.iter().map(|input| &input[index * size..(index + 1) * size]);
-        let right = if request.dtype.is_float() {
-            check_float(request, parts, float(request.dtype, got))
-        } else {
-            check_integer(request, parts, integer(request.dtype, got))
-        };
-        right.map_err(|why| {
-            format!("{} of {}, element {index}: {why}", request.reduce_op, request.dtype)
-        })?;
-    }
-    Ok(())
+/// A reduction to be checked.
+#[derive(Debug, Clone, Copy)]
+pub struct Reduction {
+    /// Element type.
+    pub dtype: DType,
+    /// How.
+    pub op: ReduceOp,
+    /// The factor of each contribution.
+    pub prescale: f64,
+    /// The factor of the result.
+    pub postscale: f64,
+    /// Whether the contributions are [`Values::Exact`].
+    pub exact: bool,
+    /// On how many nodes the contributors are, at most.
+    pub nodes: usize,
 }
 
-fn check_integer<'a>(
-    request: &Request,
-    parts: impl ExactSizeIterator<Item = &'a [u8]>,
-    got: i64,
-) -> Result<(), String> {
-    let dtype = request.dtype;
-    let ranks = parts.len() as i64;
-    let values = parts.map(|part| integer(dtype, part));
-    let all = match request.reduce_op {
-        ReduceOp::Sum | ReduceOp::Average => values.fold(0, i64::wrapping_add),
-        ReduceOp::Product => values.fold(1, i64::wrapping_mul),
-        ReduceOp::Min => values.min().unwrap_or_default(),
-        ReduceOp::Max => values.max().unwrap_or_default(),
-    };
-    let all = wrap(dtype, all);
-    let right = if request.reduce_op == ReduceOp::Average { all / ranks } else { all };
-    if got == right { Ok(()) } else { Err(format!("{got} instead of {right}")) }
-}
-
-fn check_float<'a>(
-    request: &Request,
-    parts: impl ExactSizeIterator<Item = &'a [u8]>,
-    got: f64,
-) -> Result<(), String> {
-    let ranks = parts.len() as f64;
-    let values: Vec<f64> =
-        parts.map(|part| float(request.dtype, part) * request.prescale).collect();
-    let sum: f64 = values.iter().sum();
-    let absolute: f64 = values.iter().map(|value| value.abs()).sum();
-    let nan = values.iter().any(|value| value.is_nan());
-    let least = |a: f64, b: &f64| if nan { f64::NAN } else { a.min(*b) };
-    let greatest = |a: f64, b: &f64| if nan { f64::NAN } else { a.max(*b) };
-    let (reduced, magnitude) = match request.reduce_op {
-        ReduceOp::Sum => (sum, absolute),
-        ReduceOp::Average => (sum / ranks, absolute / ranks),
-        ReduceOp::Min => (values.iter().fold(f64::INFINITY, least), absolute),
-        ReduceOp::Max => (values.iter().fold(f64::NEG_INFINITY, greatest), absolute),
-        ReduceOp::Product => {
-            let product: f64 = values.iter().product();
-            (product, product.abs())
+impl Reduction {
+    /// Compares the result of reducing `inputs`, by rank. Integers are exact. For floats with the
+    /// unit roundoff u the error is at most ((1+u)^k − 1) times the sum of the absolute values
+    /// (product: the absolute value) that were reduced, where k roundings may happen: of the types
+    /// that are summed in f32 two on each node and one for the result, of the others two for each of
+    /// the n contributions and some for the scaling and the division. NaN and infinities are
+    /// where the reference has them.
+    ///
+    /// # Errors
+    /// With the first element that is wrong.
+    pub fn check(&self, inputs: &[&[u8]], result: &[u8]) -> Result<(), String> {
+        let given = inputs.first().map_or(0, |input| input.len());
+        if result.len() != given {
+            return Err(format!("{} bytes instead of {given}", result.len()));
         }
-    };
-    let right = reduced * request.postscale;
-    let same = if right.is_finite() {
-        let (unit, smallest) = precision(request.dtype);
-        let post = request.postscale.abs();
-        let bound = (ranks + 3.0) * (2.0 * unit * magnitude * post + smallest * post.max(1.0));
-        (got - right).abs() <= bound
-    } else {
-        got == right || (got.is_nan() && right.is_nan())
-    };
-    if same { Ok(()) } else { Err(format!("{got:e} instead of {right:e}, from {values:?}")) }
+        let part = part_of(self.dtype);
+        let size = part.size();
+        for (index, got) in result.chunks_exact(size).enumerate() {
+            let parts = inputs.iter().map(|input| &input[index * size..][..size]);
+            let right = if part.is_float() {
+                let values: Vec<f64> = parts.map(|bytes| float(part, bytes)).collect();
+                self.check_float(part, &values, float(part, got))
+            } else {
+                let values: Vec<i128> = parts.map(|bytes| integer(part, bytes)).collect();
+                self.check_integer(&values, got)
+            };
+            right
+                .map_err(|why| format!("{} of {}, element {index}: {why}", self.op, self.dtype))?;
+        }
+        Ok(())
+    }
+
+    fn check_integer(&self, values: &[i128], got: &[u8]) -> Result<(), String> {
+        let dtype = self.dtype;
+        let truth = dtype == DType::Bool;
+        let first = values[0];
+        let all = values[1..].iter().fold(first, |all, &value| {
+            let both = match self.op {
+                ReduceOp::Sum | ReduceOp::Average if truth => all | value,
+                ReduceOp::Sum | ReduceOp::Average => all + value,
+                ReduceOp::Product => all.wrapping_mul(value),
+                ReduceOp::Min => all.min(value),
+                ReduceOp::Max => all.max(value),
+                ReduceOp::BitAnd => all & value,
+                ReduceOp::BitOr => all | value,
+                ReduceOp::BitXor => all ^ value,
+            };
+            wrap(dtype, both)
+        });
+        let average = self.op == ReduceOp::Average;
+        let right = if average { all / values.len() as i128 } else { all };
+        // Truth values come back as 0 and 1 and nothing else.
+        let got = if truth { i128::from(got[0]) } else { integer(dtype, got) };
+        if got == right {
+            Ok(())
+        } else {
+            Err(format!("{got} instead of {right}, from {values:?}"))
+        }
+    }
+
+    fn check_float(&self, part: DType, values: &[f64], got: f64) -> Result<(), String> {
+        let ranks = values.len() as f64;
+        let values: Vec<f64> = values.iter().map(|value| value * self.prescale).collect();
+        let sum: f64 = values.iter().sum();
+        let absolute: f64 = values.iter().map(|value| value.abs()).sum();
+        let nan = values.iter().any(|value| value.is_nan());
+        let least = |a: f64, b: &f64| if nan { f64::NAN } else { a.min(*b) };
+        let greatest = |a: f64, b: &f64| if nan { f64::NAN } else { a.max(*b) };
+        let (reduced, magnitude) = match self.op {
+            ReduceOp::Average => (sum / ranks, absolute / ranks),
+            ReduceOp::Min => (values.iter().fold(f64::INFINITY, least), absolute),
+            ReduceOp::Max => (values.iter().fold(f64::NEG_INFINITY, greatest), absolute),
+            ReduceOp::Product => {
+                let product: f64 = values.iter().product();
+                (product, product.abs())
+            }
+            _ => (sum, absolute),
+        };
+        let right = reduced * self.postscale;
+        let plain = self.prescale == 1.0 && self.postscale == 1.0 && self.op != ReduceOp::Average;
+        let same = if !right.is_finite() || (self.exact && plain) {
+            got == right || (got.is_nan() && right.is_nan())
+        } else {
+            let (unit, smallest) = precision(part);
+            let roundings =
+                if is_short(part) { 2.0 * self.nodes as f64 + 1.0 } else { 2.0 * (ranks + 3.0) };
+            let relative = (roundings * unit.ln_1p()).exp_m1();
+            let post = self.postscale.abs();
+            let bound = relative * magnitude * post + roundings * smallest * post.max(1.0);
+            (got - right).abs() <= bound
+        };
+        if same { Ok(()) } else { Err(format!("{got:e} instead of {right:e}, from {values:?}")) }
+    }
+}
+
+/// Adasum by its formula (docs/collectives.md): ranks are combined in pairs, then pairs in pairs; an
+/// odd one waits for the next level.
+pub fn adasum(mut vectors: Vec<Vec<f64>>) -> Vec<f64> {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    while vectors.len() > 1 {
+        let pairs = vectors.chunks(2).map(|pair| {
+            let [a, b] = pair else { return pair[0].clone() };
+            let common = dot(a, b);
+            let factor = |norm: f64| if norm == 0.0 { 1.0 } else { 1.0 - common / (2.0 * norm) };
+            let (of_a, of_b) = (factor(dot(a, a)), factor(dot(b, b)));
+            a.iter().zip(b).map(|(a, b)| of_a * a + of_b * b).collect()
+        });
+        vectors = pairs.collect();
+    }
+    vectors.remove(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::Shape;
-
     use super::*;
 
-    fn one(dtype: DType, op: ReduceOp, values: &[f64]) -> (Request, Vec<Vec<u8>>) {
-        let request = Request::allreduce(dtype, Shape::new(&[1]).unwrap(), op);
-        let put = |value: &f64| {
-            let mut bytes = vec![0; dtype.size()];
-            if dtype.is_float() {
-                put_float(dtype, *value, &mut bytes);
-            } else {
-                bytes.copy_from_slice(&(*value as i64).to_le_bytes()[..dtype.size()]);
-            }
-            bytes
-        };
-        (request, values.iter().map(put).collect())
+    fn bytes(dtype: DType, value: f64) -> Vec<u8> {
+        let part = part_of(dtype);
+        if part.is_float() {
+            return float_bytes(part, value).repeat(dtype.size() / part.size());
+        }
+        (value as i128).to_le_bytes()[..dtype.size()].to_vec()
     }
 
     #[test]
@@ -208,18 +243,37 @@ mod tests {
         let cases = [
             (DType::I8, ReduceOp::Sum, [100.0, 100.0], -56.0),
             (DType::U8, ReduceOp::Average, [200.0, 100.0], 22.0),
+            (DType::U64, ReduceOp::Max, [-1.0, 5.0], -1.0),
+            (DType::I16, ReduceOp::BitXor, [12.0, 10.0], 6.0),
             (DType::I32, ReduceOp::Product, [-3.0, 5.0], -15.0),
+            (DType::Bool, ReduceOp::Sum, [2.0, 0.0], 1.0),
+            (DType::Bool, ReduceOp::Product, [2.0, 4.0], 1.0),
+            (DType::F8E4m3, ReduceOp::Sum, [1.0, 3.0], 4.0),
+            (DType::F8E5m2, ReduceOp::Max, [f64::INFINITY, 3.0], f64::INFINITY),
             (DType::F16, ReduceOp::Average, [1.0, 2.0], 1.5),
             (DType::Bf16, ReduceOp::Min, [1.0, -2.0], -2.0),
             (DType::F32, ReduceOp::Max, [f64::NAN, 3.0], f64::NAN),
             (DType::F64, ReduceOp::Sum, [f64::INFINITY, 3.0], f64::INFINITY),
+            (DType::C64, ReduceOp::Sum, [1.0, -4.0], -3.0),
         ];
         for (dtype, op, inputs, right) in cases {
-            let (request, bytes) = one(dtype, op, &inputs);
-            let (_, result) = one(dtype, op, &[right]);
-            assert_eq!(check_allreduce(&request, &bytes, &result[0]), Ok(()));
-            let (_, wrong) = one(dtype, op, &[if right.is_finite() { right + 1.0 } else { 0.0 }]);
-            assert!(check_allreduce(&request, &bytes, &wrong[0]).is_err(), "{dtype} {op}");
+            let reduction =
+                Reduction { dtype, op, prescale: 1.0, postscale: 1.0, exact: false, nodes: 1 };
+            let inputs = inputs.map(|value| bytes(dtype, value));
+            let check = |result| reduction.check(&[&inputs[0], &inputs[1]], &bytes(dtype, result));
+            assert_eq!(check(right), Ok(()));
+            assert!(
+                check(if right.is_finite() { right + 2.0 } else { 0.0 }).is_err(),
+                "{dtype} {op}"
+            );
         }
+    }
+
+    /// Two that are the same give that one, two at right angles their sum.
+    #[test]
+    fn adasum_takes_out_what_vectors_have_in_common() {
+        assert_eq!(adasum(vec![vec![2.0, 1.0]; 5]), [2.0, 1.0]);
+        assert_eq!(adasum(vec![vec![2.0, 0.0], vec![0.0, 3.0]]), [2.0, 3.0]);
+        assert_eq!(adasum(vec![vec![0.0, 0.0], vec![1.0, 3.0]]), [1.0, 3.0]);
     }
 }

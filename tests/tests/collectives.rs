@@ -9,29 +9,15 @@ use std::{
     time::Duration,
 };
 
-use gradwire_daemon::Ending;
 use gradwire_proto::ReduceOp;
 use gradwire_tests::{
-    cluster::{Cluster, Plan},
+    cluster::{Plan, run_job as run},
     reference::Dice,
 };
-use gradwire_worker::{AllreduceOptions, BroadcastOptions, Session};
+use gradwire_worker::{AllreduceOptions, BroadcastOptions};
 
 fn sum(name: impl Into<String>) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
-}
-
-/// Runs a job whose ranks all leave in good order.
-fn run<T: Send + 'static>(
-    plan: &Plan,
-    rank: impl Fn(&Session) -> T + Send + Sync + 'static,
-) -> Vec<T> {
-    let cluster = Cluster::start(plan).unwrap();
-    let results = cluster.ranks(rank).unwrap();
-    for ending in cluster.finish().unwrap() {
-        assert_eq!(ending, Ending::Finished);
-    }
-    results
 }
 
 #[test]

@@ -5,15 +5,17 @@ use std::sync::{Arc, Barrier};
 
 use gradwire_daemon::Ending;
 use gradwire_proto::{
-    Collective, DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape, TensorName,
+    Collective, DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape,
     pb::daemon_message::Message as Reply,
 };
-use gradwire_shm::control::{Place, Submission};
 use gradwire_tests::{
+    calls::failure,
     cluster::{Cluster, Plan},
-    raw::RawWorker,
+    raw::{RawWorker, submission},
 };
-use gradwire_worker::{AllreduceOptions, BroadcastOptions, GradwireError, Session};
+use gradwire_worker::{
+    AllgatherOptions, AllreduceOptions, BroadcastOptions, GradwireError, Session,
+};
 
 fn sum(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
@@ -33,14 +35,6 @@ fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireE
     let options = AllreduceOptions::named(name).op(request.reduce_op);
     let options = options.prescale(request.prescale).postscale(request.postscale);
     session.allreduce(&mut buffer, options)
-}
-
-#[track_caller]
-fn failure(result: Result<(), GradwireError>) -> Failure {
-    match result {
-        Err(GradwireError::Failed(failure)) => failure,
-        other => panic!("a failure was due: {other:?}"),
-    }
 }
 
 /// That the job goes on: an allreduce of all ranks.
@@ -151,12 +145,6 @@ fn roots_that_differ_are_named_for_each_rank() {
     finish(cluster);
 }
 
-fn submission(ticket: u64, name: &str, request: Request) -> Submission {
-    let place = Place { segment: 0, offset: 0 };
-    let name = TensorName::new(name).unwrap();
-    Submission { ticket, process_set: 0, name, request, priority: 0, input: place, output: place }
-}
-
 /// A job whose ranks need not beat.
 fn patient(slots: &[u32]) -> Plan {
     Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
@@ -220,8 +208,17 @@ fn a_name_in_flight_is_refused_by_the_session() {
                 return;
             }
             let first = session.allreduce_async(tensor(), sum("w")).unwrap();
-            let second = session.allreduce_async(tensor(), sum("w")).unwrap_err().to_string();
-            assert!(second.contains("tensor 'w' is already in flight on this rank"), "{second}");
+            // Both submissions are named.
+            let other = session.tensor(&[1.0f64; 2], &[2]).unwrap();
+            let second = AllgatherOptions::default().name("w");
+            let second = session.allgather(&other, second).unwrap_err().to_string();
+            for part in [
+                "tensor 'w' is already in flight on this rank",
+                "allreduce (sum) of i32 [1] was submitted as operation 1 and has not ended",
+                "now allgather of f64 [2] comes under the same name",
+            ] {
+                assert!(second.contains(part), "{part:?} is not in: {second}");
+            }
             late.wait();
             assert_eq!(first.wait().unwrap().as_slice(), [2]);
         })
@@ -238,7 +235,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         result.unwrap_err().to_string()
     });
     let text = &workers.unwrap()[0];
-    assert!(text.contains("there is no rank 2 to broadcast from: the job has 1 ranks"), "{text}");
+    assert!(text.contains("there is no rank 2 to be the root: the job has ranks 0 to 0"), "{text}");
     finish(cluster);
 
     let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
@@ -259,7 +256,10 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         assert_eq!(failed.tickets, [5]);
         let failure = Failure::from(failed.failure.unwrap());
         assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Invalid, "start"));
-        assert!(failure.what.contains("root 7"), "{failure}");
+        assert!(
+            failure.what.contains("rank 7 of this broadcast is not in process set 0"),
+            "{failure}"
+        );
     }
 }
 

@@ -9,13 +9,16 @@ use std::{
 };
 
 use gradwire_daemon::Ending;
-use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape, TensorName};
-use gradwire_shm::control::{Place, Submission};
+use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape};
+use gradwire_shm::control::Submission;
 use gradwire_tests::{
+    calls::failure,
     cluster::{Cluster, Plan, Ranks},
-    raw::RawWorker,
+    raw::{RawWorker, submission},
 };
-use gradwire_worker::{AllreduceOptions, BroadcastOptions, GradwireError, Session};
+use gradwire_worker::{
+    AllgatherOptions, AllreduceOptions, BroadcastOptions, GradwireError, JoinOptions, Session,
+};
 
 fn sum(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
@@ -24,15 +27,6 @@ fn sum(name: &str) -> AllreduceOptions {
 /// A job whose ranks need not beat.
 fn patient(slots: &[u32]) -> Plan {
     Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
-}
-
-#[track_caller]
-fn failure<T>(result: Result<T, GradwireError>) -> Failure {
-    match result {
-        Err(GradwireError::Failed(failure)) => failure,
-        Err(other) => panic!("the job's failure was due, this came: {other}"),
-        Ok(_) => panic!("the job's failure was due, the call succeeded"),
-    }
 }
 
 /// Waits for a tensor that is never complete, and then asks for more of everything.
@@ -65,14 +59,8 @@ fn one_cause(cluster: Cluster, survivors: Ranks<Failure>) -> Failure {
 /// Its tensor of `elements` f32 at the start of its first segment.
 fn submit(raw: &RawWorker, ticket: u64, name: &str, elements: u64) {
     let shape = Shape::new(&[elements]).unwrap();
-    let place = Place { segment: 0, offset: 0 };
     let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
-    let name = TensorName::new(name).unwrap();
-    let process_set = 0;
-    let priority = 0;
-    let submission =
-        Submission { ticket, process_set, name, request, priority, input: place, output: place };
-    raw.submit(&submission).unwrap();
+    raw.submit(&submission(ticket, name, request)).unwrap();
 }
 
 #[test]
@@ -95,16 +83,8 @@ fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
     raw.add_segment(1 << 20).unwrap();
     submit(&raw, 1, "fc.weight", 77);
     // What can't be is answered at once: the daemon has read what was submitted before.
-    let set = Submission {
-        ticket: 2,
-        process_set: 9,
-        name: TensorName::new("nowhere").unwrap(),
-        request: Request::barrier(),
-        priority: 0,
-        input: Place { segment: 0, offset: 0 },
-        output: Place { segment: 0, offset: 0 },
-    };
-    raw.submit(&set).unwrap();
+    let nowhere = submission(2, "nowhere", Request::barrier());
+    raw.submit(&Submission { process_set: 9, ..nowhere }).unwrap();
     assert!(raw.socket.hear().unwrap().is_some());
     drop(raw);
     let cause = one_cause(cluster, survivors);
@@ -303,5 +283,60 @@ fn ranks_that_leave_at_different_times_end_the_job_in_good_order() {
         .unwrap();
     for ending in cluster.finish().unwrap() {
         assert_eq!(ending, Ending::Finished);
+    }
+}
+
+/// Others go on without it, but it is not there to take part again.
+#[test]
+fn a_rank_that_leaves_while_it_joins_is_named() {
+    let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
+    let survivors = cluster.start_ranks([0, 2], |session| {
+        loop {
+            if let Err(GradwireError::Failed(cause)) =
+                session.allreduce_slice(&mut [1i32], sum("w"))
+            {
+                return cause;
+            }
+        }
+    });
+    let leaver = cluster.start_ranks([1], |session| {
+        let join = session.join_async(JoinOptions::default()).unwrap();
+        // Long enough for the daemon to have heard of it.
+        drop(join.wait_deadline(Duration::from_millis(300)).unwrap_err());
+        failure(session.shutdown())
+    });
+    let left = leaver.join().unwrap().remove(0);
+    let cause = one_cause(cluster, survivors);
+    assert_eq!((left, cause.rank), (cause.clone(), Some(Rank(1))));
+    assert!(
+        cause.what.contains("it was in the join of process set 0: wait for the join first"),
+        "{cause}"
+    );
+}
+
+/// Whether it is asked for room before it goes, or after: nobody waits for it for ever (WAIT).
+#[test]
+fn a_rank_that_leaves_before_it_has_made_room_is_named() {
+    for _ in 0..4 {
+        let cluster = Cluster::start(&Plan::nodes(&[2])).unwrap();
+        let results = cluster.ranks(|session| {
+            let rows = session.rank() as usize + 1;
+            let tensor = session.zeros::<f32>(&[rows]).unwrap();
+            let options = AllgatherOptions::default().name("rows");
+            if session.rank() == 0 {
+                drop(session.allgather_async(tensor, options).unwrap());
+                let _ = session.shutdown();
+                return Ok(3);
+            }
+            session.allgather(&tensor, options).map(|all| all.tensor.as_slice().len())
+        });
+        match &results.unwrap()[1] {
+            Ok(rows) => assert_eq!(*rows, 3),
+            Err(GradwireError::Failed(cause)) => {
+                assert_eq!((cause.kind, cause.rank), (FailureKind::RankLeft, Some(Rank(0))));
+            }
+            Err(other) => panic!("{other}"),
+        }
+        drop(cluster.finish());
     }
 }

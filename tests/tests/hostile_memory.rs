@@ -11,16 +11,17 @@ use std::{
 
 use gradwire_daemon::Ending;
 use gradwire_proto::{
-    DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape, TensorName,
+    DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape,
     pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
 };
 use gradwire_shm::{
     control::{MAX_IN_FLIGHT, Place, Submission},
+    ring::MAX_RECORD_WORDS,
     segment::{HugePages, Segment},
 };
 use gradwire_tests::{
     cluster::{Cluster, Plan},
-    raw::{RawWorker, attach},
+    raw::{RawWorker, attach, submission},
     reference::Dice,
 };
 use gradwire_worker::{AllreduceOptions, GradwireError, Session};
@@ -73,15 +74,10 @@ fn nonsense(expected: &str, evil: impl FnOnce(&Cluster, &mut RawWorker)) {
     assert!(cause.what.contains(expected), "{expected:?} is not in: {cause}");
 }
 
-/// A submission of 16 f32.
-fn submission(ticket: u64, name: &str, input: Place, output: Place) -> Submission {
-    let name = TensorName::new(name).unwrap();
-    let shape = Shape::new(&[16]).unwrap();
-    let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
-    Submission { ticket, process_set: 0, name, request, priority: 0, input, output }
+/// An allreduce of 16 f32.
+fn sixteen() -> Request {
+    Request::allreduce(DType::F32, Shape::new(&[16]).unwrap(), ReduceOp::Sum)
 }
-
-const GOOD: Place = Place { segment: 0, offset: 0 };
 
 #[test]
 fn places_outside_of_its_memory() {
@@ -95,10 +91,13 @@ fn places_outside_of_its_memory() {
         (Place { segment: u32::MAX, offset: 0 }, "segment 4294967295 was never handed over"),
     ];
     for (place, expected) in cases {
+        let evil = || submission(1, "evil", sixteen());
         nonsense("the input of tensor 'evil': ", |_, raw| {
-            raw.submit(&submission(1, "evil", place, GOOD)).unwrap()
+            raw.submit(&Submission { inputs: vec![place], ..evil() }).unwrap()
         });
-        nonsense(expected, |_, raw| raw.submit(&submission(1, "evil", GOOD, place)).unwrap());
+        nonsense(expected, |_, raw| {
+            raw.submit(&Submission { outputs: vec![place], ..evil() }).unwrap()
+        });
     }
 }
 
@@ -118,40 +117,49 @@ fn counters_that_can_not_be() {
         // The nonsense is found when there is something to answer.
         let shape = Shape::new(&[10]).unwrap();
         let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
-        raw.submit(&Submission { request, ..submission(1, "w", GOOD, GOOD) }).unwrap();
+        raw.submit(&submission(1, "w", request)).unwrap();
     });
 }
 
 #[test]
 fn records_that_are_none() {
-    // Words of a record, as the ring would hold them, and what the daemon says.
-    let kinds = |collective: u8, dtype: u8, op: u8, dims: u8| {
-        u64::from(u32::from_le_bytes([collective, dtype, op, dims]))
-    };
-    let one = 1f64.to_bits();
     let name = u64::from_le_bytes(*b"evil\0\0\0\0");
-    let record = |kinds: u64, pre: u64, post: u64, name_bytes: u64, rest: &[u64]| {
-        let mut words = vec![0, 1, 0, kinds, pre, post, 0, 0, 0, name_bytes];
-        words.extend(rest);
+    let one = 1f64.to_bits();
+    // Words of a good record as the ring would hold them, and what is spoilt of it.
+    let kinds = |collective: u8, op: u8, origin: u8| {
+        u64::from(u32::from_le_bytes([collective, op, origin, 0]))
+    };
+    let tensor = |dtype: u8, dims: u8| u64::from(u16::from_le_bytes([dtype, dims]));
+    let record = |spoil: &[(usize, u64)]| {
+        let fixed = [0, 1, 0, kinds(1, 1, 0), one, one, 4, 1];
+        let mut words = [&fixed[..], &[tensor(1, 1), 0, 0, 0, 4, name]].concat();
         words[0] = words.len() as u64;
+        spoil.iter().for_each(|(at, word)| words[*at] = *word);
         words
     };
-    let good = kinds(1, 1, 1, 1);
+    let most = MAX_RECORD_WORDS as u64 + 1;
+    let too_long = format!("a record claims {most} words");
+    let does_not_fit = "that does not fit";
     let cases: Vec<(Vec<u64>, &str)> = vec![
         (vec![2, 7], "a submission of 2 words"),
-        (vec![177; 177], "a record claims 177 words"),
-        (record(kinds(9, 1, 1, 1), one, one, 4, &[4, name]), "collective has the unknown number 9"),
-        (
-            record(kinds(1, 0, 1, 1), one, one, 4, &[4, name]),
-            "element type has the unknown number 0",
-        ),
-        (record(kinds(1, 1, 6, 1), one, one, 4, &[4, name]), "reduce operation has the unknown"),
-        (record(kinds(1, 1, 1, 255), one, one, 4, &[4, name]), "255 dimensions"),
-        (record(good, f64::NAN.to_bits(), one, 4, &[4, name]), "prescale: NaN"),
-        (record(kinds(1, 7, 1, 1), one, 2f64.to_bits(), 4, &[4, name]), "can't be applied to i32"),
-        (record(good, one, one, 4, &[u64::MAX, name]), "shape [18446744073709551615]"),
-        (record(good, one, one, u64::MAX, &[4, name]), "a name of 18446744073709551615 bytes"),
-        (record(good, one, one, 4, &[4, u64::MAX]), "is not UTF-8"),
+        (vec![most; MAX_RECORD_WORDS + 1], &too_long),
+        (record(&[(3, kinds(14, 1, 0))]), "collective has the unknown number 14"),
+        (record(&[(8, tensor(0, 1))]), "element type has the unknown number 0"),
+        (record(&[(3, kinds(1, 9, 0))]), "reduce operation has the unknown number 9"),
+        (record(&[(3, kinds(1, 1, 200))]), "200"),
+        (record(&[(8, tensor(1, 255))]), does_not_fit),
+        (record(&[(7, 2)]), does_not_fit),
+        (record(&[(7, 0)]), does_not_fit),
+        (record(&[(7, u64::from(u32::MAX))]), does_not_fit),
+        (record(&[(6, 4 | 7 << 32)]), does_not_fit),
+        (record(&[(6, 4 | u64::from(u32::MAX) << 32)]), does_not_fit),
+        (record(&[(6, u64::from(u32::MAX))]), does_not_fit),
+        (record(&[(4, f64::NAN.to_bits())]), "prescale: NaN"),
+        (record(&[(8, tensor(7, 1)), (5, 2f64.to_bits())]), "can't be applied to i32"),
+        (record(&[(3, kinds(1, 6, 0))]), "only integers and bool have bits to combine"),
+        (record(&[(8, tensor(16, 1)), (3, kinds(1, 3, 0))]), "complex numbers can only be summed"),
+        (record(&[(12, u64::MAX)]), "shape [18446744073709551615]"),
+        (record(&[(13, u64::MAX)]), "is not UTF-8"),
     ];
     for (words, expected) in cases {
         nonsense(expected, |_, raw| {
@@ -169,7 +177,7 @@ fn more_submissions_than_it_may_have() {
     nonsense(&format!("more than {MAX_IN_FLIGHT} operations are unanswered"), |_, raw| {
         for ticket in 0..=u64::from(MAX_IN_FLIGHT) {
             // The ring may be full until the daemon has read on.
-            let submission = submission(ticket, &format!("evil.{ticket}"), GOOD, GOOD);
+            let submission = submission(ticket, &format!("evil.{ticket}"), sixteen());
             while raw.submit(&submission).is_err() {
                 thread::yield_now();
             }
@@ -218,7 +226,7 @@ fn anything_anywhere_in_its_control_page() {
         let cause = end_of_job(|_, raw| {
             let over = AtomicBool::new(false);
             let mut dice = Dice::of(&[seed]);
-            raw.submit(&submission(1, "evil", GOOD, GOOD)).unwrap();
+            raw.submit(&submission(1, "evil", sixteen())).unwrap();
             thread::scope(|scope| {
                 let (raw, done) = (&*raw, &over);
                 scope.spawn(move || {

@@ -55,7 +55,7 @@ fn assert_well_formed(address: &str) {
     for family in &families {
         assert!(described.contains(family) && typed.contains(family), "{family}: {text}");
     }
-    let allowed = ["collective", "host", "kind", "le", "peer_host", "service", "version"];
+    let allowed = ["collective", "host", "kind", "le", "origin", "peer_host", "service", "version"];
     for key in series(address).into_keys() {
         let labels = key.split_once('{').map(|(_, labels)| labels.trim_end_matches('}'));
         for label in labels.unwrap_or_default().split(',').filter(|label| !label.is_empty()) {
@@ -158,6 +158,34 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
     }
     job.allow("end");
     job.finish().assert_code(0);
+}
+
+#[test]
+fn sparse_sums_show_which_way_they_went() {
+    let steps = ["attach", "sparse:10000:5", "sparse:4:4", "say:done", "until:end", "leave"];
+    let mut job = Launch::new().ranks(2).words(&["--verbose"]).rank(&steps).start();
+    job.until_said("said", 2);
+    let all = job.served("metrics");
+    let daemon = all
+        .iter()
+        .map(|address| series(address))
+        .find(|series| series.get("gradwire_daemon_process_sets").is_some_and(|sets| *sets == 1.0));
+    let daemon = daemon.expect("a daemon's metrics");
+    let submitted = |collective: &str, origin: &str| {
+        let labels = format!("{{collective=\"{collective}\",origin=\"{origin}\"}}");
+        daemon.get(&format!("gradwire_daemon_submissions_total{labels}")).copied()
+    };
+    // Both ranks' numbers of rows, twice; both ranks' rows, once; both ranks' dense tensors, once.
+    assert_eq!(submitted("allgather", "count"), Some(4.0), "{daemon:?}");
+    assert_eq!(submitted("allgather", "sparse-rows"), Some(2.0), "{daemon:?}");
+    assert_eq!(submitted("allreduce", "sparse-dense"), Some(2.0), "{daemon:?}");
+    job.allow("end");
+    let report = job.finish();
+    report.assert_code(0);
+    let ways = report.said("sparse").into_iter().map(|said| said.text);
+    let mut ways: Vec<String> = ways.collect();
+    ways.sort();
+    assert_eq!(ways, ["dense", "dense", "rows", "rows"]);
 }
 
 #[test]

@@ -53,6 +53,18 @@ fn a_rank_without_address_space_says_so() {
     report.assert_told(&OTHERS, report.began_us, &told);
 }
 
+/// It learns only afterwards how large its result is, and can't take it.
+#[test]
+fn a_rank_without_memory_for_what_others_gather_says_so() {
+    let steps =
+        ["deaf", "attach", "gather:1000", "1/limit:as=+2000000", "gather:20000000", "leave"];
+    let report = launch().rank(&steps).run();
+    assert_own(&report, &["there is no room for a result of u8 [60000000]"]);
+    let told = ["rank 1 on host 127.0.0.1", "gave up: there is no room for a result of u8"];
+    report.assert_told(&OTHERS, report.began_us, &told);
+    assert_eq!(report.said("gathered").len(), 4, "{}", report.all());
+}
+
 #[test]
 fn a_rank_without_descriptors_says_so() {
     let report = with_limit("limit:nofile=6", "say:attached");
@@ -75,14 +87,19 @@ fn with_limited_daemon(limit: &str) -> Report {
 }
 
 #[test]
-fn a_daemon_that_can_not_begin_is_told_with_its_reason() {
-    let report = with_limited_daemon("--as=20000000");
-    report.assert_code(1);
-    report.assert_verdict(&[
-        "error: the daemon on host 127.0.0.2 (pid ",
-        ") ended with exit code 1 before the job began: gradwired: ",
-        "raise gradwired's limits of memory and processes (ulimit -v -u)",
-    ]);
+fn a_daemon_without_memory_is_told_with_its_reason() {
+    // From what is too little even for the program itself, which the system ends then, to enough.
+    let mut said = 0;
+    for megabytes in [8, 16, 32, 48, 60, 100] {
+        let report = with_limited_daemon(&format!("--as={megabytes}000000"));
+        if report.code() == 0 {
+            continue;
+        }
+        report.assert_verdict(&["the daemon on host 127.0.0.2 (pid "]);
+        let told = |line: &Line| line.text.contains("ulimit -v");
+        said += usize::from(report.lines.iter().any(told));
+    }
+    assert!(said > 0, "where it comes as far as to look at its limits it names them");
 }
 
 #[test]

@@ -21,8 +21,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use gradwire_proto::ReduceOp;
-use gradwire_tests::launched::now_us;
-use gradwire_worker::{AllreduceOptions, Session, Tensor};
+use gradwire_tests::{launched::now_us, script::Script};
+use gradwire_worker::{
+    AllgatherOptions, AllreduceOptions, Session, SparseOptions, SparseRows, Tensor,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -101,6 +103,9 @@ impl Rank {
             }
             "loop" => self.repeat(numbers(step)?)?,
             "submit" => self.submit(numbers(step)?)?,
+            "gather" => self.gather(numbers(step)?)?,
+            "random" => self.random(numbers(step)?)?,
+            "sparse" => self.sparse(numbers(step)?)?,
             "sleep" => sleep(Duration::from_millis(numbers::<1>(step)?[0])),
             "until" => until(Path::new(argument))?,
             "env" => say("env", std::env::var(argument).unwrap_or_default()),
@@ -152,6 +157,43 @@ impl Rank {
             check(&handle.wait()?, session.size(), i)?;
         }
         say("done", "");
+        Ok(())
+    }
+
+    /// Gathers so many elements from each rank but rank 1, which gives none and expects none.
+    fn gather(&self, [elements]: [u64; 1]) -> Result<()> {
+        let session = self.session()?;
+        let mine = if session.rank() == 1 { 0 } else { elements };
+        let own = session.zeros::<u8>(&[usize::try_from(mine)?])?;
+        let all = session.allgather(&own, AllgatherOptions::default())?;
+        say("gathered", format_args!("{:?}", all.rows));
+        Ok(())
+    }
+
+    /// Adds up every rank's first `count` rows of a tensor of `rows` rows.
+    fn sparse(&self, [rows, count]: [u64; 2]) -> Result<()> {
+        let session = self.session()?;
+        let values = vec![1.0f32; usize::try_from(count)?];
+        let own = SparseRows { rows, cols: 1, indices: (0..count).collect(), values };
+        let options = SparseOptions::default().op(ReduceOp::Sum);
+        let all = session.sparse_allreduce(&own, options)?;
+        let ranks = session.size() as f32;
+        ensure!(all.rows.values.iter().all(|value| *value == ranks), "{:?}", all.rows.values);
+        say("sparse", if all.dense { "dense" } else { "rows" });
+        Ok(())
+    }
+
+    /// Does this rank's part of a random job, checks what it got, and says in short what all ranks
+    /// must get alike.
+    fn random(&self, [seed, calls, most_bytes]: [u64; 3]) -> Result<()> {
+        let session = self.session()?;
+        let script = Script::of(seed, usize::try_from(calls)?, most_bytes);
+        let results = script.run(session).map_err(anyhow::Error::msg)?;
+        script.check_rank(session.rank(), &results).map_err(anyhow::Error::msg)?;
+        for ((index, round), digest) in script.digests(&results) {
+            say("digest", format_args!("{index} {round} {digest}"));
+        }
+        say("checked", format_args!("{} results", results.len()));
         Ok(())
     }
 }

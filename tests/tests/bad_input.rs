@@ -1,0 +1,421 @@
+//! Every collective's bad input: what one rank alone can see is refused at the call, what only all
+//! together can see is told to all of them, with who asked for what (TELL); and the job goes on.
+//! (Allreduce and broadcast are in `disagreement.rs`, process sets and join in their own files.)
+
+use gradwire_proto::{Collective, DType, FailureKind, Part, Rank, ReduceOp, Request, Shape};
+use gradwire_tests::{
+    calls::{Call, failure, refusal, request, with_op},
+    cluster::{Plan, run_job},
+    raw::{RawWorker, submission},
+};
+use gradwire_worker::{
+    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, Buffer,
+    GradwireError, ReceiveOptions, ReduceScatterOptions, ScatterOptions, SendOptions, Session,
+    SparseOptions, SparseRows, Tensor,
+};
+
+fn shape(dims: &[u64]) -> Shape {
+    Shape::new(dims).unwrap()
+}
+
+fn f32s(of: Collective, dims: &[u64]) -> Request {
+    request(of, DType::F32, dims, 0)
+}
+
+fn group(of: Collective, parts: &[(DType, &[u64])]) -> Request {
+    let part = |(dtype, dims): &(DType, &[u64])| Part { dtype: *dtype, shape: shape(dims) };
+    let more = parts[1..].iter().map(part).collect();
+    Request { more, ..request(of, parts[0].0, parts[0].1, 0) }
+}
+
+/// That the job goes on: an allreduce of all ranks.
+fn goes_on(session: &Session) {
+    let mut one = [1u32];
+    session.allreduce_slice(&mut one, AllreduceOptions::named("on").op(ReduceOp::Sum)).unwrap();
+    assert_eq!(one, [session.size()]);
+}
+
+/// What the odd rank asks for and what the others do; how the text begins; lines of its table.
+struct Case {
+    odd: Request,
+    others: Request,
+    head: &'static str,
+    theirs: &'static str,
+    usual: &'static str,
+}
+
+fn cases() -> Vec<Case> {
+    use Collective::{Allgather, Allreduce, Alltoall, Gather, Reduce, ReduceScatter, Scatter};
+    let two: &[(DType, &[u64])] = &[(DType::F32, &[4]), (DType::I8, &[2, 3])];
+    let three: &[(DType, &[u64])] = &[two[0], two[1], two[1]];
+    let other_type: &[(DType, &[u64])] = &[two[0], (DType::U8, &[2, 3])];
+    let other_shape: &[(DType, &[u64])] = &[two[0], (DType::I8, &[2, 4])];
+    let rooted = |of, root| request(of, DType::F32, &[4], root);
+    let case = |odd, others, head, theirs, usual| Case { odd, others, head, theirs, usual };
+    vec![
+        case(
+            f32s(Allgather, &[5, 2, 4]),
+            f32s(Allgather, &[3, 2, 3]),
+            "shape (dimension 2)",
+            "allgather f32 *[*, 2, 4]",
+            "allgather f32 [*, 2, 3]",
+        ),
+        case(
+            f32s(Gather, &[5]),
+            f32s(Gather, &[3, 2]),
+            "shape",
+            "gather f32 *[*]",
+            "gather f32 [*, 2]",
+        ),
+        case(
+            f32s(Alltoall, &[4, 7]),
+            f32s(Alltoall, &[8, 2]),
+            "shape (dimension 1)",
+            "alltoall f32 *[*, 7]",
+            "alltoall f32 [*, 2]",
+        ),
+        case(
+            f32s(ReduceScatter, &[6, 2]),
+            f32s(ReduceScatter, &[5, 2]),
+            "shape (dimension 0)",
+            "reducescatter f32 *[6, 2]",
+            "reducescatter f32 [5, 2]",
+        ),
+        case(
+            with_op(f32s(ReduceScatter, &[6]), ReduceOp::Max),
+            f32s(ReduceScatter, &[6]),
+            "op",
+            "reducescatter f32 [6] *max",
+            "reducescatter f32 [6] sum",
+        ),
+        case(rooted(Reduce, 1), rooted(Reduce, 0), "root", "sum *1", "sum 0"),
+        case(rooted(Gather, 2), rooted(Gather, 0), "root", "sum *2", "sum 0"),
+        case(
+            request(Scatter, DType::F64, &[4], 0),
+            f32s(Scatter, &[4]),
+            "dtype",
+            "scatter *f64 -",
+            "scatter f32 -",
+        ),
+        case(
+            f32s(Allgather, &[4]),
+            f32s(Allreduce, &[4]),
+            "collective and shape",
+            "*allgather f32 *[*]",
+            "allreduce f32 [4]",
+        ),
+        case(
+            group(Allreduce, three),
+            group(Allreduce, two),
+            "tensors",
+            "sum 0 1 1 *3 1",
+            "sum 0 1 1 2 1",
+        ),
+        case(
+            group(Allgather, other_type),
+            group(Allgather, two),
+            "dtype of tensor 1 of the group",
+            "allgather *u8 [*, 3]",
+            "allgather i8 [*, 3]",
+        ),
+        case(
+            group(ReduceScatter, other_shape),
+            group(ReduceScatter, two),
+            "shape of tensor 1 of the group (dimension 1)",
+            "reducescatter i8 *[2, 4]",
+            "reducescatter i8 [2, 3]",
+        ),
+    ]
+}
+
+#[test]
+fn what_ranks_disagree_on_is_told_to_all_with_who_asked_for_what() {
+    let told = run_job(&Plan::nodes(&[2, 2]), |session| {
+        let all = session.global_process_set();
+        let ask = |(index, case): (usize, Case)| {
+            let name = format!("tensor.{index}");
+            let mut call = Call::same(name.clone(), all.ranks(), &case.others);
+            call.requests[2] = case.odd;
+            // All tensors of a group fail together, and nobody waits for any of them.
+            let told = failure(call.start(session, &all).and_then(|pending| pending.finish()));
+            assert_eq!((told.kind, &told.tensor), (FailureKind::Disagreement, &name));
+            goes_on(session);
+            // The name is not spoilt.
+            Call::same(name, all.ranks(), &case.others).run(session, &all, 2).unwrap();
+            told.what
+        };
+        cases().into_iter().enumerate().map(ask).collect::<Vec<_>>()
+    });
+    for (what, case) in told[0].iter().zip(cases()) {
+        let (head, table) = what.split_once('\n').unwrap();
+        assert_eq!(head, format!("the ranks disagree on {}", case.head), "{what}");
+        let lines: Vec<String> = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        for (ranks, cells) in [("2 ", case.theirs), ("0-1,3 ", case.usual)] {
+            let line = lines.iter().find(|line| line.starts_with(ranks));
+            let line = line.unwrap_or_else(|| panic!("no line of {ranks}in {what}"));
+            assert!(line.contains(cells), "{cells:?} is not in {line:?} of {what}");
+        }
+    }
+    assert!(told.iter().all(|all| *all == told[0]), "every rank is told the same");
+}
+
+/// What a call says at once, on a job of two ranks.
+type Ask = fn(&Session) -> Result<(), GradwireError>;
+
+fn zeros(session: &Session, dims: &[usize]) -> Tensor<f32> {
+    session.zeros(dims).unwrap()
+}
+
+const REFUSED: &[(Ask, &str)] = &[
+    (
+        |s| s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&[1, 2, 3])).map(drop),
+        "gave 3 splits for 2 members",
+    ),
+    (
+        |s| s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&[4, 3])).map(drop),
+        "are 7 rows together, its tensor has 6",
+    ),
+    (
+        |s| {
+            let splits = [u64::MAX, u64::MAX];
+            s.alltoall(&zeros(s, &[6]), AlltoallOptions::default().splits(&splits)).map(drop)
+        },
+        "rows together, its tensor has 6",
+    ),
+    (
+        |s| s.alltoall(&zeros(s, &[5, 2]), AlltoallOptions::default()).map(drop),
+        "can't be split evenly between 2 members: give splits",
+    ),
+    (
+        |s| s.alltoall(&zeros(s, &[]), AlltoallOptions::default()).map(drop),
+        "alltoall works along the first dimension, and a 0-d tensor has none",
+    ),
+    (
+        |s| {
+            let options = ScatterOptions::from_rank(s.rank()).splits(&[9, 9]);
+            s.scatter(Some(&zeros(s, &[6])), options).map(drop)
+        },
+        "are 18 rows together, its tensor has 6",
+    ),
+    (
+        |s| s.scatter(Some(&zeros(s, &[])), ScatterOptions::from_rank(s.rank())).map(drop),
+        "scatter works along the first dimension, and a 0-d tensor has none",
+    ),
+    (
+        |s| s.scatter::<Tensor<f32>>(None, ScatterOptions::from_rank(s.rank())).map(drop),
+        "is the root of a scatter and gives no tensor",
+    ),
+    (
+        |s| s.scatter::<Buffer>(None, ScatterOptions::from_rank(1 - s.rank())).map(drop),
+        "the element type of the result is not known: give it with .dtype(",
+    ),
+    (
+        |s| s.reducescatter(&zeros(s, &[]), ReduceScatterOptions::default()).map(drop),
+        "reducescatter works along the first dimension, and a 0-d tensor has none",
+    ),
+    (
+        |s| s.send(&zeros(s, &[1]), SendOptions::to_rank(2)),
+        "there is no rank 2 to be the receiver: the job has ranks 0 to 1",
+    ),
+    (
+        |s| s.receive::<Tensor<f32>>(ReceiveOptions::from_rank(u32::MAX)).map(drop),
+        "there is no rank 4294967295 to be the sender",
+    ),
+    (
+        |s| s.send(&zeros(s, &[1]), SendOptions::to_rank(s.rank())),
+        "would send to itself; copy the tensor instead",
+    ),
+    (
+        |s| s.broadcast(&mut zeros(s, &[1]), BroadcastOptions::from_rank(2)),
+        "there is no rank 2 to be the root: the job has ranks 0 to 1",
+    ),
+    (
+        |s| s.grouped_allreduce::<Buffer>(&mut [], AllreduceOptions::default()),
+        "a group of no tensors",
+    ),
+    (
+        |s| {
+            let mut many: Vec<_> = (0..1025).map(|_| zeros(s, &[1])).collect();
+            s.grouped_allreduce(&mut many, AllreduceOptions::default())
+        },
+        "a group of 1025 tensors is more than the 1024 that are possible",
+    ),
+    (
+        |s| {
+            let mut mixed = [zeros(s, &[2]).into_buffer(), s.zeros::<i8>(&[2])?.into_buffer()];
+            s.grouped_allreduce(&mut mixed, AllreduceOptions::default().prescale(0.5))
+        },
+        "a factor of 0.5 can't be applied to i8",
+    ),
+    (
+        |s| {
+            let mut complex = s.buffer(DType::C64, shape(&[2]))?;
+            s.allreduce(&mut complex, AllreduceOptions::default().op(ReduceOp::Min))
+        },
+        "min of c64 is not possible: complex numbers can only be summed",
+    ),
+    (
+        |s| {
+            let mut float = zeros(s, &[2]);
+            s.allreduce(&mut float, AllreduceOptions::default().op(ReduceOp::BitOr))
+        },
+        "bit-or of f32 is not possible: only integers and bool have bits to combine",
+    ),
+    (
+        |s| {
+            let mut truth = s.buffer(DType::Bool, shape(&[2]))?;
+            s.allreduce(&mut truth, AllreduceOptions::default().op(ReduceOp::Average))
+        },
+        "average of bool is not possible: truth values have no average",
+    ),
+    (
+        |s| s.adasum(&mut s.zeros::<i32>(&[2])?, AdasumOptions::default()),
+        "adasum of i32 is not possible: use f16, bf16, f32 or f64",
+    ),
+    (
+        |s| {
+            let rows = SparseRows { rows: 9, cols: 2, indices: vec![1, 2], values: vec![1.0f32] };
+            s.sparse_allreduce(&rows, SparseOptions::default()).map(drop)
+        },
+        "2 rows of 2 columns need as many values, 1 were given",
+    ),
+    (
+        |s| {
+            let rows = SparseRows::<f32> { rows: 9, cols: 2, indices: vec![], values: vec![] };
+            s.sparse_allreduce(&rows, SparseOptions::default().op(ReduceOp::Max)).map(drop)
+        },
+        "a sparse allreduce is a sum or an average, not max",
+    ),
+    (
+        |s| s.broadcast_object::<u8>(None, BroadcastOptions::from_rank(s.rank())).map(drop),
+        "is the root of a broadcast and gives no object",
+    ),
+];
+
+#[test]
+fn what_one_rank_can_see_is_refused_at_the_call() {
+    run_job(&Plan::nodes(&[1, 1]), |session| {
+        for (ask, expected) in REFUSED {
+            let text = refusal(ask(session));
+            assert!(text.contains(expected), "{expected:?} is not in: {text}");
+        }
+        assert_eq!(session.stats().operations, 0, "nothing was started");
+        goes_on(session);
+        // Nothing of it counts: unnamed calls and messages still meet.
+        let mut tensor = zeros(session, &[1]);
+        session.allreduce(&mut tensor, AllreduceOptions::default()).unwrap();
+        if session.rank() == 0 {
+            session.send(&tensor, SendOptions::to_rank(1)).unwrap();
+        } else {
+            session.receive::<Tensor<f32>>(ReceiveOptions::from_rank(0)).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_message_of_another_type_or_shape_than_expected_is_an_error_at_both_ends() {
+    run_job(&Plan::nodes(&[2, 1]), |session| match session.rank() {
+        0 => {
+            let sent = failure(session.send(&zeros(session, &[3]), SendOptions::to_rank(2)));
+            assert!(sent.what.starts_with("the ranks disagree on dtype"), "{sent}");
+            // Its shape is the receiver's affair.
+            session.send(&zeros(session, &[2, 2]), SendOptions::to_rank(2)).unwrap();
+        }
+        2 => {
+            let options = || ReceiveOptions::from_rank(0);
+            let got = failure(session.receive::<Tensor<i32>>(options()));
+            assert!(got.what.contains("*i32") || got.what.contains("*f32"), "{got}");
+            let mut given = zeros(session, &[3]);
+            let text = session.receive_into(&mut given, options()).unwrap_err().to_string();
+            let expected = "rank 0 sent a tensor of shape [2, 2], which does not fit the given one";
+            assert!(text.contains(expected), "{text}");
+        }
+        _ => {}
+    });
+}
+
+#[test]
+fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
+    let plan = Plan::nodes(&[2, 1]).set("worker.max_object_bytes=64KiB");
+    run_job(&plan, |session| {
+        let large = vec![7u8; 70_000];
+        let expected =
+            "the object of rank 1 has 70003 bytes, and its worker.max_object_bytes allows 65536";
+        let own = (session.rank() == 1).then_some(&large);
+        let told = failure(session.broadcast_object(own, BroadcastOptions::from_rank(1)));
+        assert!(told.what.contains(expected), "{told}");
+        let mine = if session.rank() == 1 { large.clone() } else { vec![1] };
+        let told = failure(session.allgather_object(&mine, AllgatherOptions::default()));
+        assert!(told.what.contains(expected) && told.rank == Some(Rank(1)), "{told}");
+        goes_on(session);
+        // Rank 0 says a number, the others want a text.
+        let own = (session.rank() == 0).then_some(300u64);
+        if session.rank() == 0 {
+            session.broadcast_object(own.as_ref(), BroadcastOptions::from_rank(0)).unwrap();
+        } else {
+            let text = session.broadcast_object::<String>(None, BroadcastOptions::from_rank(0));
+            let text = text.unwrap_err().to_string();
+            assert!(text.contains("the object of rank 0 can't be read as"), "{text}");
+        }
+        goes_on(session);
+    });
+}
+
+#[test]
+fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
+    run_job(&Plan::nodes(&[2, 1]), |session| {
+        let bad = session.rank() == 2;
+        let indices = vec![0, if bad { 10 } else { 9 }, if bad { 77 } else { 1 }];
+        let rows = SparseRows { rows: 10, cols: 1, indices, values: vec![1.0f32; 3] };
+        let told = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
+        assert_eq!((told.kind, told.rank), (FailureKind::Invalid, Some(Rank(2))));
+        let expected = "index 10 of a sparse allreduce is out of range: its tensor has 10 rows \
+                        (2 such indices)";
+        assert!(told.what.contains(expected), "{told}");
+        goes_on(session);
+        // Another number of columns on one rank.
+        let cols = if session.rank() == 1 { 2 } else { 1 };
+        let values = vec![1.0f32; cols as usize];
+        let rows = SparseRows { rows: 10, cols, indices: vec![3], values };
+        let told = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
+        assert!(told.what.contains("ranks disagree on a sparse allreduce"), "{told}");
+        for line in ["rank 0: average of f32 [10, 1]", "rank 1: average of f32 [10, 2]"] {
+            assert!(told.what.contains(line), "{told}");
+        }
+        goes_on(session);
+    });
+}
+
+/// As the library would never ask: the coordinator tells all, with the rank.
+#[test]
+fn splits_that_no_session_would_give_are_told_to_all() {
+    use gradwire_tests::cluster::Cluster;
+    let plan = Plan::nodes(&[1, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
+    let cluster = Cluster::start(&plan).unwrap();
+    let honest = cluster.start_ranks([0], |session| {
+        let name = |n: u32| AlltoallOptions::default().name(format!("rows.{n}"));
+        (0..3)
+            .map(|n| failure(session.alltoall(&zeros(session, &[4]), name(n))))
+            .collect::<Vec<_>>()
+    });
+    let mut raw = RawWorker::attach(&cluster, 1).unwrap();
+    raw.add_segment(4096).unwrap();
+    let cases = [
+        (vec![1, 2, 1], 4, "rank 1 gave 3 splits for 2 members"),
+        (vec![3, 3], 4, "the splits of rank 1 are 6 rows together, its tensor has 4"),
+        (vec![], 3, "the 3 rows of rank 1 can't be split evenly between 2 members"),
+    ];
+    for (n, (list, rows, _)) in (0..).zip(&cases) {
+        let asked = Request { list: list.clone(), ..f32s(Collective::Alltoall, &[*rows]) };
+        raw.submit(&submission(n, &format!("rows.{n}"), asked)).unwrap();
+        let (tickets, told) = raw.failed().unwrap();
+        assert_eq!((tickets, told.rank), (vec![n], Some(Rank(1))), "{told}");
+    }
+    for (told, (.., expected)) in honest.join().unwrap()[0].iter().zip(&cases) {
+        assert_eq!((told.kind, told.rank), (FailureKind::Invalid, Some(Rank(1))));
+        assert!(told.what.contains(expected), "{told}");
+    }
+}

@@ -1,0 +1,23 @@
+//! Every collective on every element type, as a user starts it.
+
+use gradwire_tests::launched::{Launch, programs};
+
+fn conforms(launch: Launch, ranks: usize) {
+    let program = programs::beside("gradwire-conformance").display().to_string();
+    let report = launch.program(&[&program]).run();
+    report.assert_code(0);
+    let conform = report.lines.iter().filter(|line| line.text.ends_with("conforms")).count();
+    assert_eq!(conform, ranks, "{}", report.all());
+    let collectives = report.lines.iter().filter(|line| line.text.starts_with("[0]")).count();
+    assert!(collectives > 10, "{}", report.all());
+}
+
+#[test]
+fn four_ranks_of_one_node_conform() {
+    conforms(Launch::new().ranks(4), 4);
+}
+
+#[test]
+fn three_ranks_of_two_nodes_conform() {
+    conforms(Launch::new().ranks(3).hosts("127.0.0.1:2,127.0.0.2:1"), 3);
+}

@@ -1,0 +1,134 @@
+//! Jobs of any form and any collective calls, made in another order on every rank: the results are
+//! those of the plain reference, with identical bits on all ranks (SAME), whatever process sets
+//! come and go meanwhile (ORD).
+//!
+//! A failing job is printed and made smaller; the same jobs come again with the printed
+//! `PROPTEST_RNG_SEED`, more of them with `PROPTEST_CASES`.
+
+use std::{cell::Cell, collections::BTreeMap, sync::Barrier, thread, time::Duration};
+
+use gradwire_daemon::Ending;
+use gradwire_tests::{cluster::Cluster, launched::Launch, reference::Dice, script::Script};
+use proptest::{
+    prelude::*,
+    test_runner::{RngSeed, TestRunner},
+};
+
+const CASES: u32 = 25;
+const GIVEN_UP: u32 = 15;
+/// Of real processes, which take longer.
+const LAUNCHED: u32 = 4;
+const MOST_CALLS: usize = 20;
+/// The largest tensor, in bytes: many of the smallest pieces.
+const MOST_BYTES: u64 = 640 << 10;
+
+/// Runs jobs of random seeds and numbers of calls.
+fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
+    let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = cases;
+    }
+    // Each attempt at a smaller job is a whole job.
+    config.max_shrink_iters = 40;
+    if config.rng_seed == RngSeed::Random {
+        let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+        config.rng_seed = RngSeed::Fixed(clock.as_nanos() as u64);
+    }
+    if let RngSeed::Fixed(seed) = config.rng_seed {
+        println!("PROPTEST_RNG_SEED={seed}");
+    }
+    // A job with fewer calls is the beginning of one with more: that is how it gets smaller.
+    let any = (any::<u64>().no_shrink(), 1..=MOST_CALLS);
+    TestRunner::new(config).run(&any, |(seed, calls)| job(seed, calls)).unwrap();
+}
+
+#[test]
+fn any_job_gives_the_results_of_the_reference() {
+    jobs(CASES, |seed, calls| {
+        let script = Script::of(seed, calls, MOST_BYTES);
+        let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
+        let cluster = Cluster::start(&script.plan).map_err(fail)?;
+        let program = script.clone();
+        let results = cluster.ranks(move |session| program.run(session)).map_err(fail)?;
+        let results: Result<Vec<_>, String> = results.into_iter().collect();
+        script.check(&results.map_err(TestCaseError::fail)?).map_err(TestCaseError::fail)?;
+        let endings = cluster.finish().map_err(fail)?;
+        prop_assert!(endings.iter().all(|ending| *ending == Ending::Finished), "{endings:?}");
+        Ok(())
+    });
+}
+
+/// TELL, WAIT: whatever is under way when a rank gives up, every other rank is told why and nobody
+/// waits for ever; or it has all of its results by then, and they are right.
+#[test]
+fn whoever_gives_up_ends_any_job_for_all() {
+    let ended = Cell::new(0);
+    jobs(GIVEN_UP, |seed, calls| {
+        let script = Script::of(seed, calls, MOST_BYTES / 4);
+        let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
+        let cluster = Cluster::start(&script.plan).map_err(fail)?;
+        let mut dice = Dice::of(&[seed, 5]);
+        let evil = dice.below(cluster.size().into()) as u32;
+        let after = Duration::from_micros(dice.below(400_000));
+        let program = script.clone();
+        let attached = Barrier::new(cluster.size() as usize);
+        let outcomes = cluster.ranks(move |session| {
+            attached.wait();
+            if session.rank() != evil {
+                return program.run(session);
+            }
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    thread::sleep(after);
+                    session.abort("had enough");
+                });
+                program.run(session)
+            })
+        });
+        for (rank, outcome) in (0..).zip(outcomes.map_err(fail)?) {
+            match outcome {
+                Ok(results) => script.check_rank(rank, &results).map_err(TestCaseError::fail)?,
+                Err(told) => prop_assert!(rank == evil || told.contains("had enough"), "{}", told),
+            }
+        }
+        let endings = cluster.finish().map_err(fail)?;
+        let told = |ending: &Ending| match ending {
+            Ending::Finished => true,
+            Ending::Failed(cause) => cause.what.contains("had enough"),
+        };
+        prop_assert!(endings.iter().all(told), "{:?}", endings);
+        ended
+            .set(ended.get() + u32::from(endings.iter().any(|ending| *ending != Ending::Finished)));
+        Ok(())
+    });
+    println!("{} of the jobs were ended before their end", ended.get());
+}
+
+/// The same with a process for each rank, each daemon and the coordinator. Every rank checks
+/// its own results; what all get is compared here.
+#[test]
+fn real_processes_get_the_results_of_the_reference() {
+    jobs(LAUNCHED, |seed, calls| {
+        let script = Script::of(seed, calls, MOST_BYTES);
+        let slots = &script.plan.slots;
+        let hosts: Vec<String> =
+            (1..).zip(slots).map(|(host, slots)| format!("127.0.0.{host}:{slots}")).collect();
+        let mut launch = Launch::new().ranks(slots.iter().sum()).hosts(&hosts.join(","));
+        for setting in &script.plan.set {
+            launch = launch.set(setting);
+        }
+        let random = format!("random:{seed}:{calls}:{MOST_BYTES}");
+        let report = launch.rank(&["attach", &random, "leave"]).run();
+        prop_assert_eq!(report.code(), 0, "{}", report.all());
+        let mut digests = vec![BTreeMap::new(); slots.iter().sum::<u32>() as usize];
+        for said in report.said("digest") {
+            let numbers: Vec<u64> =
+                said.text.split(' ').map(|number| number.parse().unwrap()).collect();
+            let [index, round, digest] = numbers[..] else { panic!("{}", said.text) };
+            digests[said.rank as usize].insert((index as usize, round), digest);
+        }
+        script.check_same(&digests).map_err(TestCaseError::fail)?;
+        prop_assert_eq!(report.said("checked").len(), digests.len());
+        Ok(())
+    });
+}
