@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::bench::args::Bench;
+use crate::bench::args::Measurement;
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -20,9 +20,9 @@ pub struct Cli {
 pub enum Command {
     /// Run a program as the ranks of a job, on this machine or on several.
     Run(Run),
-    /// Measure collectives as the ranks of a job, and check every result.
+    /// Measure collectives, and check every result.
     #[command(subcommand)]
-    Bench(Bench),
+    Bench(Measurement),
     /// Show settings.
     #[command(subcommand)]
     Config(Config),

@@ -8,7 +8,11 @@ use clap::Parser;
 use gradwire_cli::{
     agent,
     args::{Cli, Command, Config, Run, Settings as SettingsArgs, Where, normalise},
-    bench::{self, args::Bench},
+    bench::{
+        self,
+        args::{Bench, Measurement},
+        negotiation,
+    },
     coordinator,
     error::{CliError, tell},
     launch::{
@@ -31,7 +35,12 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
     match cli.command {
         Command::Run(run) => self::run(run),
-        Command::Bench(bench) => self::bench(&bench),
+        Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
+        Command::Bench(Measurement::Negotiation(options)) => {
+            let loaded = load(&options.settings, &[])?;
+            log(&loaded.settings)?;
+            negotiation::run(&options, &loaded, &environment())
+        }
         Command::Config(Config::Show { settings, explain }) => {
             print(&show::show(&load(&settings, &[])?, explain))
         }
@@ -50,12 +59,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
             let loaded = load(&settings, &[])?;
             log(&loaded.settings)?;
             let work = async { coordinator::run(&loaded.settings, &environment()).await };
-            Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .map_err(CliError::failed)?
-                .block_on(work)?;
+            // One thread: a decision is microseconds, and to wake another one costs tens of them.
+            block_on(work)??;
             Ok(ExitCode::SUCCESS)
         }
         Command::ExecChild { parent, command } => match command.split_first() {

@@ -66,13 +66,33 @@ pub fn show(status: &StatusResponse) -> String {
             node.host, node.first_rank, node.silent_ms
         ));
     }
+    for set in &status.process_sets {
+        let joined = match set.joined_ranks.as_slice() {
+            [] => String::new(),
+            joined => format!(", joined: {}", list(joined)),
+        };
+        match set.process_set {
+            // The hosts have told its ranks.
+            0 if joined.is_empty() => {}
+            0 => line(format!("all ranks{joined}")),
+            id => line(format!("process set {id}: ranks {}{joined}", list(&set.ranks))),
+        }
+    }
+    let more = status.process_set_count.saturating_sub(status.process_sets.len() as u64);
+    if more > 0 {
+        line(format!("… and {more} more process sets"));
+    }
     for tensor in &status.pending {
         let missing = match tensor.missing_ranks.as_slice() {
             [] => "nobody".to_owned(),
             missing => format!("ranks {}", list(missing)),
         };
         let seconds = Duration::from_millis(tensor.waiting_ms).as_secs_f64();
-        line(format!("tensor '{}' waits since {seconds:.1} s for {missing}", tensor.name));
+        let set = match tensor.process_set {
+            0 => String::new(),
+            id => format!(" of process set {id}"),
+        };
+        line(format!("tensor '{}'{set} waits since {seconds:.1} s for {missing}", tensor.name));
     }
     let more = status.pending_count.saturating_sub(status.pending.len() as u64);
     if more > 0 {
@@ -94,7 +114,7 @@ fn list(ranks: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::pb::{NodeStatus, PendingTensor};
+    use gradwire_proto::pb::{NodeStatus, PendingTensor, ProcessSetStatus};
 
     use super::*;
 
@@ -114,13 +134,26 @@ mod tests {
                 silent_ms: 12,
                 left_ranks: vec![3],
             }],
-            pending: vec![PendingTensor {
-                process_set: 0,
-                name: "fc.weight".into(),
-                waiting_ms: 1500,
-                missing_ranks: vec![1, 2],
-            }],
-            pending_count: 7,
+            pending: vec![
+                PendingTensor {
+                    process_set: 0,
+                    name: "fc.weight".into(),
+                    waiting_ms: 1500,
+                    missing_ranks: vec![1, 2],
+                },
+                PendingTensor {
+                    process_set: 4,
+                    name: "x".into(),
+                    waiting_ms: 200,
+                    missing_ranks: Vec::new(),
+                },
+            ],
+            pending_count: 8,
+            process_sets: vec![
+                ProcessSetStatus { process_set: 0, ranks: vec![0, 1, 2, 3], joined_ranks: vec![3] },
+                ProcessSetStatus { process_set: 4, ranks: vec![0, 2], joined_ranks: Vec::new() },
+            ],
+            process_set_count: 5,
             operations_started: 5,
             operations_done: 4,
             failure: None,
@@ -130,7 +163,11 @@ mod tests {
             "job j1 (0.1.0), epoch 1, running: 2 of 2 nodes\n\
              operations: 5 started, 4 done\n\
              host n1: ranks 2-3, rack r1, silent for 12 ms, left: 3\n\
+             all ranks, joined: 3\n\
+             process set 4: ranks 0, 2\n\
+             … and 3 more process sets\n\
              tensor 'fc.weight' waits since 1.5 s for ranks 1, 2\n\
+             tensor 'x' of process set 4 waits since 0.2 s for nobody\n\
              … and 6 more tensors\n"
         );
     }

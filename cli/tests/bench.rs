@@ -95,6 +95,66 @@ fn it_is_a_rank_where_it_was_started_as_one() {
 }
 
 #[test]
+fn every_collective_gives_checked_results() {
+    let place = Place::new();
+    let sizes = "-b 4 -e 100K -f 160 -w 1 --iters 2";
+    for (words, bytes) in [
+        ("reduce -o max --root 2", ["4", "640", "102400"]),
+        ("allgather -d i16", ["6", "636", "102396"]),
+        ("gather --root 1 -m ordinary", ["12", "636", "102396"]),
+        ("scatter --root 2 -d c64 -b 8", ["24", "1272", ""]),
+        ("reducescatter -o bit-xor -d u32", ["12", "636", "102396"]),
+        ("alltoall -d f8e4m3", ["3", "639", "102399"]),
+        ("send-receive -m ordinary -d bool", ["4", "640", "102400"]),
+    ] {
+        let line = format!("bench {words} {sizes} -np 3");
+        // An option that is given twice is an error; of sizes some have their own.
+        let line = if words.contains("-b ") { line.replacen("-b 4 ", "", 1) } else { line };
+        let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+        assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
+        let rows = rows(&output.stdout);
+        let told: Vec<_> = rows.iter().map(|row| row[0]).collect();
+        let expected: Vec<_> = bytes.into_iter().filter(|bytes| !bytes.is_empty()).collect();
+        assert_eq!(told, expected, "{words}");
+        assert!(rows.iter().all(|row| row.len() == 9 && number(row[7]) > 0.0), "{output:?}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn negotiation_costs_what_the_messages_say() {
+    let place = Place::new();
+    fs::write(place.path().join("net"), "front 1000 1000\nmiddle 7\nscale\nlast 30\n").unwrap();
+    let words = "bench negotiation --nodes 2,3 --shapes net --iters 3 --warmup 1 --json out.json \
+                 --set negotiation.piece_bytes=1MiB";
+    let output = place.run(&words.split_whitespace().collect::<Vec<_>>());
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+    let table = rows(&output.stdout);
+    assert_eq!(table.iter().map(|row| row[0]).collect::<Vec<_>>(), ["2", "3"]);
+    let json: Value =
+        serde_json::from_slice(&fs::read(place.path().join("out.json")).unwrap()).unwrap();
+    assert_eq!((&json["tensors"], &json["elements"]), (&4.into(), &1_000_038.into()));
+    assert_eq!(json["settings"]["negotiation.piece_bytes"], "1MiB");
+    for (cells, row) in table.iter().zip(json["rows"].as_array().unwrap()) {
+        let at = |path: &str| row.pointer(path).and_then(Value::as_f64).unwrap();
+        assert_eq!(row["times_us"].as_array().unwrap().len(), 3);
+        assert!((at("/median_us") - number(cells[2])).abs() <= 0.051, "{row}");
+        assert!((at("/us_per_tensor") * 4.0 - at("/median_us")).abs() < 1e-6, "{row}");
+        // 4 MB in pieces of 1 MiB.
+        assert!(at("/operations") >= 4.0, "{row}");
+        // What is announced is one message, and each that is heard is answered by one.
+        let (sent, heard) = (at("/sent/messages"), at("/received/messages"));
+        assert!((1.0..=heard + 1.0).contains(&sent) && sent > 1.0, "{row}");
+        // An id is a few bytes, a name is not.
+        assert!(at("/sent/bytes") < at("/first/sent/bytes"), "{row}");
+        assert!(at("/sent/wire_bytes") > at("/sent/bytes"), "{row}");
+        assert!(at("/received/wire_bytes") > at("/received/bytes"), "{row}");
+        assert!(at("/coordinator_cpu_us") > 0.0 && at("/coordinator_bytes") > 1e6, "{row}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
 fn nodes_have_the_line_for_their_limit() {
     let place = Place::new();
     let words = "bench allreduce -H 127.0.0.1:1,127.0.0.2:1 -b 1M -e 1M -w 1 --iters 2 \
@@ -142,11 +202,22 @@ fn what_can_not_be_measured_is_refused_before_anything_starts() {
         ("bench allreduce --algorithm rng", "error: setting negotiation.algorithm = \"rng\""),
         ("bench broadcast -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
         ("bench allreduce -np 3 -H a:1", "error: -np 3 is more than the 1 slots"),
+        ("bench gather -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
+        ("bench send-receive -np 1", "error: send-receive takes two ranks: the job has 1"),
+        ("bench reduce -o bit-or", "error: --op bit-or of --dtype f32: only integers and bool"),
+        ("bench negotiation --nodes 2,x", "error: invalid value 'x' for '--nodes"),
+        ("bench negotiation --nodes 4097", "error: invalid value '4097' for '--nodes"),
+        ("bench negotiation --ready 162", "error: --ready 162 is more than the 161 tensors of res"),
+        ("bench negotiation --set data.lanes=0", "error: setting data.lanes"),
     ] {
         let output = place.run(&words.split(' ').collect::<Vec<_>>());
         assert_eq!(output.code, Some(2), "{output:?}");
         assert!(output.stderr.starts_with(told), "{output:?}");
     }
+    let line = format!("run -np 1 {GRADWIRE} bench negotiation --nodes 2");
+    let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
+    assert_eq!(output.code, Some(2), "{output:?}");
+    assert!(output.stderr.contains("not measured by the ranks of a job"), "{output:?}");
     // What only the ranks can know is told by them.
     let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());

@@ -7,6 +7,7 @@ use gradwire_proto::{DType, ReduceOp};
 use serde::Serialize;
 
 use super::{
+    negotiation::args::Negotiation,
     operation::Operation,
     shapes,
     size::{self, Rate},
@@ -15,25 +16,20 @@ use crate::{args::Where, error::CliError};
 
 /// What is measured.
 #[derive(Debug, Clone, Subcommand)]
+pub enum Measurement {
+    /// By the ranks of a job.
+    #[command(flatten)]
+    Job(Bench),
+    /// What it costs to agree on a step's tensors: the real coordinator and simulated nodes, here.
+    Negotiation(Negotiation),
+}
+
+/// What the ranks of a job measure.
+#[derive(Debug, Clone, Subcommand)]
 pub enum Bench {
-    /// Every rank gets the reduction of all ranks' tensors.
-    Allreduce {
-        /// How they are reduced: sum, average, min, max or product.
-        #[arg(short, long, default_value = "sum", value_parser = parse_op)]
-        op: ReduceOp,
-        /// Sizes and the rest.
-        #[command(flatten)]
-        sweep: Sweep,
-    },
-    /// Every rank gets one rank's tensor.
-    Broadcast {
-        /// Whose tensor.
-        #[arg(short, long, default_value_t = 0)]
-        root: u32,
-        /// Sizes and the rest.
-        #[command(flatten)]
-        sweep: Sweep,
-    },
+    /// A collective on tensors of one size after the other.
+    #[command(flatten)]
+    Sweep(Collective),
     /// Nobody goes on before everybody has come.
     Barrier {
         /// What all measurements have.
@@ -59,6 +55,89 @@ pub enum Bench {
     },
 }
 
+/// A collective that has sizes.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Collective {
+    /// Every rank gets the reduction of all ranks' tensors.
+    Allreduce(Reducing),
+    /// One rank gets the reduction of all ranks' tensors.
+    Reduce {
+        /// Which rank.
+        #[command(flatten)]
+        root: Root,
+        /// How, and of what sizes.
+        #[command(flatten)]
+        reducing: Reducing,
+    },
+    /// Every rank gets one rank's tensor.
+    Broadcast(Rooted),
+    /// Every rank gets all ranks' tensors.
+    Allgather(Sweep),
+    /// One rank gets all ranks' tensors.
+    Gather(Rooted),
+    /// Every rank gets a share of one rank's tensor.
+    Scatter(Rooted),
+    /// Every rank gets a share of the reduction of all ranks' tensors.
+    Reducescatter(Reducing),
+    /// Every rank gets a share of every rank's tensor.
+    Alltoall(Sweep),
+    /// Every rank sends a tensor to the next rank, and receives one from the rank before.
+    SendReceive(Sweep),
+}
+
+/// What reduces.
+#[derive(Debug, Clone, Args)]
+pub struct Reducing {
+    /// How tensors are reduced: sum, average, min, max, product, bit-and, bit-or or bit-xor.
+    #[arg(short, long, default_value = "sum", value_parser = parse_op)]
+    pub op: ReduceOp,
+    /// Sizes and the rest.
+    #[command(flatten)]
+    pub sweep: Sweep,
+}
+
+/// What has a root.
+#[derive(Debug, Clone, Args)]
+pub struct Rooted {
+    /// Which.
+    #[command(flatten)]
+    pub root: Root,
+    /// Sizes and the rest.
+    #[command(flatten)]
+    pub sweep: Sweep,
+}
+
+/// The rank that has, or gets, what the others do not.
+#[derive(Debug, Clone, Args)]
+pub struct Root {
+    /// The rank that is not like the others.
+    #[arg(short, long, default_value_t = 0)]
+    pub root: u32,
+}
+
+impl Collective {
+    /// What runs in each iteration, and on what.
+    pub fn parts(&self) -> (Operation, &Sweep) {
+        match self {
+            Self::Allreduce(Reducing { op, sweep }) => (Operation::Allreduce(*op), sweep),
+            Self::Reduce { root, reducing: Reducing { op, sweep } } => {
+                (Operation::Reduce { op: *op, root: root.root }, sweep)
+            }
+            Self::Broadcast(Rooted { root, sweep }) => {
+                (Operation::Broadcast { root: root.root }, sweep)
+            }
+            Self::Allgather(sweep) => (Operation::Allgather, sweep),
+            Self::Gather(Rooted { root, sweep }) => (Operation::Gather { root: root.root }, sweep),
+            Self::Scatter(Rooted { root, sweep }) => {
+                (Operation::Scatter { root: root.root }, sweep)
+            }
+            Self::Reducescatter(Reducing { op, sweep }) => (Operation::ReduceScatter(*op), sweep),
+            Self::Alltoall(sweep) => (Operation::Alltoall, sweep),
+            Self::SendReceive(sweep) => (Operation::SendReceive, sweep),
+        }
+    }
+}
+
 /// A series of sizes.
 #[derive(Debug, Clone, Args)]
 pub struct Sweep {
@@ -79,7 +158,8 @@ pub struct Sweep {
 /// What tensors are made of, and how they are watched.
 #[derive(Debug, Clone, Args)]
 pub struct Data {
-    /// The element type: f32, f64, f16, bf16, i8, u8, i32 or i64.
+    /// The element type: f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, u8, i16, u16, i32, u32, i64, u64,
+    /// bool, c64 or c128.
     #[arg(short, long, default_value = "f32", value_parser = parse_dtype)]
     pub dtype: DType,
     /// Where tensors lie.
@@ -152,18 +232,27 @@ impl Bench {
     /// What all measurements have.
     pub fn common(&self) -> &Common {
         match self {
-            Self::Allreduce { sweep, .. } | Self::Broadcast { sweep, .. } => &sweep.data.common,
             Self::Barrier { common } => common,
+            Self::Sweep(collective) => &collective.parts().1.data.common,
             Self::Model { data, .. } => &data.common,
+        }
+    }
+
+    /// What tensors are made of, where there are any.
+    pub fn data(&self) -> Option<&Data> {
+        match self {
+            Self::Barrier { .. } => None,
+            Self::Sweep(collective) => Some(&collective.parts().1.data),
+            Self::Model { data, .. } => Some(data),
         }
     }
 
     /// What runs in each iteration; a model's many are of one kind.
     pub fn operation(&self) -> Operation {
         match self {
-            Self::Allreduce { op, .. } | Self::Model { op, .. } => Operation::Allreduce(*op),
-            Self::Broadcast { root, .. } => Operation::Broadcast { root: *root },
             Self::Barrier { .. } => Operation::Barrier,
+            Self::Sweep(collective) => collective.parts().0,
+            Self::Model { op, .. } => Operation::Allreduce(*op),
         }
     }
 
@@ -172,11 +261,14 @@ impl Bench {
     /// # Errors
     /// [`CliError`] with the options.
     pub fn check(&self) -> Result<(), CliError> {
+        if let (Some(op), Some(data)) = (self.operation().reduction(), self.data())
+            && let Some(why) = op.refuses(data.dtype)
+        {
+            return Err(CliError::usage(format!("--op {op} of --dtype {}: {why}", data.dtype)));
+        }
         match self {
-            Self::Allreduce { sweep, .. } | Self::Broadcast { sweep, .. } => {
-                sweep.sizes().map(drop)
-            }
             Self::Barrier { .. } => Ok(()),
+            Self::Sweep(collective) => collective.parts().1.sizes().map(drop),
             Self::Model { shapes, .. } => shapes::load(shapes).map(drop),
         }
     }
@@ -186,13 +278,18 @@ impl Bench {
     /// # Errors
     /// [`CliError`] if there are too few.
     pub fn check_size(&self, ranks: u32) -> Result<(), CliError> {
-        match self {
-            Self::Broadcast { root, .. } if *root >= ranks => {
-                let what = format!("there is no rank {root}: the job has {ranks} ranks");
-                Err(CliError::usage(what).hint("ranks are counted from 0: choose another --root"))
-            }
-            _ => Ok(()),
+        let operation = self.operation();
+        if let Some(root) = operation.root().filter(|root| *root >= ranks) {
+            let what = format!("there is no rank {root}: the job has {ranks} ranks");
+            return Err(
+                CliError::usage(what).hint("ranks are counted from 0: choose another --root")
+            );
         }
+        if operation == Operation::SendReceive && ranks < 2 {
+            let what = "send-receive takes two ranks: the job has 1";
+            return Err(CliError::usage(what).hint("give more with -np"));
+        }
+        Ok(())
     }
 }
 
@@ -249,7 +346,10 @@ mod tests {
     fn the_options_of_nccl_tests_are_known() {
         let line =
             "allreduce -b 4 -e 256M -f 4 -d bf16 -o max -w 2 -i 7 -c 3 --np 4 -H a:2,b:2 -a ring";
-        let Bench::Allreduce { op, sweep } = parse(line).unwrap() else { panic!("no allreduce") };
+        let Bench::Sweep(Collective::Allreduce(Reducing { op, sweep })) = parse(line).unwrap()
+        else {
+            panic!("no allreduce")
+        };
         assert_eq!((op, sweep.data.dtype), (ReduceOp::Max, DType::Bf16));
         assert_eq!(sweep.sizes().unwrap().len(), 14);
         let common = &sweep.data.common;
@@ -261,14 +361,46 @@ mod tests {
     }
 
     #[test]
+    fn every_collective_has_its_words() {
+        let (op, root) = (ReduceOp::BitXor, 1);
+        for (line, operation) in [
+            ("allreduce -o bit-xor -d u16", Operation::Allreduce(op)),
+            ("reduce -o bit-xor -r 1 -d bool", Operation::Reduce { op, root }),
+            ("broadcast -r 1 -d c128 -b 16", Operation::Broadcast { root }),
+            ("allgather -d f8e4m3", Operation::Allgather),
+            ("gather --root 1", Operation::Gather { root }),
+            ("scatter --root 1", Operation::Scatter { root }),
+            ("reducescatter -o bit-xor -d i64 -b 8", Operation::ReduceScatter(op)),
+            ("alltoall", Operation::Alltoall),
+            ("send-receive", Operation::SendReceive),
+            ("barrier", Operation::Barrier),
+            ("model --shapes gpt2 -o sum", Operation::Allreduce(ReduceOp::Sum)),
+        ] {
+            let bench = parse(line).unwrap();
+            assert_eq!(bench.operation(), operation, "{line}");
+            assert_eq!(
+                bench.check_size(1).is_ok(),
+                operation.root() != Some(1) && operation != Operation::SendReceive
+            );
+            assert!(bench.check_size(2).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_its_reason() {
         for (line, told) in [
             ("allreduce -b 12X", "'12X' for '--begin <BYTES>': not a size"),
             ("allreduce -b 8 -e 4", "-b 8 is more than -e 4"),
             ("allreduce -f 1", "-f 1 leads nowhere"),
             ("allreduce -f 0.5", "invalid value '0.5'"),
-            ("allreduce -d f8", "must be one of f32, f64, f16, bf16, i8, u8, i32, i64"),
-            ("allreduce -o mean", "must be one of sum, average, min, max, product"),
+            ("allreduce -d f8", "must be one of f32, f64, f16, bf16, i8, u8, i32, i64, i16,"),
+            ("allreduce -d f8", "bool, f8e4m3, f8e5m2, c64, c128"),
+            ("allreduce -o mean", "max, product, bit-and, bit-or, bit-xor"),
+            ("reduce -o bit-or", "--op bit-or of --dtype f32: only integers and bool have bits"),
+            ("reducescatter -o max -d c64", "--op max of --dtype c64: complex numbers can only"),
+            ("allreduce -o average -d bool", "--op average of --dtype bool: truth values have"),
+            ("allgather -o sum", "unexpected argument"),
+            ("allgather --root 1", "unexpected argument"),
             ("broadcast -b 4 -d f64", "less than one element"),
             ("allreduce --iters 0", "0 is not in 1.."),
             ("allreduce --check 0", "0 is not in 1.."),

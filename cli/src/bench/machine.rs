@@ -30,12 +30,11 @@ impl Machine {
             chosen(&read(&format!("/sys/kernel/mm/transparent_hugepage/{name}"))).to_owned()
         };
         let memory = read("/proc/meminfo");
-        let kib = field(&memory, "MemTotal").split(' ').next().and_then(|kib| kib.parse().ok());
         Self {
             name: uname.nodename().to_string_lossy().into_owned(),
             processor: field(&read("/proc/cpuinfo"), "model name").to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: kib.unwrap_or(0_u64).saturating_mul(1024),
+            memory_bytes: kibibytes(&memory, "MemTotal").unwrap_or_default(),
             kernel: uname.release().to_string_lossy().into_owned(),
             huge_pages: [huge("enabled"), huge("shmem_enabled")],
         }
@@ -46,6 +45,11 @@ impl Machine {
 fn field<'a>(text: &'a str, name: &str) -> &'a str {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(key, _)| key.trim() == name).map_or("", |(_, value)| value.trim())
+}
+
+/// The bytes that a line `name : value kB` says.
+pub(super) fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    field(text, name).split(' ').next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The word in brackets of `always [madvise] never`.
@@ -64,6 +68,8 @@ mod tests {
         assert_eq!(field(cpu, "model name"), "A CPU @ 2");
         assert_eq!((field(cpu, "stepping"), chosen("always [madvise] never")), ("", "madvise"));
         assert_eq!(chosen(""), "");
+        assert_eq!(kibibytes("VmHWM: 9 kB\nVmRSS:\t 12 kB\n", "VmRSS"), Some(12 << 10));
+        assert_eq!(kibibytes("VmRSS: much", "VmRSS"), None);
         assert!(Machine::look().cores > 0);
     }
 }

@@ -6,19 +6,23 @@
 //! what is measured is what a training process gets, with nothing left out.
 //!
 //! - [`args`], [`size`]: what is asked for (pure)
-//! - [`operation`]: the collectives; a further one is an arm of each `match` there
-//! - [`value`]: what tensors hold before, and must hold after
+//! - [`operation`], [`flow`]: the collectives; a further one is an arm of each `match` there
+//! - [`element`], [`value`]: what tensors hold before, and must hold after
 //! - [`measure`]: the timing loop; [`sweep`] and [`model`]: what runs in it
 //! - [`shapes`]: the gradients of published networks
 //! - [`limit`]: the plain program that does the same work without any of ours
-//! - [`stats`], [`report`], [`machine`]: from times to a table and to JSON
+//! - [`stats`], [`report`], [`table`], [`machine`]: from times to a table and to JSON
 //! - [`rank`]: all of it together, as a rank
+//! - [`negotiation`]: what the coordinator costs, with nodes that are no more than their messages
 
 pub mod args;
+pub mod element;
+pub mod flow;
 pub mod limit;
 pub mod machine;
 pub mod measure;
 pub mod model;
+pub mod negotiation;
 pub mod operation;
 pub mod rank;
 pub mod report;
@@ -26,6 +30,7 @@ pub mod shapes;
 pub mod size;
 pub mod stats;
 pub mod sweep;
+pub mod table;
 pub mod value;
 
 use std::{
@@ -121,13 +126,14 @@ mod tests {
     use super::*;
     use crate::{
         args::{Cli, Command, normalise},
+        bench::args::Measurement,
         launch::hosts::parse_list,
     };
 
     fn bench(line: &str) -> Bench {
         let words = line.split(' ').map(OsString::from).collect();
         match Cli::try_parse_from(normalise(words)).unwrap().command {
-            Command::Bench(bench) => bench,
+            Command::Bench(Measurement::Job(bench)) => bench,
             other => panic!("{other:?}"),
         }
     }

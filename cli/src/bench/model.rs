@@ -10,13 +10,14 @@ use gradwire_worker::{
 
 use super::{
     args::{Data, Memory},
+    element::{Value, with_type},
     limit,
     measure::{Rounds, Span, Step, now, repeat, seconds, slowest},
     operation::{Operation, Place},
     rank::Bound,
     report::{Model, Report, Row},
     shapes::{self, Gradient},
-    value::{Pattern, Value, Wrong, with_type},
+    value::{Pattern, Wrong},
 };
 use crate::error::CliError;
 
@@ -56,7 +57,7 @@ fn steps<T: Value>(
     let exposed: Vec<_> = spans.iter().map(|span| seconds(span.submitted, span.end)).collect();
     let (times, exposed) = (slowest(session, &times)?, slowest(session, &exposed)?);
     let operation = Operation::Allreduce(op);
-    let limit = limit::seconds(session, &Bound::of(session, operation, data), bytes)?;
+    let limit = limit::seconds(session, &Bound::of(session, operation, data), elements)?;
     // While gradients are computed others may travel, but a step is not shorter than either.
     let limit = limit.map(|limit| limit.max(compute_ms / 1e3));
     let model = Model::new(gradients.len(), compute_ms, &exposed);
@@ -92,7 +93,6 @@ impl<'a, T: Value> Pass<'a, T> {
         compute_ms: f64,
     ) -> Result<Self, CliError> {
         let (rank, ranks) = (session.rank(), session.size());
-        let operation = Operation::Allreduce(op);
         let names = gradients.iter().map(|gradient| gradient.name.as_str());
         let planned = optimizer::plan("bench.", names).map_err(CliError::usage)?;
         let member = |(i, (gradient, planned)): (usize, (&Gradient, optimizer::Planned))| {
@@ -103,8 +103,8 @@ impl<'a, T: Value> Pass<'a, T> {
                 priority: planned.priority,
                 elements,
                 place: Some(place),
-                before: operation.before(rank, ranks, i),
-                after: operation.after(rank, ranks, i),
+                before: Pattern::contribution(op, rank, ranks, i),
+                after: Pattern::reduction(op, ranks, i),
             })
         };
         let all = gradients.iter().zip(planned).enumerate().rev();
@@ -183,7 +183,7 @@ impl<T: Value> Step for Pass<'_, T> {
     fn check(&self) -> Result<(), String> {
         for Member { name, place, after, .. } in &self.tensors {
             let tensor = place.as_ref().map(Place::as_slice).unwrap_or_default();
-            after.check(tensor).map_err(|Wrong { element, got, expected }| {
+            after.check(tensor, 0).map_err(|Wrong { element, got, expected }| {
                 format!("element {element} of '{name}' is {got}, expected {expected}")
             })?;
         }

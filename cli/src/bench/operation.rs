@@ -1,35 +1,56 @@
-//! The collectives that are measured: what each one calls, what it must come to, and what bounds
-//! it. A further one is a variant of [`Operation`] and an arm of each `match` here.
+//! The collectives that are measured: what each one is called, what it calls, and how its
+//! bandwidth is told. A further one is a variant of [`Operation`] and an arm of each `match` here and
+//! in [`flow`](super::flow).
+//!
+//! Sizes are those of nccl-tests: of an allgather and a gather the result that has everything, of a
+//! reducescatter and a scatter the tensor that is divided, of all others a rank's tensor.
 
 use gradwire_proto::ReduceOp;
-use gradwire_worker::{AllreduceOptions, BroadcastOptions, GradwireError, Session, Tensor};
-
-use super::{
-    args::Memory,
-    value::{Pattern, Value},
+use gradwire_worker::{
+    AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, GatherOptions,
+    GradwireError, ReceiveOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions,
+    SendOptions, Session, Tensor,
 };
+
+use super::{args::Memory, element::Value};
 
 /// A collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Everybody gets the reduction.
     Allreduce(ReduceOp),
+    /// The root gets the reduction.
+    Reduce {
+        /// Which.
+        op: ReduceOp,
+        /// Who.
+        root: u32,
+    },
     /// Everybody gets the root's tensor.
     Broadcast {
         /// Whose.
         root: u32,
     },
+    /// Everybody gets everybody's tensor.
+    Allgather,
+    /// The root gets everybody's tensor.
+    Gather {
+        /// Who.
+        root: u32,
+    },
+    /// Everybody gets a share of the root's tensor.
+    Scatter {
+        /// Whose.
+        root: u32,
+    },
+    /// Everybody gets a share of the reduction.
+    ReduceScatter(ReduceOp),
+    /// Everybody gets a share of everybody's tensor.
+    Alltoall,
+    /// Everybody sends to the next rank, and receives from the one before.
+    SendReceive,
     /// Nobody goes on before everybody has come.
     Barrier,
-}
-
-/// What a plain program would do with the ranks' tensors in memory that all of them see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Plain {
-    /// Read all, reduce, write the result over all.
-    Reduce(ReduceOp),
-    /// Read one, write the others.
-    Copy,
 }
 
 /// A tensor where it was asked to lie.
@@ -74,12 +95,81 @@ impl<T: Value> Place<T> {
     }
 }
 
+/// The tensors of one rank.
+#[derive(Debug)]
+pub struct Tensors<T: Value> {
+    /// What it brings.
+    pub input: Place<T>,
+    /// What it gets, where that is a tensor of its own.
+    pub output: Option<Place<T>>,
+}
+
+impl<T: Value> Tensors<T> {
+    /// What the rank has got.
+    pub fn result(&self) -> &[T] {
+        self.output.as_ref().unwrap_or(&self.input).as_slice()
+    }
+
+    /// Calls what works in place, on a copy in shared memory where the tensor does not lie there.
+    fn in_place(
+        &mut self,
+        session: &Session,
+        call: impl FnOnce(&mut Tensor<T>) -> Result<(), GradwireError>,
+    ) -> Result<(), GradwireError> {
+        match &mut self.input {
+            Place::Arena(tensor) => call(tensor),
+            Place::Ordinary(values) => {
+                let mut copy = session.tensor(values, &[values.len()])?;
+                call(&mut copy)?;
+                values.copy_from_slice(copy.as_slice());
+                Ok(())
+            }
+        }
+    }
+
+    /// Calls what makes a tensor, where it makes one; it is copied out of shared memory where it is
+    /// not to lie there.
+    fn apart(
+        &mut self,
+        session: &Session,
+        call: impl FnOnce(&Tensor<T>) -> Result<Option<Tensor<T>>, GradwireError>,
+    ) -> Result<(), GradwireError> {
+        match &self.input {
+            Place::Arena(tensor) => {
+                // The last one's room is this one's.
+                self.output = None;
+                self.output = call(tensor)?.map(Place::Arena);
+            }
+            Place::Ordinary(values) => {
+                let copy = session.tensor(values, &[values.len()])?;
+                let result = call(&copy)?;
+                let result = result.as_ref().map(Tensor::as_slice).unwrap_or_default();
+                match &mut self.output {
+                    Some(Place::Ordinary(values)) => {
+                        values.clear();
+                        values.extend_from_slice(result);
+                    }
+                    output => *output = Some(Place::Ordinary(result.to_vec())),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Operation {
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
             Self::Allreduce(_) => "allreduce",
+            Self::Reduce { .. } => "reduce",
             Self::Broadcast { .. } => "broadcast",
+            Self::Allgather => "allgather",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
+            Self::ReduceScatter(_) => "reducescatter",
+            Self::Alltoall => "alltoall",
+            Self::SendReceive => "send-receive",
             Self::Barrier => "barrier",
         }
     }
@@ -87,13 +177,48 @@ impl Operation {
     /// What is special about it, for a heading.
     pub fn detail(self) -> String {
         match self {
-            Self::Allreduce(op) => op.name().to_owned(),
-            Self::Broadcast { root } => format!("from rank {root}"),
-            Self::Barrier => String::new(),
+            Self::Allreduce(op) | Self::ReduceScatter(op) => op.name().to_owned(),
+            Self::Reduce { op, root } => format!("{op} to rank {root}"),
+            Self::Broadcast { root } | Self::Scatter { root } => format!("from rank {root}"),
+            Self::Gather { root } => format!("to rank {root}"),
+            Self::SendReceive => "to the next rank".to_owned(),
+            Self::Allgather | Self::Alltoall | Self::Barrier => String::new(),
         }
     }
 
-    /// Calls it, and waits for it.
+    /// The root, where there is one.
+    pub fn root(self) -> Option<u32> {
+        match self {
+            Self::Reduce { root, .. }
+            | Self::Broadcast { root }
+            | Self::Gather { root }
+            | Self::Scatter { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// What sizes are multiples of, in elements: an equal share of at least one for each rank where
+    /// something is divided.
+    pub fn granule(self, ranks: u32) -> usize {
+        match self {
+            Self::Allgather
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::ReduceScatter(_)
+            | Self::Alltoall => ranks.max(1) as usize,
+            _ => 1,
+        }
+    }
+
+    /// Whether what a rank gets takes the place of what it brings.
+    pub fn is_in_place(self) -> bool {
+        matches!(
+            self,
+            Self::Allreduce(_) | Self::Reduce { .. } | Self::Broadcast { .. } | Self::Barrier
+        )
+    }
+
+    /// Calls it, and waits for it. `elements` is the size.
     ///
     /// # Errors
     /// What the session says.
@@ -101,72 +226,75 @@ impl Operation {
         self,
         session: &Session,
         name: &str,
-        place: &mut Place<T>,
+        elements: usize,
+        tensors: &mut Tensors<T>,
     ) -> Result<(), GradwireError> {
+        let (rank, ranks) = (session.rank(), session.size().max(1));
         match self {
             Self::Allreduce(op) => {
                 let options = AllreduceOptions::named(name).op(op);
-                match place {
+                match &mut tensors.input {
                     Place::Arena(tensor) => session.allreduce(tensor, options),
                     Place::Ordinary(values) => session.allreduce_slice(values, options),
                 }
             }
             Self::Broadcast { root } => {
                 let options = BroadcastOptions::from_rank(root).name(name);
-                match place {
+                match &mut tensors.input {
                     Place::Arena(tensor) => session.broadcast(tensor, options),
                     Place::Ordinary(values) => session.broadcast_slice(values, options),
                 }
             }
+            Self::Reduce { op, root } => {
+                let options = ReduceOptions::to_rank(root).op(op).name(name);
+                tensors.in_place(session, |tensor| session.reduce(tensor, options))
+            }
+            Self::Allgather => tensors.apart(session, |tensor| {
+                let gathered = session.allgather(tensor, AllgatherOptions::named(name))?;
+                Ok(Some(gathered.tensor))
+            }),
+            Self::Gather { root } => tensors.apart(session, |tensor| {
+                let options = GatherOptions::to_rank(root).name(name);
+                Ok(session.gather(tensor, options)?.map(|gathered| gathered.tensor))
+            }),
+            Self::Scatter { root } => tensors.apart(session, |tensor| {
+                let share = [elements / ranks as usize];
+                let options = ScatterOptions::from_rank(root).expecting(&share).name(name);
+                session.scatter(Some(tensor).filter(|_| rank == root), options).map(Some)
+            }),
+            Self::ReduceScatter(op) => tensors.apart(session, |tensor| {
+                session.reducescatter(tensor, ReduceScatterOptions::named(name).op(op)).map(Some)
+            }),
+            Self::Alltoall => tensors.apart(session, |tensor| {
+                let gathered = session.alltoall(tensor, AlltoallOptions::named(name))?;
+                Ok(Some(gathered.tensor))
+            }),
+            Self::SendReceive => tensors.apart(session, |tensor| {
+                // Both at once: whoever sent first and then received would wait for the others.
+                let from = (rank + ranks - 1) % ranks;
+                let options = ReceiveOptions::from_rank(from).expecting(&[elements]);
+                let received = session.receive_async(options)?;
+                session.send(tensor, SendOptions::to_rank((rank + 1) % ranks))?;
+                received.wait().map(Some)
+            }),
             Self::Barrier => session.barrier(),
         }
     }
 
-    /// What a rank's tensor holds before; `salt` tells several tensors apart.
-    pub fn before<T: Value>(self, rank: u32, ranks: u32, salt: usize) -> Pattern<T> {
-        match self {
-            Self::Allreduce(op) => Pattern::contribution(op, rank, ranks, salt),
-            Self::Broadcast { .. } | Self::Barrier => Pattern::own(rank),
-        }
-    }
-
-    /// What a rank's tensor must hold after.
-    pub fn after<T: Value>(self, rank: u32, ranks: u32, salt: usize) -> Pattern<T> {
-        match self {
-            Self::Allreduce(op) => Pattern::reduction(op, ranks, salt),
-            Self::Broadcast { root } => Pattern::own(root),
-            Self::Barrier => Pattern::own(rank),
-        }
-    }
-
     /// What the algorithm bandwidth is multiplied by to compare with a link's (nccl-tests,
-    /// `doc/PERFORMANCE.md`): how often each byte of the tensor must pass each rank's link.
+    /// `doc/PERFORMANCE.md`, and for gather, scatter and send-receive its programs): how often each
+    /// byte of the size must pass each rank's link.
     pub fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks.max(1));
         match self {
             Self::Allreduce(_) => 2.0 * (n - 1.0) / n,
-            Self::Broadcast { .. } => 1.0,
+            Self::Reduce { .. } | Self::Broadcast { .. } | Self::SendReceive => 1.0,
+            Self::Allgather
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::ReduceScatter(_)
+            | Self::Alltoall => (n - 1.0) / n,
             Self::Barrier => 0.0,
-        }
-    }
-
-    /// How often each byte of the tensor must pass the line of each of `nodes` in one direction,
-    /// where one daemon of a node speaks for all of its ranks.
-    pub fn line_factor(self, nodes: u32) -> f64 {
-        let nodes_apart = if nodes > 1 { 1.0 } else { 0.0 };
-        match self {
-            Self::Allreduce(_) => self.bus_factor(nodes),
-            Self::Broadcast { .. } => nodes_apart,
-            Self::Barrier => 0.0,
-        }
-    }
-
-    /// The plain program that does the same within a node; none for what moves no bytes.
-    pub fn plain(self) -> Option<Plain> {
-        match self {
-            Self::Allreduce(op) => Some(Plain::Reduce(op)),
-            Self::Broadcast { .. } => Some(Plain::Copy),
-            Self::Barrier => None,
         }
     }
 }
@@ -177,12 +305,20 @@ mod tests {
 
     #[test]
     fn the_factors_are_those_of_nccl_tests() {
-        let sum = Operation::Allreduce(ReduceOp::Sum);
-        assert_eq!([1, 2, 4].map(|n| sum.bus_factor(n)), [0.0, 1.0, 1.5]);
-        assert_eq!([1, 2, 4].map(|n| sum.line_factor(n)), [0.0, 1.0, 1.5]);
-        let root = Operation::Broadcast { root: 0 };
-        assert_eq!([1, 4].map(|n| root.bus_factor(n)), [1.0, 1.0]);
-        assert_eq!([1, 4].map(|n| root.line_factor(n)), [0.0, 1.0]);
-        assert_eq!(Operation::Barrier.plain(), None);
+        let sum = ReduceOp::Sum;
+        for (operation, factors) in [
+            (Operation::Allreduce(sum), [0.0, 1.0, 1.5]),
+            (Operation::Reduce { op: sum, root: 0 }, [1.0; 3]),
+            (Operation::Broadcast { root: 0 }, [1.0; 3]),
+            (Operation::Allgather, [0.0, 0.5, 0.75]),
+            (Operation::Gather { root: 0 }, [0.0, 0.5, 0.75]),
+            (Operation::Scatter { root: 0 }, [0.0, 0.5, 0.75]),
+            (Operation::ReduceScatter(sum), [0.0, 0.5, 0.75]),
+            (Operation::Alltoall, [0.0, 0.5, 0.75]),
+            (Operation::SendReceive, [1.0; 3]),
+            (Operation::Barrier, [0.0; 3]),
+        ] {
+            assert_eq!([1, 2, 4].map(|n| operation.bus_factor(n)), factors, "{operation:?}");
+        }
     }
 }

@@ -10,21 +10,19 @@ use super::{
     measure::Rounds,
     model,
     operation::Operation,
-    report::{Head, Report},
+    report::{self, Head},
     size::Rate,
     sweep,
 };
 use crate::error::CliError;
 
 /// What the limit depends on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Bound {
     /// What is done.
     pub operation: Operation,
-    /// On how many nodes.
-    pub nodes: u32,
-    /// With how many ranks on this one.
-    pub ranks: u32,
+    /// With how many ranks on each node.
+    pub slots: Vec<u32>,
     /// With elements of this type.
     pub dtype: DType,
     /// That lie here.
@@ -40,8 +38,7 @@ impl Bound {
     pub fn of(session: &Session, operation: Operation, data: &Data) -> Self {
         Self {
             operation,
-            nodes: u32::try_from(session.nodes().len()).unwrap_or(u32::MAX),
-            ranks: session.local_size(),
+            slots: session.nodes().iter().map(|node| node.slots).collect(),
             dtype: data.dtype,
             memory: data.memory,
             line_rate: data.line_rate,
@@ -84,20 +81,21 @@ fn measure(
     settings: Option<BTreeMap<String, String>>,
 ) -> Result<(), CliError> {
     let head = Head::new(bench, session, settings);
-    let mut report = Report::begin(head, bench, session.rank() == 0)?;
+    let mut told = report::begin(head, bench, session.rank() == 0)?;
     match bench {
-        Bench::Allreduce { sweep, .. } | Bench::Broadcast { sweep, .. } => {
-            sweep::run(session, bench.operation(), sweep, &mut report)?;
-        }
         Bench::Barrier { common } => {
             let (warmup, iters) = (common.warmup, common.iters);
             // Every one is checked, in the end, by when it began and ended.
             let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
-            sweep::barriers(session, rounds, &mut report)?;
+            sweep::barriers(session, rounds, &mut told)?;
         }
         Bench::Model { shapes, compute_ms, op, data } => {
-            model::run(session, *op, data, (shapes, *compute_ms), &mut report)?;
+            model::run(session, *op, data, (shapes, *compute_ms), &mut told)?;
+        }
+        Bench::Sweep(collective) => {
+            let (operation, sweep) = collective.parts();
+            sweep::run(session, operation, sweep, &mut told)?;
         }
     }
-    report.finish()
+    told.finish()
 }

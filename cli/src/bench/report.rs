@@ -1,11 +1,6 @@
-//! The figures: a table for people as they come, and JSON for programs at the end.
+//! What is told of a measurement by ranks.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::collections::BTreeMap;
 
 use gradwire_worker::Session;
 use serde::Serialize;
@@ -15,6 +10,7 @@ use super::{
     machine::Machine,
     operation::Operation,
     stats::{Stats, micros_of},
+    table::{Column, Table, micros, none},
 };
 use crate::error::CliError;
 
@@ -70,12 +66,10 @@ impl Head {
         settings: Option<BTreeMap<String, String>>,
     ) -> Self {
         let operation = bench.operation();
-        let (data, shapes) = match bench {
-            Bench::Allreduce { sweep, .. } | Bench::Broadcast { sweep, .. } => {
-                (Some(&sweep.data), None)
-            }
-            Bench::Barrier { .. } => (None, None),
-            Bench::Model { data, shapes, .. } => (Some(data), Some(shapes.clone())),
+        let data = bench.data();
+        let shapes = match bench {
+            Bench::Model { shapes, .. } => Some(shapes.clone()),
+            Bench::Sweep(_) | Bench::Barrier { .. } => None,
         };
         let common = bench.common();
         let nodes: Vec<_> = session
@@ -85,19 +79,20 @@ impl Head {
             .collect();
         let memory = data.map(|data| data.memory);
         let line = data.and_then(|data| data.line_rate);
-        let limit = match (operation.plain(), nodes.len(), line) {
-            (None, ..) => "none".to_owned(),
-            (Some(_), 1, _) if memory == Some(Memory::Ordinary) => {
+        let limit = match (operation, nodes.len(), memory, line) {
+            (Operation::Barrier, ..) => "none".to_owned(),
+            (_, 1, Some(Memory::Ordinary), _) => {
                 "the same work by a plain program: copied into shared memory, done there, copied out"
                     .to_owned()
             }
-            (Some(_), 1, _) => {
+            (Operation::Allreduce(_), 1, ..) => {
                 "the same work by a plain program, in place in shared memory".to_owned()
             }
-            (Some(_), _, Some(rate)) => {
+            (_, 1, ..) => "the same work by a plain program in shared memory".to_owned(),
+            (.., Some(rate)) => {
                 format!("the line between nodes at {} Gbit/s", rate.bits_per_second / 1e9)
             }
-            (Some(_), _, None) => "unknown; --line-rate gives that of the line".to_owned(),
+            (.., None) => "unknown; --line-rate gives that of the line".to_owned(),
         };
         let command = if shapes.is_some() { "model" } else { operation.name() };
         Self {
@@ -234,118 +229,41 @@ impl Row {
     }
 }
 
-/// A column: its heading, its width, and what stands in it.
-type Column = (&'static str, usize, fn(&Row) -> String);
-
-const SIZE: &[Column] =
+const SIZE: &[Column<Row>] =
     &[("bytes", 12, |row| row.bytes.to_string()), ("elements", 11, |row| row.elements.to_string())];
-const TIME: &[Column] = &[
+const TIME: &[Column<Row>] = &[
     ("min µs", 11, |row| micros(row.stats.min_us)),
     ("median µs", 11, |row| micros(row.stats.median_us)),
     ("p99 µs", 11, |row| micros(row.stats.p99_us)),
 ];
-const MODEL: &[Column] = &[
+const MODEL: &[Column<Row>] = &[
     ("tensors", 8, |row| row.model.map_or_else(none, |model| model.tensors.to_string())),
     ("compute ms", 11, |row| row.model.map_or_else(none, |model| model.compute_ms.to_string())),
     ("exposed µs", 11, |row| row.model.map_or_else(none, |model| micros(model.exposed_us))),
 ];
-const BANDWIDTH: &[Column] = &[
+const BANDWIDTH: &[Column<Row>] = &[
     ("alg GB/s", 9, |row| format!("{:.3}", row.algorithm_gb_s)),
     ("bus GB/s", 9, |row| format!("{:.3}", row.bus_gb_s)),
     ("limit µs", 11, |row| row.limit_us.map_or_else(none, micros)),
     ("share", 7, |row| row.limit_share.map_or_else(none, |s| format!("{:.1}%", s * 100.0))),
 ];
 
-fn micros(us: f64) -> String {
-    format!("{us:.1}")
-}
-
-fn none() -> String {
-    "-".to_owned()
-}
-
 /// The report on its way: rank 0 writes it, on the others it does nothing.
-#[derive(Debug)]
-pub struct Report {
-    head: Head,
-    rows: Vec<Row>,
-    columns: Vec<&'static Column>,
-    json: Option<(PathBuf, File)>,
-    writes: bool,
-}
+pub type Report = Table<Head, Row>;
 
-impl Report {
-    /// Begins the table.
-    ///
-    /// # Errors
-    /// [`CliError`] if the JSON file can't be made, or nobody reads the table any more.
-    pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Self, CliError> {
-        let groups: &[&[Column]] = match bench {
-            Bench::Allreduce { .. } | Bench::Broadcast { .. } => &[SIZE, TIME, BANDWIDTH],
-            Bench::Barrier { .. } => &[TIME],
-            Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
-        };
-        let columns = groups.iter().flat_map(|group| group.iter()).collect();
-        let path = bench.common().json.as_ref().filter(|_| writes);
-        // Now, and not when everything has been measured.
-        let json = path
-            .map(|path| match File::create(path) {
-                Ok(file) => Ok((path.clone(), file)),
-                Err(error) => Err(unwritable(path, &error)),
-            })
-            .transpose()?;
-        let report = Self { head, rows: Vec::new(), columns, json, writes };
-        let heads = report.columns.iter().map(|(head, width, _)| format!("{head:>width$}"));
-        let heads = heads.collect::<Vec<_>>().join(" ");
-        let lines = report.head.lines().into_iter().chain([heads]);
-        report.say(&lines.map(|line| format!("# {line}\n")).collect::<String>())?;
-        Ok(report)
-    }
-
-    /// Adds a row.
-    ///
-    /// # Errors
-    /// [`CliError`] if nobody reads the table any more.
-    pub fn row(&mut self, row: Row) -> Result<(), CliError> {
-        let cells = self.columns.iter().map(|(_, width, cell)| format!("{:>width$}", cell(&row)));
-        let line = cells.collect::<Vec<_>>().join(" ");
-        self.rows.push(row);
-        self.say(&format!("  {line}\n"))
-    }
-
-    /// Writes the JSON file.
-    ///
-    /// # Errors
-    /// [`CliError`] if it can't be written.
-    pub fn finish(self) -> Result<(), CliError> {
-        #[derive(Serialize)]
-        struct Document<'a> {
-            #[serde(flatten)]
-            head: &'a Head,
-            rows: &'a [Row],
-        }
-        let Some((path, mut file)) = self.json else { return Ok(()) };
-        let document = Document { head: &self.head, rows: &self.rows };
-        let text = serde_json::to_string_pretty(&document).map_err(CliError::failed)?;
-        file.write_all(text.as_bytes())
-            .and_then(|()| file.write_all(b"\n"))
-            .map_err(|error| unwritable(&path, &error))
-    }
-
-    fn say(&self, text: &str) -> Result<(), CliError> {
-        if !self.writes {
-            return Ok(());
-        }
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .map_err(|error| CliError::failed(format!("the table can't be written: {error}")))
-    }
-}
-
-fn unwritable(path: &std::path::Path, error: &io::Error) -> CliError {
-    CliError::failed(format!("--json {} can't be written: {error}", path.display()))
-        .hint("rank 0 writes it, on the first host, in the directory the job was started from")
+/// Begins the report.
+///
+/// # Errors
+/// As [`Table::begin`].
+pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Report, CliError> {
+    let groups: &[&[Column<Row>]] = match bench {
+        Bench::Sweep(_) => &[SIZE, TIME, BANDWIDTH],
+        Bench::Barrier { .. } => &[TIME],
+        Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
+    };
+    let columns = groups.iter().flat_map(|group| group.iter()).collect();
+    let (lines, json) = (head.lines(), bench.common().json.as_deref());
+    Table::begin(head, lines, columns, json, writes)
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
-//! One collective on a tensor of one size after the other.
+//! One collective on tensors of one size after the other.
 
 use gradwire_worker::{GradwireError, Session};
 
 use super::{
     args::{Data, Memory, Sweep},
+    element::{Value, with_type},
+    flow::Flow,
     limit,
     measure::{Rounds, Span, Step, check_barriers, now, repeat, seconds, slowest},
-    operation::{Operation, Place},
+    operation::{Operation, Place, Tensors},
     rank::Bound,
     report::{Report, Row},
-    value::{Pattern, Value, Wrong, with_type},
+    value::{OWNERS, Pattern, Wrong},
 };
 use crate::error::CliError;
 
@@ -23,9 +25,16 @@ pub fn run(
     sweep: &Sweep,
     report: &mut Report,
 ) -> Result<(), CliError> {
+    let (mut last, granule) = (0, operation.granule(session.size()));
     for bytes in sweep.sizes()? {
-        let row = with_type!(sweep.data.dtype, size(session, operation, &sweep.data, bytes))?;
-        report.row(row)?;
+        let elements = usize::try_from(bytes).map_err(CliError::usage)? / sweep.data.dtype.size();
+        let elements = (elements / granule).max(1) * granule;
+        // Several sizes may be too small to give every rank a share.
+        if elements > last {
+            let data = &sweep.data;
+            report.row(with_type!(data.dtype, size(session, operation, data, elements))?)?;
+        }
+        last = elements;
     }
     Ok(())
 }
@@ -47,9 +56,9 @@ fn size<T: Value>(
     session: &Session,
     operation: Operation,
     data: &Data,
-    bytes: u64,
+    elements: usize,
 ) -> Result<Row, CliError> {
-    let elements = usize::try_from(bytes).map_err(CliError::usage)? / size_of::<T>();
+    let bytes = (elements * size_of::<T>()) as u64;
     let common = &data.common;
     let check = data.check_every(bytes);
     let rounds =
@@ -61,7 +70,7 @@ fn size<T: Value>(
     let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
     let row = Row::new(operation, session.size(), bytes, elements, slowest(session, &times)?);
     let bound = Bound::of(session, operation, data);
-    let limit = limit::seconds(session, &bound, bytes)?;
+    let limit = limit::seconds(session, &bound, elements)?;
     Ok(row.limited(limit))
 }
 
@@ -71,9 +80,13 @@ struct Call<'a, T: Value> {
     operation: Operation,
     /// By which ranks know which tensors belong together; another size is another tensor.
     name: String,
-    place: Place<T>,
+    elements: usize,
+    tensors: Tensors<T>,
     before: Pattern<T>,
-    after: Pattern<T>,
+    /// What the result is made of.
+    after: Vec<Flow>,
+    /// What a reduction must come to, or what each rank brings.
+    sources: Vec<Pattern<T>>,
 }
 
 impl<'a, T: Value> Call<'a, T> {
@@ -84,36 +97,63 @@ impl<'a, T: Value> Call<'a, T> {
         elements: usize,
     ) -> Result<Self, CliError> {
         let (rank, ranks) = (session.rank(), session.size());
+        let (before, sources) = match operation.reduction() {
+            Some(op) => {
+                (Pattern::contribution(op, rank, ranks, 0), vec![Pattern::reduction(op, ranks, 0)])
+            }
+            None => {
+                (Pattern::own(rank), (0..ranks.min(OWNERS)).map(Pattern::own).collect::<Vec<_>>())
+            }
+        };
+        let mine = |flow: &Flow| flow.to.is_none_or(|to| to == rank);
+        let input = operation.input(rank, ranks, elements);
+        let input = Place::zeros(session, memory, input).map_err(CliError::failed)?;
         Ok(Self {
             session,
             operation,
             name: format!("bench.{elements}"),
-            place: Place::zeros(session, memory, elements).map_err(CliError::failed)?,
-            before: operation.before(rank, ranks, 0),
-            after: operation.after(rank, ranks, 0),
+            elements,
+            tensors: Tensors { input, output: None },
+            before,
+            after: operation.flows(ranks, elements).filter(mine).collect(),
+            sources,
         })
     }
 }
 
 impl<T: Value> Step for Call<'_, T> {
     fn fill(&mut self) {
-        self.before.fill(self.place.as_mut_slice());
+        self.before.fill(self.tensors.input.as_mut_slice());
     }
 
     fn run(&mut self) -> Result<Span, GradwireError> {
         let start = now();
-        self.operation.call(self.session, &self.name, &mut self.place)?;
+        self.operation.call(self.session, &self.name, self.elements, &mut self.tensors)?;
         Ok(Span { start, submitted: start, end: now() })
     }
 
     fn check(&self) -> Result<(), String> {
-        let tensor = self.place.as_slice();
-        self.after.check(tensor).map_err(|Wrong { element, got, expected }| {
-            format!(
-                "element {element} of {} {} is {got}, expected {expected}",
-                tensor.len(),
-                T::DTYPE
-            )
-        })
+        if self.after.is_empty() {
+            return Ok(());
+        }
+        let result = self.tensors.result();
+        let expected =
+            self.operation.output(self.session.rank(), self.session.size(), self.elements);
+        if result.len() != expected {
+            return Err(format!("it has {} elements in place of {expected}", result.len()));
+        }
+        for flow in &self.after {
+            let source = &self.sources[flow.from.map_or(0, |rank| rank % OWNERS) as usize];
+            let part = &result[flow.target..][..flow.count];
+            source.check(part, flow.source).map_err(|Wrong { element, got, expected }| {
+                format!(
+                    "element {} of {} {} is {got}, expected {expected}",
+                    flow.target + element,
+                    result.len(),
+                    T::DTYPE
+                )
+            })?;
+        }
+        Ok(())
     }
 }

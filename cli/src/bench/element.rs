@@ -1,0 +1,189 @@
+//! Elements whose values can be made, reduced by definition, and compared.
+
+use gradwire_proto::ReduceOp;
+use gradwire_worker::{Bool, Complex, Element, F8E4m3, F8E5m2, half};
+
+/// An element type whose values can be made and checked.
+pub trait Value: Element + PartialEq {
+    /// The distance from 1 to the next value; 0 where arithmetic is exact.
+    const EPSILON: f64;
+
+    /// A whole number; integers wrap around.
+    fn whole(value: i64) -> Self;
+
+    /// The quotient of a sum: rounded for floats, cut towards zero for integers.
+    fn quotient(sum: i64, by: u32) -> Self;
+
+    /// 2 to the power of `exponent`; integers lose what does not fit.
+    fn power_of_two(exponent: u32) -> Self;
+
+    /// For errors, and to compare with a tolerance: the parts of a complex number, or the number and
+    /// zero.
+    fn numbers(self) -> [f64; 2];
+
+    /// What whole numbers are reduced to, by definition. Those of a product are 1 and 2.
+    fn reduced(op: ReduceOp, values: impl Iterator<Item = i64>, ranks: u32) -> Self {
+        match op {
+            ReduceOp::Sum => Self::whole(values.sum()),
+            ReduceOp::Average => Self::quotient(values.sum(), ranks),
+            ReduceOp::Min => Self::whole(values.min().unwrap_or_default()),
+            ReduceOp::Max => Self::whole(values.max().unwrap_or_default()),
+            ReduceOp::Product => Self::power_of_two(values.map(|v| u32::from(v == 2)).sum()),
+            ReduceOp::BitAnd => Self::whole(values.fold(-1, |all, value| all & value)),
+            ReduceOp::BitOr => Self::whole(values.fold(0, |all, value| all | value)),
+            ReduceOp::BitXor => Self::whole(values.fold(0, |all, value| all ^ value)),
+        }
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty),+) => {$(
+        impl Value for $type {
+            const EPSILON: f64 = 0.0;
+
+            fn whole(value: i64) -> Self {
+                value as Self
+            }
+
+            fn quotient(sum: i64, by: u32) -> Self {
+                // The sum is in the element type, and wraps in it.
+                (i128::from(sum as Self) / i128::from(by)) as Self
+            }
+
+            fn power_of_two(exponent: u32) -> Self {
+                1_i64.checked_shl(exponent).unwrap_or_default() as Self
+            }
+
+            fn numbers(self) -> [f64; 2] {
+                // Through the widest: there is no lossless way that all of them have.
+                [i128::from(self) as f64, 0.0]
+            }
+        }
+    )+};
+}
+
+macro_rules! floats {
+    ($($type:ty = $epsilon:expr, $from:expr, $into:expr);+ $(;)?) => {$(
+        impl Value for $type {
+            const EPSILON: f64 = $epsilon;
+
+            fn whole(value: i64) -> Self {
+                let from: fn(f64) -> Self = $from;
+                from(value as f64)
+            }
+
+            fn quotient(sum: i64, by: u32) -> Self {
+                let from: fn(f64) -> Self = $from;
+                from(sum as f64 / f64::from(by))
+            }
+
+            fn power_of_two(exponent: u32) -> Self {
+                let from: fn(f64) -> Self = $from;
+                from(f64::from(exponent).exp2())
+            }
+
+            fn numbers(self) -> [f64; 2] {
+                let into: fn(Self) -> f64 = $into;
+                [into(self), 0.0]
+            }
+        }
+    )+};
+}
+
+/// Both parts have a value, so that neither can be lost.
+macro_rules! complex {
+    ($($part:ty),+) => {$(
+        impl Value for Complex<$part> {
+            const EPSILON: f64 = <$part as Value>::EPSILON;
+
+            fn whole(value: i64) -> Self {
+                Self::new(<$part>::whole(value), <$part>::whole(-value))
+            }
+
+            fn quotient(sum: i64, by: u32) -> Self {
+                Self::new(<$part>::quotient(sum, by), <$part>::quotient(-sum, by))
+            }
+
+            fn power_of_two(exponent: u32) -> Self {
+                Self::new(<$part>::power_of_two(exponent), 0.0)
+            }
+
+            fn numbers(self) -> [f64; 2] {
+                [self.re.into(), self.im.into()]
+            }
+        }
+    )+};
+}
+
+integers!(i8, u8, i16, u16, i32, u32, i64, u64);
+floats! {
+    f32 = f64::EPSILON * (1u64 << 29) as f64, |v| v as f32, f64::from;
+    f64 = f64::EPSILON, |v| v, |v| v;
+    half::f16 = 1.0 / 1024.0, half::f16::from_f64, half::f16::to_f64;
+    half::bf16 = 1.0 / 128.0, half::bf16::from_f64, half::bf16::to_f64;
+    F8E4m3 = 1.0 / 8.0, |v| F8E4m3::from_f32(v as f32), |v| v.to_f32().into();
+    F8E5m2 = 1.0 / 4.0, |v| F8E5m2::from_f32(v as f32), |v| v.to_f32().into();
+}
+complex!(f32, f64);
+
+/// Odd numbers are true.
+impl Value for Bool {
+    const EPSILON: f64 = 0.0;
+
+    fn whole(value: i64) -> Self {
+        (value % 2 != 0).into()
+    }
+
+    fn quotient(sum: i64, _by: u32) -> Self {
+        Self::whole(sum)
+    }
+
+    fn power_of_two(exponent: u32) -> Self {
+        (exponent == 0).into()
+    }
+
+    fn numbers(self) -> [f64; 2] {
+        [f64::from(u8::from(self.get())), 0.0]
+    }
+
+    fn reduced(op: ReduceOp, mut values: impl Iterator<Item = i64>, _ranks: u32) -> Self {
+        let is_true = |value: i64| Self::whole(value).get();
+        match op {
+            ReduceOp::Sum | ReduceOp::Average | ReduceOp::Max | ReduceOp::BitOr => {
+                values.any(is_true).into()
+            }
+            ReduceOp::Min | ReduceOp::Product | ReduceOp::BitAnd => values.all(is_true).into(),
+            ReduceOp::BitXor => values.fold(false, |all, value| all ^ is_true(value)).into(),
+        }
+    }
+}
+
+/// Calls a function with the Rust type of an element type.
+macro_rules! with_type {
+    ($dtype:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $dtype {
+            gradwire_proto::DType::F32 => $function::<f32>($($argument),*),
+            gradwire_proto::DType::F64 => $function::<f64>($($argument),*),
+            gradwire_proto::DType::F16 => $function::<gradwire_worker::half::f16>($($argument),*),
+            gradwire_proto::DType::Bf16 => $function::<gradwire_worker::half::bf16>($($argument),*),
+            gradwire_proto::DType::F8E4m3 => $function::<gradwire_worker::F8E4m3>($($argument),*),
+            gradwire_proto::DType::F8E5m2 => $function::<gradwire_worker::F8E5m2>($($argument),*),
+            gradwire_proto::DType::I8 => $function::<i8>($($argument),*),
+            gradwire_proto::DType::U8 => $function::<u8>($($argument),*),
+            gradwire_proto::DType::I16 => $function::<i16>($($argument),*),
+            gradwire_proto::DType::U16 => $function::<u16>($($argument),*),
+            gradwire_proto::DType::I32 => $function::<i32>($($argument),*),
+            gradwire_proto::DType::U32 => $function::<u32>($($argument),*),
+            gradwire_proto::DType::I64 => $function::<i64>($($argument),*),
+            gradwire_proto::DType::U64 => $function::<u64>($($argument),*),
+            gradwire_proto::DType::Bool => $function::<gradwire_worker::Bool>($($argument),*),
+            gradwire_proto::DType::C64 => {
+                $function::<gradwire_worker::Complex<f32>>($($argument),*)
+            }
+            gradwire_proto::DType::C128 => {
+                $function::<gradwire_worker::Complex<f64>>($($argument),*)
+            }
+        }
+    };
+}
+pub(crate) use with_type;

@@ -1,0 +1,123 @@
+//! An allreduce as a plain program does it: each thread reduces its slice of all tensors and writes
+//! the result over all of them.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gradwire_collectives::kernels::{Combine, Finish, Store, level, reduce_finish_in_place};
+use gradwire_proto::{DType, ReduceOp};
+
+use super::round::{Program, SpinBarrier};
+
+/// One rank's tensor, cut so that each thread can have its slice of all. Who has which is decided
+/// by the barriers; the locks, never waited for, are how the compiler is told.
+type Slices<'a> = Vec<Mutex<&'a mut [u8]>>;
+
+/// The program. It has a thread for each tensor.
+#[derive(Debug)]
+pub(super) struct InPlace<'a> {
+    op: ReduceOp,
+    dtype: DType,
+    /// Whether each thread has a tensor of its own besides, copied in before and out after.
+    copies: bool,
+    bytes: usize,
+    tensors: Vec<Slices<'a>>,
+}
+
+impl<'a> InPlace<'a> {
+    /// On tensors of one length.
+    pub(super) fn new(
+        op: ReduceOp,
+        dtype: DType,
+        copies: bool,
+        tensors: &'a mut [&mut [u8]],
+    ) -> Self {
+        let (threads, size) = (tensors.len(), dtype.size());
+        let bytes = tensors.first().map_or(0, |tensor| tensor.len());
+        // Slices of whole cache lines, so that no two threads write to the same one.
+        let slice = (bytes / size).div_ceil(threads.max(1)).next_multiple_of(64) * size;
+        let cut = |tensor: &'a mut &mut [u8]| tensor.chunks_mut(slice).map(Mutex::new).collect();
+        Self { op, dtype, copies, bytes, tensors: tensors.iter_mut().map(cut).collect() }
+    }
+
+    /// A thread's slice of all tensors.
+    fn sweep(&self, thread: usize) {
+        let mut parts: Vec<_> =
+            self.tensors.iter().filter_map(|tensor| tensor.get(thread)).map(lock).collect();
+        let mut slices: Vec<&mut [u8]> = parts.iter_mut().map(|part| &mut ***part).collect();
+        let (dtype, op) = (self.dtype, self.op);
+        let contributors = self.tensors.len() as u32;
+        let finish = Finish { op, contributors, ..Finish::none(dtype) };
+        let combine = Combine { dtype, op };
+        let done =
+            reduce_finish_in_place(level(), combine, 1.0, &finish, &mut slices, Store::Cached);
+        debug_assert_eq!(done, Ok(()), "slices of one thread are equally long");
+    }
+}
+
+impl Program for InPlace<'_> {
+    fn private(&self, _thread: usize) -> usize {
+        if self.copies { self.bytes } else { 0 }
+    }
+
+    fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
+        if self.copies {
+            let mut rest: &[u8] = private;
+            for part in &self.tensors[thread] {
+                let mut part = lock(part);
+                let (now, later) = rest.split_at(part.len());
+                part.copy_from_slice(now);
+                rest = later;
+            }
+            barrier.wait();
+        }
+        self.sweep(thread);
+        barrier.wait();
+        if self.copies {
+            let mut rest = private;
+            for part in &self.tensors[thread] {
+                let part = lock(part);
+                let (now, later) = rest.split_at_mut(part.len());
+                now.copy_from_slice(&part);
+                rest = later;
+            }
+            barrier.wait();
+        }
+    }
+}
+
+fn lock<'a, 'b>(part: &'a Mutex<&'b mut [u8]>) -> MutexGuard<'a, &'b mut [u8]> {
+    part.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{super::round::times, *};
+
+    /// Three tensors with 1, 2 and 3 in every element.
+    fn after(op: ReduceOp, copies: bool, elements: usize) -> Vec<Vec<f32>> {
+        let mut tensors: Vec<Vec<f32>> =
+            [1.0, 2.0, 3.0].iter().map(|value| vec![*value; elements]).collect();
+        let mut slices: Vec<&mut [u8]> =
+            tensors.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
+        // One round besides the warm-up, however slow this machine is.
+        let program = InPlace::new(op, DType::F32, copies, &mut slices);
+        assert_eq!(times(&program, 3, 1, Duration::ZERO).len(), 1);
+        tensors
+    }
+
+    #[test]
+    fn the_plain_program_does_the_work() {
+        for elements in [1, 3, 1000, 100_001] {
+            let max = after(ReduceOp::Max, false, elements);
+            assert!(max.iter().flatten().all(|value| *value == 3.0), "{elements} elements");
+            // 6, then 18, then 54.
+            let sum = after(ReduceOp::Sum, false, elements);
+            assert!(sum.iter().flatten().all(|value| *value == 54.0), "{elements} elements");
+            let ones = f32::from_ne_bytes([1; 4]);
+            let sum = after(ReduceOp::Sum, true, elements);
+            assert!(sum.iter().flatten().all(|value| *value > ones), "{elements} elements");
+        }
+    }
+}
