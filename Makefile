@@ -10,9 +10,13 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 CASES ?= 1000
 RUFF := 0.17.5
+MATURIN := 1.16.0
+# What the wheel is built as: release, or dev as the tests are.
+PROFILE ?= release
+BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: demo test bench lint soak sanitize clean
+.PHONY: demo test wheel python-test python-oldest bench lint soak sanitize clean
 
 demo: ## train a small network on four ranks of two nodes, all on this machine
 	$(TORCH) $(CARGO) build --release -p gradwire-cli -p gradwire-daemon --bins
@@ -30,6 +34,25 @@ else
 	$(TORCH) $(CARGO) test -p gradwire-worker --features tch
 	$(TORCH) $(CARGO) test --workspace
 endif
+	$(MAKE) python-test
+
+wheel: ## the Python package with its programs, in python/dist
+	$(CARGO) build --profile $(PROFILE) --workspace --bins
+	test -x .venv-lint/bin/maturin || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet maturin==$(MATURIN))
+	rm -rf python/dist python/gradwire.data && mkdir -p python/gradwire.data/scripts
+	for program in gradwire gradwired; do strip -o python/gradwire.data/scripts/$$program $(BUILT)/$$program; done
+	.venv-lint/bin/maturin build --quiet --strip --profile $(PROFILE) -m python/Cargo.toml --out python/dist
+
+python-test: ## the Python tests, with the wheel in a virtual environment
+	$(MAKE) wheel PROFILE=dev
+	python3 python/make_venv.py
+	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+	cd python/tests && ../../.venv-python/bin/pytest -p no:cacheprovider
+
+python-oldest: ## the same wheel with the oldest PyTorch that it works with; python-test comes first
+	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest
+	.venv-python-oldest/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+	cd python/tests && ../../.venv-python-oldest/bin/pytest -p no:cacheprovider test_jobs.py test_endings.py test_starts.py
 
 bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
 	scripts/bench/run.py $(BENCH_ARGS)
@@ -40,12 +63,16 @@ lint: ## what CI wants besides the tests
 	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	.venv-lint/bin/ruff check scripts
-	.venv-lint/bin/ruff format --check scripts
+	.venv-lint/bin/ruff check scripts python examples
+	.venv-lint/bin/ruff format --check scripts python examples
+	python3 python/make_venv.py
+	cd python && ../.venv-python/bin/python -m mypy
 
 soak: ## the property tests for as long as one likes: make soak CASES=5000
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
-	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test random_jobs
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test random_collectives any_job
+	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test random_collectives real
+	$(CARGO) test --release -p gradwire-tests --test large -- --include-ignored --test-threads=1
 
 sanitize: ## the rooms with unsafe code under the address sanitizer, where there is a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
@@ -53,4 +80,4 @@ sanitize: ## the rooms with unsafe code under the address sanitizer, where there
 
 clean: ## everything that was built or fetched here
 	$(CARGO) clean
-	rm -rf .venv .venv-bench .venv-lint
+	rm -rf .venv .venv-bench .venv-lint .venv-python .venv-python-oldest python/dist python/gradwire.data

@@ -1,0 +1,91 @@
+"""Handwritten digits, as a Horovod script: only its import says otherwise.
+
+    gradwire run -np 4 -- python examples/digits_horovod.py
+
+Every rank trains on its share of each batch, so the result is that of one process with whole batches.
+"""
+
+import argparse
+import gzip
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import gradwire.torch as hvd
+
+DATA = Path(__file__).parent.parent / "worker-lib" / "examples" / "digits" / "optdigits.csv.gz"
+TEST_IMAGES = 360
+
+
+def load() -> tuple[TensorDataset, TensorDataset]:
+    """1797 images of 8 by 8 pixels, and their digits, in one order everywhere."""
+    with gzip.open(DATA, "rt") as lines:
+        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in lines])
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))]
+    images, digits = rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()
+    return (
+        TensorDataset(images[TEST_IMAGES:], digits[TEST_IMAGES:]),
+        TensorDataset(images[:TEST_IMAGES], digits[:TEST_IMAGES]),
+    )
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.dense1 = nn.Linear(32 * 4 * 4, 64)
+        self.dense2 = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = functional.gelu(self.conv1(images))
+        x = functional.avg_pool2d(functional.gelu(self.conv2(x)), 2)
+        return self.dense2(functional.gelu(self.dense1(x.flatten(1))))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=64, help="images of all ranks together")
+    arguments = parser.parse_args()
+
+    hvd.init()
+    torch.manual_seed(42)
+    torch.set_num_threads(1)
+    train, test = load()
+    sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank(), drop_last=True)
+    loader = DataLoader(train, batch_size=arguments.batch // hvd.size(), sampler=sampler, drop_last=True)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+
+    for epoch in range(arguments.epochs):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(())
+        for images, digits in loader:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(images), digits)
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        mean = hvd.allreduce(total / len(loader), name="loss")
+        if hvd.rank() == 0:
+            print(f"epoch {epoch + 1}: loss {mean:.6f}", flush=True)
+
+    with torch.no_grad():
+        images, digits = test[hvd.rank() :: hvd.size()]
+        right = (model(images).argmax(1) == digits).sum()
+    right = hvd.allreduce(right, op=hvd.Sum, name="right")
+    if hvd.rank() == 0:
+        print(f"accuracy {right / TEST_IMAGES:.3f}")
+
+
+if __name__ == "__main__":
+    main()

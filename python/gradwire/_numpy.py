@@ -1,0 +1,100 @@
+"""NumPy arrays, and anything else that speaks DLPack, as the collectives see them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gradwire import _native
+from gradwire._errors import InvalidRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NAMES = {
+    "float32": "f32",
+    "float64": "f64",
+    "float16": "f16",
+    "int8": "i8",
+    "uint8": "u8",
+    "int16": "i16",
+    "uint16": "u16",
+    "int32": "i32",
+    "uint32": "u32",
+    "int64": "i64",
+    "uint64": "u64",
+    "bool": "bool",
+    "complex64": "c64",
+    "complex128": "c128",
+    # Of the package ml_dtypes; NumPy itself has none of them.
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
+_BARE = {"bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}
+
+
+def _module() -> Any:
+    """NumPy, which whoever uses gradwire.torch alone may not have."""
+    import numpy
+
+    return numpy
+
+
+def as_numpy(array: Any) -> np.ndarray:
+    """A NumPy array on the same memory, or of the values that a list has."""
+    np = _module()
+    if isinstance(array, np.ndarray):
+        return array
+    if hasattr(array, "__dlpack__"):
+        try:
+            return np.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError) as error:
+            kind = f"{type(array).__module__}.{type(array).__qualname__}"
+            raise InvalidRequest(
+                f"this {kind} can't be read through DLPack: {error}; use gradwire.torch for PyTorch "
+                "tensors that NumPy has no type for",
+                kind="invalid",
+            ) from error
+    return np.asarray(array)
+
+
+class NumpyAdapter:
+    """Results are NumPy arrays, or of the kind of the argument where that speaks DLPack."""
+
+    def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
+        array = as_numpy(array)
+        name = _NAMES.get(array.dtype.name)
+        if name is None or not array.dtype.isnative:
+            raise InvalidRequest(
+                f"arrays of {array.dtype} can't be exchanged: the element types are {', '.join(_NAMES)}",
+                kind="invalid",
+            )
+        return name, array.shape
+
+    def _memory(self, buffer: _native.Buffer, dtype: np.dtype) -> np.ndarray:
+        bare = _BARE.get(buffer.dtype)
+        if bare is None:
+            return _module().asarray(buffer)
+        return _module().asarray(buffer.view(0, bare, list(buffer.shape))).view(dtype)
+
+    def load(self, array: Any, buffer: _native.Buffer) -> None:
+        array = as_numpy(array)
+        _module().copyto(self._memory(buffer, array.dtype), array, casting="no")
+
+    def view(self, buffer: _native.Buffer, like: Any) -> Any:
+        if isinstance(like, _module().ndarray) or not hasattr(like, "__dlpack__"):
+            return self._memory(buffer, as_numpy(like).dtype)
+        if hasattr(like, "__array_namespace__"):
+            return like.__array_namespace__().from_dlpack(buffer)
+        # PyTorch has no namespace method; its tensors' module has the function all the same.
+        module = sys.modules[type(like).__module__.partition(".")[0]]
+        return module.from_dlpack(buffer)
+
+    def store(self, buffer: _native.Buffer, into: Any) -> None:
+        array = as_numpy(into)
+        if array is not into and not hasattr(into, "__dlpack__"):
+            raise InvalidRequest(f"a {type(into).__name__} can't be changed in place: give an array", kind="invalid")
+        if not array.flags.writeable:
+            raise InvalidRequest("this array can't be written to", kind="invalid")
+        _module().copyto(array, self._memory(buffer, array.dtype), casting="no")

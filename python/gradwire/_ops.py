@@ -1,0 +1,364 @@
+"""Every collective, for any kind of array: an adapter moves arrays into shared memory and out.
+
+A result is a view of shared memory where the operation makes a new array; an operation in place
+copies back into the array it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from gradwire import _native
+from gradwire._errors import InvalidRequest
+from gradwire._world import ProcessSet, global_process_set, native_set, session
+
+Array = TypeVar("Array")
+Result = TypeVar("Result")
+
+
+class ReduceOp:
+    """How contributions become one value. The numbers are Horovod's."""
+
+    __slots__ = ("name", "number")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self.number = name, number
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __int__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ReduceOp):
+            return self.number == other.number
+        return self.number == other if isinstance(other, int) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ReduceOp, (self.name, self.number)
+
+
+Average = ReduceOp("average", 0)
+Sum = ReduceOp("sum", 1)
+Adasum = ReduceOp("adasum", 2)
+Min = ReduceOp("min", 3)
+Max = ReduceOp("max", 4)
+Product = ReduceOp("product", 5)
+BitAnd = ReduceOp("bit-and", 6)
+BitOr = ReduceOp("bit-or", 7)
+BitXor = ReduceOp("bit-xor", 8)
+OPS = (Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr, BitXor)
+
+
+def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
+    """The operation of that name or number; the average where none is given."""
+    if op is None:
+        return Average
+    for known in OPS:
+        if known == op:
+            return known
+    raise InvalidRequest(f"op={op!r} is no reduction: they are {', '.join(map(repr, OPS))}", kind="invalid")
+
+
+class Handle(Generic[Result]):
+    """An operation in flight; ``wait`` gives its result."""
+
+    __slots__ = ("_finish", "_native", "_result")
+
+    def __init__(self, native: _native.Handle, finish: Callable[[Any], Result]) -> None:
+        self._native, self._finish = native, finish
+
+    def poll(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._native.poll()
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Waits for the result, for so many seconds at most. Ctrl-C works meanwhile."""
+        if not hasattr(self, "_result"):
+            self._result = self._finish(self._native.wait(timeout))
+        return self._result
+
+    def __repr__(self) -> str:
+        return f"Handle({self._native.name})"
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Whether ``synchronize`` would return at once."""
+    return handle.poll()
+
+
+def synchronize(handle: Handle[Result]) -> Result:
+    """Waits for an operation and gives its result."""
+    return handle.wait()
+
+
+class Adapter(Protocol[Array]):
+    """What the collectives have to know of a kind of array."""
+
+    def describe(self, array: Array) -> tuple[str, tuple[int, ...]]:
+        """Element type and dimensions."""
+
+    def load(self, array: Array, buffer: _native.Buffer) -> None:
+        """Copies an array into shared memory of its size."""
+
+    def view(self, buffer: _native.Buffer, like: Array) -> Array:
+        """Shared memory as an array of the kind of another."""
+
+    def store(self, buffer: _native.Buffer, into: Array) -> None:
+        """Copies shared memory into an array of its size."""
+
+
+class Collectives(Generic[Array]):
+    """The collectives of one kind of array, each as an operation in flight."""
+
+    def __init__(self, adapter: Adapter[Array]) -> None:
+        self.adapter = adapter
+
+    def place(self, array: Array) -> _native.Buffer:
+        """A copy of an array in shared memory."""
+        dtype, shape = self.adapter.describe(array)
+        buffer = session().buffer(dtype, list(shape))
+        self.adapter.load(array, buffer)
+        return buffer
+
+    def _view(self, like: Array) -> Callable[[list[_native.Buffer]], Array]:
+        return lambda result: self.adapter.view(result[0], like)
+
+    def _views(self, like: Sequence[Array]) -> Callable[[list[_native.Buffer]], list[Array]]:
+        return lambda result: [self.adapter.view(*pair) for pair in zip(result, like)]
+
+    def _back(self, into: Sequence[Array]) -> Callable[[list[_native.Buffer]], list[Array]]:
+        def finish(result: list[_native.Buffer]) -> list[Array]:
+            for buffer, array in zip(result, into):
+                self.adapter.store(buffer, array)
+            return list(into)
+
+        return finish
+
+    def reduced(
+        self,
+        buffers: list[_native.Buffer],
+        name: str | None,
+        op: ReduceOp | int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        priority: int = 0,
+    ) -> _native.Handle:
+        """Starts an allreduce of memory that is in place already."""
+        op = reduce_op(op)
+        called = None if name is None else f"allreduce.{name}"
+        set_ = native_set(process_set)
+        if op == Adasum:
+            if len(buffers) != 1 or (prescale_factor, postscale_factor) != (1.0, 1.0):
+                raise InvalidRequest("Adasum takes one tensor, and no scale factors", kind="invalid")
+            return session().adasum(buffers[0], name=called, priority=priority, process_set=set_)
+        return session().allreduce(
+            buffers,
+            op.name,
+            name=called,
+            priority=priority,
+            prescale=prescale_factor,
+            postscale=postscale_factor,
+            process_set=set_,
+        )
+
+    def allreduce(
+        self,
+        array: Array,
+        name: str | None,
+        op: ReduceOp | int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        in_place: bool = False,
+    ) -> Handle[Array]:
+        handle = self.reduced([self.place(array)], name, op, prescale_factor, postscale_factor, process_set)
+        if not in_place:
+            return Handle(handle, self._view(array))
+        back = self._back([array])
+        return Handle(handle, lambda result: back(result)[0])
+
+    def grouped_allreduce(
+        self,
+        arrays: Sequence[Array],
+        name: str | None,
+        op: ReduceOp | int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        in_place: bool = False,
+    ) -> Handle[list[Array]]:
+        buffers = [self.place(array) for array in some(arrays)]
+        handle = self.reduced(buffers, name, op, prescale_factor, postscale_factor, process_set)
+        return Handle(handle, self._back(arrays) if in_place else self._views(arrays))
+
+    def reduce(
+        self,
+        array: Array,
+        root_rank: int,
+        name: str | None,
+        op: ReduceOp | int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> Handle[Array | None]:
+        handle = session().reduce(
+            self.place(array),
+            root_rank,
+            reduce_op(op).name,
+            name=None if name is None else f"reduce.{name}",
+            prescale=prescale_factor,
+            postscale=postscale_factor,
+            process_set=native_set(process_set),
+        )
+        view = self._view(array)
+        at_root = session().rank == root_rank
+        return Handle(handle, lambda result: view(result) if at_root else None)
+
+    def broadcast(
+        self,
+        array: Array,
+        root_rank: int,
+        name: str | None,
+        process_set: ProcessSet,
+        in_place: bool = False,
+    ) -> Handle[Array]:
+        handle = session().broadcast(
+            self.place(array),
+            root_rank,
+            name=None if name is None else f"broadcast.{name}",
+            process_set=native_set(process_set),
+        )
+        if not in_place:
+            return Handle(handle, self._view(array))
+        back = self._back([array])
+        # The root has what it gives: nothing to copy back.
+        at_root = session().rank == root_rank
+        return Handle(handle, lambda result: array if at_root else back(result)[0])
+
+    def allgather(
+        self, arrays: Sequence[Array], name: str | None, process_set: ProcessSet, kind: str = "allgather"
+    ) -> Handle[list[tuple[Array, list[int]]]]:
+        """Each result with the number of rows that each member gave. ``kind``: what it is a part of."""
+        handle = session().allgather(
+            [self.place(array) for array in some(arrays)],
+            name=None if name is None else f"{kind}.{name}",
+            process_set=native_set(process_set),
+        )
+        return Handle(
+            handle,
+            lambda result: [(self.adapter.view(buffer, like), rows) for (buffer, rows), like in zip(result, arrays)],
+        )
+
+    def gather(
+        self, array: Array, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> Handle[tuple[Array, list[int]] | None]:
+        handle = session().gather(
+            self.place(array),
+            root_rank,
+            name=None if name is None else f"gather.{name}",
+            process_set=native_set(process_set),
+        )
+
+        def finish(
+            result: list[tuple[_native.Buffer, list[int]]] | None,
+        ) -> tuple[Array, list[int]] | None:
+            if result is None:
+                return None
+            return self.adapter.view(result[0][0], array), result[0][1]
+
+        return Handle(handle, finish)
+
+    def scatter(
+        self,
+        array: Array,
+        root_rank: int,
+        splits: Sequence[int] | None,
+        name: str | None,
+        process_set: ProcessSet,
+    ) -> Handle[Array]:
+        """Elsewhere than at the root the array says only of which kind the result is."""
+        at_root = session().rank == root_rank
+        handle = session().scatter(
+            self.place(array) if at_root else None,
+            root_rank,
+            splits=list(splits) if splits is not None and at_root else None,
+            dtype=self.adapter.describe(array)[0],
+            name=None if name is None else f"scatter.{name}",
+            process_set=native_set(process_set),
+        )
+        return Handle(handle, self._view(array))
+
+    def reducescatter(
+        self,
+        arrays: Sequence[Array],
+        name: str | None,
+        op: ReduceOp | int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> Handle[list[Array]]:
+        handle = session().reducescatter(
+            [self.place(array) for array in some(arrays)],
+            reduce_op(op).name,
+            name=None if name is None else f"reducescatter.{name}",
+            prescale=prescale_factor,
+            postscale=postscale_factor,
+            process_set=native_set(process_set),
+        )
+        return Handle(handle, self._views(arrays))
+
+    def alltoall(
+        self, array: Array, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
+    ) -> Handle[tuple[Array, list[int]]]:
+        handle = session().alltoall(
+            self.place(array),
+            splits=None if splits is None else list(splits),
+            name=None if name is None else f"alltoall.{name}",
+            process_set=native_set(process_set),
+        )
+        return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
+
+    def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:
+        handle = session().send(self.place(array), to_rank, tag=tag, process_set=native_set(process_set))
+        return Handle(handle, lambda _: None)
+
+    def receive(self, like: Array, from_rank: int, tag: int, process_set: ProcessSet) -> Handle[Array]:
+        """A new array of the kind of ``like``, of whatever size is sent."""
+        dtype, shape = self.adapter.describe(like)
+        handle = session().receive(
+            from_rank,
+            dtype=dtype,
+            expecting=list(shape),
+            tag=tag,
+            process_set=native_set(process_set),
+        )
+        return Handle(handle, self._view(like))
+
+
+def some(arrays: Sequence[Array]) -> Sequence[Array]:
+    """Refuses an empty group."""
+    if len(arrays) == 0:
+        raise InvalidRequest("a group needs at least one tensor", kind="invalid")
+    return arrays
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns once every rank of the process set has called it."""
+    session().barrier(process_set=native_set(process_set)).wait()
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Says that this rank has no more data, and waits until no rank has; returns the last rank to join.
+
+    Meanwhile the other ranks' averages are over those that still give something. ``device`` is Horovod's
+    and says nothing here.
+    """
+    del device
+    return int(session().join(process_set=native_set(process_set)).wait())

@@ -1,0 +1,87 @@
+"""``gradwire.run``: a function as the ranks of a job on this machine, from a script or a notebook."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradwire._errors import Cancelled, InvalidRequest
+from gradwire._objects import dumps
+from gradwire._programs import find
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    np: int = 1,
+    *,
+    hosts: str | None = None,
+    env: Mapping[str, str] | None = None,
+    executable: str | None = None,
+    verbose: bool = False,
+) -> list[Any]:
+    """Calls ``func(*args, **kwargs)`` in ``np`` new processes, and returns their results in rank order.
+
+    The function calls ``init()`` itself, as a script does. It travels pickled; with ``cloudpickle`` installed it may be
+    one of a notebook. What the ranks print appears here. ``hosts`` is as of ``gradwire run -H``, with names of
+    this machine only: for several machines, start a script with ``gradwire run``.
+    Where a rank raises, this raises with its traceback.
+    """
+    if np < 1:
+        raise InvalidRequest(f"np={np}: a job needs at least one rank", kind="invalid")
+    with tempfile.TemporaryDirectory(prefix="gradwire-run-") as name:
+        folder = Path(name)
+        call = dumps((func, tuple(args), dict(kwargs or {})))
+        (folder / "call").write_bytes(call)
+        words = [find("gradwire"), "run", "-np", str(np)]
+        words += ["-H", hosts] if hosts is not None else []
+        words += ["--verbose"] if verbose else []
+        words += ["--", executable or sys.executable, "-m", "gradwire._run", name]
+        # The ranks unpickle by name what this process imported by name.
+        paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
+        variables = {**os.environ, "PYTHONPATH": paths, **(env or {})}
+        with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+            assert job.stdout is not None
+            # Through sys.stdout, which in a notebook is not the process's own.
+            for line in job.stdout:
+                sys.stdout.write(line)
+            code = job.wait()
+        return _results(folder, np, code)
+
+
+def _results(folder: Path, size: int, code: int) -> list[Any]:
+    errors = sorted(folder.glob("error.*"), key=lambda path: path.stat().st_mtime_ns)
+    if errors:
+        rank = int(errors[0].suffix[1:])
+        text = f"rank {rank} of the job raised:\n{errors[0].read_text()}"
+        raise Cancelled(text, kind="cancelled", rank=rank)
+    files = [folder / f"result.{rank}" for rank in range(size)]
+    if code != 0 or not all(path.exists() for path in files):
+        text = f"the job ended with code {code}; what it said is above"
+        raise Cancelled(text, kind="cancelled")
+    return [pickle.loads(path.read_bytes()) for path in files]
+
+
+def _rank(folder: Path) -> None:
+    """One rank: the function, and its result or error as a file."""
+    import traceback
+
+    rank = os.environ["GRADWIRE_RANK"]
+    try:
+        func, args, kwargs = pickle.loads((folder / "call").read_bytes())
+        result = dumps(func(*args, **kwargs))
+    except Exception:
+        (folder / f"error.{rank}").write_text(traceback.format_exc())
+        raise
+    (folder / f"result.{rank}").write_bytes(result)
+
+
+if __name__ == "__main__":
+    _rank(Path(sys.argv[1]))

@@ -1,0 +1,217 @@
+"""How a process finds its job.
+
+- Under ``gradwire run`` the variables ``GRADWIRE_…`` say all.
+- Under torchrun (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``,
+  ``MASTER_PORT``) rank 0 starts the coordinator and each node's first rank its daemon; they hand the job's id, secret
+  and addresses round in torch's own store. Whoever can read that store can join the job, as with torch itself.
+- Otherwise this process is the one rank of a job of its own.
+
+What is started here is tied to this process: it ends when the process does, however that ends (CLEAN).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import socket
+import subprocess
+import time
+from datetime import timedelta
+from typing import Any
+
+from gradwire._errors import InvalidRequest, NotLaunched
+from gradwire._programs import find
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_FAREWELL = 5.0
+_services: list[subprocess.Popen[str]] = []
+
+
+def prepare() -> None:
+    """Makes sure that the variables ``GRADWIRE_…`` are there, and a daemon behind them."""
+    if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
+        return
+    given = [name for name in _TORCHRUN if name in os.environ]
+    if len(given) == len(_TORCHRUN):
+        _join_torchrun()
+    elif "RANK" in given or "WORLD_SIZE" in given:
+        missing = ", ".join(name for name in _TORCHRUN if name not in given)
+        raise NotLaunched(
+            f"{', '.join(given)} are set, as torchrun does, but {missing} not: start the job with "
+            "torchrun or gradwire run, or unset them",
+            kind="not-launched",
+        )
+    else:
+        _alone()
+
+
+def _timeout() -> float:
+    text = os.environ.get("GRADWIRE_LAUNCH__START_TIMEOUT_MS", "30000")
+    try:
+        return int(text) / 1000
+    except ValueError:
+        raise InvalidRequest(
+            f"GRADWIRE_LAUNCH__START_TIMEOUT_MS={text!r}: it must be a number of milliseconds",
+            kind="invalid",
+        ) from None
+
+
+def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
+    """Starts a service, and returns what it says of itself once it serves."""
+    gradwire = find("gradwire")
+    command = [gradwire, "exec-child", str(os.getpid()), *words]
+    environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
+    service = subprocess.Popen(
+        command,
+        env=environment | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Ctrl-C is for the training process, which then leaves the job.
+        start_new_session=True,
+    )
+    _services.append(service)
+    assert service.stdout is not None
+    deadline = time.monotonic() + _timeout()
+    while True:
+        ready, _, _ = select.select([service.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        line = service.stdout.readline() if ready else ""
+        if not line:
+            program = os.path.basename(words[0])
+            how = "did not serve in time" if not ready else "ended before it served"
+            raise NotLaunched(f"{program} {how}; what it said is above", kind="not-launched")
+        said: dict[str, str] = json.loads(line)
+        if said.get("event") == "serving":
+            return said
+
+
+def stop(left: bool = False) -> None:
+    """Waits for the services, which end by themselves once all ranks have left.
+
+    Other ranks may still need them when this one has ``left`` in good order: then it stays as long as they
+    do, as rank 0 does for torch's own store. Otherwise the services get a while.
+    """
+    deadline = time.monotonic() + _FAREWELL
+    while _services:
+        service = _services.pop()
+        try:
+            service.wait(None if left else max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            service.terminate()
+            try:
+                service.wait(_FAREWELL)
+            except subprocess.TimeoutExpired:
+                service.kill()
+                service.wait()
+        if service.stdout is not None:
+            service.stdout.close()
+
+
+def _job(prefix: str) -> dict[str, str]:
+    return {
+        "GRADWIRE_JOB": f"{prefix}-{os.getpid()}-{secrets.token_hex(4)}",
+        "GRADWIRE_SECRET": secrets.token_hex(32),
+    }
+
+
+def _coordinator(job: dict[str, str], nodes: int, ranks: int, bind: str) -> str:
+    where = {"GRADWIRE_NODES": str(nodes), "GRADWIRE_RANKS": str(ranks), "GRADWIRE_BIND": bind}
+    return _serve([find("gradwire"), "coordinator"], job | where)["grpc"]
+
+
+def _daemon(job: dict[str, str], coordinator: str, address: str, slots: int, order: int) -> str:
+    name = f"@gradwire-{job['GRADWIRE_JOB']}-{order}"
+    where = {
+        "GRADWIRE_COORDINATOR": coordinator,
+        "GRADWIRE_HOST": socket.gethostname(),
+        "GRADWIRE_ADDRESS": address,
+        "GRADWIRE_SLOTS": str(slots),
+        "GRADWIRE_ORDER": str(order),
+        "GRADWIRE_SOCKET": name,
+    }
+    _serve([find("gradwired")], job | where)
+    return name
+
+
+def _become(job: dict[str, str], name: str, local_rank: int) -> None:
+    os.environ.update(job)
+    os.environ["GRADWIRE_SOCKET"] = name
+    os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
+
+
+def forget(left: bool) -> None:
+    """Takes back the variables that were set here, so that ``init`` can start anew."""
+    if _services:
+        for name in ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK"):
+            os.environ.pop(name, None)
+        stop(left)
+
+
+def _alone() -> None:
+    job = _job("alone")
+    coordinator = _coordinator(job, nodes=1, ranks=1, bind="127.0.0.1")
+    _become(job, _daemon(job, coordinator, "127.0.0.1", slots=1, order=0), local_rank=0)
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise InvalidRequest(f"{name}={os.environ[name]!r}: it must be a number", kind="invalid") from None
+
+
+def _own_address(master: str, port: int) -> str:
+    """The address by which this machine's packets reach the master: others reach it there, too."""
+    family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _store() -> Any:
+    try:
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+    except ImportError:
+        raise NotLaunched(
+            "torchrun's variables are set, but PyTorch, whose store the ranks meet in, is not "
+            "installed here: use gradwire run",
+            kind="not-launched",
+        ) from None
+    within = timedelta(seconds=_timeout())
+    store, _, _ = next(iter(rendezvous("env://", timeout=within)))
+    store.set_timeout(within)
+    return PrefixStore(f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _join_torchrun() -> None:
+    rank, size, local_rank, slots = map(_number, _TORCHRUN[:4])
+    store = _store()
+    first = rank - local_rank
+    address = _own_address(os.environ["MASTER_ADDR"], _number("MASTER_PORT"))
+    if local_rank == 0:
+        store.set(f"slots/{first}", str(slots))
+    if rank == 0:
+        nodes: list[int] = []  # their first ranks
+        counted = 0
+        while counted < size:
+            nodes.append(counted)
+            counted += int(store.get(f"slots/{counted}"))
+        job = _job("torchrun")
+        coordinator = _coordinator(job, len(nodes), size, address)
+        store.set("job", json.dumps({"job": job, "coordinator": coordinator, "nodes": nodes}))
+    said = json.loads(store.get("job"))
+    job = said["job"]
+    if local_rank == 0:
+        order = said["nodes"].index(first)
+        name = _daemon(job, said["coordinator"], address, slots, order)
+        store.set(f"socket/{first}", name)
+    _become(job, store.get(f"socket/{first}").decode(), local_rank)
+    # The store may live in rank 0 of torchrun's ranks: it has to outlive everybody's reading.
+    global _kept
+    _kept = store
+
+
+_kept: Any = None

@@ -1,0 +1,289 @@
+"""This process as a rank: ``init()``, who and where it is, process sets, ``shutdown()``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+from gradwire import _native, _start
+from gradwire._errors import Forked, InvalidRequest, NotInitialized
+
+
+class ProcessSet:
+    """A group of ranks that do collectives among themselves.
+
+    Made by the user with the ranks, and registered with ``init(process_sets=[…])`` or
+    ``add_process_set``; until then it has no number.
+    """
+
+    process_set_id: int | None = None
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = sorted({int(rank) for rank in ranks})
+        if not self._ranks:
+            raise InvalidRequest("a process set needs at least one rank", kind="invalid")
+        self._native: _native.ProcessSet | None = None
+
+    def _registered(self, native: _native.ProcessSet) -> None:
+        self._native, self.process_set_id = native, native.id
+        self._ranks = native.ranks
+
+    def _removed(self) -> None:
+        self._native, self.process_set_id = None, None
+
+    @property
+    def ranks(self) -> list[int]:
+        """Its members, ascending."""
+        return list(self._ranks)
+
+    @property
+    def mpi_comm(self) -> None:
+        """There is no MPI here."""
+
+    def size(self) -> int | None:
+        """How many members it has; None before it is registered."""
+        return None if self._native is None else len(self._ranks)
+
+    def rank(self) -> int | None:
+        """This process's place among the members; None if it is not one, and before it is registered."""
+        return None if self._native is None else self._native.position
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None before it is registered."""
+        return None if self._native is None else self._native.position is not None
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self._ranks})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ProcessSet):
+            return NotImplemented
+        return (self.process_set_id, self._ranks) == (other.process_set_id, other._ranks)
+
+    def __hash__(self) -> int:
+        return hash((self.process_set_id, tuple(self._ranks)))
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks. It exists before the job does, so that it can be a default."""
+
+    def __init__(self) -> None:
+        self._ranks = []
+        self._native = None
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+_lock = threading.Lock()
+_session: _native.Session | None = None
+_process = 0
+_uncaught: str | None = None
+_watching = False
+_sets: dict[int, ProcessSet] = {}
+
+
+def session() -> _native.Session:
+    """The session of this process, or an error that says how to get one."""
+    if _session is None:
+        raise NotInitialized("gradwire has not been initialized: call init() first", kind="closed")
+    if _process != os.getpid():
+        raise Forked(
+            f"this process was forked from a rank (process {_process}) and is none itself: do "
+            "collectives in the rank, or start this process without fork",
+            kind="forked",
+        )
+    return _session
+
+
+def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | None:
+    """What the native half calls a process set; None for all ranks."""
+    if process_set is None or process_set is global_process_set or process_set == 0:
+        return None
+    if isinstance(process_set, int):
+        known = _sets.get(process_set)
+        if known is None or known._native is None:
+            raise InvalidRequest(f"there is no process set {process_set}", kind="invalid")
+        return known._native
+    if process_set._native is None:
+        raise InvalidRequest(
+            f"{process_set} is not registered: call add_process_set with it on all ranks, or give "
+            "it to init(process_sets=…)",
+            kind="invalid",
+        )
+    return process_set._native
+
+
+def members(process_set: ProcessSet) -> int:
+    """How many members a registered process set has."""
+    return len(process_set._ranks) if process_set._native is not None else session().size
+
+
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+) -> None:
+    """Makes this process a rank, and returns once all ranks have come.
+
+    Under ``gradwire run`` and torchrun it joins their job; otherwise it is the one rank of a job of its own.
+    What it has to start for that ends with the thread that called it: call it from the main one.
+    ``process_sets`` are registered at once; ``"dynamic"`` is accepted as Horovod's, and says
+    nothing: process sets can always be added later. Calling it again does nothing.
+    """
+    global _session, _process
+    with _lock:
+        if _session is not None and _process == os.getpid():
+            return
+        if _session is not None:
+            raise Forked(
+                f"this process was forked from a rank (process {_process}): it can't become one",
+                kind="forked",
+            )
+        try:
+            _start.prepare()
+            made = _native.Session.attach()
+        except BaseException:
+            _start.forget(left=False)
+            raise
+        if comm is not None and sorted(comm) != list(range(made.size)):
+            made.abort(f"init(comm={list(comm)}): a job is all of its ranks")
+            raise InvalidRequest(
+                f"init(comm={list(comm)}): a job is all of its {made.size} ranks; use process sets for less",
+                kind="invalid",
+            )
+        _session, _process = made, os.getpid()
+        global_process_set._registered(made.global_process_set())
+        _watch_exceptions()
+    if process_sets is not None and not isinstance(process_sets, str):
+        for process_set in process_sets:
+            add_process_set(process_set)
+
+
+def shutdown() -> None:
+    """Leaves the job in good order. What is in flight fails on the other ranks."""
+    global _session
+    with _lock:
+        if _session is None or _process != os.getpid():
+            return
+        ended, _session = _session, None
+        for process_set in _sets.values():
+            process_set._removed()
+        _sets.clear()
+        global_process_set._removed()
+        ended.shutdown()
+        _start.forget(left=True)
+
+
+def is_initialized() -> bool:
+    """Whether this process is a rank."""
+    return _session is not None and _process == os.getpid()
+
+
+def abort(reason: str) -> None:
+    """Gives up: all other ranks end with this reason."""
+    session().abort(reason)
+
+
+def _watch_exceptions() -> None:
+    """Keeps the text of an exception that ends the program: the other ranks are told it."""
+    global _watching
+    if _watching:
+        return
+    _watching = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _uncaught
+        text = " ".join(str(error).split())
+        _uncaught = f"it ended with {kind.__name__}: {text}" if text else f"it ended with {kind.__name__}"
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+@atexit.register
+def _at_exit() -> None:
+    """The interpreter ends: in good order, or telling all ranks why not (TELL)."""
+    if _process and _process != os.getpid():
+        return  # a forked child has nothing to end
+    try:
+        if _session is not None and _uncaught is not None:
+            _session.abort(_uncaught)
+        else:
+            shutdown()
+    except RuntimeError:
+        pass  # the job has failed, and whoever had to know was told by the calls that failed
+    finally:
+        _start.stop()
+
+
+def rank() -> int:
+    """This process's number in the job, from 0."""
+    return session().rank
+
+
+def size() -> int:
+    """How many ranks the job has."""
+    return session().size
+
+
+def local_rank() -> int:
+    """This process's number on its node, from 0."""
+    return session().local_rank
+
+
+def local_size() -> int:
+    """How many ranks this node has."""
+    return session().local_size
+
+
+def cross_rank() -> int:
+    """This node's number among the nodes that have this local rank."""
+    return session().cross_rank
+
+
+def cross_size() -> int:
+    """How many nodes have this local rank."""
+    return session().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every node has the same number of ranks."""
+    return len({slots for _, _, slots in session().nodes}) == 1
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set. All ranks of the job call it, with the same ranks."""
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if process_set._native is not None:
+        raise InvalidRequest(f"{process_set} is registered already", kind="invalid")
+    made: _native.ProcessSet = session().add_process_set(process_set.ranks).wait()
+    process_set._registered(made)
+    _sets[made.id] = process_set
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set; all ranks of the job call it. False if it is not registered, or all ranks'."""
+    if process_set is global_process_set or process_set._native is None:
+        return False
+    session().remove_process_set(process_set._native).wait()
+    _sets.pop(process_set._native.id, None)
+    process_set._removed()
+    return True
+
+
+def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """The registered process sets: their ranks, by number."""
+    ids = {0: list(range(size()))}
+    ids.update({number: process_set.ranks for number, process_set in _sets.items()})
+    return ids
+
+
+def stats() -> dict[str, int]:
+    """What this rank has done: operations, bytes, and how many operations are in flight."""
+    return session().stats()

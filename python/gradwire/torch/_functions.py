@@ -1,0 +1,114 @@
+"""Making all ranks' models, optimizers and objects the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gradwire._errors import InvalidRequest
+from gradwire._objects import broadcast_object
+from gradwire._world import ProcessSet, global_process_set, rank
+from gradwire.torch._mpi_ops import broadcast_async_
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives every rank the root's parameters, in place: a ``state_dict()`` or ``named_parameters()``."""
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable):
+        pairs = list(params)
+    else:
+        raise ValueError(
+            f"broadcast_parameters takes a state_dict() or named_parameters(), not {type(params).__name__}"
+        )
+    flights = []
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError("broadcast_parameters takes pairs (name, parameter)")
+        name, parameter = pair
+        if parameter is None:
+            continue
+        if not isinstance(parameter, torch.Tensor):
+            raise ValueError(f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object")
+        flights.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
+    for flight in flights:
+        flight.wait()
+
+
+class _Tensor:
+    """Where a tensor was, in what travels as an object."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Tensor(value)
+    if isinstance(value, dict):
+        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_without_tensors(inner, tensors) for inner in value)
+    return value
+
+
+def _with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
+    rest = iter(tensors)
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, _Tensor):
+            return next(rest)
+        if isinstance(value, dict):
+            return {key: fill(inner) for key, inner in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(fill(inner) for inner in value)
+        return value
+
+    return fill(value)
+
+
+def _expected(value: Any) -> list[_Tensor]:
+    if isinstance(value, _Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for inner in value.values() for tensor in _expected(inner)]
+    if type(value) in (list, tuple):
+        return [tensor for inner in value for tensor in _expected(inner)]
+    return []
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives every rank the root's optimizer state: learning rates, moments, step counts, whatever there is.
+
+    The state travels as it is, so no step has to be made to bring it about, and any optimizer will do.
+    ``model`` is Horovod's and not needed.
+    """
+    del model
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidRequest(f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid")
+    at_root = rank() == root_rank
+    tensors: list[torch.Tensor] = []
+    plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
+    plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
+    if not at_root:
+        tensors = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in _expected(plan)]
+    flights = [
+        broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set) for at, tensor in enumerate(tensors)
+    ]
+    for flight in flights:
+        flight.wait()
+    if not at_root:
+        # It moves each to its parameter's device.
+        optimizer.load_state_dict(_with_tensors(plan, tensors))

@@ -1,0 +1,299 @@
+"""``DistributedOptimizer``: an optimizer whose steps use the gradients of all ranks.
+
+It is the optimizer that it was made of, of the same class and with the same state, whose ``step``
+waits for the exchange of the gradients first. The exchange of each gradient begins in the
+backward pass, when it is ready.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gradwire._errors import InvalidRequest
+from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
+from gradwire._world import ProcessSet, global_process_set, is_initialized, members, session
+from gradwire.torch._adapter import as_tensor, collectives
+from gradwire.torch._compression import Compression, Compressor
+from gradwire.torch._gradients import Exchange
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+# Two optimizers may give their parameters the same names.
+_made: dict[int, int] = {}
+
+
+def _prefix(process_set: ProcessSet) -> str:
+    number = process_set.process_set_id or 0
+    _made[number] = _made.get(number, 0) + 1
+    return f"optimizer{_made[number]}."
+
+
+def name_parameters(
+    param_groups: Sequence[dict[str, Any]], named_parameters: Named | None
+) -> list[tuple[str, torch.Tensor]]:
+    """The optimizer's parameters in their order, with names that are theirs alone."""
+    own = [parameter for group in param_groups for parameter in group["params"]]
+    if named_parameters is None:
+        return [(f"noname.{at}", parameter) for at, parameter in enumerate(own)]
+    named = list(named_parameters)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
+        raise ValueError("named_parameters must be pairs (name, parameter), such as model.named_parameters() gives")
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"named_parameters has names more than once: {', '.join(twice)}")
+    by_identity = {id(parameter): name for name, parameter in named}
+    unnamed = [str(at) for at, parameter in enumerate(own) if id(parameter) not in by_identity]
+    if unnamed:
+        raise ValueError(
+            f"named_parameters lacks parameters of the optimizer: numbers {', '.join(unnamed)} in its order"
+        )
+    return [(by_identity[id(parameter)], parameter) for parameter in own]
+
+
+def _groups(
+    groups: int | Sequence[Sequence[torch.Tensor]] | None, trainable: list[torch.Tensor]
+) -> list[list[torch.Tensor]]:
+    if groups is None:
+        return []
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ValueError(f"groups={groups}: it must be a number of groups, or lists of parameters")
+        count = min(groups, len(trainable))
+        each, more = divmod(len(trainable), max(count, 1))
+        sizes = [each + (at < more) for at in range(count)]
+        rest = iter(trainable)
+        return [[next(rest) for _ in range(size)] for size in sizes]
+    own, seen = {id(parameter) for parameter in trainable}, set()
+    for group in groups:
+        for parameter in group:
+            if not isinstance(parameter, torch.Tensor):
+                raise ValueError("groups must be a number, or lists of the optimizer's parameters")
+            if id(parameter) in seen:
+                raise ValueError("a parameter is in more than one group")
+            seen.add(id(parameter))
+    # What is frozen or another optimizer's is not exchanged here.
+    return [kept for group in groups if (kept := [p for p in group if id(p) in own])]
+
+
+class _Distributed(torch.optim.Optimizer):
+    """What a distributed optimizer does before the one that it was made of."""
+
+    _exchange: Exchange
+    _synchronized: bool
+    _should_synchronize: bool
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters. Whoever looks at them may change gradients, as GradScaler does: so what is on
+        its way is waited for first."""
+        if self._exchange.in_flight:
+            self.synchronize()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes are added up for a step."""
+        return self._exchange.passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes are added up for a step."""
+        self._exchange.passes = _at_least_one(passes)
+        self._exchange.reset()
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are exchanged: to clip them, or to look at them, before ``step``."""
+        if self._exchange.hooks:
+            self._exchange.finish()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it ``step`` does not exchange: ``synchronize`` was called by hand before."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's step with the exchanged gradients.
+
+        What ``synchronize`` has exchanged is not exchanged again. A closure's gradients are exchanged after
+        each of its calls.
+        """
+        if closure is not None and self._should_synchronize:
+            inner = closure
+
+            def closure() -> Any:
+                loss = inner()
+                self.synchronize()
+                return loss
+        elif self._should_synchronize and (self._exchange.in_flight or not self._synchronized):
+            self.synchronize()
+        self._synchronized = False
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients. Those in shared memory are set to zero and stay, in both forms."""
+        if self._exchange.in_flight:
+            raise AssertionError(
+                "zero_grad() was called after backward() but before step() or synchronize(): the "
+                "gradients are on their way to the other ranks"
+            )
+        self._exchange.clear()
+        kept = [(s.parameter, s.memory) for s in self._exchange.slots.values() if s.is_in_place]
+        super().zero_grad(set_to_none)
+        for parameter, memory in kept:
+            parameter.grad = memory
+        self._synchronized = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Is refused: the new parameters would be left out of the exchange."""
+        raise NotImplementedError(
+            "add the parameters to the optimizer before DistributedOptimizer is made of it: later ones would "
+            "not be exchanged"
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's; what was on its way is forgotten."""
+        self._exchange.reset()
+        self._synchronized = False
+        super().load_state_dict(state_dict)
+
+
+class _DistributedAdasum(torch.optim.Optimizer):
+    """Each rank makes its own step; what the steps changed is combined with Adasum."""
+
+    _names: list[tuple[str, torch.Tensor]]
+    _compression: type[Compressor]
+    _process_set: ProcessSet
+
+    backward_passes_per_step: int
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How many backward passes are added up for a step; autograd does that by itself."""
+        self.backward_passes_per_step = _at_least_one(passes)
+
+    def synchronize(self) -> None:
+        """Nothing: gradients are not exchanged, steps are."""
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """There is no step without an exchange."""
+        raise AssertionError("skip_synchronize() does not go with Adasum: a step is what it exchanges")
+        yield
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """This rank's step, combined with the others'."""
+        with torch.no_grad():
+            before = [parameter.detach().clone() for _, parameter in self._names]
+        loss = super().step(closure)
+        with torch.no_grad():
+            self._combine(before)
+        return loss
+
+    def _combine(self, before: list[torch.Tensor]) -> None:
+        flights = []
+        count = len(self._names)
+        for at, (old, (name, parameter)) in enumerate(zip(before, self._names)):
+            small, ctx = self._compression.compress(parameter.detach() - old)
+            buffer = collectives.place(small)
+            handle = collectives.reduced([buffer], name, Adasum, 1.0, 1.0, self._process_set, priority=count - at)
+            flights.append((handle, buffer, ctx))
+        for (handle, buffer, ctx), old, (_, parameter) in zip(flights, before, self._names):
+            handle.wait()
+            delta = self._compression.decompress(as_tensor(buffer).to(old.device), ctx)
+            parameter.copy_(old + delta)
+
+
+def _at_least_one(passes: int) -> int:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes}: it must be at least 1")
+    return passes
+
+
+def _made_of(kind: type, optimizer: torch.optim.Optimizer) -> Any:
+    """The optimizer itself, with its parameters, its state and its hooks, as one of a new class."""
+    if isinstance(optimizer, (_Distributed, _DistributedAdasum)):
+        raise ValueError("this optimizer is distributed already")
+    original = type(optimizer)
+    made: Any = object.__new__(type(original.__name__, (kind, original), {}))
+    made.__dict__.update(optimizer.__dict__)
+    return made
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Named | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp | int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes an optimizer use the gradients of all ranks.
+
+    - ``named_parameters``: pairs that name every parameter of the optimizer
+    - ``compression``: what gradients become for the way
+    - ``backward_passes_per_step``: how many passes are added up here before they are exchanged
+    - ``op``: Average, Sum or Adasum
+    - ``gradient_predivide_factor``: of an average, how much of the division is done before the sum
+    - ``groups``: a number of groups, or lists of parameters; a group's gradients go in one request
+    - ``sparse_as_dense``: sparse gradients travel as dense ones
+    - ``process_set``: who exchanges
+    """
+    if not is_initialized():
+        session()  # says what to do
+    op = reduce_op(op)
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor goes with op=Average only")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive")
+    passes = _at_least_one(backward_passes_per_step)
+    named = name_parameters(optimizer.param_groups, named_parameters)
+    trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    if num_groups:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    parts = _groups(groups, [parameter for _, parameter in trainable])
+    prefix = _prefix(process_set)
+    if op == Adasum:
+        if groups is not None or sparse_as_dense:
+            raise InvalidRequest("groups and sparse_as_dense don't go with Adasum", kind="invalid")
+        made = _made_of(_DistributedAdasum, optimizer)
+        made._names = [(prefix + name, parameter) for name, parameter in trainable]
+        made._compression, made._process_set = compression, process_set
+        made.backward_passes_per_step = passes
+        return made
+    made = _made_of(_Distributed, optimizer)
+    made._exchange = Exchange(
+        trainable,
+        parts,
+        prefix=prefix,
+        compression=compression,
+        passes=passes,
+        op=op,
+        predivide=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    made._synchronized, made._should_synchronize = False, True
+    if process_set is not global_process_set and not process_set.included():
+        return made  # a rank that is not a member steps with its own gradients
+    if members(process_set) > 1:
+        made._exchange.watch()
+    return made

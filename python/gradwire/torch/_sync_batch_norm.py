@@ -1,0 +1,132 @@
+"""Batch normalisation over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gradwire._ops import Sum
+from gradwire._world import ProcessSet, global_process_set, is_initialized, members
+from gradwire.torch._adapter import collectives
+
+# Layers have names of their own, so that two may be under way at once.
+_layers = 0
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    """Normalises with the mean and the variance of all ranks' inputs.
+
+    The ranks' means and sums of squared distances are combined as Chan et al. do (1979): adding up
+    squares would lose the variance of what is far from zero.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        given: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        momentum: float,
+        name: str,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        axes = [axis for axis in range(given.dim()) if axis != 1]
+        own = given.detach().to(torch.promote_types(given.dtype, torch.float32))
+        count = own.numel() // own.shape[1]
+        channels = own.shape[1]
+        if count:
+            mean = own.mean(axes)
+            spread = (own - _wide(mean, own)).square().sum(axes)
+        else:
+            mean, spread = own.new_zeros(channels), own.new_zeros(channels)
+        mine = torch.cat([own.new_tensor([float(count)]), mean, spread]).unsqueeze(0)
+        everybody, _ = collectives.allgather([mine], f"{name}.forward", process_set).wait()[0]
+        everybody = everybody.to(own.device)
+        counts, means, spreads = everybody.split([1, channels, channels], dim=1)
+        total = counts.sum()
+        if total < 2:
+            raise ValueError(f"expected more than 1 value per channel over all ranks, got {int(total)}")
+        mean = (means * counts).sum(0) / total
+        variance = (spreads + counts * (means - mean).square()).sum(0) / total
+        scale = torch.rsqrt(variance + eps)
+        if running is not None:
+            running[0].lerp_(mean.to(running[0].dtype), momentum)
+            unbiased = variance * (total / (total - 1))
+            running[1].lerp_(unbiased.to(running[1].dtype), momentum)
+        normal = (own - _wide(mean, own)) * _wide(scale, own)
+        result = normal
+        if weight is not None and bias is not None:
+            result = normal * _wide(weight, own) + _wide(bias, own)
+        ctx.save_for_backward(normal, scale, weight, total)
+        ctx.asked = (name, process_set, axes)
+        return result.to(given.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        normal, scale, weight, total = ctx.saved_tensors
+        name, process_set, axes = ctx.asked
+        gradient = gradients[0].to(normal.dtype)
+        sums = torch.stack([gradient.sum(axes), (gradient * normal).sum(axes)])
+        for_weight = sums[1] if weight is not None else None
+        for_bias = sums[0] if weight is not None else None
+        if not ctx.needs_input_grad[0]:
+            return None, for_weight, for_bias, None, None, None, None, None
+        everybody = collectives.allreduce(sums, f"{name}.backward", Sum, 1.0, 1.0, process_set)
+        means = everybody.wait().to(normal.device) / total
+        inner = gradient - _wide(means[0], normal) - normal * _wide(means[1], normal)
+        factor = scale if weight is None else scale * weight
+        back = (inner * _wide(factor, normal)).to(gradients[0].dtype)
+        return back, for_weight, for_bias, None, None, None, None, None
+
+
+def _wide(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    shape = [1, -1] + [1] * (like.dim() - 2)
+    return per_channel.to(like.dtype).view(shape)
+
+
+class SyncBatchNorm(_BatchNorm):
+    """As ``torch.nn.BatchNorm…d`` of any number of dimensions, over the batches of all ranks; on any device.
+
+    Every rank must come by in each pass; a rank's batch may be empty.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        global _layers
+        _layers += 1
+        self._name, self._process_set = f"sync_batch_norm{_layers}", process_set
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalises a batch, channels in the second dimension."""
+        self._check_input_dim(input)
+        own = not self.training and self.running_mean is not None
+        if own or not is_initialized() or members(self._process_set) == 1:
+            return super().forward(input)
+        running = None
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.running_mean is not None and self.running_var is not None:
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+            running = (self.running_mean, self.running_var)
+        result: torch.Tensor = _SyncBatchNorm.apply(
+            input, self.weight, self.bias, running, self.eps, momentum, self._name, self._process_set
+        )
+        return result

@@ -1,0 +1,45 @@
+"""The backend ``gradwire`` of ``torch.distributed``.
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gradwire")     # under gradwire run, torchrun, or what else sets rank and world size
+
+With PyTorch 2.15 that is all: it finds the backend by itself. Before, ``import gradwire.torch`` comes first.
+Everything above works on it unchanged: DDP, FSDP2, HSDP, DTensor, functional collectives, distributed
+checkpoints. ``ddp_hook`` is for those who keep another backend and give Gradwire only DDP's gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from gradwire.torch.distributed import _world
+from gradwire.torch.distributed._base import NAME
+from gradwire.torch.distributed._group import ProcessGroupGradwire
+from gradwire.torch.distributed._hook import DdpHookState, ddp_hook
+from gradwire.torch.distributed._work import Work, last_error
+
+__all__ = ["DdpHookState", "ProcessGroupGradwire", "Work", "ddp_hook", "last_error", "register"]
+
+
+def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
+    if backend_options is not None:
+        raise NotImplementedError("the gradwire backend has no options: pg_options must be None")
+    members = list(opts.global_ranks_in_group)
+    if members:
+        world = _world.world()
+    else:  # the group of all ranks
+        world = _world.open_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+        members = list(range(opts.group_size))
+    return ProcessGroupGradwire(opts.store, opts.group_rank, world, members, opts.group_id, opts.timeout)
+
+
+def register() -> None:
+    """Tells ``torch.distributed`` of the backend; importing this module does it."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+register()

@@ -1,0 +1,218 @@
+"""What every process group is and knows, and how its operations start.
+
+Operations are named by the group and a count, not by their kind: ranks that make different calls meet
+under one name and are told so, by a table of who asked for what, instead of waiting for each other until
+a timeout. Only sends and receives, which two ranks make, are counted for themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire import _native
+from gradwire._errors import InvalidRequest
+from gradwire._world import session
+from gradwire.torch._adapter import as_tensor
+from gradwire.torch.distributed import _memory
+from gradwire.torch.distributed._reductions import Reduction
+from gradwire.torch.distributed._work import Work
+from gradwire.torch.distributed._world import Ranks, World
+
+NAME = "gradwire"
+_CPU = torch.device("cpu")
+Tensors = Sequence[torch.Tensor]
+
+
+class Options:
+    """What PyTorch's options of a call say; the older forms of calls give the operation or the root itself."""
+
+    def __init__(self, given: Any, default: timedelta, timeout: timedelta | None = None) -> None:
+        limit = timeout if timeout is not None else getattr(given, "timeout", None)
+        self.timeout = limit if limit is not None and limit > timedelta(0) else default
+        self.root: int = given if isinstance(given, int) else getattr(given, "rootRank", 0)
+        reductions = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+        self.op = given if isinstance(given, reductions) else getattr(given, "reduceOp", dist.ReduceOp.SUM)
+
+
+def many(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def devices(tensors: Tensors) -> list[torch.device]:
+    return [tensor.device for tensor in tensors]
+
+
+# Its methods have several forms, which type checkers see as overloads of one another's.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class Group(_ProcessGroup):  # type: ignore[misc]
+    """A group of ranks; ``torch.distributed`` makes it."""
+
+    def __init__(self, store: Any, rank: int, world: World, ranks: Sequence[int], name: str, timeout: timedelta):
+        super().__init__(rank, len(ranks))
+        self._store, self._world, self._timeout = store, world, timeout
+        self._rank, self._ranks = rank, list(ranks)
+        ascending: Ranks = tuple(sorted(ranks))
+        self._set = world.process_set(ascending, timeout)
+        self._serial = world.serial(ascending)
+        # The members' numbers in the group, in the order of the process set, and the other way round.
+        self._order = [self._ranks.index(member) for member in ascending]
+        self._places = [ascending.index(member) for member in self._ranks]
+        self._group_name, self._group_desc = name, "undefined"
+        self._count = 0
+        self._counting = threading.Lock()
+
+    # Who it is.
+
+    def getRank(self) -> int:
+        return self._rank
+
+    def getSize(self) -> int:
+        return len(self._ranks)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return len(self._ranks)
+
+    def name(self) -> str:
+        return NAME
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    _get_backend_name = getBackendName
+
+    def __repr__(self) -> str:
+        return f"ProcessGroupGradwire({self._group_name!r}, ranks={self._ranks})"
+
+    def getGroupName(self) -> str:
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:
+        self._group_name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        return self._group_desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._group_desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    @property
+    def group_name(self) -> Any:
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_desc
+
+    @property
+    def pg_name(self) -> str:
+        return self._group_name
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """It is its own backend, for every device."""
+        del device
+        return self
+
+    get_backend = _get_backend
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """All members count from 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._count
+
+    def shutdown(self) -> None:
+        """The last group's end is the end of the world of groups, not of the job."""
+        if self._set is None and self._serial == 0:
+            self._world.close()
+
+    def abort(self) -> None:
+        """Gives up: every rank of the job is told."""
+        session().abort(f"rank {session().rank} aborted the process group {self._group_name!r}")
+
+    # How operations start.
+
+    def _next(self) -> str:
+        with self._counting:
+            self._count += 1
+            return f"{NAME}{self._world.generation}.{self._group_name}.{self._count}"
+
+    def _work(
+        self,
+        what: str,
+        handles: _native.Handle | Sequence[_native.Handle],
+        finish: Callable[[list[Any]], None],
+        result: Any,
+        timeout: timedelta,
+        tensors: Tensors = (),
+        source: int = -1,
+    ) -> Work:
+        if isinstance(handles, _native.Handle):
+            handles = [handles]
+        names = handles[0].name if handles else ""
+        what = f"{what} {names!r} of the group {self._group_name!r}"
+        return Work(what, handles, finish, result, timeout, devices(tensors), source)
+
+    def _load(self, tensors: Tensors, reduction: Reduction) -> _native.Buffer:
+        buffer = _memory.load(tensors)
+        reduction.prepare(as_tensor(buffer))
+        return buffer
+
+    def _even(self, what: str, larger: torch.Tensor, smaller: torch.Tensor) -> None:
+        size = self.size()
+        if larger.dtype != smaller.dtype or larger.numel() != size * smaller.numel():
+            raise InvalidRequest(
+                f"{what}: the larger tensor must have the elements of {size} of the smaller ones; they are "
+                f"{larger.dtype} {list(larger.shape)} and {smaller.dtype} {list(smaller.shape)}",
+                kind="invalid",
+            )
+
+    def _one_each(self, what: str, tensors: Sequence[Any]) -> None:
+        if len(tensors) != self.size():
+            raise InvalidRequest(
+                f"{what}: {len(tensors)} were given for a group of {self.size()} ranks", kind="invalid"
+            )
+
+    def _cut(self, gathered: tuple[_native.Buffer, list[int]], outputs: Tensors, what: str) -> None:
+        """Copies what came from each member, in the order of the process set, to that member's tensor."""
+        buffer, rows = gathered
+        ordered = [outputs[member] for member in self._order]
+        for member, number, output in zip(self._order, rows, ordered):
+            expected = _memory.element(output, moved=True)[1]
+            if number != expected:
+                raise InvalidRequest(
+                    f"{what}: rank {self._ranks[member]} gave {number} elements, but the tensor for them has "
+                    f"{expected}",
+                    kind="invalid",
+                )
+        _memory.store(buffer, ordered)

@@ -1,0 +1,70 @@
+"""The job of processes that neither ``gradwire run`` nor torchrun started: they meet in the process group's store.
+
+Ranks that follow each other on one machine are a node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from gradwire import _start
+
+
+def machine() -> str:
+    """This machine's name, and what tells it from another one of that name."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
+
+
+def nodes(machines: list[str]) -> list[tuple[int, int]]:
+    """The nodes' first ranks and numbers of ranks.
+
+    >>> nodes(["a", "a", "b", "a"])
+    [(0, 2), (2, 1), (3, 1)]
+    """
+    found: list[tuple[int, int]] = []
+    for rank, name in enumerate(machines):
+        if rank > 0 and machines[rank - 1] == name:
+            first, slots = found.pop()
+            found.append((first, slots + 1))
+        else:
+            found.append((rank, 1))
+    return found
+
+
+def _address(machines: list[str]) -> str:
+    if len(set(machines)) == 1:
+        return "127.0.0.1"
+    master = os.environ.get("MASTER_ADDR")
+    if master is not None:
+        return _start._own_address(master, int(os.environ.get("MASTER_PORT", "1")))
+    return socket.gethostbyname(socket.gethostname())
+
+
+def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Makes a job where no launcher did: the first rank starts the coordinator, each node's first its daemon."""
+    if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
+        return
+    store.set(f"gradwire/machine/{rank}", machine())
+    store.wait([f"gradwire/machine/{each}" for each in range(size)], timeout)
+    machines = [store.get(f"gradwire/machine/{each}").decode() for each in range(size)]
+    all_nodes = nodes(machines)
+    order = max(at for at, (first, _) in enumerate(all_nodes) if first <= rank)
+    first, slots = all_nodes[order]
+    address = _address(machines)
+    if rank == 0:
+        job = _start._job("torch")
+        coordinator = _start._coordinator(job, len(all_nodes), size, address)
+        store.set("gradwire/job", json.dumps({"job": job, "coordinator": coordinator}))
+    store.wait(["gradwire/job"], timeout)
+    said = json.loads(store.get("gradwire/job"))
+    if rank == first:
+        name = _start._daemon(said["job"], said["coordinator"], address, slots, order)
+        store.set(f"gradwire/socket/{first}", name)
+    store.wait([f"gradwire/socket/{first}"], timeout)
+    _start._become(said["job"], store.get(f"gradwire/socket/{first}").decode(), rank - first)

@@ -1,0 +1,81 @@
+"""Tensors and shared memory: in by one copy, out by one copy, always as a row of elements.
+
+What is only moved may have any element type: those that Gradwire can't reduce travel as bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from gradwire import _native
+from gradwire._errors import InvalidRequest
+from gradwire._world import session
+from gradwire.torch._adapter import as_tensor, describe
+
+_BYTES = "u8"
+
+
+def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
+    """Element type and number of elements of what travels."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidRequest(f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid")
+    try:
+        return describe(tensor)[0], tensor.numel()
+    except InvalidRequest:
+        if moved and tensor.layout == torch.strided:
+            return _BYTES, tensor.numel() * tensor.element_size()
+        raise
+
+
+def room(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
+    """Memory for all of these tensors, one after the other; they have one element type."""
+    kinds = {tensor.dtype for tensor in tensors}
+    if len(kinds) != 1:
+        raise InvalidRequest(
+            f"tensors of one call have one dtype; these have {', '.join(sorted(map(str, kinds))) or 'none'}",
+            kind="invalid",
+        )
+    sizes = [element(tensor, moved) for tensor in tensors]
+    return session().buffer(sizes[0][0], [sum(number for _, number in sizes)])
+
+
+def parts(memory: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """The memory cut into tensors of these shapes."""
+    at = 0
+    for tensor in like:
+        size = tensor.numel()
+        if memory.dtype != tensor.dtype:
+            size *= tensor.element_size()  # they are bytes
+        yield memory[at : at + size].view(tensor.dtype).view(tensor.shape)
+        at += size
+
+
+def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
+    """Copies tensors, of any strides and device, into shared memory, one after the other."""
+    buffer = room(tensors, moved)
+    with torch.no_grad():
+        for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
+            part.copy_(tensor)
+    return buffer
+
+
+def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
+    """Copies shared memory into tensors, one after the other."""
+    memory = as_tensor(buffer)
+    expected = sum(element(tensor, moved=True)[1] for tensor in tensors)
+    if memory.numel() != expected:
+        raise InvalidRequest(
+            f"{memory.numel()} elements came, but the tensors given for them have {expected}", kind="invalid"
+        )
+    for part, tensor in zip(parts(memory, tensors), tensors):
+        with _writing(tensor):
+            tensor.copy_(part)
+
+
+def _writing(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A waiting thread has a mode of its own, and inference tensors take writes in theirs only."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()

@@ -1,0 +1,249 @@
+"""The calls that move tensors from rank to rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from gradwire import _native
+from gradwire._errors import InvalidRequest
+from gradwire._world import session
+from gradwire.torch.distributed import _memory
+from gradwire.torch.distributed._base import Group, Options, Tensors, many
+from gradwire.torch.distributed._work import Work
+
+# A message's tag has the group's serial number above these bits.
+_TAG_BITS = 24
+
+
+class Moves(Group):
+    """broadcast, allgather, gather, scatter, alltoall, send and receive, barrier."""
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        tensors = many(tensors)
+        buffer = (_memory.load if self._rank == given.root else _memory.room)(tensors, moved=True)
+        root = self._ranks[given.root]
+        handle = session().broadcast(buffer, root, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            if self._rank != given.root:
+                _memory.store(results[0][0], tensors)
+
+        return self._work("broadcast", handle, finish, tensors, given.timeout, tensors)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        given = Options(opts, self._timeout, timeout)
+        if len(outputs) != len(inputs):
+            raise InvalidRequest(
+                f"allgather: {len(inputs)} inputs, but {len(outputs)} lists of outputs", kind="invalid"
+            )
+        return self._allgather(outputs, inputs, [list(output) for output in outputs], given)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """One list of outputs for each rank, with as many tensors as there are inputs."""
+        self._one_each("allgather_coalesced", outputs)
+        if any(len(output) != len(inputs) for output in outputs):
+            raise InvalidRequest(
+                f"allgather_coalesced: {len(inputs)} inputs, but lists of "
+                f"{', '.join(str(len(output)) for output in outputs)} outputs",
+                kind="invalid",
+            )
+        result = [list(output) for output in outputs]
+        return self._allgather(list(zip(*outputs)), inputs, result, Options(opts, self._timeout))
+
+    def _allgather(self, outputs: Sequence[Tensors], inputs: Tensors, result: Any, given: Options) -> Work:
+        """One list of outputs for each input."""
+        for output in outputs:
+            self._one_each("allgather", output)
+        buffers = [_memory.load([tensor], moved=True) for tensor in inputs]
+        handle = session().allgather(buffers, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            for gathered, output in zip(results[0], outputs):
+                self._cut(gathered, output, "allgather")
+
+        flat = [tensor for output in outputs for tensor in output]
+        return self._work("allgather", handle, finish, result, given.timeout, flat)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        given = Options(opts, self._timeout)
+        buffers = []
+        for output, tensor in zip(outputs, inputs):
+            self._even("all_gather_single", output, tensor)
+            buffers.append(_memory.load([tensor], moved=True))
+        handle = session().allgather(buffers, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            for gathered, output in zip(results[0], outputs):
+                self._place(gathered, output, "all_gather_single")
+
+        return self._work("all_gather_single", handle, finish, list(outputs), given.timeout, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _place(self, gathered: tuple[_native.Buffer, list[int]], output: torch.Tensor, what: str) -> None:
+        """What came from all members, into one tensor."""
+        if self._order == list(range(self.size())) and len(set(gathered[1])) <= 1:
+            _memory.store(gathered[0], [output])
+            return
+        flat = torch.empty(output.numel(), dtype=output.dtype, device=output.device)
+        self._cut(gathered, list(flat.view(self.size(), -1)), what)
+        with torch.no_grad():
+            output.copy_(flat.view(output.shape))
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        [tensor] = many(inputs)
+        at_root = self._rank == given.root
+        mine: list[torch.Tensor] = list(outputs[0]) if at_root else []
+        if at_root:
+            self._one_each("gather", mine)
+
+        def finish(results: list[Any]) -> None:
+            if at_root:
+                self._cut(results[0][0], mine, "gather")
+
+        return self._gather("gather", tensor, given, finish, mine)
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        given = Options(opts, self._timeout)
+        at_root = self._rank == given.root
+        if at_root:
+            self._even("gather_single", output, input)
+
+        def finish(results: list[Any]) -> None:
+            if at_root:
+                self._place(results[0][0], output, "gather_single")
+
+        return self._gather("gather_single", input, given, finish, [output] if at_root else [])
+
+    gather_into_tensor = gather_single
+
+    def _gather(
+        self,
+        what: str,
+        tensor: torch.Tensor,
+        given: Options,
+        finish: Callable[[list[Any]], None],
+        outputs: list[torch.Tensor],
+    ) -> Work:
+        buffer = _memory.load([tensor], moved=True)
+        root = self._ranks[given.root]
+        handle = session().gather(buffer, root, name=self._next(), process_set=self._set)
+        return self._work(what, handle, finish, outputs, given.timeout, [tensor])
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        [output] = many(outputs)
+        buffer, splits = None, None
+        dtype, number = _memory.element(output, moved=True)
+        if self._rank == given.root:
+            mine = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
+            self._one_each("scatter", mine)
+            ordered = [mine[member] for member in self._order]
+            buffer = _memory.load(ordered, moved=True)
+            splits = [_memory.element(tensor, moved=True)[1] for tensor in ordered]
+        handle = session().scatter(
+            buffer,
+            self._ranks[given.root],
+            splits=splits,
+            dtype=dtype,
+            expecting=[number],
+            name=self._next(),
+            process_set=self._set,
+        )
+
+        def finish(results: list[Any]) -> None:
+            _memory.store(results[0][0], [output])
+
+        return self._work("scatter", handle, finish, [output], given.timeout, [output])
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        outputs, inputs = list(outputs), list(inputs)
+        self._one_each("alltoall", outputs)
+        self._one_each("alltoall", inputs)
+        ordered = [inputs[member] for member in self._order]
+        buffer = _memory.load(ordered, moved=True)
+        splits = [_memory.element(tensor, moved=True)[1] for tensor in ordered]
+        handle = session().alltoall(buffer, splits=splits, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            self._cut(results[0][0], outputs, "alltoall")
+
+        return self._work("alltoall", handle, finish, outputs, given.timeout, outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> Work:
+        parts = []
+        for what, tensor, splits in (("output", output, output_split_sizes), ("input", input, input_split_sizes)):
+            rows = tensor.shape[0] if tensor.dim() > 0 else 0
+            sizes = list(splits) or [rows // self.size()] * self.size()
+            if len(sizes) != self.size() or sum(sizes) != rows:
+                raise InvalidRequest(
+                    f"all_to_all_single: the {what} has {rows} rows, which the splits {sizes} for {self.size()} "
+                    "ranks do not give",
+                    kind="invalid",
+                )
+            parts.append(list(tensor.split(sizes)))
+        work = self.alltoall(parts[0], parts[1], opts)
+        work.value = [output]
+        return work
+
+    alltoall_base = all_to_all_single
+
+    def _tag(self, tag: int) -> int:
+        if not 0 <= tag < 1 << _TAG_BITS or self._serial >= 1 << (32 - _TAG_BITS):
+            raise InvalidRequest(
+                f"tag {tag} of group {self._serial} of the ranks {self._ranks}: tags go from 0 to "
+                f"{(1 << _TAG_BITS) - 1}, and messages are for {1 << (32 - _TAG_BITS)} groups of the same ranks",
+                kind="invalid",
+            )
+        return tag | self._serial << _TAG_BITS
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        tensors = many(tensors)
+        buffer = _memory.load(tensors, moved=True)
+        handle = session().send(buffer, self._ranks[dst], tag=self._tag(tag), process_set=self._set)
+        return self._work("send", handle, lambda _: None, tensors, self._timeout, tensors)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        tensors = many(tensors)
+        handle = session().receive(
+            self._ranks[src],
+            into=_memory.room(tensors, moved=True),
+            tag=self._tag(tag),
+            process_set=self._set,
+        )
+
+        def finish(results: list[Any]) -> None:
+            _memory.store(results[0][0], tensors)
+
+        return self._work("recv", handle, finish, tensors, self._timeout, tensors, source=src)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        raise NotImplementedError("the gradwire backend receives from a rank that is named: give recv a source")
+
+    recvAnysource = recv_anysource
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        handle = session().barrier(name=self._next(), process_set=self._set)
+        return self._work("barrier", handle, lambda _: None, [], given.timeout)

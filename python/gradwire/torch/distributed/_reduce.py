@@ -1,0 +1,145 @@
+"""The calls that reduce."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from gradwire import _native
+from gradwire._world import session
+from gradwire.torch._adapter import as_tensor
+from gradwire.torch.distributed import _memory
+from gradwire.torch.distributed._base import Group, Options, Tensors, many
+from gradwire.torch.distributed._reductions import Reduction
+from gradwire.torch.distributed._work import Work
+
+
+class Reductions(Group):
+    """allreduce, reduce, reduce_scatter, and their forms for one tensor and for several."""
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        return self._allreduce("allreduce", many(tensors), opts)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        return self._allreduce("allreduce_coalesced", many(tensors), opts)
+
+    def _allreduce(self, what: str, tensors: list[torch.Tensor], opts: Any) -> Work:
+        given = Options(opts, self._timeout)
+        reduction = Reduction(given.op)
+        if any(tensor.is_sparse for tensor in tensors):
+            return self._allreduce_sparse(tensors, reduction, given.timeout)
+        buffers = [self._load([tensor], reduction) for tensor in tensors]
+        handle = session().allreduce(buffers, reduction.name, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            for buffer, tensor in zip(results[0], tensors):
+                _memory.store(buffer, [tensor])
+
+        return self._work(what, handle, finish, tensors, given.timeout, tensors)
+
+    def _allreduce_sparse(self, tensors: list[torch.Tensor], reduction: Reduction, timeout: timedelta) -> Work:
+        if len(tensors) != 1 or reduction.name != "sum" or reduction.factor is not None:
+            raise NotImplementedError("the gradwire backend reduces one sparse tensor at a time, and only by SUM")
+        [tensor] = tensors
+        mine = tensor.detach().coalesce()
+        indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
+        places = [_memory.load([part]) for part in (indices, values)]
+        handle = session().allgather(places, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            [(all_indices, _), (all_values, _)] = results[0]
+            rows = as_tensor(all_indices).view(-1, indices.shape[1])
+            entries = as_tensor(all_values).view(-1, *values.shape[1:])
+            total = torch.sparse_coo_tensor(rows.t(), entries, tensor.shape, check_invariants=True).coalesce()
+            with torch.no_grad():
+                tensor.copy_(total)
+
+        return self._work("allreduce", handle, finish, tensors, timeout, tensors)
+
+    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        tensors = many(tensors)
+        reduction = Reduction(op if op is not None else given.op)
+        buffer = self._load(tensors, reduction)
+        root = self._ranks[given.root]
+        handle = session().reduce(buffer, root, reduction.name, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            if self._rank == given.root:
+                _memory.store(results[0][0], tensors)
+
+        return self._work("reduce", handle, finish, tensors, given.timeout, tensors)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        given = Options(opts, self._timeout, timeout)
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        if len(outputs) != 1:
+            raise NotImplementedError("reduce_scatter of the gradwire backend takes one output and a list of inputs")
+        [output], [mine] = outputs, inputs
+        self._one_each("reduce_scatter", mine)
+        reduction = Reduction(given.op)
+        if any(tensor.numel() != output.numel() for tensor in mine):
+            return self._reduce_each(output, mine, reduction, given.timeout)
+        buffer = self._load([mine[member] for member in self._order], reduction)
+        return self._reduce_scattered("reduce_scatter", [buffer], [output], reduction, given.timeout)
+
+    def _reduce_each(self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta) -> Work:
+        """Parts of different sizes: one reduction to each rank, all at once."""
+        name = self._next()
+        handles = [
+            session().reduce(
+                self._load([tensor], reduction),
+                root,
+                reduction.name,
+                name=f"{name}.{member}",
+                process_set=self._set,
+            )
+            for member, (tensor, root) in enumerate(zip(mine, self._ranks))
+        ]
+
+        def finish(results: list[Any]) -> None:
+            _memory.store(results[self._rank][0], [output])
+
+        return self._work("reduce_scatter", handles, finish, [output], timeout, [output])
+
+    def _reduce_scattered(
+        self,
+        what: str,
+        buffers: list[_native.Buffer],
+        outputs: list[torch.Tensor],
+        reduction: Reduction,
+        timeout: timedelta,
+    ) -> Work:
+        handle = session().reducescatter(buffers, reduction.name, name=self._next(), process_set=self._set)
+
+        def finish(results: list[Any]) -> None:
+            for buffer, output in zip(results[0], outputs):
+                _memory.store(buffer, [output])
+
+        return self._work(what, handle, finish, outputs, timeout, outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        given = Options(opts, self._timeout)
+        reduction = Reduction(given.op)
+        buffers = []
+        for output, tensor in zip(outputs, inputs):
+            self._even("reduce_scatter_single", tensor, output)
+            buffers.append(self._load(self._in_order(tensor), reduction))
+        return self._reduce_scattered("reduce_scatter_single", buffers, list(outputs), reduction, given.timeout)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _in_order(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """One part for each member of the process set; as it is where the group has the set's order."""
+        if self._order == list(range(self.size())):
+            return [tensor]
+        chunks = tensor.reshape(self.size(), -1)
+        return [chunks[member] for member in self._order]

@@ -1,0 +1,112 @@
+"""Makes the virtual environment in which the Python tests run: .venv-python.
+
+PyTorch's wheel asks for 4.7 GB of CUDA libraries that a machine without a GPU never calls, but its
+own libraries name them, so the loader wants to see them. What it wants is their names and symbols:
+where no GPU is, one small library that has the names of all of them stands in, and whoever calls
+one of its functions ends with a message. Two small real ones (the CUDA runtime and the profiler's)
+are called while torch is loaded and are installed.
+
+    python3 python/make_venv.py [--torch 2.15.0] [--folder .venv-python]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "2.15.0"
+TOOLS = ["numpy==2.4.6", "pytest==9.2.0", "cloudpickle==3.1.2", "mypy==2.4.1"]
+NEEDED = ["typing_extensions", "filelock", "fsspec", "jinja2", "networkx", "sympy"]
+
+
+def call(*words: str | Path) -> str:
+    """The program's output; its messages, and the end, where it fails."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"make_venv.py: {' '.join(map(str, words))[:300]} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def listed(words: list[str | Path], pattern: str) -> set[str]:
+    return set(re.findall(pattern, call(*words), re.MULTILINE))
+
+
+def stand_in(site: Path) -> None:
+    """One library with the names and the symbols of all that torch's libraries miss."""
+    folder = site / "torch" / "lib"
+    libraries = sorted(folder.glob("lib*.so*"))
+    real = [*libraries, *site.glob("nvidia/*/lib/lib*.so*")]
+    present = {path.name for path in real}
+    system = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|gomp)\.so|ld-linux")
+    needed: set[str] = set()
+    for library in libraries:
+        needed |= listed(["readelf", "-d", library], r"\(NEEDED\).*\[(.+)\]")
+    missing = sorted(name for name in needed if name not in present and not system.match(name))
+    if not missing:
+        return
+    defined: set[str] = set()
+    wanted: set[str] = set()
+    for library in real:
+        symbols = call("nm", "-D", library)
+        wanted |= set(re.findall(r"^ +U ([A-Za-z_]\w*)", symbols, re.MULTILINE))
+        defined |= set(re.findall(r"^[0-9a-f]+ \w ([A-Za-z_]\w*)", symbols, re.MULTILINE))
+    # C symbols of NVIDIA's libraries; what is mangled, the system's or Python's is not theirs.
+    theirs = re.compile(r"(cublas|cudnn|cufft|cufile|cuFile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx|cu[A-Z])")
+    stubs = sorted(name for name in wanted - defined if theirs.match(name))
+    lines = [
+        "#include <stdio.h>",
+        "#include <stdlib.h>",
+        "static void die(const char *name) {",
+        '    fprintf(stderr, "%s: this torch has no CUDA libraries\\n", name);',
+        "    abort();",
+        "}",
+        *(f'void {name}(void) {{ die("{name}"); }}' for name in stubs),
+    ]
+    source, library = folder / "stand_in.c", folder / "libstand_in.so"
+    source.write_text("\n".join(lines) + "\n")
+    call("cc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source)
+    for name in missing:
+        (folder / name).symlink_to(library.name)
+
+
+def install(folder: Path, torch: str) -> None:
+    if not (folder / "bin" / "python").exists():
+        call(sys.executable, "-m", "venv", folder)
+    python = folder / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    print(f"make_venv.py: installing torch {torch} and the test tools in {folder}", file=sys.stderr)
+    call(*pip, *TOOLS, *NEEDED)
+    call(*pip, "--no-deps", f"torch=={torch}")
+    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip())
+    metadata = next(site.glob(f"torch-{torch}*.dist-info")) / "METADATA"
+    # Its metadata names the release of the CUDA libraries that it was built with, newer ones all in one.
+    text = metadata.read_text()
+    toolkit = re.findall(r"^Requires-Dist: cuda-toolkit\[[^]]*\](==[0-9.]+)", text, re.MULTILINE)
+    single = r"^Requires-Dist: (nvidia-cuda-(?:runtime|cupti)-cu\d+) ?\(?(==[0-9.]+)"
+    cuda = [f"cuda-toolkit[cudart,cupti]{release}" for release in toolkit]
+    cuda += [name + release for name, release in re.findall(single, text, re.MULTILINE)]
+    if cuda:
+        call(*pip, *cuda)
+        stand_in(site)
+    call(python, "-c", "import torch; assert torch.ones(2).sum() == 2")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--torch", default=TORCH, help="PyTorch's version")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".venv-python")
+    given = parser.parse_args()
+    # Written last: where it is, everything before it succeeded.
+    stamp = given.folder / "installed"
+    wanted = " ".join([given.torch, *TOOLS])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        install(given.folder, given.torch)
+        stamp.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+//! Tensors in shared memory, for Python.
+
+use gradwire_worker::{DType, Shape, SharedBuffer};
+use pyo3::{
+    exceptions::{PyAttributeError, PyBufferError},
+    prelude::*,
+    types::{PyBytes, PyDict, PyTuple},
+};
+
+use crate::{
+    dlpack,
+    error::{Raise, Told},
+};
+
+/// The element type of that name.
+pub(crate) fn dtype(name: &str) -> Result<DType, Told> {
+    DType::ALL.iter().copied().find(|dtype| dtype.name() == name).ok_or_else(|| {
+        let all: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        Told::invalid(format!("there is no element type {name:?}: they are {}", all.join(", ")))
+    })
+}
+
+/// Dimensions, outermost first.
+pub(crate) fn shape(dims: &[u64]) -> Result<Shape, Told> {
+    Shape::new(dims).map_err(|error| Told::invalid(error.to_string()))
+}
+
+/// Memory that this process and the daemon share: typed, shaped, without gaps. Foreign code looks at
+/// it through `__dlpack__` or `__array_interface__`, and it stays taken for as long as anybody does.
+#[pyclass(frozen, module = "gradwire._native")]
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    pub(crate) memory: SharedBuffer,
+}
+
+impl From<SharedBuffer> for Buffer {
+    fn from(memory: SharedBuffer) -> Self {
+        Self { memory }
+    }
+}
+
+/// NumPy's name of an element type, where it has one.
+fn typestr(dtype: DType) -> Option<&'static str> {
+    Some(match dtype {
+        DType::F32 => "<f4",
+        DType::F64 => "<f8",
+        DType::F16 => "<f2",
+        DType::I8 => "|i1",
+        DType::U8 => "|u1",
+        DType::I16 => "<i2",
+        DType::U16 => "<u2",
+        DType::I32 => "<i4",
+        DType::U32 => "<u4",
+        DType::I64 => "<i8",
+        DType::U64 => "<u8",
+        DType::Bool => "|b1",
+        DType::C64 => "<c8",
+        DType::C128 => "<c16",
+        DType::Bf16 | DType::F8E4m3 | DType::F8E5m2 => return None,
+    })
+}
+
+#[pymethods]
+impl Buffer {
+    /// The element type's name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.memory.dtype().name()
+    }
+
+    /// The dimensions, outermost first.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.memory.shape().dims())
+    }
+
+    /// How many bytes.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.memory.byte_len()
+    }
+
+    /// The first byte's address, which says whether two views are of the same memory.
+    #[getter]
+    fn address(&self) -> usize {
+        self.memory.as_ptr().addr()
+    }
+
+    /// A part of the same memory: from an element on,
+    /// counted in elements of `dtype`, of another type and shape.
+    fn view(
+        &self,
+        py: Python<'_>,
+        first_element: u64,
+        dtype: &str,
+        shape: Vec<u64>,
+    ) -> PyResult<Self> {
+        let dtype = self::dtype(dtype).or_raise(py)?;
+        let shape = self::shape(&shape).or_raise(py)?;
+        Ok(self.memory.view(first_element, dtype, &shape).or_raise(py)?.into())
+    }
+
+    /// Copies bytes into the memory, which must have just that size.
+    fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
+        if bytes.len() as u64 != self.memory.byte_len() {
+            let text = format!("{} bytes don't fill {}", bytes.len(), self.__repr__());
+            return Err(Told::invalid(text).raise(py));
+        }
+        dlpack::write(&self.memory, bytes);
+        Ok(())
+    }
+
+    /// A copy of the memory.
+    fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        PyBytes::new_with(py, self.memory.byte_len() as usize, |into| {
+            dlpack::read(&self.memory, into);
+            Ok(())
+        })
+    }
+
+    /// The memory for whoever speaks DLPack, in place.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let _ = stream; // memory of the processor has no streams
+        if dl_device.is_some_and(|device| device.0 != dlpack::CPU) {
+            return Err(PyBufferError::new_err("a gradwire buffer is CPU memory"));
+        }
+        if copy == Some(true) {
+            let text = "a gradwire buffer is exported in place; copy what you make of it";
+            return Err(PyBufferError::new_err(text));
+        }
+        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        dlpack::capsule(py, self.memory.clone(), versioned)
+    }
+
+    /// DLPack's name of the processor's memory.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (dlpack::CPU, 0)
+    }
+
+    /// NumPy's way to the memory; not for the element types that NumPy lacks.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dtype = self.memory.dtype();
+        let typestr = typestr(dtype).ok_or_else(|| {
+            PyAttributeError::new_err(format!("NumPy has no element type {dtype}"))
+        })?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", typestr)?;
+        interface.set_item("shape", self.shape(py)?)?;
+        interface.set_item("data", (self.address(), false))?;
+        Ok(interface)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Buffer({} {})", self.memory.dtype(), self.memory.shape())
+    }
+}

@@ -1,0 +1,343 @@
+//! Starting collectives: each returns a handle at once. Buffers are worked on in place where input
+//! and result have the same size; otherwise the handle's result is new memory.
+//!
+//! A handle's `wait` gives a list of buffers, or of `(buffer, rows from each member)` where ranks
+//! may give different numbers of rows.
+
+use gradwire_worker::{
+    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
+    BroadcastOptions, GatherOptions, JoinOptions, ReceiveOptions, ReduceOptions,
+    ReduceScatterOptions, ScatterOptions, SendOptions, SharedBuffer,
+};
+use pyo3::prelude::*;
+
+use crate::{
+    buffer::{self, Buffer},
+    error::{Raise, Told},
+    handle::Handle,
+    options::{Common, apply, reduce_op},
+    session::{ProcessSet, Session},
+};
+
+type Set<'py> = Option<PyRef<'py, ProcessSet>>;
+
+fn common(name: Option<String>, priority: i32, set: &Set<'_>) -> Common {
+    Common::new(name, priority, set.as_deref())
+}
+
+/// One tensor goes as itself, several as a group.
+enum Parts {
+    One(SharedBuffer),
+    Group(Vec<SharedBuffer>),
+}
+
+fn parts(mut tensors: Vec<PyRef<'_, Buffer>>) -> Parts {
+    match tensors.len() {
+        1 => Parts::One(tensors.remove(0).memory.clone()),
+        _ => Parts::Group(tensors.iter().map(|tensor| tensor.memory.clone()).collect()),
+    }
+}
+
+fn sizes(dims: &[u64]) -> Vec<usize> {
+    dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX)).collect()
+}
+
+#[pymethods]
+impl Session {
+    /// Reduces, in place; several buffers are one group.
+    #[pyo3(signature = (tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0, process_set=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<PyRef<'_, Buffer>>,
+        op: &str,
+        name: Option<String>,
+        priority: i32,
+        prescale: f64,
+        postscale: f64,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let op = reduce_op(op).or_raise(py)?;
+        let options = apply!(common, AllreduceOptions::default());
+        let options = options.op(op).prescale(prescale).postscale(postscale);
+        let called = common.called("allreduce");
+        let parts = parts(tensors);
+        py.detach(|| match parts {
+            Parts::One(tensor) => {
+                self.inner.allreduce_async(tensor, options).map(|h| Handle::new(called, h))
+            }
+            Parts::Group(all) => {
+                self.inner.grouped_allreduce_async(all, options).map(|h| Handle::new(called, h))
+            }
+        })
+        .or_raise(py)
+    }
+
+    /// Combines with Adasum, in place.
+    #[pyo3(signature = (tensor, *, name=None, priority=0, process_set=None))]
+    fn adasum(
+        &self,
+        py: Python<'_>,
+        tensor: PyRef<'_, Buffer>,
+        name: Option<String>,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let options = apply!(common, AdasumOptions::default());
+        let tensor = tensor.memory.clone();
+        let handle = py.detach(|| self.inner.adasum_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(common.called("adasum"), handle))
+    }
+
+    /// Reduces to the root, in place there.
+    #[pyo3(signature = (tensor, root, op, *, name=None, priority=0, prescale=1.0, postscale=1.0, process_set=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        tensor: PyRef<'_, Buffer>,
+        root: u32,
+        op: &str,
+        name: Option<String>,
+        priority: i32,
+        prescale: f64,
+        postscale: f64,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let op = reduce_op(op).or_raise(py)?;
+        let options = apply!(common, ReduceOptions::to_rank(root));
+        let options = options.op(op).prescale(prescale).postscale(postscale);
+        let tensor = tensor.memory.clone();
+        let handle = py.detach(|| self.inner.reduce_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(common.called("reduce"), handle))
+    }
+
+    /// Gives every rank the root's tensor, in place.
+    #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        tensor: PyRef<'_, Buffer>,
+        root: u32,
+        name: Option<String>,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let options = apply!(common, BroadcastOptions::from_rank(root));
+        let tensor = tensor.memory.clone();
+        let handle = py.detach(|| self.inner.broadcast_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(common.called("broadcast"), handle))
+    }
+
+    /// Gives every rank all ranks' rows; several buffers are one group.
+    #[pyo3(signature = (tensors, *, name=None, priority=0, process_set=None))]
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<PyRef<'_, Buffer>>,
+        name: Option<String>,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let options = apply!(common, AllgatherOptions::default());
+        let called = common.called("allgather");
+        let parts = parts(tensors);
+        py.detach(|| match parts {
+            Parts::One(tensor) => {
+                self.inner.allgather_async(tensor, options).map(|h| Handle::new(called, h))
+            }
+            Parts::Group(all) => {
+                self.inner.grouped_allgather_async(all, options).map(|h| Handle::new(called, h))
+            }
+        })
+        .or_raise(py)
+    }
+
+    /// Gives the root all ranks' rows; nothing elsewhere.
+    #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        tensor: PyRef<'_, Buffer>,
+        root: u32,
+        name: Option<String>,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let options = apply!(common, GatherOptions::to_rank(root));
+        let tensor = tensor.memory.clone();
+        let handle = py.detach(|| self.inner.gather_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(common.called("gather"), handle))
+    }
+
+    /// Gives every rank its rows of the root's tensor, which only the root gives. The others say of
+    /// which type it is, and may say which shape they expect, which saves a round if it is right.
+    #[pyo3(signature = (tensor, root, *, splits=None, dtype=None, expecting=None, name=None, priority=0, process_set=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        tensor: Option<PyRef<'_, Buffer>>,
+        root: u32,
+        splits: Option<Vec<u64>>,
+        dtype: Option<&str>,
+        expecting: Option<Vec<u64>>,
+        name: Option<String>,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let mut options = apply!(common, ScatterOptions::from_rank(root));
+        if let Some(splits) = splits {
+            options = options.splits(&splits);
+        }
+        if let Some(name) = dtype {
+            options = options.dtype(buffer::dtype(name).or_raise(py)?);
+        }
+        if let Some(dims) = expecting {
+            options = options.expecting(&sizes(&dims));
+        }
+        let tensor = tensor.map(|tensor| tensor.memory.clone());
+        let handle = py.detach(|| self.inner.scatter_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(common.called("scatter"), handle))
+    }
+
+    /// Gives every rank its rows of the reduction; several buffers are one group.
+    #[pyo3(signature = (tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0, process_set=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn reducescatter(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<PyRef<'_, Buffer>>,
+        op: &str,
+        name: Option<String>,
+        priority: i32,
+        prescale: f64,
+        postscale: f64,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let op = reduce_op(op).or_raise(py)?;
+        let options = apply!(common, ReduceScatterOptions::default());
+        let options = options.op(op).prescale(prescale).postscale(postscale);
+        let called = common.called("reducescatter");
+        let parts = parts(tensors);
+        py.detach(|| match parts {
+            Parts::One(tensor) => {
+                self.inner.reducescatter_async(tensor, options).map(|h| Handle::new(called, h))
+            }
+            Parts::Group(all) => {
+                self.inner.grouped_reducescatter_async(all, options).map(|h| Handle::new(called, h))
+            }
+        })
+        .or_raise(py)
+    }
+
+    /// Gives every rank its rows of every rank's tensor.
+    #[pyo3(signature = (tensor, *, splits=None, name=None, priority=0, process_set=None))]
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        tensor: PyRef<'_, Buffer>,
+        splits: Option<Vec<u64>>,
+        name: Option<String>,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, priority, &process_set);
+        let mut options = apply!(common, AlltoallOptions::default());
+        if let Some(splits) = splits {
+            options = options.splits(&splits);
+        }
+        let tensor = tensor.memory.clone();
+        let handle = py.detach(|| self.inner.alltoall_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(common.called("alltoall"), handle))
+    }
+
+    /// Sends a tensor to a rank.
+    #[pyo3(signature = (tensor, to, *, tag=0, priority=0, process_set=None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        tensor: PyRef<'_, Buffer>,
+        to: u32,
+        tag: u32,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let mut options = SendOptions::to_rank(to).tag(tag).priority(priority);
+        if let Some(set) = &process_set {
+            options = options.process_set(&set.inner);
+        }
+        let tensor = tensor.memory.clone();
+        let handle = py.detach(|| self.inner.send_async(tensor, options)).or_raise(py)?;
+        Ok(Handle::new(format!("send to {to}"), handle))
+    }
+
+    /// Receives a tensor from a rank: into `into`, or as new memory of the type `dtype`.
+    #[pyo3(signature = (source, *, into=None, dtype=None, expecting=None, tag=0, priority=0, process_set=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
+    fn receive(
+        &self,
+        py: Python<'_>,
+        source: u32,
+        into: Option<PyRef<'_, Buffer>>,
+        dtype: Option<&str>,
+        expecting: Option<Vec<u64>>,
+        tag: u32,
+        priority: i32,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let mut options = ReceiveOptions::from_rank(source).tag(tag).priority(priority);
+        if let Some(set) = &process_set {
+            options = options.process_set(&set.inner);
+        }
+        if let Some(dims) = expecting {
+            options = options.expecting(&sizes(&dims));
+        }
+        let called = format!("receive from {source}");
+        if let Some(into) = into {
+            let into = into.memory.clone();
+            let handle = py.detach(|| self.inner.receive_into_async(into, options)).or_raise(py)?;
+            return Ok(Handle::new(called, handle));
+        }
+        let Some(name) = dtype else {
+            return Err(Told::invalid("receive needs `into` or `dtype`").raise(py));
+        };
+        let options = options.dtype(buffer::dtype(name).or_raise(py)?);
+        let started = py.detach(|| self.inner.receive_async::<SharedBuffer>(options));
+        Ok(Handle::new(called, started.or_raise(py)?))
+    }
+
+    /// Ends once every rank has come.
+    #[pyo3(signature = (*, name=None, process_set=None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        name: Option<String>,
+        process_set: Set<'_>,
+    ) -> PyResult<Handle> {
+        let common = common(name, 0, &process_set);
+        let options = apply!(common, BarrierOptions::default());
+        let handle = py.detach(|| self.inner.barrier_with_async(options)).or_raise(py)?;
+        Ok(Handle::new(common.called("barrier"), handle))
+    }
+
+    /// This rank has no more data; ends with the last rank's number when none has.
+    #[pyo3(signature = (*, process_set=None))]
+    fn join(&self, py: Python<'_>, process_set: Set<'_>) -> PyResult<Handle> {
+        let mut options = JoinOptions::default();
+        if let Some(set) = &process_set {
+            options = options.process_set(&set.inner);
+        }
+        let handle = py.detach(|| self.inner.join_async(options)).or_raise(py)?;
+        Ok(Handle::new("join", handle))
+    }
+}

@@ -1,0 +1,232 @@
+//! DLPack: memory for foreign code, in a capsule. The only room of this crate with `unsafe`.
+//!
+//! A capsule holds a pointer to a structure whose layout the DLPack standard fixes. Whoever takes
+//! it renames the capsule and calls the structure's deleter when done; a capsule that nobody took
+//! does so itself. The structure keeps the shared memory taken until then. No reference to
+//! the memory itself is ever made here: Python and the daemon look at it through pointers.
+
+use std::ffi::{CStr, c_void};
+
+use gradwire_worker::{DType, SharedBuffer};
+use pyo3::{ffi, prelude::*};
+
+const UNVERSIONED: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+
+/// `kDLCPU`.
+pub(crate) const CPU: i32 = 1;
+
+#[repr(C)]
+struct DlDataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor` of dlpack.h.
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    dtype: DlDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor` of dlpack.h: what consumers before DLPack 1.0 take.
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+/// `DLManagedTensorVersioned` of dlpack.h. Without it NumPy makes arrays that can't be written to.
+#[repr(C)]
+struct ManagedVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// What the structure points to, and the structure; freed in one.
+struct Export<M> {
+    managed: M,
+    #[expect(dead_code, reason = "held for its drop: what the structure points to stays there")]
+    kept: (Vec<i64>, Vec<i64>, SharedBuffer),
+}
+
+fn data_type(dtype: DType) -> DlDataType {
+    let code = match dtype {
+        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
+        DType::F16 | DType::F32 | DType::F64 => 2,
+        DType::Bf16 => 4,
+        DType::C64 | DType::C128 => 5,
+        DType::Bool => 6,
+        DType::F8E4m3 => 10,
+        DType::F8E5m2 => 12,
+    };
+    DlDataType { code, bits: (dtype.size() * 8) as u8, lanes: 1 }
+}
+
+fn tensor(memory: &SharedBuffer, shape: &mut [i64], strides: &mut [i64]) -> DlTensor {
+    DlTensor {
+        data: memory.as_ptr().cast(),
+        device_type: CPU,
+        device_id: 0,
+        ndim: shape.len() as i32,
+        dtype: data_type(memory.dtype()),
+        shape: shape.as_mut_ptr(),
+        strides: strides.as_mut_ptr(),
+        byte_offset: 0,
+    }
+}
+
+/// Dimensions and, in elements, the distances between neighbours. Shapes are at most 2^53 elements.
+fn geometry(memory: &SharedBuffer) -> (Vec<i64>, Vec<i64>) {
+    let shape: Vec<i64> = memory.shape().dims().iter().map(|&d| d as i64).collect();
+    let mut strides = vec![1; shape.len()];
+    for at in (1..shape.len()).rev() {
+        strides[at - 1] = strides[at] * shape[at].max(1);
+    }
+    (shape, strides)
+}
+
+/// A capsule with the memory, as the consumer's version of DLPack wants it.
+pub(crate) fn capsule(
+    py: Python<'_>,
+    memory: SharedBuffer,
+    versioned: bool,
+) -> PyResult<Bound<'_, PyAny>> {
+    let (mut shape, mut strides) = geometry(&memory);
+    let tensor = tensor(&memory, &mut shape, &mut strides);
+    if versioned {
+        let managed = ManagedVersioned {
+            major: 1,
+            minor: 1,
+            context: std::ptr::null_mut(),
+            deleter: Some(delete_versioned),
+            flags: 0,
+            tensor,
+        };
+        let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
+        // SAFETY: `export` is the pointer of a box that nobody else has, and valid; the field is
+        // only written. Its context is what `delete_versioned` takes the box back from.
+        let managed = unsafe {
+            (*export).managed.context = export.cast();
+            &raw mut (*export).managed
+        };
+        new_capsule(py, managed, VERSIONED, destroy_versioned, |managed| {
+            // SAFETY: no capsule was made, so the structure is still ours alone.
+            unsafe { delete_versioned(managed) }
+        })
+    } else {
+        let managed =
+            Managed { tensor, context: std::ptr::null_mut(), deleter: Some(delete_unversioned) };
+        let export = Box::into_raw(Box::new(Export { managed, kept: (shape, strides, memory) }));
+        // SAFETY: as above.
+        let managed = unsafe {
+            (*export).managed.context = export.cast();
+            &raw mut (*export).managed
+        };
+        new_capsule(py, managed, UNVERSIONED, destroy_unversioned, |managed| {
+            // SAFETY: as above.
+            unsafe { delete_unversioned(managed) }
+        })
+    }
+}
+
+fn new_capsule<'py, M>(
+    py: Python<'py>,
+    managed: *mut M,
+    name: &'static CStr,
+    destroy: unsafe extern "C" fn(*mut ffi::PyObject),
+    give_up: impl FnOnce(*mut M),
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the interpreter is attached; the pointer is not null and lives until the deleter is
+    // called; the name is static; the destructor is for capsules of just this name.
+    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), name.as_ptr(), Some(destroy)) };
+    // SAFETY: a new reference, or null with an exception set.
+    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
+    if capsule.is_err() {
+        give_up(managed);
+    }
+    capsule
+}
+
+/// Copies bytes to the beginning of the memory; as many as fit.
+pub(crate) fn write(memory: &SharedBuffer, bytes: &[u8]) {
+    let count = bytes.len().min(memory.byte_len() as usize);
+    // SAFETY: the memory is at least `count` bytes long and mapped while `memory` lives; nobody has
+    // a reference to it, and `bytes` is Python's own.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), count) };
+}
+
+/// Copies the beginning of the memory; as much as `into` takes.
+pub(crate) fn read(memory: &SharedBuffer, into: &mut [u8]) {
+    let count = into.len().min(memory.byte_len() as usize);
+    // SAFETY: as above; `into` is borrowed mutably.
+    unsafe { std::ptr::copy_nonoverlapping(memory.as_ptr(), into.as_mut_ptr(), count) };
+}
+
+/// # Safety
+/// `managed` is part of an [`Export`] that [`capsule`] made, and is not used after this.
+unsafe extern "C" fn delete_unversioned(managed: *mut Managed) {
+    // SAFETY: the context is the pointer of the box that holds the structure. Consumers call this
+    // once; letting go of the memory needs no interpreter.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) });
+}
+
+/// # Safety
+/// As [`delete_unversioned`].
+unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
+    // SAFETY: as there.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
+}
+
+/// The structure in a capsule that still has its name: nobody has taken it.
+///
+/// # Safety
+/// `capsule` is a capsule and the interpreter is attached.
+unsafe fn untaken(capsule: *mut ffi::PyObject, name: &CStr) -> *mut c_void {
+    // SAFETY: by the contract; the name is compared before the pointer is asked for, so no
+    // exception is set.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
+            ffi::PyCapsule_GetPointer(capsule, name.as_ptr())
+        } else {
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// # Safety
+/// Python calls it, once, with a capsule that [`capsule`] made.
+unsafe extern "C" fn destroy_unversioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: by the contract; what was not taken is ours to delete.
+    unsafe {
+        let managed = untaken(capsule, UNVERSIONED);
+        if !managed.is_null() {
+            delete_unversioned(managed.cast());
+        }
+    }
+}
+
+/// # Safety
+/// As [`destroy_unversioned`].
+unsafe extern "C" fn destroy_versioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: as there.
+    unsafe {
+        let managed = untaken(capsule, VERSIONED);
+        if !managed.is_null() {
+            delete_versioned(managed.cast());
+        }
+    }
+}

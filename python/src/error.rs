@@ -1,0 +1,105 @@
+//! Errors on their way to Python: the classes of `gradwire._errors`, which say what they mean.
+
+use gradwire_worker::{Failure, FailureKind, GradwireError};
+use pyo3::{prelude::*, sync::PyOnceLock, types::PyDict};
+
+/// An error with all that Python is told of it; cloned where it is raised again.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    class: &'static str,
+    text: String,
+    kind: &'static str,
+    rank: Option<u32>,
+    host: String,
+    tensor: String,
+}
+
+impl Told {
+    /// A call that asks for something impossible; nothing was started.
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+        Self::plain("InvalidRequest", "invalid", text.into())
+    }
+
+    fn plain(class: &'static str, kind: &'static str, text: String) -> Self {
+        Self { class, text, kind, rank: None, host: String::new(), tensor: String::new() }
+    }
+
+    fn failed(failure: &Failure) -> Self {
+        let (class, kind) = match failure.kind {
+            FailureKind::Disagreement => ("Disagreement", "disagreement"),
+            FailureKind::Invalid => ("InvalidRequest", "invalid"),
+            FailureKind::WorkerLost => ("PeerLost", "worker-lost"),
+            FailureKind::NodeLost => ("PeerLost", "node-lost"),
+            FailureKind::ConnectionLost => ("PeerLost", "connection-lost"),
+            FailureKind::CoordinatorLost => ("PeerLost", "coordinator-lost"),
+            FailureKind::RankLeft => ("PeerLost", "rank-left"),
+            FailureKind::Protocol => ("GradwireError", "protocol"),
+            FailureKind::Resource => ("OutOfResources", "resource"),
+            FailureKind::Timeout => ("WaitTimeout", "timeout"),
+            FailureKind::Cancelled => ("Cancelled", "cancelled"),
+            FailureKind::Internal => ("GradwireError", "internal"),
+        };
+        Self {
+            class,
+            text: failure.to_string(),
+            kind,
+            rank: failure.rank.map(|rank| rank.0),
+            host: failure.host.clone(),
+            tensor: failure.tensor.clone(),
+        }
+    }
+
+    /// The exception, to be raised.
+    pub(crate) fn raise(&self, py: Python<'_>) -> PyErr {
+        match self.exception(py) {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        }
+    }
+
+    fn exception<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+        let classes =
+            CLASSES.get_or_try_init(py, || py.import("gradwire._errors").map(Bound::unbind))?;
+        let facts = PyDict::new(py);
+        facts.set_item("kind", self.kind)?;
+        facts.set_item("rank", self.rank)?;
+        facts.set_item("host", &self.host)?;
+        facts.set_item("tensor", &self.tensor)?;
+        classes.bind(py).getattr(self.class)?.call((&self.text,), Some(&facts))
+    }
+}
+
+impl From<GradwireError> for Told {
+    fn from(error: GradwireError) -> Self {
+        use GradwireError as E;
+        let text = || error.to_string();
+        match &error {
+            E::Failed(failure) => Self::failed(failure),
+            E::NotLaunched { .. } => Self::plain("NotLaunched", "not-launched", text()),
+            E::Setting { .. } | E::Secret(_) | E::Invalid(_) | E::Type(_) | E::Request(_) => {
+                Self::invalid(text())
+            }
+            E::Timeout { .. } => Self::plain("WaitTimeout", "timeout", text()),
+            E::Forked { .. } => Self::plain("Forked", "forked", text()),
+            E::Closed => Self::plain("NotInitialized", "closed", text()),
+            E::Arena(_) | E::Segment(_) | E::System { .. } => {
+                Self::plain("OutOfResources", "resource", text())
+            }
+            E::Connect { .. } => Self::plain("PeerLost", "node-lost", text()),
+            _ => Self::plain("GradwireError", "internal", text()),
+        }
+    }
+}
+
+/// Makes results of the worker library Python's.
+pub(crate) trait Raise<T> {
+    /// The value, or the exception.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T, E: Into<Told>> Raise<T> for Result<T, E> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| error.into().raise(py))
+    }
+}

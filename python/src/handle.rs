@@ -1,0 +1,225 @@
+//! Operations in flight, for Python.
+//!
+//! WAIT: a wait sleeps in slices of [`SLICE`] without the interpreter, and looks for signals
+//! between them, so that Ctrl-C ends it and other Python threads run meanwhile.
+
+use std::{
+    fmt,
+    sync::{Mutex, PoisonError, TryLockError},
+    time::{Duration, Instant},
+};
+
+use gradwire_worker::{Gathered, GradwireError, ProcessSet, SharedBuffer, WaitError};
+use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
+
+use crate::{buffer::Buffer, error::Told, session};
+
+/// How long a waiter may be deaf to signals.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// What an operation comes to.
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    Nothing,
+    Number(u64),
+    Buffers(Vec<SharedBuffer>),
+    Gathered(Vec<(SharedBuffer, Vec<u64>)>),
+    Set(ProcessSet),
+}
+
+impl Value {
+    fn to_python(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self {
+            Self::Nothing => Ok(py.None()),
+            Self::Number(number) => number.into_py_any(py),
+            Self::Buffers(all) => {
+                PyList::new(py, all.iter().cloned().map(Buffer::from))?.into_py_any(py)
+            }
+            Self::Gathered(all) => {
+                let all = all.iter().cloned().map(|(memory, rows)| (Buffer::from(memory), rows));
+                PyList::new(py, all)?.into_py_any(py)
+            }
+            Self::Set(set) => session::ProcessSet::from(set.clone()).into_py_any(py),
+        }
+    }
+}
+
+/// Results of the worker library as values.
+pub(crate) trait IntoValue: Send + 'static {
+    fn into_value(self) -> Value;
+}
+
+impl IntoValue for () {
+    fn into_value(self) -> Value {
+        Value::Nothing
+    }
+}
+
+impl IntoValue for u32 {
+    fn into_value(self) -> Value {
+        Value::Number(u64::from(self))
+    }
+}
+
+impl IntoValue for SharedBuffer {
+    fn into_value(self) -> Value {
+        Value::Buffers(vec![self])
+    }
+}
+
+impl IntoValue for Vec<SharedBuffer> {
+    fn into_value(self) -> Value {
+        Value::Buffers(self)
+    }
+}
+
+impl IntoValue for Gathered<SharedBuffer> {
+    fn into_value(self) -> Value {
+        vec![self].into_value()
+    }
+}
+
+impl IntoValue for Vec<Gathered<SharedBuffer>> {
+    fn into_value(self) -> Value {
+        Value::Gathered(self.into_iter().map(|one| (one.tensor, one.rows)).collect())
+    }
+}
+
+impl IntoValue for Option<Gathered<SharedBuffer>> {
+    fn into_value(self) -> Value {
+        self.map_or(Value::Nothing, IntoValue::into_value)
+    }
+}
+
+impl IntoValue for ProcessSet {
+    fn into_value(self) -> Value {
+        Value::Set(self)
+    }
+}
+
+/// An input that is kept until the operation has ended, and the result that matters.
+impl<I: Send + 'static, R: IntoValue> IntoValue for (I, R) {
+    fn into_value(self) -> Value {
+        self.1.into_value()
+    }
+}
+
+/// Something that ends.
+pub(crate) trait Running: Send {
+    /// Whether it has ended.
+    fn poll(&self) -> bool;
+    /// Its end, or itself again when that has not come within the time.
+    fn wait(self: Box<Self>, within: Duration) -> Result<Result<Value, Told>, Box<dyn Running>>;
+}
+
+impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
+    fn poll(&self) -> bool {
+        Self::poll(self)
+    }
+
+    fn wait(self: Box<Self>, within: Duration) -> Result<Result<Value, Told>, Box<dyn Running>> {
+        match (*self).wait_deadline(within) {
+            Ok(payload) => Ok(Ok(payload.into_value())),
+            Err(WaitError::Failed(error)) => Ok(Err(error.into())),
+            Err(WaitError::Timeout { handle, .. }) => Err(Box::new(handle)),
+        }
+    }
+}
+
+enum State {
+    Running(Box<dyn Running>),
+    Ended(Result<Value, Told>),
+    /// Between the two, while it is locked.
+    Taken,
+}
+
+/// An operation in flight. Waiting again gives the same result again.
+#[pyclass(frozen, module = "gradwire._native")]
+pub(crate) struct Handle {
+    name: String,
+    state: Mutex<State>,
+}
+
+impl Handle {
+    pub(crate) fn new(name: impl Into<String>, running: impl Running + 'static) -> Self {
+        Self { name: name.into(), state: Mutex::new(State::Running(Box::new(running))) }
+    }
+
+    /// Waits this long at most; none if that was not enough.
+    fn wait_slice(&self, within: Duration) -> Option<Result<Value, Told>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = match std::mem::replace(&mut *state, State::Taken) {
+            State::Running(running) => match running.wait(within) {
+                Ok(outcome) => outcome,
+                Err(running) => {
+                    *state = State::Running(running);
+                    return None;
+                }
+            },
+            State::Ended(outcome) => outcome,
+            State::Taken => Err(GradwireError::Closed.into()),
+        };
+        *state = State::Ended(outcome.clone());
+        Some(outcome)
+    }
+}
+
+#[pymethods]
+impl Handle {
+    /// The operation's name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether `wait` would return at once.
+    fn poll(&self, py: Python<'_>) -> bool {
+        py.detach(|| match self.state.try_lock() {
+            Ok(state) => match &*state {
+                State::Running(running) => running.poll(),
+                State::Ended(_) | State::Taken => true,
+            },
+            // Somebody waits for it at this moment.
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Poisoned(_)) => true,
+        })
+    }
+
+    /// Waits for the result: a list of buffers, of `(buffer, rows)`, a number, a process set or
+    /// nothing. With a `timeout` in seconds it raises `WaitTimeout` then; the operation goes on.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let limit = match timeout {
+            None => None,
+            Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|error| {
+                Told::invalid(format!("timeout={seconds} is not usable: {error}")).raise(py)
+            })?),
+        };
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        loop {
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            let within = left.map_or(SLICE, |left| left.min(SLICE));
+            if let Some(outcome) = py.detach(|| self.wait_slice(within)) {
+                return match outcome {
+                    Ok(value) => value.to_python(py),
+                    Err(told) => Err(told.raise(py)),
+                };
+            }
+            py.check_signals()?;
+            if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {
+                let what = format!("the operation on tensor '{}'", self.name);
+                return Err(Told::from(GradwireError::Timeout { what, after }).raise(py));
+            }
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Handle({})", self.name)
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.__repr__())
+    }
+}

@@ -1,0 +1,41 @@
+//! The native half of the Python package `gradwire`: the module `gradwire._native`.
+//!
+//! It knows sessions, memory and handles, and nothing of NumPy, PyTorch or pickle: those are the
+//! Python half's. What it adds to the worker library is what an interpreter needs:
+//!
+//! - every wait lets other Python threads run, and ends with Ctrl-C within 50 ms;
+//! - memory is shared with whoever understands DLPack or NumPy's array interface, and stays
+//!   taken while anybody, Python or the daemon, still uses it;
+//! - every error is a Python exception with the cause, the rank, the host and the tensor.
+//!
+//! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
+//! (waiting for them), `buffer` and `dlpack` (memory), `error`.
+
+#![deny(unsafe_code)]
+
+use pyo3::prelude::*;
+
+mod buffer;
+mod collectives;
+#[expect(unsafe_code, reason = "the one room where memory is handed to foreign code")]
+mod dlpack;
+mod error;
+mod handle;
+mod options;
+mod session;
+
+/// The module `gradwire._native`.
+#[pymodule(name = "_native", gil_used = true)]
+mod native {
+    #[pymodule_export]
+    use crate::{
+        buffer::Buffer,
+        handle::Handle,
+        session::{ProcessSet, Session},
+    };
+
+    /// The version of the package and its programs.
+    #[expect(non_upper_case_globals, reason = "Python's name")]
+    #[pymodule_export]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

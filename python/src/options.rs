@@ -1,0 +1,53 @@
+//! What all collectives are told alike: name, priority, process set, and how to reduce.
+
+use gradwire_worker::{ProcessSet, ReduceOp};
+
+use crate::{error::Told, session};
+
+/// Name, priority and process set of an operation.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) name: Option<String>,
+    pub(crate) priority: i32,
+    pub(crate) set: Option<ProcessSet>,
+}
+
+impl Common {
+    pub(crate) fn new(
+        name: Option<String>,
+        priority: i32,
+        set: Option<&session::ProcessSet>,
+    ) -> Self {
+        Self { name, priority, set: set.map(|set| set.inner.clone()) }
+    }
+
+    /// What the handle is called in messages.
+    pub(crate) fn called(&self, collective: &str) -> String {
+        self.name.clone().unwrap_or_else(|| collective.to_owned())
+    }
+}
+
+/// Gives options of the worker library what [`Common`] says.
+macro_rules! apply {
+    ($common:expr, $options:expr) => {{
+        let common: &$crate::options::Common = &$common;
+        let mut options = $options.priority(common.priority);
+        if let Some(name) = &common.name {
+            options = options.name(name.clone());
+        }
+        if let Some(set) = &common.set {
+            options = options.process_set(set);
+        }
+        options
+    }};
+}
+
+pub(crate) use apply;
+
+/// The reduction of that name.
+pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, Told> {
+    ReduceOp::ALL.iter().copied().find(|op| op.name() == name).ok_or_else(|| {
+        let all: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
+        Told::invalid(format!("there is no reduction {name:?}: they are {}", all.join(", ")))
+    })
+}

@@ -1,0 +1,37 @@
+"""How tests start jobs: real ones, with the programs of the installed wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, LIMIT, Job
+
+# What is in there runs on the ranks of jobs that test_jobs.py starts.
+collect_ignore = [] if "GWTEST_RANK" in os.environ else ["ranks"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Runs a program's text as the ranks of a job, or by itself, and gives what it wrote."""
+
+    def run(text: str, ranks: int | None = 2, **variables: str) -> subprocess.CompletedProcess[str]:
+        program = tmp_path / "program.py"
+        program.write_text(textwrap.dedent(text))
+        words = [sys.executable, str(program)]
+        if ranks is not None:
+            words = [LAUNCHER, "run", "-np", str(ranks), "--", *words]
+        return subprocess.run(
+            words,
+            env={**os.environ, "TEST_FOLDER": str(tmp_path), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT,
+        )
+
+    return run

@@ -1,0 +1,45 @@
+"""The tests in ranks/ on jobs of two and four ranks, on one and two nodes, and under torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+HERE = Path(__file__).parent
+PROGRAMS = Path(sys.executable).parent
+# Only whoever names these files runs them.
+RANKS = [str(HERE / "ranks" / name) for name in ("collectives.py", "training.py")]
+PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
+# Nothing may hang; no test is about how long anything takes.
+LIMIT = 900
+
+
+def _run(words: list[str]) -> None:
+    done = subprocess.run(
+        words,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+        cwd=HERE,  # not where the package's source would be taken for the package
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
+    assert " passed" in done.stdout or "[100%]" in done.stdout, done.stdout[-20_000:]
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1"])
+def test_under_gradwire_run(hosts: str) -> None:
+    ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+    launch = [str(PROGRAMS / "gradwire"), "run", "-np", str(ranks), "-H", hosts, "--"]
+    _run([*launch, sys.executable, *PYTEST])
+
+
+def test_under_torchrun() -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    _run([*launch, *PYTEST])

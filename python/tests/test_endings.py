@@ -1,0 +1,142 @@
+"""How processes end, and what the others are told: Ctrl-C, exceptions, exits, forks, deaths."""
+
+from __future__ import annotations
+
+from launching import Job
+
+
+def test_an_exception_is_told_to_the_others(job: Job) -> None:
+    done = job(
+        """
+        import gradwire as gw, numpy as np
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 1:
+            raise ValueError("the data has a hole")
+        try:
+            gw.allreduce(np.ones(3), name="waits")
+        except gw.GradwireError as error:
+            print("TOLD", error.rank, error, flush=True)
+        """
+    )
+    assert done.returncode != 0
+    [told] = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert "TOLD 1 " in told and "ValueError: the data has a hole" in told, done.stdout
+
+
+def test_a_killed_rank_is_named(job: Job) -> None:
+    done = job(
+        """
+        import os, signal
+        import gradwire as gw, numpy as np
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            gw.allreduce(np.ones(3), name="waits")
+        except gw.PeerLost as error:
+            print("TOLD", error.kind, error.rank, bool(error.host), flush=True)
+        """
+    )
+    assert "TOLD worker-lost 1 True" in done.stdout, done.stdout
+
+
+def test_ctrl_c_ends_a_wait_and_others_run_meanwhile(job: Job) -> None:
+    done = job(
+        """
+        import os, pathlib, signal, threading, time
+        import gradwire as gw, numpy as np
+        gw.init()
+        flag = pathlib.Path(os.environ["TEST_FOLDER"]) / "interrupted"
+        if gw.rank() == 0:
+            counted = 0
+            def count():
+                global counted
+                while not flag.exists():
+                    counted += 1
+                    time.sleep(0.01)
+                    if counted == 30:
+                        os.kill(os.getpid(), signal.SIGINT)
+            threading.Thread(target=count).start()
+            handle = gw.allreduce_async(np.ones(3), name="waits", op=gw.Sum)
+            try:
+                handle.wait()
+            except KeyboardInterrupt:
+                print("INTERRUPTED", counted >= 30)
+            flag.touch()
+            print("WENT ON", handle.wait()[0])
+        else:
+            while not flag.exists():
+                time.sleep(0.05)
+            gw.allreduce(np.ones(3), name="waits", op=gw.Sum)
+        """
+    )
+    assert "INTERRUPTED True" in done.stdout and "WENT ON 2.0" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_exit_with_work_in_flight(job: Job) -> None:
+    done = job(
+        """
+        import gradwire as gw, numpy as np
+        gw.init()
+        handles = [gw.allreduce_async(np.ones(100_000), name=f"n{at}") for at in range(8)]
+        if gw.rank() == 1:
+            lonely = gw.allreduce_async(np.ones(10), name="nobody else has it")
+        print("LEAVES", gw.rank())
+        """
+    )
+    assert done.stdout.count("LEAVES") == 2, done.stdout
+    # It neither aborts nor hangs; whether somebody is missed depends on who leaves first.
+    assert "SIGABRT" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
+
+
+def test_a_good_end_is_quiet(job: Job) -> None:
+    done = job("import gradwire as gw; gw.init(); gw.barrier(); print('RANK', gw.rank())")
+    assert done.returncode == 0
+    assert sorted(done.stdout.split()) == ["RANK", "RANK", "[0]", "[1]", "0", "1"] or (
+        sorted(done.stdout.splitlines()) == ["[0] RANK 0", "[1] RANK 1"]
+    ), done.stdout
+
+
+def test_a_forked_child_is_inert_and_says_so(job: Job) -> None:
+    done = job(
+        """
+        import os, sys
+        import gradwire as gw, numpy as np
+        gw.init()
+        kept = gw.allreduce_async(np.ones(3), name="before", op=gw.Sum)
+        child = os.fork()
+        if child == 0:
+            for call in (lambda: gw.allreduce(np.ones(3)), gw.init, kept.wait, gw.rank):
+                try:
+                    call()
+                except gw.Forked as error:
+                    print("CHILD", "forked" in str(error), flush=True)
+            print("CHILD IS", gw.is_initialized(), flush=True)
+            sys.exit(0)  # through all of the interpreter's end
+        assert os.waitpid(child, 0)[1] == 0
+        print("PARENT", kept.wait()[0], gw.allreduce(np.ones(3), name="after", op=gw.Sum)[0])
+        """
+    )
+    assert done.stdout.count("CHILD True") == 8, done.stdout
+    assert done.stdout.count("CHILD IS False") == 2, done.stdout
+    assert done.stdout.count("PARENT 2.0 2.0") == 2, done.stdout
+    assert done.returncode == 0
+
+
+def test_without_init(job: Job) -> None:
+    done = job(
+        """
+        import gradwire as gw, numpy as np
+        gw.shutdown()
+        for call in (gw.rank, gw.barrier, lambda: gw.allreduce(np.ones(3))):
+            try:
+                call()
+            except ValueError as error:
+                print("TOLD", "init()" in str(error), isinstance(error, gw.NotInitialized))
+        """,
+        ranks=None,
+    )
+    assert done.stdout.count("TOLD True True") == 3, done.stdout

@@ -1,0 +1,34 @@
+"""The tests in ranks/ on jobs of one to four ranks, on one and on two nodes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, LIMIT
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("hosts", ["", "127.0.0.1:2", "127.0.0.1:2,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:2"])
+def test_on_the_ranks_of(hosts: str) -> None:
+    words = [str(Path(sys.executable).parent / "pytest"), "-x", "-q", "-p", "no:cacheprovider"]
+    words += ["-W", "ignore::DeprecationWarning", str(HERE / "ranks")]
+    if hosts:
+        ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+        words = [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *words]
+    # Without hosts it is one process that nobody launched.
+    variables = {**os.environ, "GWTEST_RANK": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        words,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=2 * LIMIT,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
+    assert "passed" in done.stdout or "[100%]" in done.stdout

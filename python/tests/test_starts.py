@@ -1,0 +1,131 @@
+"""The ways into a job: gradwire.run, torchrun, nobody."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from functions import raises, shares
+from launching import LIMIT, Job
+
+import gradwire
+
+SCRIPT = """
+import os
+import gradwire as gw, numpy as np
+gw.init()
+total = gw.allreduce(np.full(3, gw.rank() + 1.0), op=gw.Sum)
+print(f"RANK {gw.rank()} of {gw.size()} local {gw.local_rank()} of {gw.local_size()} sum {total[0]}", flush=True)
+"""
+
+
+def test_a_function_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    results = gradwire.run(shares, (1.0,), {"last": 5.0}, np=3)
+    assert results == [(0, 7.0), (1, 7.0), (2, 7.0)]
+    assert "rank 2 says hello" in capsys.readouterr().out
+
+
+def test_a_function_that_fails() -> None:
+    with pytest.raises(gradwire.GradwireError, match="LookupError: nothing there") as caught:
+        gradwire.run(raises, np=2)
+    assert caught.value.rank == 1
+    with pytest.raises(ValueError, match="np=0"):
+        gradwire.run(raises, np=0)
+
+
+def test_nobody_starts_it(job: Job) -> None:
+    done = job(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size())\n", ranks=None)
+    assert "RANK 0 of 1 local 0 of 1 sum 1.0" in done.stdout, done.stdout
+    assert "AGAIN 1" in done.stdout and done.returncode == 0, done.stdout
+    # Nothing else is said, and its services have ended with it (CLEAN).
+    assert len(done.stdout.splitlines()) == 2, done.stdout
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(SCRIPT)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*words, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    for rank in range(2):
+        assert f"RANK {rank} of 2 local {rank} of 2 sum 3.0" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(SCRIPT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    places = [(0, 0, 2), (1, 1, 2), (2, 0, 1)]  # two ranks on one node, one on the other
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "3",
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(slots),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, local, slots in places
+    ]
+    for process, (rank, local, slots) in zip(ranks, places):
+        said, _ = process.communicate(timeout=LIMIT)
+        assert f"RANK {rank} of 3 local {local} of {slots} sum 6.0" in said, said
+        assert process.returncode == 0, said
+
+
+def test_half_of_torchruns_variables(job: Job) -> None:
+    done = job(SCRIPT, ranks=None, RANK="0", WORLD_SIZE="2")
+    assert done.returncode != 0
+    assert "NotLaunched" in done.stdout and "LOCAL_RANK" in done.stdout, done.stdout
+
+
+def test_process_sets_at_the_start(job: Job) -> None:
+    done = job(
+        """
+        import gradwire as gw, numpy as np
+        sets = [gw.ProcessSet([0]), gw.ProcessSet([1, 2])]
+        gw.init(process_sets=sets)
+        own = sets[min(gw.rank(), 1)]
+        print("SUM", gw.rank(), gw.allreduce(np.ones(1), op=gw.Sum, process_set=own)[0], flush=True)
+        try:
+            gw.init(comm=[0])
+        except Exception as error:
+            print("WRONG", error)
+        """,
+        ranks=3,
+    )
+    assert [f"SUM {rank} {total}" in done.stdout for rank, total in ((0, 1.0), (1, 2.0), (2, 2.0))] == [True] * 3
+    assert "WRONG" not in done.stdout and done.returncode == 0, done.stdout
+
+
+def test_a_part_of_the_job_as_comm(job: Job) -> None:
+    done = job("import gradwire as gw; gw.init(comm=[0])")
+    assert done.returncode != 0 and "use process sets" in done.stdout, done.stdout
+
+
+def test_a_function_of_the_notebook() -> None:
+    pytest.importorskip("cloudpickle")
+    there = {"factor": 3}
+    # It need not even become a rank.
+    assert gradwire.run(lambda x: x * there["factor"], (4,), np=2) == [12, 12]
