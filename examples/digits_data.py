@@ -1,4 +1,4 @@
-"""The digits and the network of the examples for torch.distributed: nothing here knows of ranks."""
+"""The digits and the network of the examples: nothing here knows of ranks."""
 
 import gzip
 from pathlib import Path

@@ -6,45 +6,14 @@ Every rank trains on its share of each batch, so the result is that of one proce
 """
 
 import argparse
-import gzip
-from pathlib import Path
 
 import torch
-from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import gradwire.torch as hvd
-
-DATA = Path(__file__).parent.parent / "worker-lib" / "examples" / "digits" / "optdigits.csv.gz"
-TEST_IMAGES = 360
-
-
-def load() -> tuple[TensorDataset, TensorDataset]:
-    """1797 images of 8 by 8 pixels, and their digits, in one order everywhere."""
-    with gzip.open(DATA, "rt") as lines:
-        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in lines])
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))]
-    images, digits = rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()
-    return (
-        TensorDataset(images[TEST_IMAGES:], digits[TEST_IMAGES:]),
-        TensorDataset(images[:TEST_IMAGES], digits[:TEST_IMAGES]),
-    )
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
-        self.dense1 = nn.Linear(32 * 4 * 4, 64)
-        self.dense2 = nn.Linear(64, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = functional.gelu(self.conv1(images))
-        x = functional.avg_pool2d(functional.gelu(self.conv2(x)), 2)
-        return self.dense2(functional.gelu(self.dense1(x.flatten(1))))
+from digits_data import TEST_IMAGES, Net, load
 
 
 def main() -> None:
@@ -61,7 +30,7 @@ def main() -> None:
     loader = DataLoader(train, batch_size=arguments.batch // hvd.size(), sampler=sampler, drop_last=True)
 
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
