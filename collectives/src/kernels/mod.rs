@@ -39,6 +39,7 @@ mod level;
 mod op;
 mod safe;
 mod scalar;
+mod short;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,7 @@ use gradwire_proto::{DType, ReduceOp};
 
 pub use level::{Level, level};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
+pub use short::{Form, finish_short, reduce_short};
 
 /// What is combined and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,6 +2,7 @@
 //! arithmetic is said to be; for integers, truth values and the rarer floats in [`meaning`].
 
 mod meaning;
+mod short;
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};

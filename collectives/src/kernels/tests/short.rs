@@ -1,0 +1,232 @@
+//! What is reduced and finished through bf16: the rounding against the library's, the sums against the
+//! reference, every level against the scalar one, bit for bit.
+
+use super::*;
+use crate::kernels::{
+    Form,
+    short::{finish_at, reduce_at},
+};
+
+/// Rounded by the library, with the one NaN.
+fn rounded(value: f32) -> u16 {
+    if value.is_nan() { 0x7fc0 } else { bf16::from_f32(value).to_bits() }
+}
+
+/// Operands at odd places, whose lengths are no multiple of anything.
+struct Operands {
+    inputs: Vec<Buffer>,
+    partials: Vec<(Form, Buffer)>,
+}
+
+impl Operands {
+    fn random(inputs: usize, forms: &[Form], count: usize, random: &mut Random) -> Self {
+        let mut any = |dtype| Buffer::random(dtype, count, random.below(64), random);
+        Self {
+            inputs: (0..inputs).map(|_| any(DType::F32)).collect(),
+            partials: forms
+                .iter()
+                .map(|&form| match form {
+                    Form::Bf16 => (form, any(DType::Bf16)),
+                    Form::F32 => (form, any(DType::F32)),
+                })
+                .collect(),
+        }
+    }
+
+    fn reduced(&self, level: Level, op: ReduceOp, prescale: f64, to: Form, at: usize) -> Vec<u8> {
+        let count = match (self.inputs.first(), self.partials.first()) {
+            (Some(input), _) => input.len / 4,
+            (None, Some((form, partial))) => partial.len / form.size(),
+            (None, None) => 0,
+        };
+        let mut out = Buffer::new(count * to.size(), at);
+        let inputs: Vec<_> = self.inputs.iter().map(|input| input.get().as_ptr()).collect();
+        let partials: Vec<_> =
+            self.partials.iter().map(|(form, partial)| (*form, partial.get().as_ptr())).collect();
+        let dst = (to, out.get_mut().as_mut_ptr());
+        // SAFETY: every buffer holds `count` elements of its form, and this machine has the level.
+        unsafe { reduce_at(level, op, prescale, dst, &inputs, &partials, count) };
+        assert!(out.is_framed(), "{level:?} wrote elsewhere");
+        out.get().to_vec()
+    }
+
+    /// The same in three steps that are known to be right: inputs and partials in f32, reduced by the
+    /// reference of f32, rounded by the library.
+    fn by_definition(&self, op: ReduceOp, prescale: f64, to: Form) -> Vec<u8> {
+        let combine = Combine { dtype: DType::F32, op };
+        let fold = |prescale: f64, slices: &[&[u8]]| {
+            let mut sum = vec![0; slices[0].len()];
+            let finish = Finish::none(DType::F32);
+            let (level, store) = (Level::Scalar, Store::Cached);
+            let dsts = &mut [&mut sum[..]];
+            reduce_finish_slices(level, combine, prescale, &finish, dsts, slices, store).unwrap();
+            sum
+        };
+        let wide = self.partials.iter().map(|(form, partial)| match form {
+            Form::F32 => partial.get().to_vec(),
+            Form::Bf16 => widened(partial.get()),
+        });
+        let wide: Vec<Vec<u8>> = wide.collect();
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(Buffer::get).collect();
+        let scaled = (prescale != 1.0 && !inputs.is_empty()).then(|| fold(prescale, &inputs));
+        let all = match &scaled {
+            Some(scaled) => vec![&scaled[..]],
+            None => inputs,
+        };
+        let all: Vec<&[u8]> = all.into_iter().chain(wide.iter().map(|w| &w[..])).collect();
+        let sum =
+            if scaled.is_some() && all.len() == 1 { all[0].to_vec() } else { fold(1.0, &all) };
+        match to {
+            Form::F32 => sum,
+            Form::Bf16 => {
+                let values = sum.chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap()));
+                values.flat_map(|value| rounded(value).to_ne_bytes()).collect()
+            }
+        }
+    }
+}
+
+fn widened(short: &[u8]) -> Vec<u8> {
+    let values = short.chunks_exact(2).map(|b| u16::from_ne_bytes(b.try_into().unwrap()));
+    values.flat_map(|bits| (u32::from(bits) << 16).to_ne_bytes()).collect()
+}
+
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+/// Every mixture that the executor makes, at every level, in lengths around a tile's.
+#[test]
+fn every_level_reduces_to_the_same_bits_as_the_reference() {
+    const B: Form = Form::Bf16;
+    const F: Form = Form::F32;
+    let seed = 23;
+    let mut random = Random::new(seed);
+    let mixtures: [(usize, &[Form]); 9] = [
+        (1, &[]),
+        (3, &[]),
+        (1, &[B]),
+        (2, &[B]),
+        (5, &[B]),
+        (0, &[B, B]),
+        (0, &[F, B]),
+        (0, &[B, F]),
+        (2, &[B, F]),
+    ];
+    for (inputs, forms) in mixtures {
+        for count in [1, 2, 127, 129, 2047, 2048, 2049, 4500 + random.below(999)] {
+            let operands = Operands::random(inputs, forms, count, &mut random);
+            for op in OPS {
+                for (prescale, to) in [(1.0, B), (0.3, B), (1.0, F), (0.3, F)] {
+                    let right = operands.by_definition(op, prescale, to);
+                    for level in levels().chain([Level::Scalar]) {
+                        let at = random.below(64);
+                        let got = operands.reduced(level, op, prescale, to, at);
+                        let wrong = (0..count).find(|i| {
+                            let element = i * to.size()..(i + 1) * to.size();
+                            got[element.clone()] != right[element]
+                        });
+                        assert_eq!(
+                            wrong, None,
+                            "{level:?}, {op} of {inputs} and {forms:?} to {to:?}, {count} elements, \
+                             prescale {prescale}, seed {seed}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All 2^16 upper halves, with the lower halves that decide: ties, their neighbours, and any.
+#[test]
+fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
+    let mut random = Random::new(5);
+    let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, random.draw() as u32 & 0xffff];
+    for lower in lower {
+        let values: Vec<f32> =
+            (0..=0xffff_u32).map(|up| f32::from_bits(up << 16 | lower)).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        for level in levels().chain([Level::Scalar]) {
+            let mut out = vec![0_u8; values.len() * 2];
+            let dst = (Form::Bf16, out.as_mut_ptr());
+            // SAFETY: both hold as many elements as there are values; the level is there.
+            unsafe {
+                reduce_at(level, ReduceOp::Sum, 1.0, dst, &[bytes.as_ptr()], &[], values.len())
+            };
+            for (value, got) in values.iter().zip(out.chunks_exact(2)) {
+                let got = u16::from_ne_bytes(got.try_into().unwrap());
+                assert_eq!(got, rounded(*value), "{level:?}: {value:e} ({:08x})", value.to_bits());
+                if lower == 0 && !value.is_nan() {
+                    assert_eq!(
+                        u32::from(got) << 16,
+                        value.to_bits(),
+                        "{level:?} changed {value:e}"
+                    );
+                }
+            }
+        }
+    }
+    for (value, right) in [
+        (f32::INFINITY, 0x7f80),
+        (f32::NEG_INFINITY, 0xff80),
+        (f32::MAX, 0x7f80), // too large: rounds to infinity
+        (-0.0, 0x8000),
+        (1.0 + f32::EPSILON, 0x3f80),
+        (f32::from_bits(1), 0), // the smallest denormal
+        (f32::from_bits(0x0001_8001), 2),
+        (f32::from_bits(0x7f80_0001), 0x7fc0), // a signalling NaN
+        (f32::from_bits(0xffff_ffff), 0x7fc0), // which the addition alone would make a zero
+    ] {
+        assert_eq!(rounded(value), right, "{value:e}");
+    }
+}
+
+/// What is published is what the reference makes of the widened numbers, to every destination.
+#[test]
+fn every_level_finishes_to_the_same_bits_as_the_reference() {
+    let mut random = Random::new(77);
+    for count in [1, 63, 2048, 2049, 5000] {
+        let src = Buffer::random(DType::Bf16, count, random.below(64), &mut random);
+        let wide = widened(src.get());
+        for (op, postscale) in
+            [(ReduceOp::Sum, 1.0), (ReduceOp::Average, 1.0), (ReduceOp::Max, 0.7)]
+        {
+            let finish = Finish { dtype: DType::F32, op, contributors: 3, postscale };
+            for store in [Store::Cached, Store::Streaming] {
+                let combine = Combine { dtype: DType::F32, op };
+                let mut right = vec![0; wide.len()];
+                let dsts = &mut [&mut right[..]];
+                let inputs = &[&wide[..]];
+                let scalar = Level::Scalar;
+                reduce_finish_slices(scalar, combine, 1.0, &finish, dsts, inputs, store).unwrap();
+                for level in levels().chain([scalar]) {
+                    let mut one = Buffer::new(count * 4, 4 * random.below(16));
+                    let mut two = Buffer::new(count * 4, 0);
+                    let dsts = [one.get_mut().as_mut_ptr(), two.get_mut().as_mut_ptr()];
+                    // SAFETY: all buffers hold `count` elements; the level is there.
+                    unsafe { finish_at(level, &finish, &dsts, src.get().as_ptr(), count, store) };
+                    assert!(one.is_framed() && two.is_framed(), "{level:?} wrote elsewhere");
+                    assert_eq!((one.get(), two.get()), (&right[..], &right[..]), "{level:?}");
+                }
+            }
+        }
+    }
+}
+
+/// In place, as a partial result is added to.
+#[test]
+fn a_partial_result_may_be_replaced() {
+    let mut random = Random::new(9);
+    let count = 5000;
+    for form in [Form::Bf16, Form::F32] {
+        let operands = Operands::random(0, &[form, Form::Bf16], count, &mut random);
+        let right = operands.reduced(level(), ReduceOp::Sum, 1.0, form, 0);
+        let [(_, mine), (_, theirs)] = &operands.partials[..] else { panic!("two") };
+        let mut mine = mine.get().to_vec();
+        let at = mine.as_mut_ptr();
+        let partials = [(form, at.cast_const()), (Form::Bf16, theirs.get().as_ptr())];
+        // SAFETY: both hold `count` elements; the destination is exactly the first.
+        unsafe { reduce_at(level(), ReduceOp::Sum, 1.0, (form, at), &[], &partials, count) };
+        assert_eq!(mine, right);
+    }
+}
