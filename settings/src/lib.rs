@@ -8,6 +8,7 @@
 //! This crate reads the file it is told to read and nothing else: the environment is handed in.
 //!
 //! - [`key`]: what a key is, and the check of one value (TRUST)
+//! - [`variables`]: what the launcher says, which is no setting
 //! - [`table`]: all keys, and the typed [`Settings`] made of them
 //! - [`layers`]: from layers to [`Loaded`]
 //! - [`rules`]: what no single key shows
@@ -19,6 +20,7 @@ pub mod key;
 pub mod layers;
 pub mod rules;
 pub mod table;
+pub mod variables;
 
 pub use error::SettingsError;
 pub use key::{Key, Kind};

@@ -1,0 +1,83 @@
+//! The variables by which the launcher tells a part of the job what it is: read and checked (TRUST).
+//!
+//! They are no settings: nobody chooses them, and they have no default.
+
+use std::{collections::HashMap, fmt::Display, str::FromStr};
+
+/// Why a part of the job can't be started.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VariableError {
+    /// A variable that must be set is not.
+    #[error("{0} is not set; `gradwire run` sets it, and who starts a part by hand has to")]
+    Missing(&'static str),
+    /// A variable's value is not what it should be.
+    #[error("{variable}={value:?} is not usable: {reason}")]
+    Invalid {
+        /// The variable.
+        variable: &'static str,
+        /// Its value; never a secret.
+        value: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The variables of a process.
+#[derive(Debug, Clone, Copy)]
+pub struct Variables<'a>(pub &'a HashMap<String, String>);
+
+impl Variables<'_> {
+    /// A variable as it is.
+    ///
+    /// # Errors
+    /// [`VariableError::Missing`].
+    pub fn text(&self, variable: &'static str) -> Result<&str, VariableError> {
+        self.0.get(variable).map(String::as_str).ok_or(VariableError::Missing(variable))
+    }
+
+    /// A variable as a value; `reason` says what it has to be.
+    ///
+    /// # Errors
+    /// [`VariableError`] with the variable.
+    pub fn parse<T: FromStr>(
+        &self,
+        variable: &'static str,
+        reason: &'static str,
+    ) -> Result<T, VariableError> {
+        self.read(variable, |value| value.parse().map_err(|_| reason))
+    }
+
+    /// A variable as `read` reads it.
+    ///
+    /// # Errors
+    /// [`VariableError`] with the variable and what `read` says.
+    pub fn read<T, E: Display>(
+        &self,
+        variable: &'static str,
+        read: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, VariableError> {
+        let value = self.text(variable)?;
+        read(value).map_err(|reason| VariableError::Invalid {
+            variable,
+            value: value.to_owned(),
+            reason: reason.to_string(),
+        })
+    }
+
+    /// As [`Variables::read`]; the value is not shown.
+    ///
+    /// # Errors
+    /// [`VariableError`] with the variable and what `read` says.
+    pub fn secret<T, E: Display>(
+        &self,
+        variable: &'static str,
+        read: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, VariableError> {
+        let value = self.text(variable)?;
+        read(value).map_err(|reason| VariableError::Invalid {
+            variable,
+            value: "…".to_owned(),
+            reason: reason.to_string(),
+        })
+    }
+}
