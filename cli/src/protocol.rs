@@ -23,9 +23,7 @@ pub const MAX_MESSAGE: usize = 8 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The coordinator, on the first host.
-    Coordinator,
-    /// A host's daemon.
+    /// A host's daemon; the first host's hosts the coordinator.
     Daemon,
     /// A training process.
     Rank(u32),
@@ -34,7 +32,6 @@ pub enum Role {
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Coordinator => f.write_str("the coordinator"),
             Self::Daemon => f.write_str("the daemon"),
             Self::Rank(rank) => write!(f, "rank {rank}"),
         }
@@ -365,7 +362,7 @@ mod tests {
                 text: Text::from("line \u{2028} é".as_bytes()),
                 end: LineEnd::Newline,
             },
-            Report::Exited { role: Role::Coordinator, pid: 7, ended: Ended::Signal(9), at_us: 5 },
+            Report::Exited { role: Role::Daemon, pid: 7, ended: Ended::Signal(9), at_us: 5 },
             Report::Stopped,
         ];
         let mut line = Vec::new();

@@ -129,6 +129,7 @@ pub fn world(world: &World, node: u32, proof: Vec<u8>) -> pb::World {
         heartbeat_interval_ms: milliseconds(world.heartbeat_interval),
         heartbeat_timeout_ms: milliseconds(world.heartbeat_timeout),
         proof,
+        compression: world.compression.to_wire(),
     }
 }
 

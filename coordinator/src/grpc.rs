@@ -27,7 +27,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::timeout,
 };
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{
     Request, Response, Status, Streaming,
@@ -71,16 +71,11 @@ pub(crate) struct Gate {
 
 /// Serves until `stop`.
 pub(crate) async fn serve(
-    gate: Gate,
+    door: Door,
     listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let inspect = InspectServer::new(Window { gate: gate.clone() });
-    let door = Door {
-        gate,
-        connections: AtomicU64::new(0),
-        strangers: Arc::new(Semaphore::new(MAX_STRANGERS)),
-    };
+    let inspect = InspectServer::new(Window { gate: door.gate.clone() });
     let coordinator = CoordinatorServer::new(door)
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
         .max_encoding_message_size(MAX_CONTROL_MESSAGE);
@@ -125,48 +120,75 @@ impl Inspect for Window {
     }
 }
 
-#[derive(Debug)]
-struct Door {
+/// The way in for nodes: over gRPC, or for the one whose daemon runs in the same process, which
+/// needs neither a socket nor another thread's waking up.
+#[derive(Debug, Clone)]
+pub struct Door {
     gate: Gate,
-    connections: AtomicU64,
+    connections: Arc<AtomicU64>,
     strangers: Arc<Semaphore>,
 }
 
-#[tonic::async_trait]
-impl Coordinator for Door {
-    type SessionStream = ReceiverStream<Result<pb::CoordinatorMessage, Status>>;
+/// What the coordinator says to one node.
+pub type Said = ReceiverStream<Result<pb::CoordinatorMessage, Status>>;
 
-    async fn session(
-        &self,
-        request: Request<Streaming<pb::NodeMessage>>,
-    ) -> Result<Response<Self::SessionStream>, Status> {
+impl Door {
+    pub(crate) fn new(gate: Gate) -> Self {
+        let strangers = Arc::new(Semaphore::new(MAX_STRANGERS));
+        Self { gate, connections: Arc::default(), strangers }
+    }
+
+    /// Begins a node's session: `messages` is what the node says, first of all its `Join`. The same
+    /// checks and proofs apply wherever it comes from (TRUST). Must be called within tokio.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` while too many others have begun and not joined (BOUND).
+    pub fn enter<S>(&self, messages: S) -> Result<Said, Status>
+    where
+        S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin + 'static,
+    {
         let stranger = Arc::clone(&self.strangers).try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!(
                 "{MAX_STRANGERS} streams that have not joined are open already: try again"
             ))
         })?;
-        let (outbox, messages) = mpsc::channel(OUTBOX);
+        let (outbox, said) = mpsc::channel(OUTBOX);
         let session = Session {
             gate: self.gate.clone(),
             connection: ConnectionId(self.connections.fetch_add(1, Ordering::Relaxed)),
-            messages: request.into_inner(),
+            messages,
             echo: Arc::default(),
         };
         let stop = self.gate.stop.clone();
         self.gate.sessions.spawn(stop.run_until_cancelled_owned(session.run(outbox, stranger)));
-        Ok(Response::new(ReceiverStream::new(messages)))
+        Ok(ReceiverStream::new(said))
     }
 }
 
-/// One stream, read to its end.
-struct Session {
+#[tonic::async_trait]
+impl Coordinator for Door {
+    type SessionStream = Said;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<pb::NodeMessage>>,
+    ) -> Result<Response<Said>, Status> {
+        self.enter(request.into_inner()).map(Response::new)
+    }
+}
+
+/// One node's messages, read to their end.
+struct Session<S> {
     gate: Gate,
     connection: ConnectionId,
-    messages: Streaming<pb::NodeMessage>,
+    messages: S,
     echo: Arc<AtomicU64>,
 }
 
-impl Session {
+impl<S> Session<S>
+where
+    S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin,
+{
     async fn run(mut self, outbox: Outbox, stranger: OwnedSemaphorePermit) {
         match self.join(&outbox).await {
             // The engine will refuse it; nothing more of it is read.
@@ -197,11 +219,11 @@ impl Session {
         let _ = outbox.try_send(Ok(convert::message(Message::Challenge(challenge))));
         let limit = self.gate.join_timeout;
         let first = tokio::select! {
-            first = timeout(limit, self.messages.message()) => first,
+            first = timeout(limit, self.messages.next()) => first,
             () = self.gate.inbox.closed() => return Err(Status::unavailable(OVER)),
         };
         let late = |_| Status::deadline_exceeded(format!("no Join came within {limit:?}"));
-        let first = first.map_err(late)??;
+        let first = first.map_err(late)?.transpose()?;
         let Some(pb::NodeMessage { message: Some(pb::node_message::Message::Join(join)) }) = first
         else {
             return Err(Status::invalid_argument("the first message of a node must be Join"));
@@ -233,10 +255,10 @@ impl Session {
     /// are read and dropped, until the node has read that it is.
     async fn forward(&mut self) -> String {
         loop {
-            let wire = match self.messages.message().await {
-                Ok(Some(wire)) => wire,
-                Ok(None) => return "it closed its stream".to_owned(),
-                Err(status) => return format!("its stream broke: {}", status.message()),
+            let wire = match self.messages.next().await {
+                Some(Ok(wire)) => wire,
+                None => return "it closed its stream".to_owned(),
+                Some(Err(status)) => return format!("its stream broke: {}", status.message()),
             };
             let connection = self.connection;
             let event = match convert::incoming(connection, wire) {

@@ -9,6 +9,7 @@
 //! - [`runtime`]: owns the engine, the timers and the nodes' streams; carries out what it decides
 //! - [`grpc`]: the services; proofs and limits
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
+//! - [`host`]: the coordinator as a daemon hosts it, from variables and settings
 //! - [`metrics`]: every metric, declared once
 //!
 //! What is absent on purpose: persistence (a job that loses its coordinator ends), and any
@@ -18,6 +19,7 @@
 pub mod convert;
 pub mod engine;
 pub mod grpc;
+pub mod host;
 pub mod metrics;
 pub mod runtime;
 
@@ -25,4 +27,5 @@ mod error;
 
 pub use engine::{EngineConfig, Outcome, Phase};
 pub use error::CoordinatorError;
-pub use runtime::{CoordinatorConfig, Health, run};
+pub use grpc::{Door, Said};
+pub use runtime::{Coordinator, CoordinatorConfig, Health, run};

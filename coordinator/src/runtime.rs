@@ -37,7 +37,8 @@ use crate::{
         event::Join,
         status,
     },
-    grpc, metrics,
+    grpc::{self, Door},
+    metrics,
 };
 
 /// Events that wait for the engine; a stream whose event finds no room is not read meanwhile.
@@ -124,51 +125,89 @@ pub async fn run(
     listener: TcpListener,
     cancel: CancellationToken,
 ) -> Result<Outcome, CoordinatorError> {
-    config.engine.validate()?;
-    metrics::describe();
-    let address = listener.local_addr()?;
-    tracing::info!(%address, job = %config.engine.job, nodes = config.engine.nodes, "coordinator serves");
+    Coordinator::new(config, listener)?.run(cancel).await
+}
 
-    let (sender, inbox) = mpsc::channel(INBOX);
-    let sessions = TaskTracker::new();
-    let stop_sessions = CancellationToken::new();
-    let stop_server = CancellationToken::new();
-    let gate = grpc::Gate {
-        inbox: sender,
-        job: config.engine.job.clone(),
-        secret: config.secret.clone(),
-        join_timeout: config.join_timeout,
-        sessions: sessions.clone(),
-        stop: stop_sessions.clone(),
-    };
-    let server = grpc::serve(gate, listener, stop_server.clone().cancelled_owned());
-    let mut server = AbortOnDropHandle::new(tokio::spawn(server));
+/// A coordinator whose nodes may come already; [`Coordinator::run`] answers them.
+#[derive(Debug)]
+pub struct Coordinator {
+    config: CoordinatorConfig,
+    listener: TcpListener,
+    inbox: mpsc::Receiver<Inbound>,
+    sessions: TaskTracker,
+    stop_sessions: CancellationToken,
+    door: Door,
+}
 
-    let grace = config.grace.min(MAX_GRACE);
-    let mut runtime = Runtime::new(config, sessions.clone());
-    let outcome = tokio::select! {
-        outcome = runtime.drive(inbox, cancel) => outcome,
-        ended = &mut server => {
-            stop_sessions.cancel();
-            return Err(match ended {
-                Ok(Err(error)) => error.into(),
-                Ok(Ok(())) => CoordinatorError::Task { task: "server", why: "it stopped".into() },
-                Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
-            });
-        }
-    };
-    // The nodes close their streams when they have read that the job is over.
-    let until = Instant::now() + grace;
-    sessions.close();
-    if tokio::time::timeout_at(until, sessions.wait()).await.is_err() {
-        tracing::warn!(?grace, "some nodes did not close their streams within the grace period");
+impl Coordinator {
+    /// A coordinator for nodes that come over this socket, or through [`Coordinator::door`].
+    ///
+    /// # Errors
+    /// [`CoordinatorError`] if the configuration is out of range.
+    pub fn new(config: CoordinatorConfig, listener: TcpListener) -> Result<Self, CoordinatorError> {
+        config.engine.validate()?;
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let sessions = TaskTracker::new();
+        let stop_sessions = CancellationToken::new();
+        let gate = grpc::Gate {
+            inbox: sender,
+            job: config.engine.job.clone(),
+            secret: config.secret.clone(),
+            join_timeout: config.join_timeout,
+            sessions: sessions.clone(),
+            stop: stop_sessions.clone(),
+        };
+        Ok(Self { config, listener, inbox, sessions, stop_sessions, door: Door::new(gate) })
     }
-    stop_sessions.cancel();
-    stop_server.cancel();
-    let until = until.max(Instant::now() + Duration::from_millis(100));
-    // Whatever is left of the server ends with its handle.
-    let _ = tokio::time::timeout_at(until, &mut server).await;
-    Ok(outcome)
+
+    /// The way in for a node of this process.
+    pub fn door(&self) -> Door {
+        self.door.clone()
+    }
+
+    /// Serves until the job is over or `cancel` is cancelled; see [`run`].
+    ///
+    /// # Errors
+    /// [`CoordinatorError`] if the socket can't be served.
+    pub async fn run(self, cancel: CancellationToken) -> Result<Outcome, CoordinatorError> {
+        let Self { config, listener, inbox, sessions, stop_sessions, door } = self;
+        metrics::describe();
+        let address = listener.local_addr()?;
+        tracing::info!(%address, job = %config.engine.job, nodes = config.engine.nodes, "coordinator serves");
+
+        let stop_server = CancellationToken::new();
+        let server = grpc::serve(door, listener, stop_server.clone().cancelled_owned());
+        let mut server = AbortOnDropHandle::new(tokio::spawn(server));
+
+        let grace = config.grace.min(MAX_GRACE);
+        let mut runtime = Runtime::new(config, sessions.clone());
+        let outcome = tokio::select! {
+            outcome = runtime.drive(inbox, cancel) => outcome,
+            ended = &mut server => {
+                stop_sessions.cancel();
+                return Err(match ended {
+                    Ok(Err(error)) => error.into(),
+                    Ok(Ok(())) => CoordinatorError::Task { task: "server", why: "it stopped".into() },
+                    Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
+                });
+            }
+        };
+        // The nodes close their streams when they have read that the job is over.
+        let until = Instant::now() + grace;
+        sessions.close();
+        if tokio::time::timeout_at(until, sessions.wait()).await.is_err() {
+            tracing::warn!(
+                ?grace,
+                "some nodes did not close their streams within the grace period"
+            );
+        }
+        stop_sessions.cancel();
+        stop_server.cancel();
+        let until = until.max(Instant::now() + Duration::from_millis(100));
+        // Whatever is left of the server ends with its handle.
+        let _ = tokio::time::timeout_at(until, &mut server).await;
+        Ok(outcome)
+    }
 }
 
 struct Node {

@@ -80,6 +80,7 @@ impl Conduct for Conductor {
         };
         let mesh_config = MeshConfig {
             connect_timeout: config.connect_timeout,
+            streams: config.streams,
             user_timeout: config.progress_timeout,
             socket_buffer: config.socket_buffer_bytes,
             congestion_control: config.congestion_control.clone(),
@@ -98,7 +99,8 @@ impl Conduct for Conductor {
         metrics::process_sets(queue.process_sets());
         let operations = OperationManager::new(&world, queue.clone(), lanes.clone(), mesh);
         node.run(Running { world, queue, operations, lanes });
-        node.intake.start(Arc::downgrade(node)).map_err(resource)
+        node.intake.start(Arc::downgrade(node));
+        Ok(())
     }
 
     fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure> {

@@ -4,32 +4,16 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    str::FromStr,
     time::Duration,
 };
 
 use gradwire_proto::{JobId, Secret};
-use gradwire_settings::Settings;
+use gradwire_settings::{
+    Settings,
+    variables::{VariableError, Variables},
+};
 
-use crate::node::JobIdentity;
-
-/// Why a daemon can't be started.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// A variable that must be set is not.
-    #[error("{0} is not set; gradwired is started by `gradwire run`, which sets it")]
-    Missing(&'static str),
-    /// A variable's value is not what it should be.
-    #[error("{variable}={value:?} is not usable: {reason}")]
-    Invalid {
-        /// The variable.
-        variable: &'static str,
-        /// Its value; never the secret.
-        value: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-}
+use crate::{node::JobIdentity, transport::link::MOST_STREAMS};
 
 /// Everything that a daemon needs to know. Made by [`DaemonConfig::from_env`].
 #[derive(Debug, Clone)]
@@ -49,6 +33,7 @@ pub struct DaemonConfig {
     pub(crate) grace: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) progress_timeout: Duration,
+    pub(crate) streams: u32,
     pub(crate) chunk_bytes: u64,
     pub(crate) socket_buffer_bytes: usize,
     pub(crate) congestion_control: String,
@@ -67,54 +52,22 @@ const WIDEST: u64 = 64;
 /// How many ranks one node may have.
 const MAX_SLOTS: u32 = 4096;
 
-struct Environment<'a>(&'a HashMap<String, String>);
-
-impl Environment<'_> {
-    fn text(&self, variable: &'static str) -> Result<&str, ConfigError> {
-        self.0.get(variable).map(String::as_str).ok_or(ConfigError::Missing(variable))
-    }
-
-    fn parse<T: FromStr>(
-        &self,
-        variable: &'static str,
-        reason: &'static str,
-    ) -> Result<T, ConfigError> {
-        let value = self.text(variable)?;
-        value.parse().map_err(|_| ConfigError::Invalid {
-            variable,
-            value: value.into(),
-            reason: reason.into(),
-        })
-    }
-}
-
 impl DaemonConfig {
     /// Reads the job's part from variables and the rest from settings.
     ///
     /// # Errors
-    /// [`ConfigError`] with the variable and what is wrong with it.
+    /// [`VariableError`] with the variable and what is wrong with it.
     pub fn from_env(
         variables: &HashMap<String, String>,
         settings: &Settings,
-    ) -> Result<Self, ConfigError> {
-        let env = Environment(variables);
-        let job = env.text("GRADWIRE_JOB")?;
-        let job = JobId::new(job).map_err(|error| ConfigError::Invalid {
-            variable: "GRADWIRE_JOB",
-            value: job.into(),
-            reason: error.to_string(),
-        })?;
-        let secret = Secret::from_hex(env.text("GRADWIRE_SECRET")?).map_err(|error| {
-            ConfigError::Invalid {
-                variable: "GRADWIRE_SECRET",
-                value: "…".into(),
-                reason: error.to_string(),
-            }
-        })?;
+    ) -> Result<Self, VariableError> {
+        let env = Variables(variables);
+        let job = env.read("GRADWIRE_JOB", JobId::new)?;
+        let secret = env.secret("GRADWIRE_SECRET", Secret::from_hex)?;
         let address: IpAddr = env.parse("GRADWIRE_ADDRESS", "it must be an IP address")?;
         let slots: u32 = env.parse("GRADWIRE_SLOTS", "it must be a number")?;
         if !(1..=MAX_SLOTS).contains(&slots) {
-            return Err(ConfigError::Invalid {
+            return Err(VariableError::Invalid {
                 variable: "GRADWIRE_SLOTS",
                 value: slots.to_string(),
                 reason: format!("a node has 1 to {MAX_SLOTS} ranks"),
@@ -134,6 +87,7 @@ impl DaemonConfig {
             grace: settings.launch.grace,
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
+            streams: settings.data.streams.min(MOST_STREAMS),
             // Whole elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)

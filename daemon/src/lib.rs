@@ -51,6 +51,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_coordinator::Door;
 use gradwire_proto::{Failure, FailureKind, Rank};
 use rustix::io::Errno;
 use tokio::{
@@ -131,6 +132,7 @@ pub struct Daemon {
     data_address: SocketAddr,
     workers: UnixListener,
     ended: Option<mpsc::UnboundedReceiver<RankEnd>>,
+    door: Option<Door>,
 }
 
 fn listen_for_workers(socket: &str) -> io::Result<UnixListener> {
@@ -166,7 +168,7 @@ impl Daemon {
             },
             reason,
         })?;
-        Ok(Self { config, data, data_address, workers, ended: None })
+        Ok(Self { config, data, data_address, workers, ended: None, door: None })
     }
 
     /// Where the data plane listens.
@@ -182,6 +184,13 @@ impl Daemon {
         self
     }
 
+    /// Goes to the coordinator through this door, not over gRPC: it runs in this process.
+    #[must_use]
+    pub fn beside(mut self, door: Door) -> Self {
+        self.door = Some(door);
+        self
+    }
+
     /// Takes part in the job until it is over, or until `cancel` ends it for everybody. `ready`
     /// is set while the world is formed.
     ///
@@ -192,7 +201,7 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, mut ended } = self;
+        let Self { config, data, data_address, workers, mut ended, door } = self;
         let (job, outgoing) = Job::new();
         let node = Node::new(config.clone(), job.clone())?;
         let stop = CancellationToken::new();
@@ -204,6 +213,7 @@ impl Daemon {
             job: config.identity.job.clone(),
             secret: config.identity.secret.clone(),
             coordinator: config.coordinator,
+            door,
             host: config.host.clone(),
             data_address,
             slots: config.slots,

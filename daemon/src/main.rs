@@ -1,9 +1,16 @@
 //! The binary `gradwired`: configuration, telemetry, run.
 
-use std::{collections::HashMap, ffi::OsString, io, path::PathBuf, process::ExitCode, thread};
+use std::{
+    collections::HashMap, ffi::OsString, io, path::PathBuf, process::ExitCode, thread,
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
+use gradwire_coordinator::{
+    Outcome,
+    host::{self, HostError, Hosted},
+};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, RankEnd, metrics};
 use gradwire_proto::{Rank, VERSION};
 use gradwire_settings::{Layers, Settings, table::LogFormat};
@@ -12,6 +19,8 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
+    task::JoinHandle,
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -49,14 +58,13 @@ fn start(arguments: Arguments) -> anyhow::Result<Ending> {
     let settings = Settings::load(&layers)?.settings;
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
-    let config = DaemonConfig::from_env(&layers.environment, &settings)?;
     check_limits()?;
     // One thread of control is plenty; the bytes have threads of their own. It is made here and not
     // by tokio, which panics where the system refuses one.
     let control = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(DaemonError::from)?;
-        let ending = runtime.block_on(serve(config, &settings));
+        let ending = runtime.block_on(serve(layers.environment, &settings));
         runtime.shutdown_background();
         ending
     };
@@ -94,24 +102,40 @@ fn check_limits() -> anyhow::Result<()> {
     setrlimit(Resource::Nofile, limit).context("the limit of open files can't be raised")
 }
 
-async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Ending> {
+async fn serve(
+    mut environment: HashMap<String, String>,
+    settings: &Settings,
+) -> anyhow::Result<Ending> {
+    let here = environment.get("GRADWIRE_COORDINATOR").is_some_and(|place| place == host::HERE);
+    let hosted = if here { Some(Hosted::bind(&environment, settings).await?) } else { None };
+    if let Some(hosted) = &hosted {
+        environment.insert("GRADWIRE_COORDINATOR".to_owned(), hosted.address().to_string());
+    }
+    let config = DaemonConfig::from_env(&environment, settings)?;
     let forming = || Readiness::NotReady("the world has not formed".into());
     let (readiness, ready) = watch::channel(forming());
-    let endpoint = Endpoint::start(EndpointConfig {
-        service: "gradwired",
-        version: VERSION,
-        listen: settings.metrics.listen,
-        setting: "metrics.listen",
-        ready,
-    })
-    .await?;
+    let show = |service, listen, setting| {
+        // Who hosts the coordinator knows who is still missing.
+        let ready = hosted.as_ref().map_or_else(|| ready.clone(), Hosted::readiness);
+        Endpoint::start(EndpointConfig { service, version: VERSION, listen, setting, ready })
+    };
+    let endpoint = show("gradwired", settings.metrics.listen, "metrics.listen").await?;
+    // The daemon's endpoint shows the coordinator's metrics too; another one only for who asks for it.
+    let coordinators = settings.coordinator.metrics_listen;
+    let coordinators = if hosted.is_some() && coordinators.port() != 0 {
+        Some(show("coordinator", coordinators, "coordinator.metrics_listen").await?)
+    } else {
+        None
+    };
     metrics::describe();
-    let daemon = Daemon::bind(config).await?;
-    // The launcher reads this one line and starts the ranks then.
+    let mut daemon = Daemon::bind(config).await?;
+    let grpc = hosted.as_ref().map(|hosted| format!(r#","grpc":"{}""#, hosted.address()));
+    // The launcher reads this one line, and starts the other daemons and then the ranks.
     println!(
-        r#"{{"event":"serving","metrics":"{}","data":"{}"}}"#,
+        r#"{{"event":"serving","metrics":"{}","data":"{}"{}}}"#,
         endpoint.address(),
-        daemon.data_address()
+        daemon.data_address(),
+        grpc.unwrap_or_default(),
     );
     let cancel = CancellationToken::new();
     let (mut terminate, mut interrupt) =
@@ -124,15 +148,49 @@ async fn serve(config: DaemonConfig, settings: &Settings) -> anyhow::Result<Endi
         }
         on_signal.cancel();
     });
+    if let Some(hosted) = &hosted {
+        daemon = daemon.beside(hosted.door());
+    }
+    let mut coordinator = hosted.map(|hosted| tokio::spawn(hosted.run(cancel.clone())));
     let ending = daemon
         .hear_of_ends(launcher().map_err(DaemonError::from)?)
-        .run(cancel, move |formed| {
+        .run(cancel.clone(), move |formed| {
             let state = if formed { Readiness::Ready } else { forming() };
             let _ = readiness.send(state);
         })
         .await?;
+    if let Some(coordinator) = &mut coordinator {
+        end(coordinator, &cancel, settings.launch.grace).await;
+    }
+    if let Some(endpoint) = coordinators {
+        endpoint.stop().await;
+    }
     endpoint.stop().await;
     Ok(ending)
+}
+
+/// Waits until the coordinator has told the other nodes how the job ended, and tells the launcher. It
+/// may still wait for nodes that never come, if this daemon could not take part at all.
+async fn end(
+    coordinator: &mut JoinHandle<Result<Outcome, HostError>>,
+    cancel: &CancellationToken,
+    grace: Duration,
+) {
+    let mut ended = timeout(grace, &mut *coordinator).await;
+    if ended.is_err() {
+        cancel.cancel();
+        ended = timeout(grace, coordinator).await;
+    }
+    match ended {
+        Ok(Ok(Ok(outcome))) => {
+            if let Some(line) = host::blame(&outcome) {
+                println!("{line}");
+            }
+        }
+        Ok(Ok(Err(error))) => tracing::error!(%error, "the coordinator ended"),
+        Ok(Err(error)) => tracing::error!(%error, "the coordinator ended"),
+        Err(_) => tracing::warn!(?grace, "the coordinator does not end"),
+    }
 }
 
 fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {

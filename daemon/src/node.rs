@@ -55,7 +55,7 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(config: DaemonConfig, job: Job) -> std::io::Result<Arc<Self>> {
         let workers = Workers::new(config.slots);
-        let intake = Intake::new()?;
+        let intake = Intake::new();
         Ok(Arc::new(Self { config, job, workers, intake, running: OnceLock::new() }))
     }
 

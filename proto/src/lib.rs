@@ -8,6 +8,7 @@
 //! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
 //! - [`request`]: what a rank asks for, and how two requests differ
 //! - [`agreed`]: what all ranks agreed on, and which bytes go from where to where for it
+//! - [`compression`]: as what elements travel between nodes
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`float8`]: the two 8-bit floats
 //! - [`failure`]: one failure, told the same way to everybody
@@ -15,6 +16,7 @@
 
 pub mod agreed;
 pub mod auth;
+pub mod compression;
 pub mod convert;
 pub mod failure;
 pub mod float8;
@@ -28,12 +30,12 @@ pub use failure::{Failure, FailureKind};
 pub use float8::{F8E4m3, F8E5m2};
 pub use request::{Part, Request};
 pub use types::{
-    Collective, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp, Sequence,
-    Shape, TensorId, TensorName, TypeError,
+    Collective, Compression, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp,
+    Sequence, Shape, TensorId, TensorName, TypeError,
 };
 
 /// The version of the messages of this crate. Two sides with different numbers can't talk.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

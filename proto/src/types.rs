@@ -387,6 +387,17 @@ impl ReduceOp {
 }
 
 wire_enum! {
+    /// As what f32 travels between nodes where it is reduced; see
+    /// [`Compression::between_nodes`].
+    Compression ("compression") {
+        /// As it is.
+        None = "none",
+        /// Rounded to bfloat16: half the bytes, 8 bits of precision.
+        Bf16 = "bf16",
+    }
+}
+
+wire_enum! {
     /// What is done with a tensor.
     Collective ("collective") {
         /// Every rank gets the reduction of all ranks' tensors.

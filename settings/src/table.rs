@@ -188,7 +188,7 @@ settings! {
     coordinator: Coordinator {
         /// Where it listens for daemons; empty: the first host's address and a free port.
         listen: Option<SocketAddr> = "coordinator.listen", Kind::AddressOrNone, "", "";
-        /// Where it serves /metrics, /healthz and /readyz.
+        /// Where it serves /metrics, /healthz and /readyz. The daemon that hosts it shows them at its own address (metrics.listen), and here too if this has a port.
         metrics_listen: SocketAddr = "coordinator.metrics_listen", Kind::Address, "127.0.0.1:0", "";
         /// How long reports of a failure are gathered before the most telling one is named as the cause.
         cause_window: Duration = "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
@@ -208,11 +208,15 @@ settings! {
     }
     /// The connections between nodes that carry tensor bytes.
     data: Data {
-        /// Connections to each peer.
-        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "connections";
+        /// Data threads of a daemon; each has connections of its own to each peer.
+        lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads";
+        /// Connections of each data thread to each peer: whichever can take it carries the next chunk.
+        streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "2", "connections";
         /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs fewer calls.
         chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
-        /// The sockets' send and receive buffers; 0: the system decides.
+        /// As what f32 travels between nodes where it is reduced; bf16 is half the bytes and 8 bits of precision. The coordinator decides for all nodes.
+        compression: String = "data.compression", Kind::Choice(&["none", "bf16"]), "none", "";
+        /// The sockets' send and receive buffers; 0: 2 MiB shared between the connections with a peer, and more where the path is long, if the system grants that.
         socket_buffer_bytes: u64 = "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
         /// The connections' congestion control, such as cubic or bbr; empty: the system's, but reno on loopback, where there is nothing to congest and pacing only costs.
         congestion_control: String = "data.congestion_control", Kind::Text, "", "";

@@ -251,6 +251,16 @@ impl ArenaBlock {
         self.bytes
     }
 
+    /// The mapping that it lies in, first byte and size in bytes: for drivers that have to be told of memory
+    /// once. It stays as long as the arena.
+    pub fn mapping(&self) -> (*mut u8, u64) {
+        let state = self.arena.state();
+        // Segments are never taken away.
+        let bytes =
+            state.segments.get(self.segment.0 as usize).map_or(0, |segment| segment.bytes());
+        (self.pointer.wrapping_sub(self.offset as usize), bytes)
+    }
+
     /// Its first byte, valid for [`ArenaBlock::bytes`] bytes while the block lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer

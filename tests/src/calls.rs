@@ -11,7 +11,7 @@ use gradwire_proto::{Collective, DType, Failure, Rank, ReduceOp, Request, Shape}
 use gradwire_worker::{GradwireError, ProcessSet, Session};
 
 pub use self::start::Pending;
-use crate::reference::{self, Dice, Values};
+use crate::reference::{self, Between, Dice, Values};
 
 /// How a session is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,16 +116,17 @@ impl Call {
         let text = |why: String| format!("{}: {why}", self.title());
         let pending = self.start(session, set).map_err(|error| text(error.to_string()))?;
         let got = pending.finish().map_err(|error| text(error.to_string()))?;
-        self.check(session.rank(), &got, nodes)?;
+        let between = Between { nodes, compression: session.compression() };
+        self.check(session.rank(), &got, between)?;
         Ok(got)
     }
 
-    /// Compares what a rank got with the reference; contributors are on at most so many `nodes`.
+    /// Compares what a rank got with the reference.
     ///
     /// # Errors
     /// With what is wrong, in words.
-    pub fn check(&self, rank: u32, got: &Got, nodes: usize) -> Result<(), String> {
-        right::check(self, rank, got, nodes)
+    pub fn check(&self, rank: u32, got: &Got, between: Between) -> Result<(), String> {
+        right::check(self, rank, got, between)
             .map_err(|why| format!("rank {rank}, {}: {why}", self.title()))
     }
 
@@ -238,6 +239,7 @@ mod tests {
 
     #[test]
     fn a_wrong_result_is_seen() {
+        let one = Between::nodes(1);
         let asked = request(Collective::Allgather, DType::I16, &[2, 3], 0);
         let call = Call::same("w", &[0, 4], &asked);
         let right = Piece {
@@ -245,7 +247,7 @@ mod tests {
             bytes: [call.input(0, 0), call.input(4, 0)].concat(),
             rows: vec![2, 2],
         };
-        let check = |piece: &Piece| call.check(4, &vec![Some(piece.clone())], 1);
+        let check = |piece: &Piece| call.check(4, &vec![Some(piece.clone())], one);
         assert_eq!(check(&right), Ok(()));
         let mut swapped = right.clone();
         swapped.bytes.rotate_left(12);
@@ -256,14 +258,15 @@ mod tests {
             Piece { rows: vec![1, 3], ..right.clone() },
         ];
         assert!(wrong.iter().all(|piece| check(piece).is_err()));
-        assert!(call.check(4, &vec![None], 1).is_err() && call.check(4, &Vec::new(), 1).is_err());
+        let nothing = [vec![None], Vec::new()];
+        assert!(nothing.iter().all(|nothing| call.check(4, nothing, one).is_err()));
         // Of a reduction its part.
         let asked = request(Collective::ReduceScatter, DType::U8, &[3], 0);
         let call = Call::same("w", &[0, 4], &asked);
         let sum = call.input(0, 0)[2].wrapping_add(call.input(4, 0)[2]);
         let check = |sum: u8| {
             let (shape, rows) = (Shape::new(&[1]).unwrap(), Vec::new());
-            call.check(4, &vec![Some(Piece { shape, bytes: vec![sum], rows })], 1)
+            call.check(4, &vec![Some(Piece { shape, bytes: vec![sum], rows })], one)
         };
         assert!(check(sum).is_ok() && check(sum.wrapping_add(1)).is_err());
     }

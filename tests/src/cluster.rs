@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use gradwire_coordinator::{CoordinatorConfig, EngineConfig, Outcome};
 use gradwire_daemon::{Daemon, DaemonConfig, Ending};
-use gradwire_proto::{JobId, Secret};
+use gradwire_proto::{Compression, JobId, Secret};
 use gradwire_settings::{Layers, Settings};
 use gradwire_worker::{Session, SessionBuilder};
 use tokio::{
@@ -410,6 +410,8 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
 
 fn apply(engine: &mut EngineConfig, settings: &Settings) -> Result<()> {
     engine.lanes = settings.data.lanes;
+    engine.compression = Compression::named(&settings.data.compression)
+        .with_context(|| format!("no compression {:?}", settings.data.compression))?;
     engine.piece_bytes = settings.negotiation.piece_bytes;
     engine.credit_pieces = settings.negotiation.credit_pieces;
     engine.cause_window = settings.coordinator.cause_window;

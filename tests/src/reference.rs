@@ -8,7 +8,7 @@
 
 mod number;
 
-use gradwire_proto::{DType, ReduceOp};
+use gradwire_proto::{Compression, DType, ReduceOp};
 
 use self::number::{float, float_bytes, integer, is_short, part_of, precision, wrap};
 
@@ -97,6 +97,22 @@ pub fn fill(dtype: DType, op: ReduceOp, values: Values, dice: &mut Dice, bytes: 
     }
 }
 
+/// What is between the contributors.
+#[derive(Debug, Clone, Copy)]
+pub struct Between {
+    /// On how many nodes they are, at most.
+    pub nodes: usize,
+    /// As what f32 travels between those.
+    pub compression: Compression,
+}
+
+impl Between {
+    /// So many nodes, to which everything travels as it is.
+    pub fn nodes(nodes: usize) -> Self {
+        Self { nodes, compression: Compression::None }
+    }
+}
+
 /// A reduction to be checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Reduction {
@@ -110,8 +126,8 @@ pub struct Reduction {
     pub postscale: f64,
     /// Whether the contributions are [`Values::Exact`].
     pub exact: bool,
-    /// On how many nodes the contributors are, at most.
-    pub nodes: usize,
+    /// What is between the contributors.
+    pub between: Between,
 }
 
 impl Reduction {
@@ -119,8 +135,8 @@ impl Reduction {
     /// unit roundoff u the error is at most ((1+u)^k − 1) times the sum of the absolute values
     /// (product: the absolute value) that were reduced, where k roundings may happen: of the types
     /// that are summed in f32 two on each node and one for the result, of the others two for each of
-    /// the n contributions and some for the scaling and the division. NaN and infinities are
-    /// where the reference has them.
+    /// the n contributions and some for the scaling and the division; where f32 travels as bf16 one to
+    /// that on each node besides (product: two). NaN and infinities are where the reference has them.
     ///
     /// # Errors
     /// With the first element that is wrong.
@@ -198,11 +214,19 @@ impl Reduction {
             got == right || (got.is_nan() && right.is_nan())
         } else {
             let (unit, smallest) = precision(part);
+            let Between { nodes, compression } = self.between;
             let roundings =
-                if is_short(part) { 2.0 * self.nodes as f64 + 1.0 } else { 2.0 * (ranks + 3.0) };
-            let relative = (roundings * unit.ln_1p()).exp_m1();
+                if is_short(part) { 2.0 * nodes as f64 + 1.0 } else { 2.0 * (ranks + 3.0) };
+            let (mut logarithm, mut least) = (roundings * unit.ln_1p(), roundings * smallest);
+            if compression == Compression::Bf16 && self.dtype == DType::F32 && nodes > 1 {
+                let (unit, smallest) = precision(DType::Bf16);
+                // In a product every rounding on every way counts, also those of the other operands.
+                let ways = if self.op == ReduceOp::Product { 2.0 } else { 1.0 };
+                logarithm += ways * nodes as f64 * unit.ln_1p();
+                least += ways * nodes as f64 * smallest;
+            }
             let post = self.postscale.abs();
-            let bound = relative * magnitude * post + roundings * smallest * post.max(1.0);
+            let bound = logarithm.exp_m1() * magnitude * post + least * post.max(1.0);
             (got - right).abs() <= bound
         };
         if same { Ok(()) } else { Err(format!("{got:e} instead of {right:e}, from {values:?}")) }
@@ -257,8 +281,9 @@ mod tests {
             (DType::C64, ReduceOp::Sum, [1.0, -4.0], -3.0),
         ];
         for (dtype, op, inputs, right) in cases {
+            let between = Between::nodes(1);
             let reduction =
-                Reduction { dtype, op, prescale: 1.0, postscale: 1.0, exact: false, nodes: 1 };
+                Reduction { dtype, op, prescale: 1.0, postscale: 1.0, exact: false, between };
             let inputs = inputs.map(|value| bytes(dtype, value));
             let check = |result| reduction.check(&[&inputs[0], &inputs[1]], &bytes(dtype, result));
             assert_eq!(check(right), Ok(()));
@@ -267,6 +292,27 @@ mod tests {
                 "{dtype} {op}"
             );
         }
+    }
+
+    /// What is lost on the way as bf16 is forgiven there, and nowhere else.
+    #[test]
+    fn rounding_on_the_way_is_told_from_mistakes() {
+        let check = |dtype, nodes, compression, got: f64| {
+            let between = Between { nodes, compression };
+            let op = ReduceOp::Sum;
+            let reduction =
+                Reduction { dtype, op, prescale: 1.0, postscale: 1.0, exact: false, between };
+            let [a, b] = [1.0, 0.01].map(|value| bytes(dtype, value));
+            reduction.check(&[&a, &b], &bytes(dtype, got)).is_ok()
+        };
+        // The neighbours of 1.01 in bf16 are 1.0078125 and 1.015625.
+        let (near, far) = (1.0078125, 1.03125);
+        assert!(check(DType::F32, 2, Compression::Bf16, near));
+        assert!(!check(DType::F32, 2, Compression::Bf16, far));
+        assert!(!check(DType::F32, 1, Compression::Bf16, near));
+        assert!(!check(DType::F32, 2, Compression::None, near));
+        assert!(!check(DType::F64, 2, Compression::Bf16, near));
+        assert!(!check(DType::C64, 2, Compression::Bf16, near));
     }
 
     /// Two that are the same give that one, two at right angles their sum.

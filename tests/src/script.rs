@@ -14,13 +14,13 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use gradwire_proto::Collective;
+use gradwire_proto::{Collective, Compression};
 use gradwire_worker::{JoinOptions, ProcessSet, Session};
 
 use crate::{
     calls::{COLLECTIVES, Call, Got, Pending},
     cluster::Plan,
-    reference::Dice,
+    reference::{Between, Dice},
 };
 
 /// What works without ranks that have joined.
@@ -66,6 +66,7 @@ pub type Results = BTreeMap<Key, Got>;
 pub struct Script {
     /// Nodes, ranks and settings.
     pub plan: Plan,
+    compression: Compression,
     seed: u64,
     sets: Vec<Set>,
     calls: Vec<Planned>,
@@ -79,6 +80,8 @@ impl Script {
     pub fn of(seed: u64, calls: usize, most_bytes: u64) -> Self {
         let mut dice = Dice::of(&[seed]);
         let plan = random::plan(&mut dice);
+        let compression = dice.pick(Compression::ALL);
+        let plan = plan.set(format!("data.compression={compression}"));
         let size = plan.slots.iter().sum();
         let mut sets = vec![Set { ranks: (0..size).collect(), made: 0, removed: PHASES }];
         for phase in 0..PHASES {
@@ -110,7 +113,7 @@ impl Script {
             Call { name: Some(format!("last.{number}")), ..call }
         };
         let last = (0..left.iter().copied().max().unwrap_or(0)).map(last).collect();
-        Self { plan, seed, sets, calls: planned, last }
+        Self { plan, compression, seed, sets, calls: planned, last }
     }
 
     /// A call as it is made in a round: with numbers of its own.
@@ -251,8 +254,8 @@ impl Script {
     /// # Errors
     /// With the first result that is wrong.
     pub fn check_rank(&self, rank: u32, results: &Results) -> Result<(), String> {
-        let nodes = self.plan.slots.len();
-        results.iter().try_for_each(|(key, got)| self.call(*key).check(rank, got, nodes))
+        let between = Between { nodes: self.plan.slots.len(), compression: self.compression };
+        results.iter().try_for_each(|(key, got)| self.call(*key).check(rank, got, between))
     }
 
     /// What all members of a call must get the same bits of, in short (SAME).

@@ -21,3 +21,9 @@ fn four_ranks_of_one_node_conform() {
 fn three_ranks_of_two_nodes_conform() {
     conforms(Launch::new().ranks(3).hosts("127.0.0.1:2,127.0.0.2:1"), 3);
 }
+
+#[test]
+fn five_ranks_of_three_nodes_conform_where_f32_travels_as_bf16() {
+    let launch = Launch::new().ranks(5).hosts("127.0.0.1:2,127.0.0.2:1,127.0.0.3:2");
+    conforms(launch.set("data.compression=bf16"), 5);
+}

@@ -41,7 +41,7 @@ fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireE
 fn goes_on(session: &Session) {
     let mut tensor = session.tensor(&[session.rank() as i32], &[1]).unwrap();
     session.allreduce(&mut tensor, sum("after")).unwrap();
-    let all = (0..session.size() as i32).sum();
+    let all = (0..session.size() as i32).sum::<i32>();
     assert_eq!(tensor.as_slice(), [all]);
 }
 

@@ -188,7 +188,7 @@ fn who_does_not_know_the_secret_is_turned_away() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
             let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
-            let line = Line { peer: NodeId(1), lane: 0 };
+            let line = Line { peer: NodeId(1), number: 0 };
             let dialled = handshake::dial(&mut stream, &me, line);
             tokio::time::timeout(PATIENCE, dialled).await.unwrap()
         })
@@ -260,7 +260,7 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
                 runtime.block_on(async {
                     use tokio::io::AsyncWriteExt;
                     let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
-                    let line = Line { peer: NodeId(1), lane: 0 };
+                    let line = Line { peer: NodeId(1), number: 0 };
                     handshake::dial(&mut stream, &me, line).await.unwrap();
                     stream.write_all(&[0x55; 64]).await.unwrap();
                 });

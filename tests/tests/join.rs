@@ -148,7 +148,8 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
         match session.rank() {
             0 => session.send(&rows(), SendOptions::to_rank(2)).unwrap(),
             _ => {
-                let got = session.receive(ReceiveOptions::from_rank(0)).unwrap();
+                let got: gradwire_worker::Tensor<f32> =
+                    session.receive(ReceiveOptions::from_rank(0)).unwrap();
                 assert_eq!(rows().as_slice(), gradwire_worker::Tensor::as_slice(&got));
             }
         }

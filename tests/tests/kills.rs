@@ -131,19 +131,21 @@ fn a_daemon_that_is_stopped_is_told_by_its_silence() {
 }
 
 #[test]
-fn a_coordinator_is_killed_or_stopped() {
+fn the_daemon_that_hosts_the_coordinator_is_killed_or_stopped() {
     for signal in [Signal::KILL, Signal::STOP] {
         let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
         job.until_said("looping", 4);
-        let fault = job.signal(Role::Coordinator, signal);
+        let fault = job.signal(Role::Daemon(0), signal);
         let report = job.finish();
-        report.assert_told(&[0, 1, 2, 3], fault, &["the coordinator at 127.0.0.1:"]);
+        report.assert_told(&[2, 3], fault, &["the coordinator at 127.0.0.1:"]);
         report.assert_code(1);
         if signal == Signal::KILL {
-            report.assert_verdict(&["gradwire: the coordinator on host 127.0.0.1 (pid "]);
+            report.assert_told(&[0, 1], fault, &["the daemon of this node (gradwired) ended"]);
+            report.assert_verdict(&["gradwire: the daemon on host 127.0.0.1 (pid "]);
             report.assert_verdict(&[") was killed by SIGKILL"]);
         } else {
-            report.assert_verdict(&["the coordinator at 127.0.0.1:", " has been silent for "]);
+            let silent = "the daemon of this node (gradwired) has given no sign of life for ";
+            report.assert_told(&[0, 1], fault, &[silent]);
         }
     }
 }

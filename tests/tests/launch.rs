@@ -40,8 +40,7 @@ fn whatever_a_job_leaves_is_seen() {
     fs::write(job.folder().join("core"), "").unwrap();
     let traces = job.traces();
     let id = job.process(Role::Rank(0)).variable("GRADWIRE_JOB").unwrap();
-    for role in [Role::Launcher, Role::Agent(0), Role::Coordinator, Role::Daemon(0), Role::Rank(1)]
-    {
+    for role in [Role::Launcher, Role::Agent(0), Role::Daemon(0), Role::Rank(1)] {
         let role = format!("role: Some({role:?})");
         assert!(traces.iter().any(|trace| trace.contains(&role)), "no {role}: {traces:#?}");
     }
@@ -201,7 +200,7 @@ fn a_port_that_is_taken_is_named_with_its_setting() {
 #[test]
 fn a_daemon_that_fails_after_it_served_is_told_with_its_words() {
     let launch = Launch::new().ranks(2);
-    let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"data\":\"127.0.0.1:2\"}'\n\
+    let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"data\":\"127.0.0.1:2\",\"grpc\":\"127.0.0.1:3\"}'\n\
                 sleep 0.3; echo 'gradwired: this is release 9.9.9, the coordinator is 0.1.0' >&2; exit 1\n";
     let other = launch.script("other-gradwired", text);
     let report = launch.set(&format!("launch.gradwired={}", other.display())).rank(&["hang"]).run();

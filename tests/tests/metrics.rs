@@ -200,7 +200,7 @@ fn a_service_is_ready_only_when_all_nodes_have_come() {
     let launch = launch.set(&format!("launch.gradwired={}", late.display()));
     let mut job = launch.rank(&["attach", "say:idle", "until:end", "leave"]).start();
     let early = job.wait_for("the first daemon", || {
-        Some(job.served("metrics")).filter(|addresses| addresses.len() == 2)
+        Some(job.served("metrics")).filter(|addresses| !addresses.is_empty())
     });
     for address in &early {
         assert_eq!(get(address, "/healthz").0, 200);
@@ -208,7 +208,7 @@ fn a_service_is_ready_only_when_all_nodes_have_come() {
         assert_eq!(code, 503, "{body}");
         assert!(body.starts_with("not ready: "), "{body}");
     }
-    let (_, body) = job.wait_for("the first node at the coordinator", || {
+    let (_, body) = job.wait_for("the first node, which hosts the coordinator", || {
         Some(get(&early[0], "/readyz")).filter(|(_, body)| body.contains("1 of 2 nodes"))
     });
     assert!(body.starts_with("not ready: forming: "), "{body}");

@@ -1,4 +1,4 @@
-//! The trainer of `make demo`: alone and as four ranks it computes the same.
+//! The trainer of `make demo-rust`: alone and as four ranks it computes the same.
 //!
 //! Needs libtorch, which `make test` provides (LIBTORCH); without it the test says so and passes.
 

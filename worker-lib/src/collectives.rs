@@ -30,7 +30,7 @@ use crate::{
     error::{GradwireError, Result},
     handle::Handle,
     memory::{Buffer, FromBuffer, Keep, Memory, Payload},
-    naming::{Message, PAIRS, Way},
+    naming::{Numbered, PAIRS, Way},
     process_set::ProcessSet,
     room::Output,
     session::Session,
@@ -159,19 +159,8 @@ impl Session {
         Ok(Call { set, name, way: None, priority, origin, request })
     }
 
-    /// What an operation is called, now.
-    pub(crate) fn name(
-        &self,
-        set: ProcessSetId,
-        name: Option<String>,
-        kind: &'static str,
-    ) -> Result<TensorName> {
-        let name = name.unwrap_or_else(|| self.names().unnamed(set, kind));
-        Ok(TensorName::new(&name)?)
-    }
-
     /// The next message of a way, which has its number now.
-    fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Message> {
+    fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Numbered> {
         self.names().message(set, way).ok_or_else(|| {
             GradwireError::Invalid(format!(
                 "this rank has used {PAIRS} different pairs of a peer and a tag, which is the limit; use tags again"
@@ -227,9 +216,13 @@ impl Session {
             memory.extend([input.keep(), output.keep()]);
         }
         // Last, so that a call that is refused is counted by nobody: other ranks don't know of it.
-        let message = way.map(|way| self.message_of(number, way)).transpose()?;
-        let name = message.as_ref().map(|message| message.name.clone()).or(name);
-        let name = self.name(number, name, request.collective.name())?;
+        let numbered = match (way, &name) {
+            (Some(way), _) => Some(self.message_of(number, way)?),
+            (None, None) => Some(self.names().unnamed(number, request.collective.name())),
+            (None, Some(_)) => None,
+        };
+        let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
+        let name = TensorName::new(&name.unwrap_or_default())?;
         let operation = Operation {
             process_set: number,
             name: name.clone(),
@@ -242,8 +235,8 @@ impl Session {
             movable: !matches!(into, Target::InPlace),
         };
         let submitted = self.shared().submit(operation);
-        if let (Err(_), Some(message)) = (&submitted, &message) {
-            self.names().take_back(number, message);
+        if let (Err(_), Some(numbered)) = (&submitted, &numbered) {
+            self.names().take_back(number, numbered);
         }
         let ticket = submitted?;
         Ok(Started { ticket, name, set: number, outputs, expected })

@@ -105,7 +105,8 @@ pub use collectives::{
 pub use element::{Bool, Element};
 pub use error::GradwireError;
 pub use gradwire_proto::{
-    DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape, TensorName,
+    Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
+    TensorName,
 };
 pub use gradwire_shm::{arena::ArenaStats, segment::HugePages};
 pub use half;

@@ -12,8 +12,8 @@ use std::{
 };
 
 use gradwire_proto::{
-    Epoch, Failure, FailureKind, PROTOCOL, VERSION, auth::Claim, pb, pb::daemon_message,
-    pb::worker_message,
+    Compression, Epoch, Failure, FailureKind, PROTOCOL, VERSION, auth::Claim, pb,
+    pb::daemon_message, pb::worker_message,
 };
 use gradwire_shm::handover::{self, HandoverError};
 use prost::Message;
@@ -50,6 +50,7 @@ pub(crate) struct World {
     pub(crate) cross_size: u32,
     pub(crate) epoch: Epoch,
     pub(crate) nodes: Vec<Node>,
+    pub(crate) compression: Compression,
 }
 
 impl World {
@@ -65,6 +66,9 @@ impl World {
             let text = format!("it gave this process an impossible place in the world: {wire:?}");
             return Err(GradwireError::Protocol(text));
         }
+        let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
+            GradwireError::Protocol(format!("there is no compression {}", wire.compression))
+        })?;
         Ok(Self {
             rank: wire.rank,
             size: wire.size,
@@ -78,6 +82,7 @@ impl World {
                 .into_iter()
                 .map(|n| Node { host: n.host, first_rank: n.first_rank, slots: n.slots })
                 .collect(),
+            compression,
         })
     }
 
@@ -269,6 +274,7 @@ mod tests {
             cross_rank: 1,
             cross_size: 2,
             epoch: 1,
+            compression: 0,
             nodes: vec![
                 pb::Node { host: "a".into(), first_rank: 0, slots: 2, ..Default::default() },
                 pb::Node { host: "b".into(), first_rank: 2, slots: 2, ..Default::default() },
@@ -287,6 +293,7 @@ mod tests {
             pb::Attached { local_size: 5, ..attached() },
             pb::Attached { cross_rank: 2, ..attached() },
             pb::Attached { cross_size: u32::MAX, ..attached() },
+            pb::Attached { compression: 9, ..attached() },
         ];
         for wire in impossible {
             assert!(matches!(World::check(wire, 1), Err(GradwireError::Protocol(_))));

@@ -204,6 +204,12 @@ impl SharedBuffer {
         self.memory.as_ptr()
     }
 
+    /// The mapping that it lies in, first byte and size in bytes: for a GPU's driver, which has to be told of
+    /// memory before it copies by itself. It stays as long as the session.
+    pub fn mapping(&self) -> (*mut u8, u64) {
+        self.memory.block.mapping()
+    }
+
     /// A part of the same memory as a tensor of its own, from an element on, which is counted in
     /// elements of `dtype`.
     ///

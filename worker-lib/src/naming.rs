@@ -4,8 +4,9 @@
 //!   their unnamed calls of one kind in the same order. The count begins again after [`UNNAMED`], for
 //!   each name is remembered by the coordinator for as long as the job lives.
 //! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both count, and the count
-//!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one. A
-//!   message that was not started gives its number back: the other end knows nothing of it.
+//!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one.
+//! - An operation that was not started gives its number back, to the next call: other ranks know
+//!   nothing of it, and would be one ahead for ever.
 //! - After a join the ranks have made different numbers of calls, and messages to ranks that had
 //!   joined were counted by their senders only. All begin anew then: `allreduce.#1.3` is the third
 //!   one after the first join, `send.2>5.tag7.#1.0` the first message.
@@ -27,7 +28,7 @@ pub(crate) const PAIRS: usize = 1 << 16;
 /// A way of messages: from, to, tag.
 pub(crate) type Way = (u32, u32, u32);
 
-/// How far a way has been counted at this end.
+/// How far a kind or a way has been counted at this end.
 #[derive(Debug, Default)]
 struct Count {
     next: u64,
@@ -35,10 +36,19 @@ struct Count {
     returned: BTreeSet<u64>,
 }
 
+impl Count {
+    fn take(&mut self) -> u64 {
+        self.returned.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+}
+
 #[derive(Debug, Default)]
 struct InSet {
     joins: u64,
-    unnamed: HashMap<&'static str, u64>,
+    unnamed: HashMap<&'static str, Count>,
     messages: HashMap<Way, Count>,
 }
 
@@ -52,11 +62,18 @@ impl InSet {
     }
 }
 
-/// A message that has its number.
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    Unnamed(&'static str),
+    Message(Way),
+}
+
+/// A name that has its number.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(crate) struct Numbered {
     pub(crate) name: String,
-    way: Way,
+    counted: Counted,
     joins: u64,
     number: u64,
 }
@@ -67,35 +84,34 @@ pub(crate) struct Names(HashMap<ProcessSetId, InSet>);
 
 impl Names {
     /// A name for the next operation of a kind.
-    pub(crate) fn unnamed(&mut self, set: ProcessSetId, kind: &'static str) -> String {
+    pub(crate) fn unnamed(&mut self, set: ProcessSetId, kind: &'static str) -> Numbered {
         let set = self.0.entry(set).or_default();
-        let number = set.unnamed.entry(kind).or_default();
-        *number = *number % UNNAMED + 1;
-        let number = *number;
-        format!("{kind}.{}", set.number(number))
+        let number = set.unnamed.entry(kind).or_default().take();
+        let name = format!("{kind}.{}", set.number(number % UNNAMED + 1));
+        Numbered { name, counted: Counted::Unnamed(kind), joins: set.joins, number }
     }
 
     /// The next message; none if there are too many ways.
-    pub(crate) fn message(&mut self, set: ProcessSetId, way: Way) -> Option<Message> {
+    pub(crate) fn message(&mut self, set: ProcessSetId, way: Way) -> Option<Numbered> {
         let set = self.0.entry(set).or_default();
         if set.messages.len() >= PAIRS && !set.messages.contains_key(&way) {
             return None;
         }
-        let count = set.messages.entry(way).or_default();
-        let number = count.returned.pop_first().unwrap_or_else(|| {
-            count.next += 1;
-            count.next - 1
-        });
+        let number = set.messages.entry(way).or_default().take();
         let (from, to, tag) = way;
         let name = format!("send.{from}>{to}.tag{tag}.{}", set.number(number % MESSAGES));
-        Some(Message { name, way, joins: set.joins, number })
+        Some(Numbered { name, counted: Counted::Message(way), joins: set.joins, number })
     }
 
-    /// A message was not started: its number is the next one's.
-    pub(crate) fn take_back(&mut self, set: ProcessSetId, message: &Message) {
-        let set = self.0.get_mut(&set).filter(|set| set.joins == message.joins);
-        if let Some(count) = set.and_then(|set| set.messages.get_mut(&message.way)) {
-            count.returned.insert(message.number);
+    /// An operation was not started: its number is the next one's.
+    pub(crate) fn take_back(&mut self, set: ProcessSetId, numbered: &Numbered) {
+        let set = self.0.get_mut(&set).filter(|set| set.joins == numbered.joins);
+        let count = set.and_then(|set| match &numbered.counted {
+            Counted::Unnamed(kind) => set.unnamed.get_mut(kind),
+            Counted::Message(way) => set.messages.get_mut(way),
+        });
+        if let Some(count) = count {
+            count.returned.insert(numbered.number);
         }
     }
 
@@ -123,17 +139,17 @@ mod tests {
     #[test]
     fn each_kind_counts_by_itself_in_each_set() {
         let mut names = Names::default();
-        assert_eq!(names.unnamed(ALL, "allreduce"), "allreduce.#1");
-        assert_eq!(names.unnamed(ALL, "allreduce"), "allreduce.#2");
-        assert_eq!(names.unnamed(ALL, "barrier"), "barrier.#1");
-        assert_eq!(names.unnamed(SOME, "allreduce"), "allreduce.#1");
+        assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#1");
+        assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#2");
+        assert_eq!(names.unnamed(ALL, "barrier").name, "barrier.#1");
+        assert_eq!(names.unnamed(SOME, "allreduce").name, "allreduce.#1");
         names.removed(SOME);
-        assert_eq!(names.unnamed(SOME, "allreduce"), "allreduce.#1");
+        assert_eq!(names.unnamed(SOME, "allreduce").name, "allreduce.#1");
         for _ in 2..UNNAMED {
             names.unnamed(ALL, "barrier");
         }
-        assert_eq!(names.unnamed(ALL, "barrier"), format!("barrier.#{UNNAMED}"));
-        assert_eq!(names.unnamed(ALL, "barrier"), "barrier.#1", "BOUND");
+        assert_eq!(names.unnamed(ALL, "barrier").name, format!("barrier.#{UNNAMED}"));
+        assert_eq!(names.unnamed(ALL, "barrier").name, "barrier.#1", "BOUND");
     }
 
     #[test]
@@ -144,12 +160,33 @@ mod tests {
         }
         for names in [&mut busy, &mut idle] {
             names.joined(ALL);
-            assert_eq!(names.unnamed(ALL, "allreduce"), "allreduce.#1.1");
+            assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#1.1");
         }
-        assert_eq!(busy.unnamed(SOME, "allreduce"), "allreduce.#1", "other sets go on");
+        assert_eq!(busy.unnamed(SOME, "allreduce").name, "allreduce.#1", "other sets go on");
     }
 
-    fn next(names: &mut Names, from: u32, to: u32, tag: u32) -> Message {
+    #[test]
+    fn a_call_that_was_refused_is_not_counted() {
+        let (mut one, mut other) = (Names::default(), Names::default());
+        // The first is in flight on one rank when the count begins again: refused there, done elsewhere.
+        for _ in 0..UNNAMED {
+            assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
+        }
+        let refused = one.unnamed(ALL, "allreduce");
+        assert_eq!(refused.name, "allreduce.#1");
+        one.take_back(ALL, &refused);
+        assert_eq!(one.unnamed(ALL, "allreduce"), refused);
+        assert_eq!(other.unnamed(ALL, "allreduce"), refused);
+        assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
+        // What was refused before a join is of a time that is over.
+        for names in [&mut one, &mut other] {
+            names.joined(ALL);
+        }
+        one.take_back(ALL, &refused);
+        assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
+    }
+
+    fn next(names: &mut Names, from: u32, to: u32, tag: u32) -> Numbered {
         names.message(ALL, (from, to, tag)).unwrap()
     }
 
@@ -168,7 +205,7 @@ mod tests {
     #[test]
     fn messages_that_were_not_started_are_not_counted() {
         let mut names = Names::default();
-        let all: Vec<Message> = (0..70).map(|_| next(&mut names, 0, 1, 0)).collect();
+        let all: Vec<Numbered> = (0..70).map(|_| next(&mut names, 0, 1, 0)).collect();
         // In any order, as threads may come.
         for at in [69, 3, 68] {
             names.take_back(ALL, &all[at]);

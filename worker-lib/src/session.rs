@@ -7,7 +7,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    DType, Failure, FailureKind, JobId, Secret, Shape,
+    Compression, DType, Failure, FailureKind, JobId, Secret, Shape,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::arena::{Arena, ArenaStats};
@@ -149,6 +149,11 @@ impl Session {
     /// The job's nodes, in the order of their ranks.
     pub fn nodes(&self) -> &[Node] {
         &self.0.world.nodes
+    }
+
+    /// As what f32 travels between nodes where it is reduced (`data.compression`).
+    pub fn compression(&self) -> Compression {
+        self.0.world.compression
     }
 
     /// The name of this rank's node; empty where the daemon does not know it.

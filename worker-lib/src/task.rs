@@ -5,6 +5,7 @@
 //! for a reason that only it knows therefore gives up, and all are told.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::Instant,
@@ -123,23 +124,41 @@ impl Place {
                 "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum) are under way, which is the limit; wait for some of them first"
             )));
         }
-        let name = session.name(set.number(), name, kind)?;
+        let number = set.number();
+        let numbered = name.is_none().then(|| session.names().unnamed(number, kind));
+        let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);
+        let checked = Self::free(&tasks, number, &name.unwrap_or_default(), kind);
+        if let (Err(_), Some(numbered)) = (&checked, &numbered) {
+            session.names().take_back(number, numbered);
+        }
+        let key = checked?;
+        tasks.insert(key.clone(), kind);
+        drop(tasks);
+        Ok(Self { shared, key })
+    }
+
+    /// A name that may be used, and is not in use.
+    fn free(
+        tasks: &HashMap<Key, &'static str>,
+        set: ProcessSetId,
+        name: &str,
+        kind: &'static str,
+    ) -> Result<Key> {
+        let name = TensorName::new(name)?;
         let (given, max) = (name.as_str().len(), TensorName::MAX_BYTES - LONGEST_PART);
         if given > max {
             return Err(GradwireError::Invalid(format!(
                 "the name of an operation of several parts may have {max} bytes, because each part adds to it; {given} were given"
             )));
         }
-        let key = (set.number(), name);
+        let key = (set, name);
         if let Some(first) = tasks.get(&key) {
             let name = &key.1;
             return Err(GradwireError::Invalid(format!(
                 "'{name}' is already in flight on this rank: {first} was started and has not ended, now {kind} comes under the same name; wait for the first one, or give each its own name"
             )));
         }
-        tasks.insert(key.clone(), kind);
-        drop(tasks);
-        Ok(Self { shared, key })
+        Ok(key)
     }
 }
 

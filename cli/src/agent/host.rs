@@ -58,8 +58,12 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
         };
         (
             what,
-            "everything after the options of gradwire run is the program with its arguments"
-                .to_owned(),
+            if Path::new(name).extension().is_some_and(|extension| extension == "py") {
+                format!("a script needs its interpreter: python {name}")
+            } else {
+                "everything after the options of gradwire run is the program with its arguments"
+                    .to_owned()
+            },
         )
     })?;
     let gradwired = if begin.gradwired.is_empty() {

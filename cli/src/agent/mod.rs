@@ -236,17 +236,15 @@ impl Agent {
         }
         let own =
             std::env::current_exe().map_err(|error| format!("can't find gradwire: {error}"))?;
-        let (program, args): (PathBuf, Vec<String>) = match start.role {
-            Role::Coordinator => (own.clone(), vec!["coordinator".to_owned()]),
-            Role::Daemon => (self.programs.gradwired.clone(), Vec::new()),
-            Role::Rank(_) => (self.programs.program.clone(), Vec::new()),
+        let program: PathBuf = match start.role {
+            Role::Daemon => self.programs.gradwired.clone(),
+            Role::Rank(_) => self.programs.program.clone(),
         };
         let mut command = Command::new(own);
         command
             .arg("exec-child")
             .arg(std::process::id().to_string())
             .arg(program)
-            .args(args)
             .args(start.args)
             .envs(&self.begin.environment)
             .envs(&start.environment)

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fmt::Write, net::IpAddr};
 
+use gradwire_coordinator::host::HERE;
 use gradwire_settings::Settings;
 
 use super::plan::{Places, Plan};
@@ -21,7 +22,6 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         addresses: vec![unknown; plan.nodes.len()],
         master_port: 0,
         coordinator: (unknown, 0).into(),
-        coordinator_metrics: "<coordinator's metrics>".to_owned(),
         daemon_metrics: vec!["<daemon's metrics>".to_owned(); plan.nodes.len()],
     };
     let later: HashMap<&str, &str> = [
@@ -29,15 +29,16 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         ("MASTER_ADDR", "<first host's address>"),
         ("MASTER_PORT", "<free port>"),
         ("GRADWIRE_ADDRESS", "<this host's address>"),
-        ("GRADWIRE_BIND", "<this host's address>"),
-        ("GRADWIRE_COORDINATOR", "<coordinator's address>"),
+        ("GRADWIRE_COORDINATOR", "<first daemon's address>"),
     ]
     .into();
     let shown = |variables: super::plan::Variables| -> String {
         let pairs: Vec<_> = variables
             .iter()
             .map(|(name, value)| {
-                format!("{name}={}", later.get(name.as_str()).unwrap_or(&&**value))
+                let known = value == HERE;
+                let later = later.get(name.as_str()).filter(|_| !known);
+                format!("{name}={}", later.unwrap_or(&&**value))
             })
             .collect();
         pairs.join(" ")
@@ -50,10 +51,8 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
             format!("{} {args} {} {} agent", launch.ssh, node.host, launch.remote_gradwire)
         };
         line(format!("\nhost {} ({agent})", node.host));
-        if i == 0 {
-            line(format!("  coordinator: {}", shown(plan.coordinator_variables(unknown))));
-        }
-        let daemon = plan.daemon_variables(i, unknown, places.coordinator);
+        let coordinator = (i > 0).then_some(places.coordinator);
+        let daemon = plan.daemon_variables(i, unknown, coordinator);
         line(format!("  daemon: {}", shown(daemon)));
         for rank in node.first_rank..node.first_rank + node.ranks {
             line(format!("  rank {rank}: {}", command.join(" ")));

@@ -1,7 +1,7 @@
 //! The life of a job, as decisions: an event and the time go in, orders to hosts come out. Pure.
 //!
 //! ```text
-//! Reaching ─ all hosts ready ─► Coordinating ─ it serves ─► Daemons ─ all serve ─► Running
+//! Reaching ─ all hosts ready ─► First daemon ─ it serves ─► Daemons ─ all serve ─► Running
 //!     │                              │                          │                     │ all ranks
 //!     └────── a failure ─────────────┴──────────────────────────┴─────────┐           │ ended well
 //!                                                                         ▼           ▼
@@ -83,7 +83,8 @@ pub struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Reaching,
-    Coordinating,
+    /// The daemon of the first host, which hosts the coordinator.
+    First,
     Daemons,
     Running,
     Leaving,
@@ -130,12 +131,15 @@ pub struct Job {
     phase: Phase,
     deadline: Option<Duration>,
     hosts: Vec<Host>,
-    coordinator: Option<(SocketAddr, String)>,
+    /// Where the coordinator serves, once it does.
+    coordinator: Option<SocketAddr>,
     /// By host, because each has a daemon.
     processes: BTreeMap<(usize, Role), Process>,
     failures: Vec<Failure>,
     /// The rank that the coordinator has found at fault.
     blamed: Option<u32>,
+    /// Its process has been given the time to end by itself.
+    awaited: bool,
     ranks_ran: bool,
     commands: Vec<Command>,
 }
@@ -154,6 +158,7 @@ impl Job {
             processes: BTreeMap::new(),
             failures: Vec::new(),
             blamed: None,
+            awaited: false,
             ranks_ran: false,
             commands: Vec::new(),
         }
@@ -217,7 +222,7 @@ impl Job {
     }
 
     fn is_starting(&self) -> bool {
-        matches!(self.phase, Phase::Reaching | Phase::Coordinating | Phase::Daemons)
+        matches!(self.phase, Phase::Reaching | Phase::First | Phase::Daemons)
     }
 
     /// Takes note of a failure; the first one begins the end.
@@ -234,7 +239,7 @@ impl Job {
 
     fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
         let blame = serde_json::from_str::<Blame>(line).ok().filter(|b| b.event == "failed");
-        if let (Role::Coordinator, Some(blame)) = (role, blame) {
+        if let (0, Role::Daemon, Some(blame)) = (node, role, blame) {
             self.blamed = Some(blame.rank);
             return;
         }
@@ -244,9 +249,12 @@ impl Job {
             return;
         };
         self.note(format!("{role} serves on host {}: {line}", self.host(node)));
-        match (role, serving.grpc) {
-            (Role::Coordinator, Some(grpc)) => self.coordinator = Some((grpc, serving.metrics)),
-            (Role::Daemon, _) => self.hosts[node].metrics = Some(serving.metrics),
+        match (role, node, serving.grpc) {
+            (Role::Daemon, 0, Some(grpc)) => {
+                self.coordinator = Some(grpc);
+                self.hosts[node].metrics = Some(serving.metrics);
+            }
+            (Role::Daemon, 1.., _) => self.hosts[node].metrics = Some(serving.metrics),
             _ => {
                 let what = format!("{role} on host {} said {line}", self.host(node));
                 self.fail(Failure::NotStarted { what, hint: String::new() }, now);
@@ -280,6 +288,10 @@ impl Job {
             self.fail(Failure::NotStarted { what, hint }, now);
         } else if !ended.is_well() {
             self.fail(Failure::Ended { role, host, pid, ended, at, ran, tail }, now);
+        }
+        let awaited = self.awaited && self.phase == Phase::Gathering;
+        if awaited && matches!(role, Role::Rank(rank) if Some(rank) == self.blamed) {
+            self.stop(self.limits.grace, now);
         }
     }
 
@@ -326,10 +338,17 @@ impl Job {
             return;
         }
         match self.phase {
+            // The rank at fault may still be on its way out, and how it ended is the cause (TELL).
+            Phase::Gathering
+                if !self.awaited && self.blamed.is_some_and(|r| !self.has_ended(r)) =>
+            {
+                self.awaited = true;
+                self.deadline = Some(now + self.limits.grace);
+            }
             Phase::Gathering | Phase::Leaving => self.stop(self.limits.grace, now),
             Phase::Stopping => self.phase = Phase::Done,
             Phase::Done => {}
-            Phase::Reaching | Phase::Coordinating | Phase::Daemons | Phase::Running => {
+            Phase::Reaching | Phase::First | Phase::Daemons | Phase::Running => {
                 let what = format!(
                     "the job did not start within {:.1} s: {}",
                     self.limits.start.as_secs_f64(),
@@ -354,9 +373,7 @@ impl Job {
         };
         match self.phase {
             Phase::Reaching => format!("no answer from {}", hosts(&|host| !host.answered)),
-            Phase::Coordinating => {
-                format!("the coordinator on host {} does not serve", self.host(0))
-            }
+            Phase::First => format!("the daemon on host {} does not serve", self.host(0)),
             Phase::Daemons => format!("no daemon serves on {}", hosts(&|h| h.metrics.is_none())),
             _ => {
                 let ranks = (0..self.plan.size()).filter(|rank| !self.has_started(*rank));
@@ -383,13 +400,16 @@ impl Job {
         match self.phase {
             Phase::Reaching if self.hosts.iter().all(|host| host.answered) => {
                 if self.failures.is_empty() {
-                    self.start_coordinator();
+                    self.start_first();
                 } else {
                     self.stop(self.limits.grace, now);
                     self.advance(now);
                 }
             }
-            Phase::Coordinating if self.coordinator.is_some() => self.start_daemons(),
+            Phase::First if self.coordinator.is_some() => {
+                self.start_daemons();
+                self.advance(now);
+            }
             Phase::Daemons if self.hosts.iter().all(|host| host.metrics.is_some()) => {
                 self.start_ranks();
             }
@@ -420,30 +440,29 @@ impl Job {
         self.order(node, Order::Start(Start { role, args, environment }));
     }
 
-    fn start_coordinator(&mut self) {
-        let Some(bind) = self.hosts[0].address else { return };
-        self.phase = Phase::Coordinating;
-        self.start(0, Role::Coordinator, self.plan.coordinator_variables(bind));
+    /// Starts the first host's daemon; where its coordinator listens the others have to be told.
+    fn start_first(&mut self) {
+        let Some(address) = self.hosts[0].address else { return };
+        self.phase = Phase::First;
+        self.start(0, Role::Daemon, self.plan.daemon_variables(0, address, None));
     }
 
     fn start_daemons(&mut self) {
-        let Some((coordinator, _)) = self.coordinator else { return };
         self.phase = Phase::Daemons;
-        for node in 0..self.hosts.len() {
+        for node in 1..self.hosts.len() {
             let Some(address) = self.hosts[node].address else { continue };
-            let environment = self.plan.daemon_variables(node, address, coordinator);
+            let environment = self.plan.daemon_variables(node, address, self.coordinator);
             self.start(node, Role::Daemon, environment);
         }
     }
 
     fn start_ranks(&mut self) {
-        let Some((coordinator, coordinator_metrics)) = self.coordinator.clone() else { return };
+        let Some(coordinator) = self.coordinator else { return };
         let hosts = &self.hosts;
         let places = Places {
             addresses: hosts.iter().filter_map(|host| host.address).collect(),
             master_port: hosts[0].port,
             coordinator,
-            coordinator_metrics,
             daemon_metrics: hosts.iter().filter_map(|host| host.metrics.clone()).collect(),
         };
         self.phase = Phase::Running;

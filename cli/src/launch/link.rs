@@ -250,7 +250,6 @@ impl Link {
             }
             _ if self.shared.hushed.load(Ordering::Relaxed) && !self.shared.verbose => return,
             (Role::Daemon, stream) => (Source::Service(format!("daemon {host}")), stream),
-            (Role::Coordinator, stream) => (Source::Service("coordinator".to_owned()), stream),
         };
         let _ = self.shared.console.send(Line { source, stream, text, end }).await;
     }

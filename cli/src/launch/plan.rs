@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
+use gradwire_coordinator::host::HERE;
 use gradwire_proto::Secret;
 use gradwire_settings::Loaded;
 
@@ -54,8 +55,6 @@ pub struct Places {
     pub master_port: u16,
     /// Where the coordinator serves daemons.
     pub coordinator: SocketAddr,
-    /// Where the coordinator serves its metrics.
-    pub coordinator_metrics: String,
     /// Where each node's daemon serves its metrics.
     pub daemon_metrics: Vec<String>,
 }
@@ -136,35 +135,32 @@ impl Plan {
         variables([("GRADWIRE_JOB", self.job.clone()), ("GRADWIRE_SECRET", self.secret.to_hex())])
     }
 
-    /// The environment of the coordinator, which runs on the first node.
-    pub fn coordinator_variables(&self, bind: IpAddr) -> Variables {
-        let mut all = self.service_settings.clone();
-        all.extend(self.job_variables());
-        all.extend(variables([
-            ("GRADWIRE_NODES", self.nodes.len().to_string()),
-            ("GRADWIRE_RANKS", self.size().to_string()),
-            ("GRADWIRE_BIND", bind.to_string()),
-        ]));
-        all
-    }
-
-    /// The environment of a node's daemon.
+    /// The environment of a node's daemon. The one that is told no coordinator hosts it.
     pub fn daemon_variables(
         &self,
         node: usize,
         address: IpAddr,
-        coordinator: SocketAddr,
+        coordinator: Option<SocketAddr>,
     ) -> Variables {
         let mut all = self.service_settings.clone();
         all.extend(self.job_variables());
         all.extend(variables([
-            ("GRADWIRE_COORDINATOR", coordinator.to_string()),
             ("GRADWIRE_HOST", self.nodes[node].host.clone()),
             ("GRADWIRE_ADDRESS", address.to_string()),
             ("GRADWIRE_SLOTS", self.nodes[node].ranks.to_string()),
             ("GRADWIRE_ORDER", node.to_string()),
             ("GRADWIRE_SOCKET", self.socket(node)),
         ]));
+        match coordinator {
+            Some(address) => {
+                all.extend(variables([("GRADWIRE_COORDINATOR", address.to_string())]));
+            }
+            None => all.extend(variables([
+                ("GRADWIRE_COORDINATOR", HERE.to_owned()),
+                ("GRADWIRE_NODES", self.nodes.len().to_string()),
+                ("GRADWIRE_RANKS", self.size().to_string()),
+            ])),
+        }
         all
     }
 
@@ -187,7 +183,7 @@ impl Plan {
             ("GRADWIRE_CROSS_SIZE", across.to_string()),
             ("GRADWIRE_HOST", here.host.clone()),
             ("GRADWIRE_DAEMON_METRICS", places.daemon_metrics[node].clone()),
-            ("GRADWIRE_COORDINATOR_METRICS", places.coordinator_metrics.clone()),
+            ("GRADWIRE_COORDINATOR_METRICS", places.daemon_metrics[0].clone()),
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", self.size().to_string()),
             ("LOCAL_RANK", local.to_string()),
@@ -256,7 +252,6 @@ mod tests {
             addresses: (0..nodes).map(|i| IpAddr::from([10, 0, 0, 1 + i as u8])).collect(),
             master_port: 4321,
             coordinator: "10.0.0.1:7000".parse().unwrap(),
-            coordinator_metrics: "127.0.0.1:9".into(),
             daemon_metrics: (0..nodes).map(|i| format!("127.0.0.1:{i}")).collect(),
         }
     }
@@ -300,7 +295,7 @@ mod tests {
         }
         assert_eq!(rank["GRADWIRE_SOCKET"], format!("@gradwire-{}-2", plan.job));
         assert!(!rank.contains_key("GRADWIRE_DATA__LANES"), "a rank has no data plane");
-        let daemon = plan.daemon_variables(1, places(3).addresses[1], places(3).coordinator);
+        let daemon = plan.daemon_variables(1, places(3).addresses[1], Some(places(3).coordinator));
         assert_eq!(daemon["GRADWIRE_DATA__LANES"], "3");
         assert_eq!(
             (daemon["GRADWIRE_SLOTS"].as_str(), daemon["GRADWIRE_ORDER"].as_str()),

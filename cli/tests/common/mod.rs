@@ -22,7 +22,7 @@ pub(crate) const GRADWIRE: &str = env!("CARGO_BIN_EXE_gradwire");
 
 const DAEMON: &str = r#"#!/bin/sh
 trap 'exit 0' TERM
-echo '{"event":"serving","metrics":"127.0.0.1:1","data":"127.0.0.1:2"}'
+echo '{"event":"serving","metrics":"127.0.0.1:1","data":"127.0.0.1:2","grpc":"127.0.0.1:3"}'
 while :; do sleep 0.05; done
 "#;
 

@@ -56,7 +56,7 @@ impl Chooser {
         Self { topology, forced, cost, made: BTreeMap::new() }
     }
 
-    /// The algorithm for a piece, and why if it had to be decided.
+    /// The algorithm for a piece that is so many bytes between nodes, and why if it had to be decided.
     pub(crate) fn choose(
         &mut self,
         route: Route,

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Agreed, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId,
-    TensorName, convert::TensorRef,
+    Agreed, Compression, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
+    TensorId, TensorName, convert::TensorRef,
 };
 
 use super::{algorithm::Algorithm, event::ConnectionId};
@@ -33,6 +33,8 @@ pub struct World {
     pub nodes: Vec<Node>,
     /// Streams per pair of nodes.
     pub lanes: u32,
+    /// As what f32 travels between nodes where it is reduced.
+    pub compression: Compression,
     /// How often both sides send a sign of life.
     pub heartbeat_interval: Duration,
     /// After which silence a node counts as lost.

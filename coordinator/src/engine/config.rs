@@ -3,7 +3,7 @@
 use std::{fmt::Display, time::Duration};
 
 use gradwire_collectives::CostModel;
-use gradwire_proto::{Epoch, JobId, Rank};
+use gradwire_proto::{Compression, Epoch, JobId, Rank};
 
 use super::{algorithm::Algorithm, pack::MIN_PIECE_BYTES};
 use crate::CoordinatorError;
@@ -32,6 +32,8 @@ pub struct EngineConfig {
     pub epoch: Epoch,
     /// Streams per pair of nodes, 1 to 64; told to every node.
     pub lanes: u32,
+    /// As what f32 travels between nodes where it is reduced; told to every node.
+    pub compression: Compression,
     /// How often both sides send a sign of life.
     pub heartbeat_interval: Duration,
     /// After which silence a node is lost; more than twice the interval.
@@ -65,6 +67,7 @@ impl EngineConfig {
             ranks: None,
             epoch: Epoch(1),
             lanes: 2,
+            compression: Compression::None,
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_timeout: Duration::from_secs(3),
             start_timeout: Duration::from_secs(30),

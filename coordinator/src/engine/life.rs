@@ -111,6 +111,7 @@ impl Engine {
             epoch: config.epoch,
             nodes: self.members.iter().map(|(_, m)| m.node.clone()).collect(),
             lanes: config.lanes,
+            compression: config.compression,
             heartbeat_interval: config.heartbeat_interval,
             heartbeat_timeout: config.heartbeat_timeout,
         });

@@ -423,7 +423,8 @@ impl Engine {
         let Piece { kind, bytes, cuts } = piece;
         let Some(set) = self.sets.get(&kind.set) else { return };
         let participants = kind.participants(set);
-        let (algorithm, chosen) = self.chooser.choose(kind.route, &participants, bytes);
+        let travelling = kind.travelling(self.config.compression, bytes);
+        let (algorithm, chosen) = self.chooser.choose(kind.route, &participants, travelling);
         choices.extend(chosen);
         let mut nodes = NodeSet::new(self.members.len());
         for &node in &participants {

@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_proto::{
-    Agreed, Collective, DType, NodeId, ProcessSetId, Rank, ReduceOp, Request, Shape,
+    Agreed, Collective, Compression, DType, NodeId, ProcessSetId, Rank, ReduceOp, Request, Shape,
 };
 
 use super::{command::NO_FLOW, pack::MAX_SEGMENTS, process_set::ProcessSet};
@@ -70,6 +70,12 @@ impl Kind {
             list: Vec::new(),
             more: Vec::new(),
         }
+    }
+
+    /// How many bytes `bytes` of the ranks' are between nodes.
+    pub(crate) fn travelling(&self, compression: Compression, bytes: u64) -> u64 {
+        let as_what = compression.between_nodes(self.collective, self.dtype, self.reduce_op);
+        bytes / self.dtype.size() as u64 * as_what.size() as u64
     }
 
     /// The nodes that take part, ascending.
@@ -253,5 +259,21 @@ mod tests {
         );
         assert_eq!(routes(&plain(Collective::Alltoall), &even).len(), 16);
         assert_eq!(routes(&plain(Collective::Allreduce), &[0; 4]), [(Route::Nothing, NO_FLOW)]);
+    }
+
+    #[test]
+    fn what_travels_shortened_is_priced_so() {
+        let all: Vec<Rank> = (0..2).map(Rank).collect();
+        let set = ProcessSet::new(all.clone(), |rank| NodeId(rank.0));
+        let travelling = |collective, compression| {
+            let request = Request { shape: Shape::new(&[8]).unwrap(), ..plain(collective) };
+            let agreed = Agreed::of(&all, &[&request, &request]).unwrap();
+            let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed);
+            plan.loads[0].kind.travelling(compression, 4096)
+        };
+        assert_eq!(travelling(Collective::Allreduce, Compression::None), 4096);
+        assert_eq!(travelling(Collective::Allreduce, Compression::Bf16), 2048);
+        assert_eq!(travelling(Collective::ReduceScatter, Compression::Bf16), 2048);
+        assert_eq!(travelling(Collective::Broadcast, Compression::Bf16), 4096);
     }
 }

@@ -1,4 +1,4 @@
-//! A lane: one data thread with one connection per peer.
+//! A lane: one data thread with its own connections to each peer.
 //!
 //! It never blocks but in `poll`, and there only when no piece can go on. What it is told comes
 //! through its inbox; what it finds out goes to the [`LaneEvents`].
@@ -18,7 +18,11 @@ use gradwire_proto::{Failure, FailureKind, NodeId, Sequence};
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::piece::{Piece, Running};
-use crate::transport::link::{Link, LinkConfig, LinkError, Ordered, Pieces, Turn};
+use crate::transport::{
+    link::{Link, LinkConfig, LinkError, MOST_STREAMS, Ordered, Pieces, Turn},
+    stream::Stream,
+    window::Window,
+};
 
 /// What a lane tells the rest of the daemon.
 pub(crate) trait LaneEvents: Send + Sync + 'static {
@@ -36,9 +40,13 @@ pub(crate) enum Order {
     Start(Piece),
     /// The piece of this number will be started later than its turn: what peers send for it waits.
     Hold(Sequence),
+    /// A connection with a peer stands: which of those that this lane has with it, and its buffers,
+    /// if they are to fit the path.
     Connected {
         peer: NodeId,
+        number: u32,
         stream: std::net::TcpStream,
+        window: Option<Window>,
     },
     /// Drop everything and end.
     Stop,
@@ -109,7 +117,21 @@ impl Lane {
 }
 
 const WAKE: Token = Token(usize::MAX);
+/// While bytes move, after so many turns it is looked whether other sockets have become ready: it is a
+/// system call, and those that were ready mostly still are.
+const LOOK_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
+
+/// What the events of a connection are known by.
+fn token(peer: NodeId, number: u32) -> Token {
+    debug_assert!(number < MOST_STREAMS);
+    Token(peer.0 as usize * MOST_STREAMS as usize + number as usize)
+}
+
+/// The peer and the number of the connection.
+fn place(token: Token) -> (usize, u32) {
+    (token.0 / MOST_STREAMS as usize, (token.0 % MOST_STREAMS as usize) as u32)
+}
 
 struct Runner {
     config: LaneConfig,
@@ -135,16 +157,25 @@ impl Runner {
 
     fn serve(&mut self) -> Result<(), Failure> {
         let mut ready = Events::with_capacity(256);
+        let mut turns: u32 = 0;
         loop {
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Start(piece) => self.start(piece),
                     Order::Hold(sequence) => self.ordered.hold(sequence),
-                    Order::Connected { peer, stream } => self.connect(peer, stream)?,
+                    Order::Connected { peer, number, stream, window } => {
+                        let stream = self.watch(peer, number, stream)?;
+                        let link = Self::link(&mut self.links, &self.config, peer);
+                        link.connect(number, Stream::new(stream, window));
+                    }
                     Order::Stop => return Ok(()),
                 }
             }
             let moved = self.turn()?;
+            turns = if moved { turns.wrapping_add(1) } else { 0 };
+            if moved && !turns.is_multiple_of(LOOK_EVERY) {
+                continue;
+            }
             let timeout = if moved { Duration::ZERO } else { IDLE_CHECK };
             match self.poll.poll(&mut ready, Some(timeout)) {
                 Ok(()) => {}
@@ -158,9 +189,9 @@ impl Runner {
                 if event.token() == WAKE {
                     continue;
                 }
-                if let Some(link) = &mut self.links[event.token().0] {
-                    link.readable |= event.is_readable() || event.is_read_closed();
-                    link.writable |= event.is_writable();
+                let (index, number) = place(event.token());
+                if let Some(stream) = self.links[index].as_mut().and_then(|l| l.stream(number)) {
+                    stream.notice(event);
                 }
             }
             if !moved {
@@ -220,17 +251,20 @@ impl Runner {
         links[peer.0 as usize].get_or_insert_with(|| Link::new(peer, link_config))
     }
 
-    fn connect(&mut self, peer: NodeId, stream: std::net::TcpStream) -> Result<(), Failure> {
+    fn watch(
+        &self,
+        peer: NodeId,
+        number: u32,
+        stream: std::net::TcpStream,
+    ) -> Result<mio::net::TcpStream, Failure> {
         let mut stream = mio::net::TcpStream::from_std(stream);
         let interest = Interest::READABLE | Interest::WRITABLE;
-        let registered =
-            self.poll.registry().register(&mut stream, Token(peer.0 as usize), interest);
+        let registered = self.poll.registry().register(&mut stream, token(peer, number), interest);
         registered.map_err(|error| {
             let what = format!("a data thread can't watch a connection: {error}");
             Failure::new(FailureKind::Resource, what)
         })?;
-        Self::link(&mut self.links, &self.config, peer).connect(stream);
-        Ok(())
+        Ok(stream)
     }
 
     fn finish_complete(&mut self) -> bool {
@@ -249,9 +283,8 @@ impl Runner {
         }
         if !complete.is_empty() {
             for link in self.links.iter_mut().flatten() {
-                let sent = std::mem::take(&mut link.bytes_sent);
-                let received = std::mem::take(&mut link.bytes_received);
-                self.events.moved(link.peer, sent, received);
+                let (sent, received) = link.take_moved();
+                self.events.moved(link.peer(), sent, received);
             }
         }
         !complete.is_empty()
@@ -290,7 +323,7 @@ impl Runner {
         let hosts: Vec<&str> =
             waiting.iter().map(|node| self.config.hosts[node.0 as usize].as_str()).collect();
         let unconnected = waiting.iter().all(|node| {
-            self.links[node.0 as usize].as_ref().is_none_or(|link| link.stream.is_none())
+            self.links[node.0 as usize].as_ref().is_none_or(|link| !link.is_connected())
         });
         let why = if unconnected { "no connection with" } else { "nothing has come from" };
         let what = format!(

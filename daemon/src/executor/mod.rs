@@ -7,12 +7,16 @@
 //! (BOUND).
 //!
 //! - `plan`: a schedule made ready to run, and how far a run has come (pure)
+//! - `ranges`: which bytes of a block have been dealt with (pure)
 //! - `piece`: one piece: inputs, staging, progress
+//! - `staging`: where its result takes shape, in the form in which it travels
 //! - `lane`: the thread
 
 pub(crate) mod lane;
 pub(crate) mod piece;
 pub(crate) mod plan;
+mod ranges;
+mod staging;
 
 #[cfg(test)]
 pub(crate) mod tests;

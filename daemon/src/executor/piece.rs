@@ -6,14 +6,20 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use gradwire_collectives::kernels::{Combine, Finish, Store};
+use gradwire_collectives::kernels::{Combine, Finish, Form, Store};
 use gradwire_proto::{NodeId, Sequence};
 
-use super::plan::{Plan, Progress, Work};
+use super::{
+    plan::{Plan, Progress, Work},
+    staging::Staging,
+};
 use crate::{
     memory::{self, Part},
     queue::QueuedTensor,
 };
+
+/// How many times shorter f32 is as bf16.
+const SHORTER: u64 = (Form::F32.size() / Form::Bf16.size()) as u64;
 
 /// A range of one flow of a tensor within a piece, in bytes.
 #[derive(Debug)]
@@ -58,13 +64,18 @@ impl PieceSegment {
     }
 
     /// The inputs from a byte of the segment on.
-    fn sources(&self, at: u64) -> Vec<Part<'_>> {
+    pub(super) fn sources(&self, at: u64) -> Vec<Part<'_>> {
         let locals = &self.tensor.locals()[self.sources.clone()];
         locals.iter().map(|l| (l.input(self.part), self.source_offset + at)).collect()
     }
 
+    /// Whether nobody here gets anything of it.
+    pub(super) fn has_no_targets(&self) -> bool {
+        self.targets.is_empty()
+    }
+
     /// The outputs from a byte of the segment on.
-    fn targets(&self, at: u64) -> Vec<Part<'_>> {
+    pub(super) fn targets(&self, at: u64) -> Vec<Part<'_>> {
         let locals = &self.tensor.locals()[self.targets.clone()];
         locals.iter().map(|l| (l.output(self.part), self.target_offset + at)).collect()
     }
@@ -77,6 +88,9 @@ pub(crate) struct Piece {
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
+    /// Whether it is f32 that travels as bf16. Then the plan counts bytes as they travel, and everything
+    /// else those of ranks.
+    pub(crate) is_short: bool,
     pub(crate) segments: Vec<PieceSegment>,
     pub(crate) bytes: u64,
     pub(crate) plan: Arc<Plan>,
@@ -102,16 +116,32 @@ impl Piece {
         names.join(", ")
     }
 
-    /// Calls `act(segment, first byte within it, first byte within the piece, bytes)` for each part
-    /// of a range of the piece.
-    fn parts_of(&self, start: u64, bytes: u64, mut act: impl FnMut(&PieceSegment, u64, u64, u64)) {
-        let end = start + bytes;
+    /// Bytes of the least that is reduced, as it travels.
+    pub(crate) fn grain(&self) -> usize {
+        if self.is_short { Form::Bf16.size() } else { self.combine.dtype.size() }
+    }
+
+    /// What bytes of ranks are between nodes.
+    pub(super) fn travelling(&self, bytes: u64) -> u64 {
+        if self.is_short { bytes / SHORTER } else { bytes }
+    }
+
+    /// Calls `act(segment, first byte of ranks within it, bytes as they travel)` for each part of a
+    /// range of bytes as they travel.
+    pub(super) fn parts_of(
+        &self,
+        range: Range<usize>,
+        mut act: impl FnMut(&PieceSegment, u64, Range<usize>),
+    ) {
+        let ranks = |at: usize| at as u64 * if self.is_short { SHORTER } else { 1 };
+        let (start, end) = (ranks(range.start), ranks(range.end));
         let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
         for segment in self.segments[first..].iter().take_while(|s| s.start < end) {
             let from = start.max(segment.start);
             let to = end.min(segment.start + segment.bytes);
             if from < to {
-                act(segment, from - segment.start, from, to - from);
+                let travelling = |at: u64| self.travelling(at) as usize;
+                act(segment, from - segment.start, travelling(from)..travelling(to));
             }
         }
     }
@@ -146,40 +176,58 @@ pub(crate) struct Running {
     pub(crate) piece: Piece,
     pub(crate) progress: Progress,
     pub(crate) last_progress: Instant,
-    staging: Vec<u8>,
+    staging: Staging,
     /// Steps before this one have no local reduction left to do.
     next_local: u32,
 }
 
 impl Running {
-    /// Starts a piece with a staging buffer of at least its size.
-    pub(crate) fn new(piece: Piece, mut staging: Vec<u8>) -> Self {
-        // It only grows: what is beyond the piece is left as it is, and costs nothing.
-        if staging.len() < piece.bytes as usize {
-            staging.resize(piece.bytes as usize, 0);
-        }
+    /// Starts a piece with a buffer that was another's.
+    pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
+        let staging = Staging::new(&piece, buffer);
         let progress = Progress::new(&piece.plan);
         Self { piece, progress, last_progress: Instant::now(), staging, next_local: 0 }
     }
 
     /// Gives the piece and its buffer back.
     pub(crate) fn into_parts(self) -> (Piece, Vec<u8>) {
-        (self.piece, self.staging)
+        (self.piece, self.staging.into_memory())
     }
 
-    fn advance(&mut self, step: u32, bytes: u64) {
-        self.progress.advance(&self.piece.plan, step, bytes);
+    fn advance(&mut self, step: u32, offset: u64, bytes: u64) {
+        self.progress.advance(&self.piece.plan, step, offset..offset + bytes);
+        self.stirred();
+    }
+
+    /// Something has moved, even if it is only a part of a chunk: nobody has lost patience yet.
+    pub(crate) fn stirred(&mut self) {
         self.last_progress = Instant::now();
     }
 
-    /// How many bytes of a step's block may be worked on next, at most `limit`, given that whole
-    /// chunks are wanted but for the end of the block.
-    pub(crate) fn available(&self, step: u32, limit: u64) -> u64 {
+    /// How many bytes of a step's block from `offset` on may be worked on now, at most `limit`,
+    /// given that whole chunks are wanted but for the end of the block.
+    fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &self.piece.plan.steps[step as usize];
-        let done = self.progress.done(step);
-        let wanted = limit.min(planned.bytes - done);
+        let wanted = limit.min(planned.bytes - offset);
         let allowed = self.progress.allowed(&self.piece.plan, step);
-        if allowed >= done + wanted { wanted } else { 0 }
+        if allowed >= offset + wanted { wanted } else { 0 }
+    }
+
+    /// Hands the next chunk of a sending step out to a connection, as offset and length, if there is
+    /// one; tell [`Running::sent`] when it has gone.
+    pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> Option<(u64, u64)> {
+        let offset = self.progress.begun(step).prefix();
+        let bytes = self.available(step, offset, limit);
+        if bytes == 0 {
+            return None;
+        }
+        self.progress.begin(step, offset..offset + bytes);
+        Some((offset, bytes))
+    }
+
+    /// Whether all of a sending step has been handed out.
+    pub(crate) fn is_handed_out(&self, step: u32) -> bool {
+        self.progress.begun(step).prefix() == self.piece.plan.steps[step as usize].bytes
     }
 
     fn range(&self, step: u32, offset: u64, bytes: u64) -> std::ops::Range<usize> {
@@ -194,12 +242,13 @@ impl Running {
             let step = self.next_local;
             let left = planned.bytes - self.progress.done(step);
             if planned.work == (Work::Reduce { lazily: false }) && left > 0 {
-                let bytes = self.available(step, chunk);
+                let offset = self.progress.done(step);
+                let bytes = self.available(step, offset, chunk);
                 if bytes == 0 {
                     return false;
                 }
-                self.reduce_local(planned.start + self.progress.done(step), bytes, None);
-                self.advance(step, bytes);
+                self.reduce_local(step, offset, bytes, None);
+                self.advance(step, offset, bytes);
                 return true;
             }
             self.next_local += 1;
@@ -207,14 +256,11 @@ impl Running {
         false
     }
 
-    fn reduce_local(&mut self, start: u64, bytes: u64, received: Option<&[u8]>) {
-        let (piece, staging) = (&self.piece, &mut self.staging);
-        piece.parts_of(start, bytes, |segment, at, from, bytes| {
-            let received =
-                received.map(|all| &all[(from - start) as usize..(from - start + bytes) as usize]);
-            let target = &mut staging[from as usize..(from + bytes) as usize];
-            memory::reduce(piece.combine, piece.prescale, target, &segment.sources(at), received);
-        });
+    /// Reduces the local ranks' part of a step's block, with what was received of it, in one pass.
+    fn reduce_local(&mut self, step: u32, offset: u64, bytes: u64, received: Option<&[u8]>) {
+        let range = self.range(step, offset, bytes);
+        let unrounded = self.piece.plan.steps[step as usize].unrounded;
+        self.staging.reduce(&self.piece, range, received, unrounded);
     }
 
     /// Whether a receiving step keeps what it receives as it is.
@@ -222,60 +268,57 @@ impl Running {
         self.piece.plan.steps[step as usize].work == Work::Copy
     }
 
-    /// Whether a receiving step may take these bytes of its block in now.
+    /// Whether a receiving step may take these bytes of its block in now. Its own earlier bytes need
+    /// not have come: no byte of a block depends on another one.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
-        self.progress.done(step) == offset
-            && self.progress.allowed(&self.piece.plan, step) >= offset + bytes
+        self.progress.allowed(&self.piece.plan, step) >= offset + bytes
     }
 
-    /// Takes a received chunk in, in the order of the block.
+    /// Takes a received chunk in.
     pub(crate) fn take(&mut self, step: u32, offset: u64, received: &[u8]) {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
         let bytes = received.len() as u64;
         match (planned.fused, planned.work) {
             (Some(local), _) => {
-                self.reduce_local(planned.start + offset, bytes, Some(received));
-                self.advance(local, bytes);
+                self.reduce_local(step, offset, bytes, Some(received));
+                self.advance(local, offset, bytes);
             }
             (None, Work::Combine { theirs_first }) => {
                 let range = self.range(step, offset, bytes);
-                let target = &mut self.staging[range];
-                memory::combine(self.piece.combine, target, received, theirs_first);
+                let unrounded = planned.unrounded;
+                self.staging.combine(&self.piece, range, received, theirs_first, unrounded);
             }
             (None, _) => self.place(step, offset, bytes).copy_from_slice(received),
         }
-        self.advance(step, bytes);
+        self.advance(step, offset, bytes);
     }
 
-    /// Where a chunk of a copying step may be received at once; tell [`Running::moved`] what has come.
+    /// Where a chunk of a copying step may be received at once; tell [`Running::placed`] when it has come.
     pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
         let range = self.range(step, offset, bytes);
-        &mut self.staging[range]
+        self.staging.block_mut(range)
     }
 
-    /// The bytes to send for a sending step; tell [`Running::moved`] what has gone.
+    /// The bytes to send for a sending step; tell [`Running::sent`] when they have gone.
     pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> &[u8] {
-        &self.staging[self.range(step, offset, bytes)]
+        self.staging.block(self.range(step, offset, bytes))
     }
 
-    /// Bytes were sent, or received into place.
-    pub(crate) fn moved(&mut self, step: u32, bytes: u64) {
-        self.advance(step, bytes);
+    /// A chunk that was handed out has gone.
+    pub(crate) fn sent(&mut self, step: u32, offset: u64, bytes: u64) {
+        self.advance(step, offset, bytes);
+    }
+
+    /// A chunk has been received into its place.
+    pub(crate) fn placed(&mut self, step: u32, offset: u64, bytes: u64) {
+        self.advance(step, offset, bytes);
     }
 
     /// Hands the finished result to the local ranks (INPUT: only now).
     pub(crate) fn publish(&self, store: Store) {
         debug_assert!(self.progress.is_complete());
-        for segment in &self.piece.segments {
-            // Who only sends, or adds to another node's result, has nothing to hand out.
-            if segment.targets.is_empty() {
-                continue;
-            }
-            let source =
-                &self.staging[segment.start as usize..(segment.start + segment.bytes) as usize];
-            memory::publish(&self.piece.finish, source, &segment.targets(0), store);
-        }
+        self.staging.publish(&self.piece, store);
     }
 
     /// The nodes that it still has to receive from or send to, for texts.

@@ -5,9 +5,11 @@
 //! later one may use. So a block that arrives is reduced and sent on while its rest is still on
 //! the way. A step that waits for a step of another block waits for its end.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ops::Range};
 
-use gradwire_collectives::schedule::{Action, Schedule};
+use gradwire_collectives::schedule::{Action, Schedule, Step};
+
+use super::{ranges::Ranges, staging::Unrounded};
 
 /// What becomes of a step's block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(crate) struct PlannedStep {
     awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub(crate) fused: Option<u32>,
+    /// Where elements travel shortened: what it finds and leaves that is not.
+    pub(crate) unrounded: Unrounded,
 }
 
 /// A schedule for one participant with everything looked up that the executor asks for.
@@ -64,6 +68,7 @@ impl Plan {
         let mut receives = HashMap::new();
         let mut peers = Vec::new();
         let mut steps: Vec<PlannedStep> = Vec::with_capacity(schedule.steps.len());
+        let unrounded = unrounded(schedule);
         for (index, step) in schedule.steps.iter().enumerate() {
             let mine = block_of(&step.action);
             let block = &schedule.blocks[mine as usize];
@@ -96,12 +101,19 @@ impl Plan {
                 follows,
                 awaits,
                 fused: None,
+                unrounded: unrounded[index],
             });
         }
         fuse_first_hops(&mut steps);
         peers.sort_unstable();
         peers.dedup();
         Self { steps, receives, peers }
+    }
+
+    /// Whether something is left unrounded, which takes room.
+    pub(crate) fn keeps_sums(&self) -> bool {
+        let is_kept = |step: &PlannedStep| step.work != (Work::Reduce { lazily: true });
+        self.steps.iter().any(|step| step.unrounded.after && is_kept(step))
     }
 
     /// Every receiving step with its peer, in no particular order.
@@ -121,6 +133,29 @@ impl Plan {
     pub(crate) fn receiving(&self, peer: u32, message: u32) -> Option<u32> {
         self.receives.get(&(peer, message)).copied()
     }
+}
+
+/// Sums that nothing is done with but adding to them. What is sent is rounded before, here as there
+/// (SAME): two that exchange their sums must both go on with what the other one gets.
+fn unrounded(schedule: &Schedule) -> Vec<Unrounded> {
+    let mut marks = vec![Unrounded::default(); schedule.steps.len()];
+    // Of each block, the step that wrote it last, if nothing of it was sent since.
+    let mut unsent: Vec<Option<usize>> = vec![None; schedule.blocks.len()];
+    for (index, Step { action, .. }) in schedule.steps.iter().enumerate() {
+        let unsent = &mut unsent[action.block() as usize];
+        match action {
+            Action::RecvReduce { .. } => {
+                if let Some(earlier) = unsent.replace(index) {
+                    marks[earlier].after = true;
+                    marks[index].before = true;
+                }
+            }
+            Action::ReduceLocal { .. } | Action::RecvCopy { .. } => *unsent = Some(index),
+            Action::Send { .. } => *unsent = None,
+            Action::Publish { .. } => {}
+        }
+    }
+    marks
 }
 
 /// A local reduction that nothing but one receiving step waits for is done by that step, in one
@@ -147,12 +182,13 @@ fn fuse_first_hops(steps: &mut [PlannedStep]) {
     }
 }
 
-/// How many bytes of its block each step has finished, always a beginning of the block.
+/// Which bytes of its block each step has finished.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    done: Vec<u64>,
-    /// What has come for receiving steps, taken in or not.
-    received: Vec<u64>,
+    done: Vec<Ranges>,
+    /// What connections have taken upon themselves for steps that send or receive: handed out to be
+    /// sent, or coming in.
+    begun: Vec<Ranges>,
     /// Steps other than publishing that have not ended.
     unfinished: usize,
 }
@@ -162,44 +198,46 @@ impl Progress {
     pub(crate) fn new(plan: &Plan) -> Self {
         let unfinished =
             plan.steps.iter().filter(|s| s.bytes > 0 && s.work != Work::Publish).count();
-        let none = vec![0; plan.steps.len()];
-        Self { done: none.clone(), received: none, unfinished }
+        let none = vec![Ranges::default(); plan.steps.len()];
+        Self { done: none.clone(), begun: none, unfinished }
     }
 
-    /// How many bytes have come for a receiving step.
-    pub(crate) fn received(&self, step: u32) -> u64 {
-        self.received[step as usize]
+    /// What connections have taken upon themselves of a step.
+    pub(crate) fn begun(&self, step: u32) -> &Ranges {
+        &self.begun[step as usize]
     }
 
-    /// Bytes are coming for a receiving step.
-    pub(crate) fn receive(&mut self, step: u32, bytes: u64) {
-        self.received[step as usize] += bytes;
+    /// A connection takes these bytes upon itself.
+    pub(crate) fn begin(&mut self, step: u32, bytes: Range<u64>) {
+        self.begun[step as usize].add(bytes);
     }
 
-    /// How many bytes of the step's block it has finished.
+    /// How many bytes from the beginning of its block on the step has finished.
     pub(crate) fn done(&self, step: u32) -> u64 {
-        self.done[step as usize]
+        self.done[step as usize].prefix()
     }
 
     /// How far the step may go now, in bytes from the beginning of its block.
     pub(crate) fn allowed(&self, plan: &Plan, step: u32) -> u64 {
         let planned = &plan.steps[step as usize];
-        let ended =
-            |&earlier: &u32| self.done[earlier as usize] == plan.steps[earlier as usize].bytes;
+        let ended = |&earlier: &u32| self.done(earlier) == plan.steps[earlier as usize].bytes;
         if !planned.awaits.iter().all(ended) {
             return 0;
         }
-        let followed = planned.follows.iter().map(|&earlier| self.done[earlier as usize]);
+        let followed = planned.follows.iter().map(|&earlier| self.done(earlier));
         followed.min().unwrap_or(planned.bytes)
     }
 
-    /// The step has finished `bytes` more.
-    pub(crate) fn advance(&mut self, plan: &Plan, step: u32, bytes: u64) {
+    /// The step has finished these bytes, too.
+    pub(crate) fn advance(&mut self, plan: &Plan, step: u32, bytes: Range<u64>) {
         let planned = &plan.steps[step as usize];
-        let done = &mut self.done[step as usize];
-        *done += bytes;
-        debug_assert!(*done <= planned.bytes, "step {step} went past its block");
-        if bytes > 0 && *done == planned.bytes && planned.work != Work::Publish {
+        if bytes.is_empty() {
+            return;
+        }
+        self.done[step as usize].add(bytes);
+        let done = self.done(step);
+        debug_assert!(done <= planned.bytes, "step {step} went past its block");
+        if done == planned.bytes && planned.work != Work::Publish {
             self.unfinished -= 1;
         }
     }
@@ -212,7 +250,7 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_collectives::schedule::{Block, Step};
+    use gradwire_collectives::schedule::Block;
 
     use super::*;
 
@@ -248,17 +286,65 @@ mod tests {
         assert_eq!(plan.peers, [1]);
     }
 
+    fn marks(plan: &Plan) -> Vec<(bool, bool)> {
+        plan.steps.iter().map(|s| (s.unrounded.before, s.unrounded.after)).collect()
+    }
+
+    #[test]
+    fn only_what_is_sent_is_rounded() {
+        // The local part of block 1 and what comes for it are summed in one pass, and then sent.
+        let plan = ring();
+        let yes = [false, false, true, false, false, false, false, false];
+        assert_eq!(marks(&plan).iter().map(|mark| mark.1).collect::<Vec<_>>(), yes);
+        assert!(!plan.keeps_sums());
+        // Two parts come before anything goes out: the first sum waits as it is.
+        let step = |action, after: &[u32]| Step { action, after: after.to_vec() };
+        let star = |send: Option<u32>| {
+            let mut steps = vec![step(Action::ReduceLocal { block: 0 }, &[])];
+            for peer in [1, 2] {
+                let before = steps.len() as u32 - 1;
+                if send == Some(peer) {
+                    steps.push(step(Action::Send { peer, block: 0, message: 0 }, &[before]));
+                }
+                let before = steps.len() as u32 - 1;
+                steps.push(step(Action::RecvReduce { peer, block: 0, message: 0 }, &[before]));
+            }
+            let blocks = vec![Block { offset: 0, count: 4 }];
+            Plan::new(&Schedule { participants: 3, me: 0, blocks, steps }, 2)
+        };
+        let plan = star(None);
+        assert_eq!(marks(&plan), [(false, true), (true, true), (true, false)]);
+        assert!(plan.keeps_sums());
+        // SAME: as in recursive doubling, both go on with what they send.
+        let plan = star(Some(2));
+        let marks = marks(&plan);
+        assert_eq!(marks, [(false, true), (true, false), (false, false), (false, false)]);
+        assert!(!plan.keeps_sums());
+    }
+
     #[test]
     fn steps_of_one_block_follow_each_other_byte_by_byte() {
         let plan = ring();
         let mut progress = Progress::new(&plan);
         assert_eq!(progress.allowed(&plan, 1), 0);
-        progress.advance(&plan, 0, 8);
+        progress.advance(&plan, 0, 0..8);
         assert_eq!(progress.allowed(&plan, 1), 8);
         assert_eq!(progress.allowed(&plan, 5), 0, "not sent yet: must not be overwritten");
-        progress.advance(&plan, 1, 4);
+        progress.advance(&plan, 1, 0..4);
         assert_eq!(progress.allowed(&plan, 5), 4);
         assert_eq!(progress.allowed(&plan, 3), 16, "its local part is done in the same pass");
+    }
+
+    #[test]
+    fn what_follows_goes_no_further_than_the_first_gap() {
+        let plan = ring();
+        let mut progress = Progress::new(&plan);
+        progress.advance(&plan, 3, 8..16);
+        assert_eq!((progress.done(3), progress.allowed(&plan, 4)), (0, 0));
+        progress.advance(&plan, 3, 0..4);
+        assert_eq!(progress.allowed(&plan, 4), 4);
+        progress.advance(&plan, 3, 4..8);
+        assert_eq!(progress.allowed(&plan, 4), 16);
     }
 
     #[test]
@@ -267,7 +353,7 @@ mod tests {
         let mut progress = Progress::new(&plan);
         for step in 0..6 {
             assert!(!progress.is_complete());
-            progress.advance(&plan, step, 16);
+            progress.advance(&plan, step, 0..16);
         }
         assert!(progress.is_complete());
     }

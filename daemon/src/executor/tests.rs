@@ -1,6 +1,9 @@
 //! Real lanes over real sockets: several nodes in one process, each with its own lanes and
 //! workers' segments, run the same pieces. Only the control plane is missing.
 
+mod peer;
+mod short;
+
 use std::{
     net::{TcpListener, TcpStream},
     sync::{
@@ -98,11 +101,11 @@ fn identity() -> Finish {
     Finish { dtype: DType::F32, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
 }
 
-/// Connects the lanes of all nodes. `buffer`: bytes of the sockets' buffers, so small that hardly
-/// anything is under way.
-pub(crate) fn connect(nodes: &[&[Lane]], buffer: Option<usize>) {
+/// Connects the lanes of all nodes, each `streams` times. `buffer`: bytes of the sockets' buffers, so
+/// small that hardly anything is under way.
+pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    for (lane, _) in nodes[0].iter().enumerate() {
+    for (lane, number) in (0..nodes[0].len()).flat_map(|l| (0..streams).map(move |n| (l, n))) {
         for a in 0..nodes.len() {
             for b in a + 1..nodes.len() {
                 let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -114,7 +117,8 @@ pub(crate) fn connect(nodes: &[&[Lane]], buffer: Option<usize>) {
                         SockRef::from(&stream).set_send_buffer_size(bytes).unwrap();
                         SockRef::from(&stream).set_recv_buffer_size(bytes).unwrap();
                     }
-                    let order = Order::Connected { peer: NodeId(peer as u32), stream };
+                    let peer = NodeId(peer as u32);
+                    let order = Order::Connected { peer, number, stream, window: None };
                     nodes[node][lane].tell(order);
                 }
             }
@@ -151,8 +155,8 @@ impl Cluster {
         Self { lanes: all, events }
     }
 
-    fn connect(&self, buffer: Option<usize>) {
-        connect(&self.lanes.iter().map(|lanes| &lanes[..]).collect::<Vec<_>>(), buffer);
+    fn connect(&self, streams: u32, buffer: Option<usize>) {
+        connect(&self.lanes.iter().map(|lanes| &lanes[..]).collect::<Vec<_>>(), streams, buffer);
     }
 
     fn wait_for(&self, node: usize) -> Event {
@@ -296,6 +300,7 @@ fn piece(
         combine: Combine { dtype: DType::F32, op: ReduceOp::Sum },
         prescale: 1.0,
         finish: identity(),
+        is_short: false,
         segments,
         bytes: start,
         plan: Arc::new(Plan::new(&schedule, 4)),
@@ -313,6 +318,7 @@ proptest! {
         nodes in 1u32..8,
         locals in 1u32..4,
         lanes in 1u32..3,
+        streams in 1u32..4,
         chunk in prop_oneof![Just(64u64), Just(4096), Just(1 << 18)],
         counts in prop::collection::vec(1u64..100_000, 1..6),
         algorithm in prop::sample::select(&Algorithm::ALL[..]),
@@ -332,7 +338,7 @@ proptest! {
             .map(|&count| Job::new("t", nodes, locals, count, way))
             .collect();
         if !late {
-            cluster.connect(buffer);
+            cluster.connect(streams, buffer);
         }
         let participants = way.nodes(locals, nodes);
         // Two tensors a piece where there are two; the last node starts last.
@@ -345,7 +351,7 @@ proptest! {
             }
         }
         if late {
-            cluster.connect(buffer);
+            cluster.connect(streams, buffer);
         }
         for node in participants {
             for _ in jobs.chunks(2) {
@@ -363,7 +369,7 @@ proptest! {
 #[test]
 fn a_held_piece_is_not_unexpected() {
     let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(10));
-    cluster.connect(None);
+    cluster.connect(2, None);
     let topology = Topology::flat(2);
     let jobs = [0, 1].map(|i| Job::new(&i.to_string(), 2, 1, 5000, Way { source: Some(0), ..SUM }));
     let piece =
@@ -415,7 +421,12 @@ fn nonsense_and_a_closed_connection_are_told_apart() {
         let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        cluster.lanes[0][0].tell(Order::Connected { peer: NodeId(1), stream });
+        cluster.lanes[0][0].tell(Order::Connected {
+            peer: NodeId(1),
+            number: 0,
+            stream,
+            window: None,
+        });
         std::io::Write::write_all(&mut there, bytes).unwrap();
         if bytes.is_empty() {
             drop(there);

@@ -372,6 +372,7 @@ fn attached(world: &World, local_rank: u32) -> Reply {
         cross_rank: before.iter().filter(has_it).count() as u32,
         cross_size: world.nodes.iter().filter(has_it).count() as u32,
         epoch: world.epoch.0,
+        compression: world.compression.to_wire(),
         nodes: world
             .nodes
             .iter()

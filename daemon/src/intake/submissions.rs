@@ -1,20 +1,25 @@
-//! The thread that reads the workers' rings (`gw-intake`) and watches that they are alive.
+//! The task that reads the workers' rings and watches that they are alive.
 //!
-//! It sleeps on the workers' doorbells and is woken only when it says that it sleeps; while
-//! anything comes in nobody makes a system call for it.
+//! It runs beside the stream to the coordinator, on the same thread: what a rank submits is announced
+//! without another thread having to wake up for it. It sleeps on the workers' doorbells and is woken
+//! only when it says that it sleeps; while anything comes in nobody makes a system call for it.
 
 use std::{
+    future::poll_fn,
     io,
-    os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc, Mutex, Weak,
-        mpsc::{Receiver, Sender, channel},
-    },
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, Weak},
+    task::Poll,
     time::{Duration, Instant},
 };
 
+use gradwire_proto::{Failure, FailureKind};
 use gradwire_shm::control::{Heartbeats, SubmissionReader};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tokio::{
+    net::unix::pipe,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::{Interval, MissedTickBehavior, interval},
+};
 
 use super::{Worker, WorkerEnd, take};
 use crate::{
@@ -40,85 +45,90 @@ pub(crate) struct Source {
 /// The other threads' end of the intake.
 #[derive(Debug)]
 pub(crate) struct Intake {
-    sources: Sender<Source>,
-    again: Sender<(TensorKey, LocalTensor)>,
-    waiting: Mutex<Option<Waiting>>,
-    bell: Arc<OwnedFd>,
+    wishes: UnboundedSender<Wish>,
+    waiting: Mutex<Option<UnboundedReceiver<Wish>>>,
 }
 
-fn ring(bell: &impl AsFd) {
-    // A full counter is a bell that rings already.
-    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
-}
-
-fn silence(bell: &impl AsFd) {
-    let _ = rustix::io::read(bell, &mut [0u8; 8]);
+/// What other threads have for the intake. Both kinds are bounded: by the slots of the node, and by
+/// what its ranks may have in flight.
+#[derive(Debug)]
+enum Wish {
+    Read(Source),
+    Again(TensorKey, Box<LocalTensor>),
 }
 
 impl Intake {
-    pub(crate) fn new() -> io::Result<Self> {
-        let (sources, new) = channel();
-        let (again, later) = channel();
-        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let waiting = Mutex::new(Some(Waiting { new, later }));
-        Ok(Self { sources, again, waiting, bell })
+    pub(crate) fn new() -> Self {
+        let (wishes, waiting) = unbounded_channel();
+        Self { wishes, waiting: Mutex::new(Some(waiting)) }
     }
 
     /// Reads this worker's ring from now on.
     pub(crate) fn add(&self, source: Source) {
         // The intake ends only with the daemon.
-        let _ = self.sources.send(source);
-        ring(&*self.bell);
+        let _ = self.wishes.send(Wish::Read(source));
     }
 
-    /// Submits what had to wait for its name to be free. It is done by the intake's thread as
-    /// everything is: what is announced and who has joined must be told in the order in which the
-    /// queue saw it.
+    /// Submits what had to wait for its name to be free. It is done by the intake as everything is:
+    /// what is announced and who has joined must be told in the order in which the queue saw it.
     pub(crate) fn again(&self, key: TensorKey, local: LocalTensor) {
-        let _ = self.again.send((key, local));
-        ring(&*self.bell);
+        let _ = self.wishes.send(Wish::Again(key, Box::new(local)));
     }
 
-    /// Starts the thread; it ends when the node is gone. A second start does nothing.
-    pub(crate) fn start(&self, node: Weak<Node>) -> io::Result<()> {
-        let Some(waiting) = self.waiting.lock().expect("no panic while it is held").take() else {
-            return Ok(());
-        };
-        let reader = Reader { node, waiting, bell: self.bell.clone(), sources: Vec::new() };
-        std::thread::Builder::new().name("gw-intake".into()).spawn(move || reader.run())?;
-        Ok(())
+    /// Starts the task; it ends when the node is gone. A second start does nothing.
+    pub(crate) fn start(&self, node: Weak<Node>) {
+        let waiting = self.waiting.lock().expect("no panic while it is held").take();
+        if let Some(wishes) = waiting {
+            tokio::spawn(Reader { node, wishes, sources: Vec::new() }.run());
+        }
     }
-}
-
-/// What other threads have for the intake's.
-#[derive(Debug)]
-struct Waiting {
-    new: Receiver<Source>,
-    later: Receiver<(TensorKey, LocalTensor)>,
 }
 
 struct Watched {
-    source: Source,
+    worker: Arc<Worker>,
+    reader: SubmissionReader,
+    heartbeats: Heartbeats,
+    /// An eventfd. It is read as a pipe is: eight bytes, or nothing yet.
+    doorbell: pipe::Receiver,
     beats: u32,
     since: Instant,
 }
 
+impl Watched {
+    fn new(source: Source) -> Result<Self, (Arc<Worker>, io::Error)> {
+        let Source { worker, reader, heartbeats, doorbell } = source;
+        match pipe::Receiver::from_owned_fd_unchecked(doorbell) {
+            Ok(doorbell) => {
+                let since = Instant::now();
+                Ok(Self { worker, reader, heartbeats, doorbell, beats: 0, since })
+            }
+            Err(error) => Err((worker, error)),
+        }
+    }
+
+    /// Forgets that the doorbell has rung.
+    fn silence(&self) {
+        // Twice, because only a read that finds nothing ends its being ready; no more often, because a
+        // worker may ring without end (BOUND).
+        let _ =
+            self.doorbell.try_read(&mut [0; 8]).and_then(|_| self.doorbell.try_read(&mut [0; 8]));
+    }
+}
+
 struct Reader {
     node: Weak<Node>,
-    waiting: Waiting,
-    bell: Arc<OwnedFd>,
+    wishes: UnboundedReceiver<Wish>,
     sources: Vec<Watched>,
 }
 
 impl Reader {
-    fn run(mut self) {
+    async fn run(mut self) {
+        let mut clock = interval(CHECK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
         while let Some(node) = self.node.upgrade() {
-            while let Ok((key, local)) = self.waiting.later.try_recv() {
-                take::again(&node, key, local);
-            }
-            while let Ok(source) = self.waiting.new.try_recv() {
-                self.sources.push(Watched { source, beats: 0, since: Instant::now() });
+            while let Ok(wish) = self.wishes.try_recv() {
+                self.fulfil(&node, wish);
             }
             let came = self.read(&node);
             if checked.elapsed() >= CHECK {
@@ -131,10 +141,27 @@ impl Reader {
                     node.tell_stalls(looked);
                 }
             }
-            if !came {
-                drop(node);
-                self.sleep();
+            drop(node);
+            if came {
+                // Others have their turn, above all whoever announces what has come.
+                tokio::task::yield_now().await;
+            } else {
+                self.sleep(&mut clock).await;
             }
+        }
+    }
+
+    fn fulfil(&mut self, node: &Node, wish: Wish) {
+        match wish {
+            Wish::Again(key, local) => take::again(node, key, *local),
+            Wish::Read(source) => match Watched::new(source) {
+                Ok(watched) => self.sources.push(watched),
+                Err((worker, error)) => {
+                    let what = format!("the system refuses to watch a worker's doorbell: {error}");
+                    let failure = Failure::new(FailureKind::Resource, what).rank(worker.rank);
+                    node.job.report(failure.host(node.config.host.clone()));
+                }
+            },
         }
     }
 
@@ -142,7 +169,7 @@ impl Reader {
     fn read(&mut self, node: &Node) -> bool {
         let mut came = false;
         self.sources.retain_mut(|watched| {
-            let Source { worker, reader, .. } = &mut watched.source;
+            let Watched { worker, reader, .. } = watched;
             for _ in 0..TURN {
                 let taken = match reader.pop() {
                     Ok(None) => return true,
@@ -160,21 +187,32 @@ impl Reader {
         came
     }
 
-    fn sleep(&self) {
-        let empty = self.sources.iter().filter(|w| !w.source.reader.prepare_sleep()).count() == 0;
+    /// Sleeps until a doorbell rings, another thread has something, or it is time to look after the
+    /// workers.
+    async fn sleep(&mut self, clock: &mut Interval) {
+        let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
+        let mut wish = None;
         if empty {
-            let mut bells = vec![PollFd::new(&*self.bell, PollFlags::IN)];
-            bells.extend(
-                self.sources.iter().map(|w| PollFd::new(&w.source.doorbell, PollFlags::IN)),
-            );
-            let timeout = Timespec { tv_sec: 0, tv_nsec: CHECK.subsec_nanos().into() };
-            // Interrupted or not: it looks at everything again.
-            let _ = poll(&mut bells, Some(&timeout));
-            silence(&*self.bell);
+            let sources = &self.sources;
+            let rung = poll_fn(|context| {
+                // All of them, so that each is waited for.
+                let rings =
+                    |watched: &&Watched| watched.doorbell.poll_read_ready(context).is_ready();
+                let rings = sources.iter().filter(rings).count();
+                if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::select! {
+                () = rung => {}
+                some = self.wishes.recv() => wish = some,
+                _ = clock.tick() => {}
+            }
         }
         for watched in &self.sources {
-            watched.source.reader.awake();
-            silence(&watched.source.doorbell);
+            watched.reader.awake();
+            watched.silence();
+        }
+        if let (Some(wish), Some(node)) = (wish, self.node.upgrade()) {
+            self.fulfil(&node, wish);
         }
     }
 
@@ -182,13 +220,13 @@ impl Reader {
     fn check(&mut self, node: &Node) {
         let Some(limit) = node.job.world().map(|w| w.heartbeat_timeout) else { return };
         self.sources.retain_mut(|watched| {
-            let beats = watched.source.heartbeats.count();
-            watched.source.heartbeats.beat();
+            let beats = watched.heartbeats.count();
+            watched.heartbeats.beat();
             if beats != watched.beats {
                 watched.beats = beats;
                 watched.since = Instant::now();
             }
-            let worker = &watched.source.worker;
+            let worker = &watched.worker;
             if node.workers.get(worker.local_rank).is_none() {
                 return false;
             }

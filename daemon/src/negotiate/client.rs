@@ -6,6 +6,7 @@
 
 use std::{
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_coordinator::Door;
 use gradwire_proto::{
     Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
@@ -20,8 +22,8 @@ use gradwire_proto::{
 };
 use prost::Message;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming, transport::Endpoint};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Code, Status, transport::Endpoint};
 
 use super::{Instruction, Outgoing, World, translate};
 use crate::{
@@ -47,6 +49,8 @@ pub(crate) struct Introduction {
     pub(crate) job: JobId,
     pub(crate) secret: Secret,
     pub(crate) coordinator: SocketAddr,
+    /// The way in where the coordinator runs in this process.
+    pub(crate) door: Option<Door>,
     pub(crate) host: String,
     pub(crate) data_address: SocketAddr,
     pub(crate) slots: u32,
@@ -128,7 +132,7 @@ pub(crate) trait Conduct {
 
 fn lost(what: impl Into<String>) -> Failure {
     Failure::new(FailureKind::CoordinatorLost, what)
-        .hint("see the coordinator's log on the first host for why it ended")
+        .hint("it runs in the first host's gradwired: see that one's log for why it ended")
 }
 
 /// A refusal by the coordinator, or the end of the stream, in words.
@@ -220,17 +224,27 @@ async fn attend(
     session.run(stream, outgoing, conduct).await
 }
 
+/// What the coordinator says, from wherever it runs.
+type Heard = Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
+
 /// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
 /// and is asked again.
 async fn open(
     introduction: &Introduction,
-) -> Result<(mpsc::Sender<pb::NodeMessage>, Streaming<pb::CoordinatorMessage>), Failure> {
+) -> Result<(mpsc::Sender<pb::NodeMessage>, Heard), Failure> {
+    if let Some(door) = &introduction.door {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let heard = door
+            .enter(ReceiverStream::new(receiver).map(Ok))
+            .map_err(|status| from_status(&status, introduction.coordinator))?;
+        return Ok((sender, Box::pin(heard)));
+    }
     let deadline = Instant::now() + introduction.start_timeout;
     let mut client = connect(introduction).await?;
     loop {
         let (sender, receiver) = mpsc::channel(QUEUE);
         match client.session(ReceiverStream::new(receiver)).await {
-            Ok(response) => return Ok((sender, response.into_inner())),
+            Ok(response) => return Ok((sender, Box::pin(response.into_inner()))),
             Err(status)
                 if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
             {
@@ -259,15 +273,15 @@ struct Session<'a> {
 impl Session<'_> {
     async fn run(
         &mut self,
-        mut stream: Streaming<pb::CoordinatorMessage>,
+        mut stream: Heard,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
         conduct: &mut impl Conduct,
     ) -> Result<Ending, Failure> {
         loop {
             let verdict = self.given_up.as_ref().map(|(_, until)| *until);
             tokio::select! {
-                message = stream.message() => {
-                    if let Some(ending) = self.heard(message, conduct).await? {
+                message = stream.next() => {
+                    if let Some(ending) = self.heard(message.transpose(), conduct).await? {
                         return Ok(ending);
                     }
                 }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use gradwire_proto::{Epoch, NodeId, Rank, WireError, pb};
+use gradwire_proto::{Compression, Epoch, NodeId, Rank, WireError, pb};
 
 use super::invalid;
 
@@ -24,6 +24,8 @@ pub(crate) struct World {
     /// At least one; ranks are numbered through them without gaps.
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) lanes: u32,
+    /// The coordinator's word and not this node's settings: all nodes read the same (SAME).
+    pub(crate) compression: Compression,
     pub(crate) heartbeat_interval: Duration,
     pub(crate) heartbeat_timeout: Duration,
 }
@@ -82,11 +84,15 @@ impl TryFrom<pb::World> for World {
         if !(1..=64).contains(&wire.lanes) {
             return Err(invalid("lanes", format!("{} is not within 1 to 64", wire.lanes)));
         }
+        let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
+            invalid("compression", format!("there is no compression {}", wire.compression))
+        })?;
         Ok(Self {
             epoch: Epoch(wire.epoch),
             node: NodeId(wire.node),
             nodes,
             lanes: wire.lanes,
+            compression,
             heartbeat_interval: Duration::from_millis(wire.heartbeat_interval_ms.max(1)),
             heartbeat_timeout: Duration::from_millis(wire.heartbeat_timeout_ms.max(1)),
         })
@@ -139,6 +145,7 @@ pub(crate) mod tests {
             pb::World { nodes: vec![node(0, 0)], ..good.clone() },
             pb::World { node: 2, ..good.clone() },
             pb::World { lanes: 0, ..good.clone() },
+            pb::World { compression: 7, ..good.clone() },
             pb::World { nodes: vec![node(0, u32::MAX), node(u32::MAX, 2)], ..good },
         ];
         for case in cases {

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Instant};
 
 use gradwire_collectives::kernels::{Combine, Finish};
-use gradwire_proto::{Collective, DType, Failure, FailureKind, ReduceOp, Request, Sequence};
+use gradwire_proto::{
+    Collective, Compression, DType, Failure, FailureKind, ReduceOp, Request, Sequence,
+};
 
 use super::plans::Plans;
 use crate::{
@@ -17,6 +19,8 @@ use crate::{
 pub(super) struct Maker {
     pub(super) queue: Arc<TensorQueue>,
     pub(super) plans: Plans,
+    /// The job's.
+    pub(super) compression: Compression,
 }
 
 fn protocol(sequence: Sequence, what: impl std::fmt::Display) -> Failure {
@@ -67,6 +71,8 @@ impl Maker {
     pub(super) fn make(&self, operation: Operation) -> Result<(Piece, Vec<RoomWanted>), Failure> {
         let Operation { sequence, request, algorithm, route, members, segments } = operation;
         let element = request.dtype.size() as u64;
+        let Request { collective, dtype, reduce_op, .. } = request;
+        let wire = self.compression.between_nodes(collective, dtype, reduce_op);
         let mut wanted = Vec::new();
         let mut start = 0;
         let mut parts = Vec::with_capacity(segments.len());
@@ -81,7 +87,7 @@ impl Maker {
         }
         let (plan, nodes) = self
             .plans
-            .of(route, &members.nodes, algorithm, start / element, element)
+            .of(route, &members.nodes, algorithm, start / element, wire.size() as u64)
             .ok_or_else(|| protocol(sequence, "this node takes no part in its schedule"))?;
         let Arithmetic { combine, prescale, finish } =
             Arithmetic::of(&request, members.ranks.len() as u32);
@@ -90,6 +96,7 @@ impl Maker {
             combine,
             prescale,
             finish,
+            is_short: wire != dtype,
             segments: parts,
             bytes: start,
             plan,

@@ -61,7 +61,8 @@ impl OperationManager {
         lanes: Arc<[Lane]>,
         mesh: Arc<Mesh>,
     ) -> Self {
-        let maker = Maker { queue, plans: Plans::new(world) };
+        let plans = Plans::new(world);
+        let maker = Maker { queue, plans, compression: world.compression };
         Self { maker, lanes, mesh, room: Room::default() }
     }
 

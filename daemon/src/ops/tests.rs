@@ -98,7 +98,8 @@ impl TestNode {
             Lane::start(config, sink.clone()).unwrap()
         };
         let lanes = (0..lanes).map(start).collect();
-        let maker = Maker { queue, plans: Plans::new(&world) };
+        let plans = Plans::new(&world);
+        let maker = Maker { queue, plans, compression: world.compression };
         Self { world, registry, maker, room: Room::default(), lanes, events }
     }
 
@@ -279,7 +280,7 @@ proptest! {
         let mut nodes: Vec<TestNode> = (0..slots.len() as u32)
             .map(|me| TestNode::new(me, &slots, lanes, &set))
             .collect();
-        connect(&nodes.iter().map(|node| &node.lanes[..]).collect::<Vec<_>>(), None);
+        connect(&nodes.iter().map(|node| &node.lanes[..]).collect::<Vec<_>>(), 2, None);
         let home = nodes[0].world.clone();
         let node_of = |rank: Rank| home.node_of(rank).unwrap().0 as usize;
         for rank in &absent {

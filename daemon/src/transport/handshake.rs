@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   dialler                                       acceptor
-//!     │ Hello: who, to whom, lane, epoch, job, nonce ──► │  124 bytes, fixed
+//!     │ Hello: who, to whom, number, epoch, job, nonce ► │  124 bytes, fixed
 //!     │ ◄── Challenge: its nonce, proof over the Hello   │   64 bytes
 //!     │ proof over its nonce and the Hello ────────────► │   32 bytes
 //!     │ ◄── Verdict                                      │    1 byte
@@ -17,6 +17,8 @@ use gradwire_proto::{
     auth::{Claim, NONCE_BYTES, PROOF_BYTES, nonce},
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::link::MOST_STREAMS;
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
 const VERSION: u32 = 1;
@@ -77,7 +79,7 @@ pub struct Identity {
     pub node: NodeId,
     /// How many nodes there are.
     pub nodes: u32,
-    /// How many connections two nodes have.
+    /// How many data threads each node has; of connection n it is number n modulo these.
     pub lanes: u32,
 }
 
@@ -86,8 +88,15 @@ pub struct Identity {
 pub struct Line {
     /// The node at the other end.
     pub peer: NodeId,
-    /// Which of the connections with it.
-    pub lane: u32,
+    /// Which of the connections with it: the dialler decides how many there are.
+    pub number: u32,
+}
+
+impl Line {
+    /// The lane that it belongs to, and its number among those of that lane.
+    pub(crate) fn place(self, lanes: u32) -> (u32, u32) {
+        (self.number % lanes, self.number / lanes)
+    }
 }
 
 fn hello(me: &Identity, line: Line, nonce: &[u8; NONCE_BYTES]) -> [u8; HELLO_BYTES] {
@@ -104,7 +113,7 @@ fn hello(me: &Identity, line: Line, nonce: &[u8; NONCE_BYTES]) -> [u8; HELLO_BYT
     put(&me.epoch.0.to_le_bytes());
     put(&me.node.0.to_le_bytes());
     put(&line.peer.0.to_le_bytes());
-    put(&line.lane.to_le_bytes());
+    put(&line.number.to_le_bytes());
     put(&me.lanes.to_le_bytes());
     put(&job);
     put(nonce);
@@ -157,20 +166,20 @@ where
     if received[..8] != MAGIC || word(8) != VERSION {
         return Err(HandshakeError::NotGradwire);
     }
-    let line = Line { peer: NodeId(word(20)), lane: word(28) };
+    let line = Line { peer: NodeId(word(20)), number: word(28) };
     // What the dialler must have said, with its nonce, epoch and addressee as they have to be.
     let mut theirs = [0; NONCE_BYTES];
     let at = HELLO_BYTES - NONCE_BYTES - 8;
     theirs.copy_from_slice(&received[at..at + NONCE_BYTES]);
     let dialler = Identity { node: line.peer, ..me.clone() };
-    let expected = hello(&dialler, Line { peer: me.node, lane: line.lane }, &theirs);
-    if received != expected || line.peer.0 >= me.nodes || line.lane >= me.lanes {
+    let expected = hello(&dialler, Line { peer: me.node, number: line.number }, &theirs);
+    if received != expected || line.peer.0 >= me.nodes || line.number >= me.lanes * MOST_STREAMS {
         let epoch = u64::from(word(12)) | u64::from(word(16)) << 32;
         return Err(HandshakeError::Stranger(format!(
-            "it says node {} to node {}, lane {}, epoch {epoch}",
+            "it says node {} to node {}, connection {}, epoch {epoch}",
             line.peer,
             word(24),
-            line.lane
+            line.number
         )));
     }
     let nonce = nonce();
@@ -236,13 +245,13 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(5), both).await.unwrap()
     }
 
-    const LINE: Line = Line { peer: NodeId(1), lane: 1 };
+    const LINE: Line = Line { peer: NodeId(1), number: 1 };
 
     #[tokio::test]
     async fn two_nodes_of_one_job_find_each_other() {
         let (dialled, accepted) = shake(identity(0), identity(1), LINE, true).await;
         dialled.unwrap();
-        assert_eq!(accepted.unwrap(), Line { peer: NodeId(0), lane: 1 });
+        assert_eq!(accepted.unwrap(), Line { peer: NodeId(0), number: 1 });
     }
 
     #[tokio::test]
@@ -263,7 +272,7 @@ mod tests {
             assert!(matches!(accepted, Err(HandshakeError::Stranger(_))), "{accepted:?}");
             assert!(dialled.is_err());
         }
-        let wrong = Line { peer: NodeId(0), lane: 0 };
+        let wrong = Line { peer: NodeId(0), number: 0 };
         let (_, accepted) = shake(identity(0), identity(1), wrong, true).await;
         assert!(matches!(accepted, Err(HandshakeError::Stranger(_))));
     }

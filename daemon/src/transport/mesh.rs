@@ -1,5 +1,6 @@
 //! Makes the connections between nodes: when a schedule first needs a peer, the node with the
-//! smaller number dials, once per lane, and the other one waits to be dialled.
+//! smaller number dials, `streams` times per lane, and the other one waits to be dialled. How many
+//! there are is the dialler's choice alone: frames find their place whatever they arrive on.
 //!
 //! Dialling, accepting and the handshakes are control; what passes goes to the lane, which owns
 //! the socket from then on.
@@ -13,7 +14,7 @@ use std::{
 };
 
 use gradwire_proto::{Failure, FailureKind, NodeId};
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     runtime::Handle,
@@ -21,7 +22,10 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::handshake::{self, HandshakeError, Identity, Line};
+use super::{
+    handshake::{self, HandshakeError, Identity, Line},
+    window::Window,
+};
 use crate::{
     executor::lane::{Lane, Order},
     job::Job,
@@ -38,9 +42,11 @@ const HANDSHAKES: usize = 64;
 pub(crate) struct MeshConfig {
     /// How long a connection may take, with its handshake.
     pub(crate) connect_timeout: Duration,
+    /// How many connections each lane has with a peer.
+    pub(crate) streams: u32,
     /// How long sent data may stay unacknowledged.
     pub(crate) user_timeout: Duration,
-    /// Socket buffers in bytes; 0: the system decides.
+    /// Socket buffers in bytes; 0: they are made to fit the path.
     pub(crate) socket_buffer: usize,
     /// Name of the congestion control; empty: the system's, but reno on loopback.
     pub(crate) congestion_control: String,
@@ -56,6 +62,8 @@ pub(crate) struct Mesh {
     job: Job,
     runtime: Handle,
     cancel: CancellationToken,
+    /// What sockets' buffers begin with, in bytes, if they are to fit their path.
+    least: Option<usize>,
     needed: Mutex<HashSet<NodeId>>,
     taken: Mutex<HashSet<Line>>,
 }
@@ -69,7 +77,10 @@ impl Mesh {
         job: Job,
         cancel: CancellationToken,
     ) -> Arc<Self> {
+        let least = Window::least(identity.lanes * config.streams);
+        let fits = config.socket_buffer == 0 && grants_buffers(least);
         Arc::new(Self {
+            least: fits.then_some(least),
             config,
             identity,
             world,
@@ -88,9 +99,9 @@ impl Mesh {
         if !first || peer <= self.identity.node {
             return;
         }
-        for lane in 0..self.identity.lanes {
+        for number in 0..self.identity.lanes * self.config.streams {
             let mesh = self.clone();
-            let line = Line { peer, lane };
+            let line = Line { peer, number };
             self.runtime.spawn(async move {
                 let cancel = mesh.cancel.clone();
                 cancel.run_until_cancelled(mesh.reach(line)).await
@@ -101,7 +112,7 @@ impl Mesh {
     async fn reach(&self, line: Line) {
         let node = &self.world.nodes[line.peer.0 as usize];
         match self.dial(node.address, line).await {
-            Ok(stream) => self.hand_over(line, stream),
+            Ok((stream, round_trip)) => self.hand_over(line, stream, round_trip),
             Err(why) => {
                 let what = format!(
                     "its data plane at {} can't be reached from {}: {why}",
@@ -117,16 +128,19 @@ impl Mesh {
     }
 
     /// Dials until the time is used up: a peer may be a moment behind.
-    async fn dial(&self, address: SocketAddr, line: Line) -> Result<TcpStream, String> {
+    async fn dial(&self, address: SocketAddr, line: Line) -> Result<(TcpStream, Duration), String> {
         let deadline = Instant::now() + self.config.connect_timeout;
         loop {
             let attempt = async {
+                let began = Instant::now();
                 let mut stream = self.connect(address).await?;
+                // The kernels alone have answered each other: as short as it gets.
+                let round_trip = began.elapsed();
                 handshake::dial(&mut stream, &self.identity, line).await?;
-                Ok::<_, HandshakeError>(stream)
+                Ok::<_, HandshakeError>((stream, round_trip))
             };
             let why = match timeout_at(deadline, attempt).await {
-                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => return Err(format!("no answer in {:?}", self.config.connect_timeout)),
             };
@@ -176,9 +190,12 @@ impl Mesh {
 
     async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
         let admit = |line: Line| self.taken.lock().expect("no panic while it is held").insert(line);
+        let began = Instant::now();
         let shake = handshake::accept(&mut stream, &self.identity, admit);
         match timeout(self.config.connect_timeout, shake).await {
-            Ok(Ok(line)) => self.hand_over(line, stream),
+            // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
+            // that are larger than need be, within what the system gives (BOUND).
+            Ok(Ok(line)) => self.hand_over(line, stream, began.elapsed()),
             Ok(Err(error)) => {
                 metrics::rejected_connection();
                 tracing::warn!(%from, %error, "a data connection was refused");
@@ -190,12 +207,15 @@ impl Mesh {
         }
     }
 
-    fn hand_over(&self, line: Line, stream: TcpStream) {
+    fn hand_over(&self, line: Line, stream: TcpStream, round_trip: Duration) {
         let prepared = self.prepare(&stream).and_then(|()| stream.into_std());
         match prepared {
             Ok(stream) => {
-                let order = Order::Connected { peer: line.peer, stream };
-                self.lanes[line.lane as usize].tell(order);
+                let (lane, number) = line.place(self.identity.lanes);
+                let window = |size| Window::new(size, round_trip, Instant::now().into_std());
+                let window = self.least.map(window);
+                let order = Order::Connected { peer: line.peer, number, stream, window };
+                self.lanes[lane as usize].tell(order);
             }
             Err(error) => {
                 let what = format!("a data connection can't be set up: {error}");
@@ -224,10 +244,35 @@ impl Mesh {
             // and where it may not be chosen things work as before.
             let _ = socket.set_tcp_congestion(b"reno");
         }
-        if self.config.socket_buffer > 0 {
-            socket.set_send_buffer_size(self.config.socket_buffer)?;
-            socket.set_recv_buffer_size(self.config.socket_buffer)?;
+        let size = self.least.unwrap_or(self.config.socket_buffer);
+        if size > 0 {
+            socket.set_send_buffer_size(size)?;
+            socket.set_recv_buffer_size(size)?;
         }
         Ok(())
+    }
+}
+
+/// Whether the system gives a socket buffers of the size that we begin with. Tried on another socket,
+/// because one that has been told a size no longer finds one by itself: where less is to be had
+/// (`net.core.wmem_max` and `rmem_max`), that is the better way.
+fn grants_buffers(least: usize) -> bool {
+    let granted = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_send_buffer_size(least)?;
+        socket.set_recv_buffer_size(least)?;
+        Ok::<_, io::Error>(socket.send_buffer_size()?.min(socket.recv_buffer_size()?))
+    };
+    match granted() {
+        // What the system reports is twice what it was asked for.
+        Ok(granted) if granted >= 2 * least => true,
+        Ok(granted) => {
+            tracing::debug!(granted, "the system chooses the sockets' buffers");
+            false
+        }
+        Err(error) => {
+            tracing::debug!(%error, "the system chooses the sockets' buffers");
+            false
+        }
     }
 }

@@ -16,7 +16,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
 use gradwire_tests::{
     calls::{COLLECTIVES, Call, Form, Pending, has_groups, is_rooted, reduces, request, with_op},
-    reference::Values,
+    reference::{Between, Values},
 };
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, Bool, BroadcastOptions, Complex, Element, F8E4m3, F8E5m2,
@@ -207,10 +207,11 @@ impl Run<'_> {
     }
 
     fn wait(&mut self) -> Result<()> {
-        let nodes = self.session.nodes().len();
+        let compression = self.session.compression();
+        let between = Between { nodes: self.session.nodes().len(), compression };
         for (call, pending) in self.pending.drain(..) {
             let got = pending.finish().map_err(|error| anyhow!("{}: {error}", call.title()))?;
-            call.check(self.session.rank(), &got, nodes).map_err(anyhow::Error::msg)?;
+            call.check(self.session.rank(), &got, between).map_err(anyhow::Error::msg)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use gradwire_proto::{Collective, Request, Shape};
 
 use super::{Call, Got, Piece};
-use crate::reference::{Reduction, Values};
+use crate::reference::{Between, Reduction, Values};
 
 /// What one of a rank's results must be.
 enum Right {
@@ -93,14 +93,14 @@ fn right(call: &Call, rank: u32, part: usize) -> Right {
     }
 }
 
-pub(super) fn check(call: &Call, rank: u32, got: &Got, nodes: usize) -> Result<(), String> {
+pub(super) fn check(call: &Call, rank: u32, got: &Got, between: Between) -> Result<(), String> {
     let request = call.request(rank);
     if got.len() != request.parts() {
         return Err(format!("{} results for {} tensors", got.len(), request.parts()));
     }
     for (part, got) in got.iter().enumerate() {
         let right = right(call, rank, part);
-        check_part(call, &right, part, got.as_ref(), nodes)
+        check_part(call, &right, part, got.as_ref(), between)
             .map_err(|why| format!("tensor {part}: {why}"))?;
     }
     Ok(())
@@ -111,7 +111,7 @@ fn check_part(
     right: &Right,
     part: usize,
     got: Option<&Piece>,
-    nodes: usize,
+    between: Between,
 ) -> Result<(), String> {
     let (got, shape) = match (right, got) {
         (Right::Nothing, None) => return Ok(()),
@@ -145,7 +145,7 @@ fn check_part(
                 prescale: request.prescale,
                 postscale: request.postscale,
                 exact: call.values == Values::Exact,
-                nodes,
+                between,
             };
             reduction.check(&inputs, &got.bytes)
         }

@@ -11,9 +11,7 @@ pub enum Role {
     Launcher,
     /// A host's agent; the hosts are numbered in their order.
     Agent(u32),
-    /// The coordinator.
-    Coordinator,
-    /// A node's daemon.
+    /// A node's daemon; the first node's hosts the coordinator.
     Daemon(u32),
     /// A rank.
     Rank(u32),
@@ -64,7 +62,6 @@ fn role(command: &[String], environment: &HashMap<String, String>) -> Option<Rol
         ("gradwire", Some("run")) => Some(Role::Launcher),
         // Numbered when all are known.
         ("gradwire", Some("agent")) => Some(Role::Agent(0)),
-        ("gradwire", Some("coordinator")) => Some(Role::Coordinator),
         // On its way to being something else.
         ("gradwire", _) => None,
         ("gradwired", _) => number("GRADWIRE_ORDER").map(Role::Daemon),

@@ -174,6 +174,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         cross_rank: 0,
         cross_size: 1,
         epoch: 1,
+        compression: 0,
         nodes: vec![pb::Node {
             host: "fake".into(),
             first_rank: 0,

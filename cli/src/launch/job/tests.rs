@@ -56,17 +56,16 @@ fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
     orders.collect()
 }
 
-const GRPC: &str = r#"{"event":"serving","grpc":"10.0.0.1:7000","metrics":"127.0.0.1:8"}"#;
+const GRPC: &str =
+    r#"{"event":"serving","metrics":"127.0.0.1:8","data":"10.0.0.1:5","grpc":"10.0.0.1:7000"}"#;
 
 /// A job of hosts `a:2,b:1` whose ranks have all started at 1000 ms.
 fn running() -> Job {
     let mut job = job("a:2,b:1");
     assert!(step(&mut job, ready(1), 10).is_empty(), "the first host is still missing");
-    assert_eq!(step(&mut job, ready(0), 20), ["0:start the coordinator"]);
-    let daemons = step(&mut job, said(0, Role::Coordinator, GRPC), 30);
-    assert_eq!(daemons, ["0:start the daemon", "1:start the daemon"]);
-    assert!(step(&mut job, serving(1), 40).is_empty());
-    let ranks = step(&mut job, serving(0), 50);
+    assert_eq!(step(&mut job, ready(0), 20), ["0:start the daemon"]);
+    assert_eq!(step(&mut job, said(0, Role::Daemon, GRPC), 30), ["1:start the daemon"]);
+    let ranks = step(&mut job, serving(1), 40);
     assert_eq!(ranks, ["0:start rank 0", "0:start rank 1", "1:start rank 2"]);
     for (node, rank) in [(0, 0), (0, 1), (1, 2)] {
         assert!(job.deadline().is_some(), "WAIT: until all have started");
@@ -94,8 +93,7 @@ fn a_job_that_ends_well_is_left_in_good_order() {
         );
     }
     step(&mut job, exited(1, Role::Daemon, Ended::Code(0), 2001), 2001);
-    step(&mut job, exited(0, Role::Daemon, Ended::Code(0), 2002), 2002);
-    let orders = step(&mut job, exited(0, Role::Coordinator, Ended::Code(0), 2003), 2003);
+    let orders = step(&mut job, exited(0, Role::Daemon, Ended::Code(0), 2002), 2002);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "at once, all have ended by themselves");
     assert_eq!(stop_all(&mut job, 2010), Verdict::well());
 }
@@ -131,6 +129,27 @@ fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
 }
 
 #[test]
+fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
+    let mut job = running();
+    let blame = said(0, Role::Daemon, r#"{"event":"failed","rank":1}"#);
+    assert!(step(&mut job, blame, 1400).is_empty());
+    assert!(step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 1405), 1406).is_empty());
+    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "rank 1 is still on its way out");
+    let orders = step(&mut job, exited(0, Role::Rank(1), Ended::Code(3), 2500), 2501);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
+    let verdict = stop_all(&mut job, 2600);
+    assert_eq!(verdict.code, 3);
+    assert!(verdict.lines[0].starts_with("gradwire: rank 1 on host a (pid 77) ended with exit"));
+
+    let mut job = running();
+    step(&mut job, said(0, Role::Daemon, r#"{"event":"failed","rank":1}"#), 1400);
+    step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 1405), 1406);
+    step(&mut job, Event::Tick, 1606);
+    let orders = step(&mut job, Event::Tick, 4606);
+    assert_eq!(orders.len(), 2, "WAIT: one that does not end is not waited for without end");
+}
+
+#[test]
 fn all_hosts_that_can_not_be_reached_are_told_at_once() {
     let mut job = job("a:1,b:1,c:1");
     assert!(step(&mut job, refused(1, "host b: Permission denied"), 10).is_empty());
@@ -158,14 +177,14 @@ fn what_has_not_come_up_in_time_is_named() {
     let mut mute = job("a:1,b:1");
     step(&mut mute, ready(0), 1);
     step(&mut mute, ready(1), 1);
-    assert!(late(&mut mute).ends_with(": the coordinator on host a does not serve"));
+    assert!(late(&mut mute).ends_with(": the daemon on host a does not serve"));
     let mut half = job("a:1,b:1");
-    for event in [ready(0), ready(1), said(0, Role::Coordinator, GRPC), serving(0)] {
+    for event in [ready(0), ready(1), said(0, Role::Daemon, GRPC)] {
         step(&mut half, event, 1);
     }
     assert!(late(&mut half).ends_with(": no daemon serves on b"));
     let mut ranks = job("a:1,b:1");
-    for event in [ready(0), ready(1), said(0, Role::Coordinator, GRPC), serving(0), serving(1)] {
+    for event in [ready(0), ready(1), said(0, Role::Daemon, GRPC), serving(1)] {
         step(&mut ranks, event, 1);
     }
     assert!(late(&mut ranks).ends_with(": ranks not started: 0, 1"));
@@ -175,12 +194,12 @@ fn what_has_not_come_up_in_time_is_named() {
 fn a_service_that_ends_before_the_job_begins_is_told_with_its_last_line() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);
-    step(&mut job, exited(0, Role::Coordinator, Ended::Code(1), 5), 5);
+    step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 5), 5);
     assert_eq!(step(&mut job, Event::Tick, 205), ["0:stop 3000"]);
     let verdict = stop_all(&mut job, 210);
     assert_eq!(
         verdict.lines[0],
-        "error: the coordinator on host a (pid 77) ended with exit code 1 before the job began: last"
+        "error: the daemon on host a (pid 77) ended with exit code 1 before the job began: last"
     );
 }
 
@@ -225,11 +244,11 @@ fn a_service_that_says_nonsense_is_not_believed() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);
     for line in ["hello", r#"{"event":"serving","grpc":"zonk","metrics":"m"}"#, "{}"] {
-        assert!(step(&mut job, said(0, Role::Coordinator, line), 2).is_empty(), "TRUST: {line}");
+        assert!(step(&mut job, said(0, Role::Daemon, line), 2).is_empty(), "TRUST: {line}");
     }
     let line = r#"{"event":"serving","metrics":"m"}"#;
-    step(&mut job, said(0, Role::Coordinator, line), 3);
+    step(&mut job, said(0, Role::Daemon, line), 3);
     step(&mut job, Event::Tick, 203);
     let verdict = stop_all(&mut job, 210);
-    assert!(verdict.lines[0].contains("the coordinator on host a said"), "{verdict:?}");
+    assert!(verdict.lines[0].contains("the daemon on host a said"), "{verdict:?}");
 }

@@ -1,0 +1,258 @@
+//! The coordinator of a job, as this node's daemon hosts it or as a process of its own: what it is
+//! about from the environment that the launcher sets, how it is run from the settings.
+//!
+//! The daemon of the first node hosts it: what that node's ranks submit is agreed on without another
+//! process having to wake up. To all other nodes it is the same wherever it runs.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use gradwire_collectives::Algorithm;
+use gradwire_proto::{Compression, JobId, Secret};
+use gradwire_settings::{
+    Settings,
+    variables::{VariableError, Variables},
+};
+use gradwire_telemetry::Readiness;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Coordinator, CoordinatorConfig, CoordinatorError, Door, EngineConfig, Health, Outcome, Phase,
+};
+
+/// Why a coordinator can't be hosted.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// A variable or setting is missing or wrong.
+    #[error(transparent)]
+    Config(#[from] VariableError),
+    /// Its address can't be listened on.
+    #[error(
+        "the coordinator can't listen on {address} ({setting}): {reason}; choose another address or \
+         port with coordinator.listen"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Where the address comes from.
+        setting: &'static str,
+        /// What the system says.
+        reason: io::Error,
+    },
+    /// It can't serve.
+    #[error(transparent)]
+    Serve(#[from] CoordinatorError),
+}
+
+/// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
+pub const HERE: &str = "here";
+
+/// What the launcher says of the job.
+#[derive(Debug)]
+struct JobVariables {
+    job: JobId,
+    secret: Secret,
+    nodes: u32,
+    ranks: u32,
+    bind: IpAddr,
+}
+
+impl JobVariables {
+    /// Reads and checks them (TRUST); an error names the variable, never the secret.
+    fn read(variables: &HashMap<String, String>) -> Result<Self, VariableError> {
+        let env = Variables(variables);
+        // What hosts it has an address of its own.
+        let bind = if variables.contains_key("GRADWIRE_BIND") {
+            "GRADWIRE_BIND"
+        } else {
+            "GRADWIRE_ADDRESS"
+        };
+        Ok(Self {
+            job: env.read("GRADWIRE_JOB", JobId::new)?,
+            secret: env.secret("GRADWIRE_SECRET", Secret::from_hex)?,
+            nodes: env.parse("GRADWIRE_NODES", "it must be a number")?,
+            ranks: env.parse("GRADWIRE_RANKS", "it must be a number")?,
+            bind: env.parse(bind, "it must be an IP address")?,
+        })
+    }
+}
+
+fn configuration(
+    job: &JobVariables,
+    settings: &Settings,
+    health: watch::Sender<Health>,
+) -> Result<CoordinatorConfig, VariableError> {
+    let negotiation = &settings.negotiation;
+    let algorithm = match negotiation.algorithm.as_str() {
+        "auto" => None,
+        name => Some(Algorithm::parse(name).map_err(|reason| VariableError::Invalid {
+            variable: "negotiation.algorithm",
+            value: name.to_owned(),
+            reason: reason.to_string(),
+        })?),
+    };
+    let compression = settings.data.compression.as_str();
+    let compression = Compression::named(compression).ok_or_else(|| VariableError::Invalid {
+        variable: "data.compression",
+        value: compression.to_owned(),
+        reason: "it is none or bf16".to_owned(),
+    })?;
+    let defaults = CoordinatorConfig::new(job.job.clone(), job.secret.clone(), job.nodes);
+    let engine = EngineConfig {
+        ranks: Some(job.ranks),
+        lanes: settings.data.lanes,
+        compression,
+        heartbeat_interval: settings.heartbeat.interval,
+        heartbeat_timeout: settings.heartbeat.timeout,
+        start_timeout: settings.launch.start_timeout,
+        cause_window: settings.coordinator.cause_window,
+        stall_warning: negotiation.stall_warning,
+        piece_bytes: negotiation.piece_bytes,
+        credit_pieces: negotiation.credit_pieces,
+        max_tensors: negotiation.max_tensors,
+        max_pending: defaults.engine.max_pending.max(negotiation.max_tensors),
+        algorithm,
+        ..defaults.engine
+    };
+    let grace = settings.launch.grace;
+    Ok(CoordinatorConfig { engine, grace, health: Some(health), ..defaults })
+}
+
+fn readiness(health: &Health) -> Readiness {
+    match health.phase {
+        Phase::Running => Readiness::Ready,
+        phase => Readiness::NotReady(format!("{}: {}", phase.name(), health.reason)),
+    }
+}
+
+/// A coordinator that listens.
+#[derive(Debug)]
+pub struct Hosted {
+    coordinator: Coordinator,
+    address: SocketAddr,
+    readiness: watch::Receiver<Readiness>,
+}
+
+impl Hosted {
+    /// Listens where `coordinator.listen` says, or on a free port of the address that the variable
+    /// `GRADWIRE_BIND` or `GRADWIRE_ADDRESS` has.
+    ///
+    /// # Errors
+    /// [`HostError`] with the variable, the setting or the address that is wrong.
+    pub async fn bind(
+        variables: &HashMap<String, String>,
+        settings: &Settings,
+    ) -> Result<Self, HostError> {
+        let job = JobVariables::read(variables)?;
+        let (address, setting) = match settings.coordinator.listen {
+            Some(address) => (address, "coordinator.listen"),
+            None => ((job.bind, 0).into(), "the first host's address"),
+        };
+        let failed = |reason| HostError::Listen { address, setting, reason };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+
+        let first = Health { phase: Phase::Forming, reason: "no node has joined yet".to_owned() };
+        let (ready, readiness_now) = watch::channel(readiness(&first));
+        let (health_in, mut health) = watch::channel(first);
+        tokio::spawn(async move {
+            while health.changed().await.is_ok() {
+                let now = readiness(&health.borrow_and_update());
+                ready.send_replace(now);
+            }
+        });
+        let coordinator = Coordinator::new(configuration(&job, settings, health_in)?, listener)?;
+        Ok(Self { coordinator, address, readiness: readiness_now })
+    }
+
+    /// Where daemons of other nodes reach it.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether the job runs, for a readiness endpoint.
+    pub fn readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.clone()
+    }
+
+    /// The way in for a daemon of this process.
+    pub fn door(&self) -> Door {
+        self.coordinator.door()
+    }
+
+    /// Serves the job until it is over or `cancel` is cancelled.
+    ///
+    /// # Errors
+    /// [`HostError::Serve`] if it can't serve; a job that fails is an [`Outcome`].
+    pub async fn run(self, cancel: CancellationToken) -> Result<Outcome, HostError> {
+        Ok(self.coordinator.run(cancel).await?)
+    }
+}
+
+/// What the launcher is to know of a job's end: one JSON line with the rank at fault, if it is one's.
+pub fn blame(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Failed(failure) => {
+            failure.rank.map(|rank| format!(r#"{{"event":"failed","rank":{}}}"#, rank.0))
+        }
+        Outcome::Finished => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_settings::{KEYS, Kind};
+
+    use super::*;
+
+    fn variables() -> HashMap<String, String> {
+        [
+            ("GRADWIRE_JOB", "j1".to_owned()),
+            ("GRADWIRE_SECRET", "ab".repeat(32)),
+            ("GRADWIRE_NODES", "2".to_owned()),
+            ("GRADWIRE_RANKS", "4".to_owned()),
+            ("GRADWIRE_BIND", "127.0.0.1".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
+
+    #[test]
+    fn a_wrong_variable_is_named_and_the_secret_is_not_shown() {
+        assert_eq!(JobVariables::read(&variables()).unwrap().nodes, 2);
+        for name in variables().keys() {
+            let mut without = variables();
+            without.remove(name);
+            let error = JobVariables::read(&without).unwrap_err();
+            let missing = if name == "GRADWIRE_BIND" { "GRADWIRE_ADDRESS" } else { name };
+            assert!(error.to_string().starts_with(&format!("{missing} is not set")), "{error}");
+            let mut wrong = variables();
+            wrong.insert(name.clone(), "zonk!".to_owned());
+            let error = JobVariables::read(&wrong).unwrap_err().to_string();
+            assert!(error.starts_with(name.as_str()), "{error}");
+            assert_eq!(error.contains("zonk"), name != "GRADWIRE_SECRET", "{error}");
+        }
+    }
+
+    #[test]
+    fn every_setting_the_engine_can_be_given_is_valid() {
+        let (health, _) = watch::channel(Health { phase: Phase::Forming, reason: String::new() });
+        let job = JobVariables::read(&variables()).unwrap();
+        let config = configuration(&job, &Settings::default(), health.clone()).unwrap();
+        assert!(config.engine.validate().is_ok());
+        let key = KEYS.iter().find(|key| key.name == "negotiation.algorithm").unwrap();
+        let Kind::Choice(names) = key.kind else { panic!("{key:?}") };
+        for name in names {
+            let mut settings = Settings::default();
+            settings.negotiation.algorithm = (*name).to_owned();
+            settings.negotiation.max_tensors = 16_777_216;
+            let config = configuration(&job, &settings, health.clone()).unwrap();
+            assert_eq!(config.engine.algorithm.is_none(), *name == "auto");
+            assert!(config.engine.validate().is_ok(), "{name}");
+        }
+    }
+}

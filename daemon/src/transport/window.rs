@@ -1,0 +1,124 @@
+//! How large a connection's buffer is, in one direction. Pure.
+//!
+//! Left to itself the system lets a buffer grow until the line's own queue overflows: the sender then
+//! repeats what was lost, and what waits in memory has left the cache when it is read. So a
+//! buffer is small at first and grows only as far as the path needs it: to twice what is under way
+//! at the rate that was measured, for as long as that makes the rate grow. Where the path is the
+//! limit, the product of rate and round trip stays, and so does the buffer.
+
+use std::time::{Duration, Instant};
+
+/// What the buffers of all connections with a peer begin with, in bytes: enough for 10 Gbit/s over a
+/// millisecond. A quarter of it held a line with such a delay back, twice as much lost packets at
+/// the line's own queue, and so did what the system does by itself.
+const LEAST_OF_ALL: usize = 2 << 20;
+
+/// What a buffer begins with at least: less costs calls, and gains nothing.
+const LEAST: usize = 256 << 10;
+
+/// A rate is measured over so many buffers, because the first one is filled in no time.
+const SAMPLE: u64 = 8;
+
+/// A buffer in one direction.
+#[derive(Debug, Clone)]
+pub(crate) struct Window {
+    round_trip: Duration,
+    size: u64,
+    /// The system would not give more.
+    at_most: bool,
+    moved: u64,
+    since: Instant,
+}
+
+impl Window {
+    /// What each buffer begins with, in bytes, where a peer has so many connections.
+    pub(crate) fn least(connections: u32) -> usize {
+        (LEAST_OF_ALL / connections.max(1) as usize).max(LEAST)
+    }
+
+    /// Of `size` bytes, on a path that takes `round_trip` there and back.
+    pub(crate) fn new(size: usize, round_trip: Duration, now: Instant) -> Self {
+        Self { round_trip, size: size as u64, at_most: false, moved: 0, since: now }
+    }
+
+    /// Bytes have moved. Gives the size that the buffer should grow to, if it should.
+    pub(crate) fn moved(&mut self, bytes: usize, now: Instant) -> Option<usize> {
+        self.moved += bytes as u64;
+        if self.at_most || self.moved < SAMPLE * self.size {
+            return None;
+        }
+        let elapsed = now.saturating_duration_since(self.since).max(Duration::from_micros(1));
+        let rate = self.moved as f64 / elapsed.as_secs_f64();
+        self.moved = 0;
+        self.since = now;
+        let wanted = 2.0 * rate * self.round_trip.as_secs_f64();
+        // Step by step: what a larger buffer does to the rate is only known when it is there.
+        let wanted = wanted.min(2.0 * self.size as f64) as u64;
+        (wanted > self.size + self.size / 4).then(|| {
+            self.size = wanted;
+            wanted as usize
+        })
+    }
+
+    /// The system has not given what was asked for: this is all there is.
+    pub(crate) fn settle(&mut self) {
+        self.at_most = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZE: usize = 1 << 20;
+
+    /// A line of `rate` bytes per second with a window: what it gets to in the end.
+    fn settled(rate: f64, round_trip: Duration) -> u64 {
+        let mut now = Instant::now();
+        let mut window = Window::new(SIZE, round_trip, now);
+        for _ in 0..10_000 {
+            let rate = rate.min(window.size as f64 / round_trip.as_secs_f64());
+            now += Duration::from_secs_f64(65_536.0 / rate);
+            window.moved(65_536, now);
+        }
+        window.size
+    }
+
+    #[test]
+    fn a_short_path_keeps_the_smallest() {
+        assert_eq!(settled(1.25e9, Duration::from_micros(100)), SIZE as u64);
+        assert_eq!(settled(125e6, Duration::from_millis(2)), SIZE as u64);
+    }
+
+    #[test]
+    fn a_long_path_gets_what_is_under_way_twice_and_no_more() {
+        let product = 1.25e9 * 0.02;
+        let size = settled(1.25e9, Duration::from_millis(20)) as f64;
+        assert!(size >= 1.5 * product && size <= 2.1 * product, "{size}");
+    }
+
+    #[test]
+    fn what_the_system_does_not_give_is_not_asked_for_again() {
+        let mut now = Instant::now();
+        let mut window = Window::new(SIZE, Duration::from_secs(1), now);
+        let mut asked = 0;
+        for _ in 0..1000 {
+            now += Duration::from_micros(100);
+            if window.moved(1 << 20, now).is_some() {
+                asked += 1;
+                window.settle();
+            }
+        }
+        assert_eq!(asked, 1);
+    }
+
+    #[test]
+    fn idle_time_makes_nothing_grow() {
+        let mut now = Instant::now();
+        let mut window = Window::new(SIZE, Duration::from_millis(1), now);
+        for _ in 0..100 {
+            now += Duration::from_secs(1);
+            assert_eq!(window.moved(1 << 20, now), None);
+        }
+    }
+}
