@@ -154,6 +154,51 @@ fn negotiation_costs_what_the_messages_say() {
     place.assert_clean(false);
 }
 
+/// A daemon that works for long is no larger than one that has worked for a while.
+#[test]
+fn a_long_job_does_not_grow() {
+    let place = Place::new();
+    let words = "bench resources -H 127.0.0.1:1,127.0.0.2:1 -b 64K --idle 0.3 --steps 3000 \
+                 --calls 20 -w 2 --json out.json";
+    let output = bench(&place, &words.split_whitespace().collect::<Vec<_>>());
+    assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{output:?}");
+    let json: Value =
+        serde_json::from_slice(&fs::read(place.path().join("out.json")).unwrap()).unwrap();
+    assert_eq!((&json["command"], &json["steps"]), (&"resources".into(), &3000.into()));
+    let told = json["rows"].as_array().unwrap();
+    let processes: Vec<_> = told.iter().map(|row| row["process"].as_str().unwrap()).collect();
+    // Whether the coordinator is a process of its own is no matter here.
+    let others = processes.iter().filter(|process| **process != "coordinator");
+    assert_eq!(others.collect::<Vec<_>>(), [&"daemon", &"rank 0", &"daemon", &"rank 1"]);
+    for (cells, row) in rows(&output.stdout).iter().zip(told) {
+        assert_eq!(Some(cells[0]), row["host"].as_str());
+        let at = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
+        let looks = row["private_bytes"].as_object().unwrap();
+        let mut steps: Vec<u32> = looks.keys().map(|step| step.parse().unwrap()).collect();
+        steps.sort_unstable();
+        assert_eq!(steps, [100, 1000, 3000]);
+        assert!(looks.values().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{row}");
+        // BOUND: neither a daemon nor the coordinator keeps anything of a step that is done. An
+        // allocator may need some pages more for a while.
+        assert!(at("growth_bytes") < f64::from(2 << 20), "{row}");
+        assert!(at("cpu_us") > 0.0 && at("waits") > 0.0, "{row}");
+        // Either they were counted, or it is said why not.
+        assert_eq!(row["calls"].is_null(), row["uncounted"].is_string(), "{row}");
+        assert!(row["calls"].is_null() || at("calls") > 1.0, "{row}");
+    }
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_rank_with_another_parent_says_that_it_sees_no_daemon() {
+    let place = Place::new();
+    let line = format!("{GRADWIRE} bench resources --idle 0.1 --steps 1; exit $?");
+    let output = bench(&place, &["run", "-np", "1", "--", "sh", "-c", &line]);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("there is no daemon beside this rank"), "{output:?}");
+    place.assert_clean(false);
+}
+
 #[test]
 fn nodes_have_the_line_for_their_limit() {
     let place = Place::new();
@@ -205,6 +250,8 @@ fn what_can_not_be_measured_is_refused_before_anything_starts() {
         ("bench gather -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
         ("bench send-receive -np 1", "error: send-receive takes two ranks: the job has 1"),
         ("bench reduce -o bit-or", "error: --op bit-or of --dtype f32: only integers and bool"),
+        ("bench resources -b 6", "error: invalid value '6' for '--bytes <BYTES>': must be a mult"),
+        ("bench resources --idle 0", "error: invalid value '0' for '--idle <S>': must be from 0.1"),
         ("bench negotiation --nodes 2,x", "error: invalid value 'x' for '--nodes"),
         ("bench negotiation --nodes 4097", "error: invalid value '4097' for '--nodes"),
         ("bench negotiation --ready 162", "error: --ready 162 is more than the 161 tensors of res"),

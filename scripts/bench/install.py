@@ -1,7 +1,7 @@
 """Gets the peers with their package managers, and builds the programs that drive them.
 
-PyTorch (with Gloo), Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and iperf3 from apt. What
-can't be had is told and left out; only a peer at all is needed.
+PyTorch (with Gloo), Horovod, Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and iperf3 from apt.
+What can't be had is told and left out; only a peer at all is needed.
 """
 
 import os
@@ -35,13 +35,13 @@ class Tools:
         return peer in self.versions
 
 
-def prepare(intel: bool) -> Tools:
-    """Installs and builds everything; `intel`: Intel MPI and oneCCL too."""
+def prepare(every: bool) -> Tools:
+    """Installs and builds everything; `every`: the peers too that take long to install or to try."""
     tools = Tools(gradwire=_gradwire())
     _virtual_environment()
     attempts = [("gloo", _gloo), ("openmpi", _open_mpi), ("iperf3", _iperf)]
-    if intel:
-        attempts += [("intelmpi", _intel_mpi), ("oneccl", _oneccl)]
+    if every:
+        attempts += [("intelmpi", _intel_mpi), ("oneccl", _oneccl), ("horovod", _horovod)]
     for name, attempt in attempts:
         try:
             tools.versions[name] = attempt(tools)
@@ -146,6 +146,36 @@ def _oneccl(tools: Tools) -> str:
     libraries = ["-l:libccl.so.1", "-l:libccl.so.2", "-lmpi"]
     tools.programs["oneccl"] = _compile("ccl_allreduce.cpp", "ccl", ["c++", "-std=c++17", *link], libraries)
     return _installed("oneccl")
+
+
+# Horovod's newest release asks for C++14 or 17, by flags of its own; the headers of today's PyTorch are C++20.
+NEWER = '#!/bin/sh\nexec c++ "$@" -std=gnu++20\n'
+
+
+def _horovod(tools: Tools) -> str:
+    if not _has("horovod"):
+        say("building Horovod with pip, which takes a while")
+        # Its setup.py needs a setuptools that still has pkg_resources, and torch beside it.
+        build = ["cmake<4", "setuptools<80", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi"]
+        call([PYTHON, "-m", "pip", "install", "--quiet", *build], 10 * MINUTES)
+        BUILT.mkdir(parents=True, exist_ok=True)
+        compiler = BUILT / "c++20"
+        compiler.write_text(NEWER)
+        compiler.chmod(0o755)
+        chosen = {"WITH_GLOO": "1", "WITH_PYTORCH": "1", "CPU_OPERATIONS": "GLOO"}
+        chosen |= {f"WITHOUT_{name}": "1" for name in ("MPI", "TENSORFLOW", "MXNET")}
+        environment = {
+            **os.environ,
+            **{f"HOROVOD_{name}": value for name, value in chosen.items()},
+            "PATH": f"{VENV / 'bin'}:{os.environ.get('PATH', '')}",
+            "CXX": str(compiler),
+            "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        }
+        words = ["install", "--quiet", "--no-build-isolation", "--no-deps", "horovod==0.28.1"]
+        call([PYTHON, "-m", "pip", *words], 60 * MINUTES, env=environment)
+    call([PYTHON, "-c", "import horovod.torch"], 2 * MINUTES)
+    tools.programs["horovod"] = HERE / "horovod_rank.py"
+    return _installed("horovod")
 
 
 def _compile(source: str, name: str, compiler: list[str], libraries: list[str] | None = None) -> Path:

@@ -197,7 +197,8 @@ def _read(text: str, system: System) -> dict[int, Row]:
         if system.ours:
             rows = json.loads(text)["rows"]
         else:
-            rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+            # Some launchers write before each line whose it is.
+            rows = [json.loads("{" + line.partition("{")[2]) for line in text.splitlines() if '"times_us"' in line]
         return {int(row["bytes"]): Row(median(row["times_us"]), row.get("limit_us")) for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise Trouble(f"what it wrote is not understood ({error!r}): {text[:200]}") from error

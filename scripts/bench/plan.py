@@ -3,7 +3,7 @@
 A scenario is a number of nodes and ranks with the links between them; every system runs in all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1 << 20
 GBIT = 1_000_000_000
@@ -32,6 +32,8 @@ class Scenario:
     delay_ms: float = 0.0
     # The gradients of a network in place of sizes.
     model: bool = False
+    # The names of the systems that run; none: all that can.
+    systems: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -61,11 +63,37 @@ def full() -> list[Scenario]:
             scenarios.append(
                 Scenario(f"{name}-2x{ranks}", f"two nodes × {ranks} {word}, {text}", 2, ranks, LINE_SIZES, rate=rate)
             )
-    scenarios.append(
-        Scenario("1g-1ms-2x1", "two nodes × 1 rank, 1 Gbit/s, 1 ms each way", 2, 1, LINE_SIZES, GBIT, delay_ms=1.0)
-    )
+    for rate in (GBIT, 10 * GBIT):
+        name = f"{rate // GBIT}g-1ms-2x1"
+        title = f"two nodes × 1 rank, {rate // GBIT} Gbit/s, 1 ms each way"
+        scenarios.append(Scenario(name, title, 2, 1, LINE_SIZES, rate, delay_ms=1.0))
     scenarios.append(Scenario("1g-4x1", "four nodes × 1 rank, 1 Gbit/s", 4, 1, LINE_SIZES, GBIT))
     return scenarios
+
+
+# Peers at their best on one node.
+NODE_PEERS = ("gloo-tuned", "openmpi-tuned", "intelmpi-tuned", "oneccl-tuned", "horovod-tuned")
+MODEL_PEERS = ("gloo-ddp-tuned", "openmpi-each-tuned", "intelmpi-each-tuned", "horovod-tuned")
+LINE_PEERS = ("gloo-tuned", "openmpi-tuned")
+OURS = ("gradwire", "gradwire-ordinary")
+
+
+def for_targets() -> list[Scenario]:
+    """No more than what the targets (`targets.py`) are judged by: a quarter of an hour."""
+    wanted: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+        "node-4": ((4, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB), OURS + NODE_PEERS),
+        "node-2": ((16 * MIB, 64 * MIB), OURS + NODE_PEERS),
+        "resnet50": ((), ("gradwire", *MODEL_PEERS)),
+        "1g-2x2": ((64 * MIB,), ("gradwire", "gloo-tuned")),
+        "10g-2x2": (LINE_SIZES, ("gradwire", "gloo-tuned")),
+        "1g-2x1": (LINE_SIZES, ("gradwire", "gradwire-bf16", *LINE_PEERS)),
+        "10g-2x1": (LINE_SIZES, ("gradwire", *LINE_PEERS)),
+        "free-2x1": ((64 * MIB,), ("gradwire", *LINE_PEERS)),
+        "10g-1ms-2x1": (LINE_SIZES, ("gradwire", "gloo-tuned")),
+        "1g-4x1": (LINE_SIZES, ("gradwire",)),
+    }
+    every = {scenario.name: scenario for scenario in full()}
+    return [replace(every[name], sizes=sizes, systems=systems) for name, (sizes, systems) in wanted.items()]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ COLOURS = {
     "openmpi": "#009e73",
     "intelmpi": "#cc79a7",
     "oneccl": "#e69f00",
+    "horovod": "#56b4e9",
 }
+# Of our own, where there are several.
+DASHES = {"gradwire-ordinary": "--", "gradwire-bf16": "-."}
 COLUMNS = 2
 
 
@@ -41,8 +44,7 @@ def panel(axes: plt.Axes, scenario: dict) -> None:
         x = [row["bytes"] for row in rows]
         y = [row["bus_gb_s"] for row in rows]
         sizes.update(x)
-        plain = not system["tuned"]
-        dashes = ":" if plain else ("--" if "ordinary" in system["name"] else "-")
+        dashes = DASHES.get(system["name"], "-") if system["tuned"] else ":"
         width = 2.2 if family == "gradwire" else 1.3
         axes.plot(x, y, dashes, color=COLOURS[family], linewidth=width, marker="o", markersize=3, label=system["title"])
         carried = [row["bus_gb_s"] * row["median_us"] for row in rows]

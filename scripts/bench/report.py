@@ -6,7 +6,14 @@ from measure import Outcome, Result
 from net import line_text
 from plan import MIB, bus_bytes, line_bits, size_text
 
-FAMILIES = {"gradwire": "Gradwire", "gloo": "Gloo", "openmpi": "Open MPI", "intelmpi": "Intel MPI", "oneccl": "oneCCL"}
+FAMILIES = {
+    "gradwire": "Gradwire",
+    "gloo": "Gloo",
+    "openmpi": "Open MPI",
+    "intelmpi": "Intel MPI",
+    "oneccl": "oneCCL",
+    "horovod": "Horovod",
+}
 
 
 def as_json(head: dict[str, object], results: list[Result]) -> dict[str, object]:

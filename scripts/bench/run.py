@@ -3,6 +3,7 @@
 
     scripts/bench/run.py            everything, in less than half an hour on two cores
     scripts/bench/run.py --quick    what tells the most, in less than five minutes
+    scripts/bench/run.py --targets  what Gradwire is to reach, and whether it does, in a quarter of an hour
 
 It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes, ranks and
 links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of those times, once.
@@ -21,6 +22,9 @@ from typing import NoReturn
 
 import install
 import plan
+import resources
+import targets
+import verdicts
 from figures import LEAST_ROUNDS
 from machine import Noise, describe
 from measure import Bench, Result
@@ -28,13 +32,15 @@ from net import may_make_namespaces, sweep_stale
 from report import as_json, as_markdown
 from shell import Trouble, call, say
 
-TABLE, DATA = "table.md", "results.json"
+TABLE, TARGETS, DATA = "table.md", "targets.md", "results.json"
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, links and peers")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--quick", action="store_true", help="fewer sizes, links and peers")
+    kind.add_argument("--targets", action="store_true", help="what the targets are judged by, each with its verdict")
     parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, help="how often each system runs [%(default)s]")
     parser.add_argument("--only", default="", metavar="REGEX", help="only scenarios with such a name")
     parser.add_argument("--list", action="store_true", help="show the scenarios' names, and measure nothing")
@@ -51,7 +57,7 @@ def arguments() -> argparse.Namespace:
 
 def scenarios(chosen: argparse.Namespace) -> list[plan.Scenario]:
     """Those that are asked for."""
-    every = plan.quick() if chosen.quick else plan.full()
+    every = plan.quick() if chosen.quick else plan.for_targets() if chosen.targets else plan.full()
     found = [scenario for scenario in every if re.search(chosen.only, scenario.name)]
     if not found:
         names = ", ".join(scenario.name for scenario in every)
@@ -61,7 +67,7 @@ def scenarios(chosen: argparse.Namespace) -> list[plan.Scenario]:
 
 def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Path) -> int:
     """Installs, measures, and writes; gives the exit code."""
-    tools = install.prepare(intel=not chosen.quick)
+    tools = install.prepare(every=not chosen.quick)
     refusal = may_make_namespaces()
     if refusal is None:
         sweep_stale()
@@ -73,13 +79,14 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
     bench = Bench(
         tools=tools,
         rounds=chosen.rounds,
-        seconds=0.6 if chosen.quick else 1.0,
+        seconds=0.6 if chosen.quick or chosen.targets else 1.0,
         namespaces=refusal is None,
         try_setups=not chosen.quick,
         folder=folder,
         noise=noise,
     )
     began, results = time.monotonic(), list[Result]()
+    head: dict[str, object] = {}
     for scenario in planned:
         try:
             results.append(bench.scenario(scenario))
@@ -88,7 +95,7 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
             tools.missing[scenario.title] = str(trouble)
             continue
         # After each one: who stops a long run keeps what it has measured.
-        head: dict[str, object] = {
+        head = {
             "machine": describe(),
             "noise": noise.summary(),
             "versions": tools.versions,
@@ -96,21 +103,42 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
             "rounds": chosen.rounds,
             "seconds": round(time.monotonic() - began),
         }
-        write(chosen.out, head, results)
+        write(chosen.out, head, results, None)
     if not results:
         raise Trouble("nothing could be measured")
     print((chosen.out / TABLE).read_text())
+    if chosen.targets:
+        watched = watch(tools, folder)
+        head |= {"noise": noise.summary(), "seconds": round(time.monotonic() - began)}
+        write(chosen.out, head, results, watched)
+        print((chosen.out / TARGETS).read_text())
     plot(chosen.out)
     say(f"took {time.monotonic() - began:.0f} s; the results are in {chosen.out}")
     failed = [outcome for result in results for outcome in result.outcomes if outcome.trouble]
     return 1 if any(outcome.system.ours for outcome in failed) else 0
 
 
-def write(out: Path, head: dict[str, object], results: list[Result]) -> None:
-    """Writes the tables and the JSON."""
+def watch(tools: install.Tools, folder: Path) -> dict[str, object] | None:
+    """What a job takes beside its time."""
+    say("watching what a job takes of the machine")
+    try:
+        return resources.watch(tools, folder)
+    except Trouble as trouble:
+        say(f"resources are left out: {trouble}")
+        tools.missing["resources"] = str(trouble)
+        return None
+
+
+def write(out: Path, head: dict[str, object], results: list[Result], watched: dict[str, object] | None) -> None:
+    """Writes the tables and the JSON; targets are judged by whatever was measured."""
     out.mkdir(parents=True, exist_ok=True)
     (out / TABLE).write_text(as_markdown(head, results))
-    (out / DATA).write_text(json.dumps(as_json(head, results), indent=1) + "\n")
+    judgements = targets.judge(results)
+    document = as_json(head, results) | {"targets": verdicts.as_json(judgements), "resources": watched}
+    (out / DATA).write_text(json.dumps(document, indent=1) + "\n")
+    noise = head["noise"]
+    assert isinstance(noise, dict)
+    (out / TARGETS).write_text(verdicts.as_markdown(judgements, watched, noise))
 
 
 def plot(out: Path) -> None:

@@ -6,7 +6,7 @@ links without loss), a malloc that keeps large blocks (else the MPI libraries me
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from install import PYTHON, VENV, Tools
@@ -109,6 +109,12 @@ ONECCL = (
     _malloc("pinned, polling"),
 )
 
+# It looks for new tensors once per cycle, in milliseconds.
+HOROVOD = (
+    _malloc("its own cycle of 1 ms"),
+    _malloc("cycle of 0.1 ms", {"HOROVOD_CYCLE_TIME": "0.1"}),
+)
+
 
 def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
     """Those that run in a scenario. Where nothing can be tuned (no namespaces), malloc and algorithms still are."""
@@ -118,8 +124,11 @@ def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
         ours.append(System("gradwire-ordinary", "Gradwire, ordinary memory", "gradwire", True, ordinary))
     elif namespaces:
         ours.append(System("gradwire-plain", "Gradwire as it comes", "gradwire", tuned=False))
+        short = (Setup("default", words=("--set", "data.compression=bf16")),)
+        ours.append(System("gradwire-bf16", "Gradwire, bf16 on the wire", "gradwire", True, short))
     peers = _model_peers() if scenario.model else _size_peers(scenario)
-    return ours + [peer for peer in peers if tools.has(peer.family)]
+    able = ours + [peer for peer in peers if tools.has(peer.family)]
+    return [system for system in able if not scenario.systems or system.name in scenario.systems]
 
 
 def _size_peers(scenario: Scenario) -> list[System]:
@@ -129,6 +138,7 @@ def _size_peers(scenario: Scenario) -> list[System]:
     ]
     if scenario.nodes == 1:
         pairs += [("intelmpi", "Intel MPI", INTEL_MPI, 1), ("oneccl", "oneCCL", ONECCL, 10)]
+        pairs += [("horovod", "Horovod", HOROVOD, 1)]
     peers = []
     for family, title, setups, thrift in pairs:
         peers.append(System(family, title, family, tuned=False, thrift=thrift))
@@ -144,6 +154,9 @@ def _model_peers() -> list[System]:
         System("gloo-each-tuned", "Gloo, one by one, tuned", "gloo", True, (_malloc("malloc, reno", words=single),)),
         System("openmpi-each", "Open MPI, one by one", "openmpi", False),
         System("openmpi-each-tuned", "Open MPI, one by one, tuned", "openmpi", True, OPEN_MPI),
+        System("intelmpi-each-tuned", "Intel MPI, one by one, tuned", "intelmpi", True, INTEL_MPI),
+        System("horovod", "Horovod", "horovod", False),
+        System("horovod-tuned", "Horovod, tuned", "horovod", True, HOROVOD),
     ]
 
 
@@ -155,6 +168,7 @@ def processes(job: Job, system: System, setup: Setup, answer: Path) -> list[Proc
         "openmpi": _open_mpi,
         "intelmpi": _intel_mpi,
         "oneccl": _oneccl,
+        "horovod": _horovod,
     }
     started = start[system.family](job, setup, answer)
     for process in started:
@@ -185,12 +199,7 @@ def _gradwire(job: Job, setup: Setup, answer: Path) -> list[Process]:
 
 
 def _gloo(job: Job, setup: Setup, answer: Path) -> list[Process]:
-    words = [str(PYTHON), str(job.tools.programs["gloo"]), *setup.words]
-    if isinstance(job.work, Model):
-        words += ["--model", str(job.work.for_peers), "--warmup", str(job.work.warmup)]
-        words += ["--iterations", str(job.work.iterations)]
-    else:
-        words += ["--sizes", ",".join(map(str, job.work))]
+    words = [str(PYTHON), str(job.tools.programs["gloo"]), *setup.words, *_gloo_words(job)]
     each = job.scenario.ranks_per_node
     started = []
     for rank in range(job.scenario.ranks):
@@ -205,6 +214,23 @@ def _gloo(job: Job, setup: Setup, answer: Path) -> list[Process]:
         }
         started.append(Process(node.inside(words), environment))
     return started
+
+
+def _gloo_words(job: Job) -> list[str]:
+    """What the programs in Python read."""
+    if isinstance(job.work, Model):
+        words = ["--model", str(job.work.for_peers), "--warmup", str(job.work.warmup)]
+        return [*words, "--iterations", str(job.work.iterations)]
+    return ["--sizes", ",".join(map(str, job.work))]
+
+
+def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
+    """One node only: its launcher wants to reach others by ssh itself."""
+    words = [str(PYTHON), str(VENV / "bin" / "horovodrun"), "--gloo", "-np", str(job.scenario.ranks)]
+    words += ["--network-interfaces", job.net.nodes[0].device, str(PYTHON), str(job.tools.programs["horovod"])]
+    # It looks its host's name up, and falls over where that has no address.
+    node = replace(job.net.nodes[0], host="localhost")
+    return [Process(node.inside([*words, *_gloo_words(job)]))]
 
 
 def _mpi_words(job: Job) -> list[str]:

@@ -158,7 +158,7 @@ class Answers(unittest.TestCase):
         """A document of Gradwire's, lines of the peers'."""
         ours = '{"rows": [{"bytes": 4, "times_us": [3, 1, 2], "limit_us": 1.5}]}'
         self.assertEqual(_read(ours, GRADWIRE), {4: Row(2, 1.5)})
-        theirs = 'a greeting\n{"bytes": 4, "times_us": [1, 2]}\n{"bytes": 8, "times_us": [5]}\n'
+        theirs = 'a greeting\n{"bytes": 4, "times_us": [1, 2]}\n[0]<stdout>:{"bytes": 8, "times_us": [5]}\n'
         self.assertEqual(_read(theirs, GLOO), {4: Row(1.5), 8: Row(5)})
 
     def test_what_is_no_answer_is_refused(self) -> None:

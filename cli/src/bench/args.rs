@@ -53,6 +53,33 @@ pub enum Bench {
         #[command(flatten)]
         data: Data,
     },
+    /// What a job costs beside its time: of the processors while it does nothing, of memory while
+    /// it runs for long, and how many system calls and context switches a step takes.
+    Resources(Resources),
+}
+
+/// How a job is watched.
+#[derive(Debug, Clone, Args)]
+pub struct Resources {
+    /// The tensor that is reduced in each step, of f32.
+    #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_whole)]
+    pub bytes: u64,
+    /// Where it lies.
+    #[arg(short, long, value_enum, default_value_t = Memory::Arena)]
+    pub memory: Memory,
+    /// How long the ranks sleep first, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 20.0, value_parser = parse_idle)]
+    pub idle: f64,
+    /// How many steps they then do.
+    #[arg(long, value_name = "N", default_value_t = 10_000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// In how many more system calls are counted, by perf; 0: not at all.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub calls: u32,
+    /// What all measurements have; `--iters` has no meaning here.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// A collective that has sizes.
@@ -235,13 +262,14 @@ impl Bench {
             Self::Barrier { common } => common,
             Self::Sweep(collective) => &collective.parts().1.data.common,
             Self::Model { data, .. } => &data.common,
+            Self::Resources(resources) => &resources.common,
         }
     }
 
     /// What tensors are made of, where there are any.
     pub fn data(&self) -> Option<&Data> {
         match self {
-            Self::Barrier { .. } => None,
+            Self::Barrier { .. } | Self::Resources(_) => None,
             Self::Sweep(collective) => Some(&collective.parts().1.data),
             Self::Model { data, .. } => Some(data),
         }
@@ -253,6 +281,7 @@ impl Bench {
             Self::Barrier { .. } => Operation::Barrier,
             Self::Sweep(collective) => collective.parts().0,
             Self::Model { op, .. } => Operation::Allreduce(*op),
+            Self::Resources(_) => Operation::Allreduce(ReduceOp::Sum),
         }
     }
 
@@ -267,7 +296,7 @@ impl Bench {
             return Err(CliError::usage(format!("--op {op} of --dtype {}: {why}", data.dtype)));
         }
         match self {
-            Self::Barrier { .. } => Ok(()),
+            Self::Barrier { .. } | Self::Resources(_) => Ok(()),
             Self::Sweep(collective) => collective.parts().1.sizes().map(drop),
             Self::Model { shapes, .. } => shapes::load(shapes).map(drop),
         }
@@ -317,6 +346,20 @@ fn named<T: Copy>(all: &[T], text: &str, name: fn(T) -> &'static str) -> Result<
         let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
         format!("must be one of {}", names.join(", "))
     })
+}
+
+/// A size of whole elements of f32.
+fn parse_whole(text: &str) -> Result<u64, String> {
+    let bytes = size::parse_bytes(text)?;
+    if bytes == 0 || !bytes.is_multiple_of(4) {
+        return Err("must be a multiple of 4, the size of an element".to_owned());
+    }
+    Ok(bytes)
+}
+
+fn parse_idle(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
+    seconds.ok_or_else(|| "must be from 0.1 to 86400 seconds".to_owned())
 }
 
 fn parse_compute(text: &str) -> Result<f64, String> {

@@ -52,6 +52,11 @@ pub(super) fn kibibytes(text: &str, name: &str) -> Option<u64> {
     field(text, name).split(' ').next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The number that a line `name : value` says.
+pub(super) fn number(text: &str, name: &str) -> Option<u64> {
+    field(text, name).parse().ok()
+}
+
 /// The word in brackets of `always [madvise] never`.
 fn chosen(text: &str) -> &str {
     let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
@@ -70,6 +75,7 @@ mod tests {
         assert_eq!(chosen(""), "");
         assert_eq!(kibibytes("VmHWM: 9 kB\nVmRSS:\t 12 kB\n", "VmRSS"), Some(12 << 10));
         assert_eq!(kibibytes("VmRSS: much", "VmRSS"), None);
+        assert_eq!((number("a: 7\nb:\t9\n", "b"), number("b: 9 kB", "b")), (Some(9), None));
         assert!(Machine::look().cores > 0);
     }
 }

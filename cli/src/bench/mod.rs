@@ -13,6 +13,7 @@
 //! - [`limit`]: the plain program that does the same work without any of ours
 //! - [`stats`], [`report`], [`table`], [`machine`]: from times to a table and to JSON
 //! - [`rank`]: all of it together, as a rank
+//! - [`resources`]: what a job costs beside its time; [`process`]: what the system says of that
 //! - [`negotiation`]: what the coordinator costs, with nodes that are no more than their messages
 
 pub mod args;
@@ -24,8 +25,10 @@ pub mod measure;
 pub mod model;
 pub mod negotiation;
 pub mod operation;
+pub mod process;
 pub mod rank;
 pub mod report;
+pub mod resources;
 pub mod shapes;
 pub mod size;
 pub mod stats;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use gradwire_proto::DType;
+use gradwire_proto::{Collective, DType};
 use gradwire_worker::Session;
 
 use super::{
@@ -11,6 +11,7 @@ use super::{
     model,
     operation::Operation,
     report::{self, Head},
+    resources,
     size::Rate,
     sweep,
 };
@@ -25,6 +26,8 @@ pub struct Bound {
     pub slots: Vec<u32>,
     /// With elements of this type.
     pub dtype: DType,
+    /// Which travel between nodes as this one.
+    pub wire: DType,
     /// That lie here.
     pub memory: Memory,
     /// The line between nodes.
@@ -40,11 +43,19 @@ impl Bound {
             operation,
             slots: session.nodes().iter().map(|node| node.slots).collect(),
             dtype: data.dtype,
+            wire: wire(session, operation, data.dtype),
             memory: data.memory,
             line_rate: data.line_rate,
             iters: data.common.iters,
         }
     }
+}
+
+/// As what elements travel between nodes.
+pub fn wire(session: &Session, operation: Operation, dtype: DType) -> DType {
+    // All that reduces is alike in this.
+    let travels = |op| session.compression().between_nodes(Collective::Allreduce, dtype, op);
+    operation.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
 }
 
 /// Runs a measurement as the rank that the environment says, and gives its exit code.
@@ -80,22 +91,28 @@ fn measure(
     session: &Session,
     settings: Option<BTreeMap<String, String>>,
 ) -> Result<(), CliError> {
-    let head = Head::new(bench, session, settings);
-    let mut told = report::begin(head, bench, session.rank() == 0)?;
+    let begin =
+        |settings| report::begin(Head::new(bench, session, settings), bench, session.rank() == 0);
     match bench {
         Bench::Barrier { common } => {
             let (warmup, iters) = (common.warmup, common.iters);
             // Every one is checked, in the end, by when it began and ended.
             let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
+            let mut told = begin(settings)?;
             sweep::barriers(session, rounds, &mut told)?;
+            told.finish()
         }
         Bench::Model { shapes, compute_ms, op, data } => {
+            let mut told = begin(settings)?;
             model::run(session, *op, data, (shapes, *compute_ms), &mut told)?;
+            told.finish()
         }
         Bench::Sweep(collective) => {
             let (operation, sweep) = collective.parts();
+            let mut told = begin(settings)?;
             sweep::run(session, operation, sweep, &mut told)?;
+            told.finish()
         }
+        Bench::Resources(options) => resources::run(session, options, settings),
     }
-    told.finish()
 }

@@ -9,6 +9,7 @@ use super::{
     args::{Bench, Memory},
     machine::Machine,
     operation::Operation,
+    rank,
     stats::{Stats, micros_of},
     table::{Column, Table, micros, none},
 };
@@ -27,6 +28,8 @@ pub struct Head {
     pub shapes: Option<String>,
     /// The element type; none where there are no elements.
     pub dtype: Option<&'static str>,
+    /// As what elements travel between nodes.
+    pub wire: Option<&'static str>,
     /// Where tensors lie; none where there are none.
     pub memory: Option<Memory>,
     /// How many ranks.
@@ -58,6 +61,22 @@ pub struct Node {
     pub ranks: u32,
 }
 
+impl Node {
+    /// Those of a job.
+    pub fn all(session: &Session) -> Vec<Self> {
+        let of = |node: &gradwire_worker::Node| Self { host: node.host.clone(), ranks: node.slots };
+        session.nodes().iter().map(of).collect()
+    }
+
+    /// The first of them in a line.
+    pub fn list(nodes: &[Self]) -> String {
+        let hosts: Vec<_> =
+            nodes.iter().take(8).map(|n| format!("{}:{}", n.host, n.ranks)).collect();
+        let more = if nodes.len() > 8 { ",…" } else { "" };
+        format!("{}{more}", hosts.join(","))
+    }
+}
+
 impl Head {
     /// What there is to say before the first figure.
     pub fn new(
@@ -69,14 +88,10 @@ impl Head {
         let data = bench.data();
         let shapes = match bench {
             Bench::Model { shapes, .. } => Some(shapes.clone()),
-            Bench::Sweep(_) | Bench::Barrier { .. } => None,
+            Bench::Sweep(_) | Bench::Barrier { .. } | Bench::Resources(_) => None,
         };
         let common = bench.common();
-        let nodes: Vec<_> = session
-            .nodes()
-            .iter()
-            .map(|node| Node { host: node.host.clone(), ranks: node.slots })
-            .collect();
+        let nodes = Node::all(session);
         let memory = data.map(|data| data.memory);
         let line = data.and_then(|data| data.line_rate);
         let limit = match (operation, nodes.len(), memory, line) {
@@ -101,6 +116,7 @@ impl Head {
             detail: operation.detail(),
             shapes,
             dtype: data.map(|data| data.dtype.name()),
+            wire: data.map(|data| rank::wire(session, operation, data.dtype).name()),
             memory,
             ranks: session.size(),
             nodes,
@@ -118,13 +134,15 @@ impl Head {
         let what =
             [Some(&*self.command), self.shapes.as_deref(), self.dtype, Some(self.detail.as_str())];
         let what: Vec<_> = what.into_iter().flatten().filter(|word| !word.is_empty()).collect();
-        let hosts: Vec<_> =
-            self.nodes.iter().take(8).map(|n| format!("{}:{}", n.host, n.ranks)).collect();
-        let more = if self.nodes.len() > 8 { ",…" } else { "" };
+        let hosts = Node::list(&self.nodes);
         let lie = match self.memory {
             Some(Memory::Arena) => ", tensors in shared memory",
             Some(Memory::Ordinary) => ", tensors in ordinary memory",
             None => "",
+        };
+        let travel = match self.wire.filter(|wire| self.dtype != Some(wire)) {
+            Some(wire) => format!(", {wire} between nodes"),
+            None => String::new(),
         };
         let machine = &self.machine;
         let apart = if self.barrier { "each after a barrier" } else { "back to back" };
@@ -136,7 +154,7 @@ impl Head {
         };
         vec![
             format!("gradwire {} bench {}", self.gradwire, what.join(" ")),
-            format!("{} ranks on {}{more}{lie}", self.ranks, hosts.join(",")),
+            format!("{} ranks on {hosts}{lie}{travel}", self.ranks),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
                 "{} iterations {apart} after {} for warm-up; times are the slowest rank's; {checked}",
@@ -258,7 +276,8 @@ pub type Report = Table<Head, Row>;
 pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Report, CliError> {
     let groups: &[&[Column<Row>]] = match bench {
         Bench::Sweep(_) => &[SIZE, TIME, BANDWIDTH],
-        Bench::Barrier { .. } => &[TIME],
+        // The table of resources is another one.
+        Bench::Barrier { .. } | Bench::Resources(_) => &[TIME],
         Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
     };
     let columns = groups.iter().flat_map(|group| group.iter()).collect();

@@ -75,7 +75,7 @@ fn size<T: Value>(
 }
 
 /// One blocking call.
-struct Call<'a, T: Value> {
+pub(super) struct Call<'a, T: Value> {
     session: &'a Session,
     operation: Operation,
     /// By which ranks know which tensors belong together; another size is another tensor.
@@ -90,7 +90,11 @@ struct Call<'a, T: Value> {
 }
 
 impl<'a, T: Value> Call<'a, T> {
-    fn new(
+    /// On tensors of so many elements.
+    ///
+    /// # Errors
+    /// [`CliError`] if there is no memory.
+    pub(super) fn new(
         session: &'a Session,
         operation: Operation,
         memory: Memory,

@@ -1,7 +1,7 @@
 //! What tensors hold before a collective, and what they must hold after it.
 //!
 //! Values are small whole numbers, exact in all but the 8-bit floats (which round what is expected
-//! as they round what is sent), that repeat with a period that is no power of two: a block that ends
+//! as they round what is sent) and with their sums in bf16, as which f32 may travel, that repeat with a period that is no power of two: a block that ends
 //! up in another's place is seen. Inputs and results are one period long, so neither filling nor
 //! checking costs more than reading the tensor.
 
@@ -198,6 +198,18 @@ mod tests {
     fn what_is_expected_is_what_the_kernels_make() {
         for &dtype in DType::ALL {
             with_type!(dtype, agrees());
+        }
+    }
+
+    /// So results are exact also where f32 travels as bf16.
+    #[test]
+    fn sums_of_f32_are_exact_in_bf16() {
+        for ranks in [2, 4, 31, 64, 65, 200, 4096] {
+            for salt in 0..PERIOD {
+                let sums: Pattern<f32> = Pattern::reduction(ReduceOp::Sum, ranks, salt);
+                let short = |sum: &f32| gradwire_worker::half::bf16::from_f32(*sum).to_f32();
+                assert!(sums.values.iter().all(|sum| short(sum) == *sum), "{ranks} ranks");
+            }
         }
     }
 

@@ -41,7 +41,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// [`CliError`] if there is no memory, or the session fails.
 pub fn seconds(session: &Session, bound: &Bound, elements: usize) -> Result<Option<f64>, CliError> {
     let [ranks] = bound.slots[..] else {
-        let bytes = (elements * bound.dtype.size()) as f64;
+        let bytes = (elements * bound.wire.size()) as f64;
         let over_line = bound.operation.line_factor(&bound.slots) * bytes;
         return Ok(bound.line_rate.map(|rate| rate.seconds(over_line)));
     };

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use gradwire_settings::{Loaded, Origin};
 use serde::Serialize;
 
-use super::{args::Negotiation, meter::Traffic, node::Counts, service::Usage, step::Tensors};
+use super::{args::Negotiation, meter::Traffic, node::Counts, step::Tensors};
 use crate::{
     bench::{
         machine::Machine,
+        process::Usage,
         stats::{Stats, micros_of},
         table::{Column, Table, micros},
     },
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn figures_are_per_step_per_node_and_per_tensor() {
-        let usage = |cpu, memory| Usage { cpu, memory };
+        let usage = |cpu, memory| Usage { cpu, memory, ..Usage::default() };
         let traffic = |messages, bytes| Traffic { messages, bytes, wire_bytes: 2.0 * bytes };
         let steps = |times: &[f64]| Steps {
             times: times.to_vec(),

@@ -30,10 +30,10 @@ use self::{
     args::Negotiation,
     figures::{Head, Row, Steps},
     node::{Counts, Job, Node, Span},
-    service::{Service, Usage},
+    service::Service,
     step::Tensors,
 };
-use crate::{error::CliError, launch::plan};
+use crate::{bench::process::Usage, error::CliError, launch::plan};
 
 /// The most threads of simulated nodes: more than the coordinator could keep busy.
 const MAX_THREADS: usize = 8;
@@ -78,7 +78,8 @@ async fn measure(
     let node = |order| plan::Node { host: format!("node{order}"), first_rank: order, ranks: 1 };
     let nodes = (0..count).map(node).collect();
     let plan = plan::Plan::new(nodes, plan::ITSELF.to_owned(), Vec::new(), settings);
-    let service = Service::start(&plan.coordinator_variables(Ipv4Addr::LOCALHOST.into())).await?;
+    let service =
+        Service::start(&plan.daemon_variables(0, Ipv4Addr::LOCALHOST.into(), None)).await?;
     let job = Arc::new(Job {
         id: plan.job,
         secret: plan.secret,

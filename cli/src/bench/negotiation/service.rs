@@ -1,7 +1,6 @@
-//! The coordinator that is measured: a process of its own, as the launcher starts it, and what the
-//! system says it uses.
+//! The coordinator that is measured: a process of its own, as the launcher starts it.
 
-use std::{fs, io, net::SocketAddr, path::Path, process::Stdio, time::Duration};
+use std::{io, net::SocketAddr, process::Stdio, time::Duration};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
@@ -11,7 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{bench::machine, error::CliError, launch::plan::Variables};
+use crate::{bench::process::Usage, error::CliError, launch::plan::Variables};
 
 /// How long it may take to serve, and to end once everybody has left (WAIT).
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,55 +47,6 @@ pub fn allow(nodes: u32) -> Result<(), CliError> {
     // The coordinator inherits it.
     setrlimit(Resource::Nofile, Rlimit { current: Some(needed), ..limit })
         .map_err(|error| CliError::failed(format!("{needed} file descriptors: {error}")))
-}
-
-/// What a process has used so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Usage {
-    /// Time on a processor, in seconds.
-    pub cpu: f64,
-    /// Memory in use, in bytes.
-    pub memory: u64,
-}
-
-impl Usage {
-    /// Of a process.
-    ///
-    /// # Errors
-    /// [`CliError`] if it has ended, or the system does not say.
-    pub fn of(pid: u32) -> Result<Self, CliError> {
-        let folder = format!("/proc/{pid}");
-        let unknown = |error: io::Error| CliError::failed(format!("{folder}: {error}"));
-        let status = fs::read_to_string(format!("{folder}/status")).map_err(unknown)?;
-        let memory = machine::kibibytes(&status, "VmRSS").unwrap_or_default();
-        let threads = fs::read_dir(format!("{folder}/task")).map_err(unknown)?;
-        // One that ends meanwhile is not there any more.
-        let threads = threads.flatten().filter_map(|thread| on_processor(&thread.path()));
-        let cpu = match threads.reduce(|all, thread| all + thread) {
-            Some(nanoseconds) => nanoseconds as f64 / 1e9,
-            None => {
-                let stat = fs::read_to_string(format!("{folder}/stat")).map_err(unknown)?;
-                let ticks = ticks(&stat).unwrap_or_default();
-                ticks as f64 / rustix::param::clock_ticks_per_second().max(1) as f64
-            }
-        };
-        Ok(Self { cpu, memory })
-    }
-}
-
-/// Nanoseconds of one thread; none where the kernel does not count them. `schedstat` is exact where
-/// `stat` counts in hundredths of a second, more than many a step takes.
-fn on_processor(thread: &Path) -> Option<u64> {
-    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
-    text.split(' ').next()?.parse().ok()
-}
-
-/// `utime` and `stime` of `/proc/<pid>/stat`, the 14th and 15th field; the second is a name that may
-/// hold anything.
-fn ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    Some(user + fields.next()?.parse::<u64>().ok()?)
 }
 
 /// What a coordinator says once it serves.
@@ -169,22 +119,6 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_process_uses_is_read() {
-        let stat = "12 (a) S 1 (x) S 1 2 3 4 5 6 7 8 9 10 70 7 0 0";
-        assert_eq!(ticks(stat), Some(77));
-        assert_eq!(ticks("12 (a) S 1"), None);
-        let own = std::process::id();
-        let before = Usage::of(own).unwrap();
-        assert!(before.memory > 1 << 20, "{before:?}");
-        let mut sum = 0_u64;
-        while Usage::of(own).unwrap().cpu <= before.cpu {
-            sum = std::hint::black_box(sum.wrapping_add(1));
-        }
-        let error = Usage::of(u32::MAX).unwrap_err();
-        assert!(error.what.starts_with("/proc/4294967295: "), "{error}");
-    }
 
     #[test]
     fn too_few_descriptors_are_told_before_anything_starts() {
