@@ -1,4 +1,4 @@
-"""Makes the virtual environment in which the Python tests run: .venv-python.
+"""Makes the virtual environment of `make demo` and of the Python tests: .venv-python.
 
 PyTorch's wheel asks for 4.7 GB of CUDA libraries that a machine without a GPU never calls, but its
 own libraries name them, so the loader wants to see them. What it wants is their names and symbols:
@@ -6,7 +6,7 @@ where no GPU is, one small library that has the names of all of them stands in, 
 one of its functions ends with a message. Two small real ones (the CUDA runtime and the profiler's)
 are called while torch is loaded and are installed.
 
-    python3 python/make_venv.py [--torch 2.15.0] [--folder .venv-python]
+    python3 python/make_venv.py [--torch VERSION] [--folder .venv-python] [--without-tools]
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH = "2.15.0"
-TOOLS = ["numpy==2.4.6", "pytest==9.2.0", "cloudpickle==3.1.2", "mypy==2.4.1"]
+# The newest, and the newest for Python 3.10.
+TORCH, NUMPY = ("2.15.0", "2.4.6") if sys.version_info >= (3, 11) else ("2.14.1", "2.2.6")
+# PyTorch before 2.3 was made for the NumPy before 2.
+NUMPY_1 = "1.26.4"
+BASE = ["cloudpickle==3.1.2"]
+TOOLS = ["pytest==9.2.0", "mypy==2.4.1"]
+STAND_IN = "libstand_in.so"
 NEEDED = ["typing_extensions", "filelock", "fsspec", "jinja2", "networkx", "sympy"]
 
 
@@ -38,7 +43,8 @@ def listed(words: list[str | Path], pattern: str) -> set[str]:
 def stand_in(site: Path) -> None:
     """One library with the names and the symbols of all that torch's libraries miss."""
     folder = site / "torch" / "lib"
-    libraries = sorted(folder.glob("lib*.so*"))
+    # Without the links to a stand-in for another release of torch, which this one replaced.
+    libraries = sorted(path for path in folder.glob("lib*.so*") if not path.is_symlink() and path.name != STAND_IN)
     real = [*libraries, *site.glob("nvidia/*/lib/lib*.so*")]
     present = {path.name for path in real}
     system = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|gomp)\.so|ld-linux")
@@ -66,20 +72,19 @@ def stand_in(site: Path) -> None:
         "}",
         *(f'void {name}(void) {{ die("{name}"); }}' for name in stubs),
     ]
-    source, library = folder / "stand_in.c", folder / "libstand_in.so"
+    source, library = folder / "stand_in.c", folder / "stand_in.new"
     source.write_text("\n".join(lines) + "\n")
     call("cc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source)
+    # Whole or not at all: somebody may be loading the one that is there.
+    library.rename(folder / STAND_IN)
     for name in missing:
-        (folder / name).symlink_to(library.name)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(STAND_IN)
 
 
-def install(folder: Path, torch: str) -> None:
-    if not (folder / "bin" / "python").exists():
-        call(sys.executable, "-m", "venv", folder)
-    python = folder / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    print(f"make_venv.py: installing torch {torch} and the test tools in {folder}", file=sys.stderr)
-    call(*pip, *TOOLS, *NEEDED)
+def install_torch(python: Path, pip: list[str | Path], torch: str) -> None:
+    print(f"make_venv.py: installing torch {torch} (about 500 MB to download, once)", file=sys.stderr)
+    call(*pip, *NEEDED)
     call(*pip, "--no-deps", f"torch=={torch}")
     site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip())
     metadata = next(site.glob(f"torch-{torch}*.dist-info")) / "METADATA"
@@ -99,13 +104,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch", default=TORCH, help="PyTorch's version")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-python")
+    parser.add_argument("--without-tools", action="store_true", help="only what programs need, not what tests do")
     given = parser.parse_args()
-    # Written last: where it is, everything before it succeeded.
+    if sys.version_info < (3, 10):  # noqa: UP036, this is what says so
+        raise SystemExit(f"make_venv.py: Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+    python = given.folder / "bin" / "python"
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Written last: what it names is there, and need not be installed again.
     stamp = given.folder / "installed"
-    wanted = " ".join([given.torch, *TOOLS])
-    if not stamp.exists() or stamp.read_text() != wanted:
-        install(given.folder, given.torch)
-        stamp.write_text(wanted)
+    present = {word for word in stamp.read_text().split() if "==" in word} if stamp.exists() else set()
+    if not python.exists():
+        # Debian has it in a package of its own (python3-venv), as its message says.
+        call(sys.executable, "-m", "venv", given.folder)
+        present = set()
+    old = tuple(map(int, given.torch.split(".")[:2])) < (2, 3)
+    packages = [f"numpy=={NUMPY_1 if old else NUMPY}", *BASE, *([] if given.without_tools else TOOLS)]
+    if not present.issuperset(packages):
+        call(*pip, *packages)
+    torch = f"torch=={given.torch}"
+    if torch not in present:
+        install_torch(python, pip, given.torch)
+        present = {package for package in present if not package.startswith("torch==")}
+    stamp.write_text("\n".join(sorted(present.union(packages, [torch]))) + "\n")
 
 
 if __name__ == "__main__":

@@ -85,10 +85,12 @@ class NumpyAdapter:
     def view(self, buffer: _native.Buffer, like: Any) -> Any:
         if isinstance(like, _module().ndarray) or not hasattr(like, "__dlpack__"):
             return self._memory(buffer, as_numpy(like).dtype)
-        if hasattr(like, "__array_namespace__"):
-            return like.__array_namespace__().from_dlpack(buffer)
         # PyTorch has no namespace method; its tensors' module has the function all the same.
-        module = sys.modules[type(like).__module__.partition(".")[0]]
+        named = hasattr(like, "__array_namespace__")
+        module = like.__array_namespace__() if named else sys.modules[type(like).__module__.partition(".")[0]]
+        if module is _module():
+            # Before NumPy 2 what it makes of DLPack can't be written to.
+            return self._memory(buffer, as_numpy(like).dtype)
         return module.from_dlpack(buffer)
 
     def store(self, buffer: _native.Buffer, into: Any) -> None:

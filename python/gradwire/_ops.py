@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gradwire import _native
 from gradwire._errors import InvalidRequest
-from gradwire._world import ProcessSet, global_process_set, native_set, session
+from gradwire._staging import session
+from gradwire._world import ProcessSet, global_process_set, native_set
 
 Array = TypeVar("Array")
 Result = TypeVar("Result")
@@ -120,7 +121,7 @@ class Collectives(Generic[Array]):
         self.adapter = adapter
 
     def place(self, array: Array) -> _native.Buffer:
-        """A copy of an array in shared memory."""
+        """A copy of an array in shared memory, which may be under way: ``session()`` is asked for after it."""
         dtype, shape = self.adapter.describe(array)
         buffer = session().buffer(dtype, list(shape))
         self.adapter.load(array, buffer)
@@ -208,8 +209,9 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[Array | None]:
+        buffer = self.place(array)
         handle = session().reduce(
-            self.place(array),
+            buffer,
             root_rank,
             reduce_op(op).name,
             name=None if name is None else f"reduce.{name}",
@@ -229,8 +231,9 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
         in_place: bool = False,
     ) -> Handle[Array]:
+        buffer = self.place(array)
         handle = session().broadcast(
-            self.place(array),
+            buffer,
             root_rank,
             name=None if name is None else f"broadcast.{name}",
             process_set=native_set(process_set),
@@ -246,8 +249,9 @@ class Collectives(Generic[Array]):
         self, arrays: Sequence[Array], name: str | None, process_set: ProcessSet, kind: str = "allgather"
     ) -> Handle[list[tuple[Array, list[int]]]]:
         """Each result with the number of rows that each member gave. ``kind``: what it is a part of."""
+        buffers = [self.place(array) for array in some(arrays)]
         handle = session().allgather(
-            [self.place(array) for array in some(arrays)],
+            buffers,
             name=None if name is None else f"{kind}.{name}",
             process_set=native_set(process_set),
         )
@@ -259,8 +263,9 @@ class Collectives(Generic[Array]):
     def gather(
         self, array: Array, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]] | None]:
+        buffer = self.place(array)
         handle = session().gather(
-            self.place(array),
+            buffer,
             root_rank,
             name=None if name is None else f"gather.{name}",
             process_set=native_set(process_set),
@@ -285,8 +290,9 @@ class Collectives(Generic[Array]):
     ) -> Handle[Array]:
         """Elsewhere than at the root the array says only of which kind the result is."""
         at_root = session().rank == root_rank
+        buffer = self.place(array) if at_root else None
         handle = session().scatter(
-            self.place(array) if at_root else None,
+            buffer,
             root_rank,
             splits=list(splits) if splits is not None and at_root else None,
             dtype=self.adapter.describe(array)[0],
@@ -304,8 +310,9 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[list[Array]]:
+        buffers = [self.place(array) for array in some(arrays)]
         handle = session().reducescatter(
-            [self.place(array) for array in some(arrays)],
+            buffers,
             reduce_op(op).name,
             name=None if name is None else f"reducescatter.{name}",
             prescale=prescale_factor,
@@ -317,8 +324,9 @@ class Collectives(Generic[Array]):
     def alltoall(
         self, array: Array, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]]]:
+        buffer = self.place(array)
         handle = session().alltoall(
-            self.place(array),
+            buffer,
             splits=None if splits is None else list(splits),
             name=None if name is None else f"alltoall.{name}",
             process_set=native_set(process_set),
@@ -326,7 +334,8 @@ class Collectives(Generic[Array]):
         return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
 
     def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:
-        handle = session().send(self.place(array), to_rank, tag=tag, process_set=native_set(process_set))
+        buffer = self.place(array)
+        handle = session().send(buffer, to_rank, tag=tag, process_set=native_set(process_set))
         return Handle(handle, lambda _: None)
 
     def receive(self, like: Array, from_rank: int, tag: int, process_set: ProcessSet) -> Handle[Array]:

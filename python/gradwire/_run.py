@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import operator
 import os
 import pickle
 import subprocess
@@ -34,26 +36,59 @@ def run(
     this machine only: for several machines, start a script with ``gradwire run``.
     Where a rank raises, this raises with its traceback.
     """
-    if np < 1:
-        raise InvalidRequest(f"np={np}: a job needs at least one rank", kind="invalid")
+    np = _checked(func, args, np)
     with tempfile.TemporaryDirectory(prefix="gradwire-run-") as name:
         folder = Path(name)
-        call = dumps((func, tuple(args), dict(kwargs or {})))
+        try:
+            call = dumps((func, tuple(args), dict(kwargs or {})))
+        except Exception as error:
+            text = f"{_name(func)} or one of its arguments can't be handed to other processes: {error}"
+            raise InvalidRequest(text, kind="invalid") from error
         (folder / "call").write_bytes(call)
         words = [find("gradwire"), "run", "-np", str(np)]
         words += ["-H", hosts] if hosts is not None else []
         words += ["--verbose"] if verbose else []
-        words += ["--", executable or sys.executable, "-m", "gradwire._run", name]
+        words += ["--", executable or sys.executable, "-c", "import gradwire._run as job; job.rank()", name]
         # The ranks unpickle by name what this process imported by name.
         paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
         variables = {**os.environ, "PYTHONPATH": paths, **(env or {})}
         with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
             assert job.stdout is not None
-            # Through sys.stdout, which in a notebook is not the process's own.
-            for line in job.stdout:
-                sys.stdout.write(line)
-            code = job.wait()
+            try:
+                # Through sys.stdout, which in a notebook is not the process's own.
+                for line in job.stdout:
+                    sys.stdout.write(line)
+                code = job.wait()
+            except BaseException:
+                # A notebook's interrupt reaches this process only; the launcher ends its ranks (CLEAN).
+                job.terminate()
+                job.wait()
+                raise
         return _results(folder, np, code)
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__qualname__", None) or repr(func)
+
+
+def _checked(func: Any, args: Any, np: Any) -> int:
+    """The number of ranks; an error where a job can't come of this, before one is started."""
+    if not callable(func):
+        raise InvalidRequest(f"func={func!r}: it must be a function", kind="invalid")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        text = f"args={args!r}: it must be a sequence of the function's arguments, (x,) for a single one"
+        raise InvalidRequest(text, kind="invalid")
+    try:
+        ranks = operator.index(np)
+    except TypeError:
+        raise InvalidRequest(f"np={np!r}: it must be a whole number", kind="invalid") from None
+    if ranks < 1:
+        raise InvalidRequest(f"np={np}: a job needs at least one rank", kind="invalid")
+    if getattr(func, "__module__", None) == "__main__" and importlib.util.find_spec("cloudpickle") is None:
+        text = f"{_name(func)} is defined in the program itself, from where other processes can't import it: "
+        text += "install cloudpickle (pip install cloudpickle), or move the function into a module"
+        raise InvalidRequest(text, kind="invalid")
+    return ranks
 
 
 def _results(folder: Path, size: int, code: int) -> list[Any]:
@@ -69,19 +104,15 @@ def _results(folder: Path, size: int, code: int) -> list[Any]:
     return [pickle.loads(path.read_bytes()) for path in files]
 
 
-def _rank(folder: Path) -> None:
+def rank() -> None:
     """One rank: the function, and its result or error as a file."""
     import traceback
 
-    rank = os.environ["GRADWIRE_RANK"]
+    folder, own = Path(sys.argv[1]), os.environ["GRADWIRE_RANK"]
     try:
         func, args, kwargs = pickle.loads((folder / "call").read_bytes())
         result = dumps(func(*args, **kwargs))
     except Exception:
-        (folder / f"error.{rank}").write_text(traceback.format_exc())
+        (folder / f"error.{own}").write_text(traceback.format_exc())
         raise
-    (folder / f"result.{rank}").write_bytes(result)
-
-
-if __name__ == "__main__":
-    _rank(Path(sys.argv[1]))
+    (folder / f"result.{own}").write_bytes(result)

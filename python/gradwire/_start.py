@@ -2,8 +2,9 @@
 
 - Under ``gradwire run`` the variables ``GRADWIRE_…`` say all.
 - Under torchrun (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``,
-  ``MASTER_PORT``) rank 0 starts the coordinator and each node's first rank its daemon; they hand the job's id, secret
-  and addresses round in torch's own store. Whoever can read that store can join the job, as with torch itself.
+  ``MASTER_PORT``) each node's first rank starts its daemon, of which the first hosts the coordinator; they
+  hand the job's id, secret and addresses round in torch's own store. Whoever can read that store can join
+  the job, as with torch itself.
 - Otherwise this process is the one rank of a job of its own.
 
 What is started here is tied to this process: it ends when the process does, however that ends (CLEAN).
@@ -116,23 +117,28 @@ def _job(prefix: str) -> dict[str, str]:
     }
 
 
-def _coordinator(job: dict[str, str], nodes: int, ranks: int, bind: str) -> str:
-    where = {"GRADWIRE_NODES": str(nodes), "GRADWIRE_RANKS": str(ranks), "GRADWIRE_BIND": bind}
-    return _serve([find("gradwire"), "coordinator"], job | where)["grpc"]
+def _first_daemon(job: dict[str, str], nodes: int, ranks: int, address: str, slots: int) -> tuple[str, str]:
+    """Starts the first node's daemon: returns its socket, and where the coordinator is that it hosts."""
+    where = {"GRADWIRE_COORDINATOR": "here", "GRADWIRE_NODES": str(nodes), "GRADWIRE_RANKS": str(ranks)}
+    name, said = _daemon(job | where, address, slots, order=0)
+    return name, said["grpc"]
 
 
-def _daemon(job: dict[str, str], coordinator: str, address: str, slots: int, order: int) -> str:
+def _other_daemon(job: dict[str, str], coordinator: str, address: str, slots: int, order: int) -> str:
+    """Starts another node's daemon, and returns its socket."""
+    return _daemon(job | {"GRADWIRE_COORDINATOR": coordinator}, address, slots, order)[0]
+
+
+def _daemon(job: dict[str, str], address: str, slots: int, order: int) -> tuple[str, dict[str, str]]:
     name = f"@gradwire-{job['GRADWIRE_JOB']}-{order}"
     where = {
-        "GRADWIRE_COORDINATOR": coordinator,
         "GRADWIRE_HOST": socket.gethostname(),
         "GRADWIRE_ADDRESS": address,
         "GRADWIRE_SLOTS": str(slots),
         "GRADWIRE_ORDER": str(order),
         "GRADWIRE_SOCKET": name,
     }
-    _serve([find("gradwired")], job | where)
-    return name
+    return name, _serve([find("gradwired")], job | where)
 
 
 def _become(job: dict[str, str], name: str, local_rank: int) -> None:
@@ -151,8 +157,8 @@ def forget(left: bool) -> None:
 
 def _alone() -> None:
     job = _job("alone")
-    coordinator = _coordinator(job, nodes=1, ranks=1, bind="127.0.0.1")
-    _become(job, _daemon(job, coordinator, "127.0.0.1", slots=1, order=0), local_rank=0)
+    name, _ = _first_daemon(job, nodes=1, ranks=1, address="127.0.0.1", slots=1)
+    _become(job, name, local_rank=0)
 
 
 def _number(name: str) -> int:
@@ -200,13 +206,14 @@ def _join_torchrun() -> None:
             nodes.append(counted)
             counted += int(store.get(f"slots/{counted}"))
         job = _job("torchrun")
-        coordinator = _coordinator(job, len(nodes), size, address)
+        name, coordinator = _first_daemon(job, len(nodes), size, address, slots)
+        store.set("socket/0", name)
         store.set("job", json.dumps({"job": job, "coordinator": coordinator, "nodes": nodes}))
     said = json.loads(store.get("job"))
     job = said["job"]
-    if local_rank == 0:
+    if local_rank == 0 and rank > 0:
         order = said["nodes"].index(first)
-        name = _daemon(job, said["coordinator"], address, slots, order)
+        name = _other_daemon(job, said["coordinator"], address, slots, order)
         store.set(f"socket/{first}", name)
     _become(job, store.get(f"socket/{first}").decode(), local_rank)
     # The store may live in rank 0 of torchrun's ranks: it has to outlive everybody's reading.

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from gradwire import _native, _start
@@ -84,6 +84,9 @@ _process = 0
 _uncaught: str | None = None
 _watching = False
 _sets: dict[int, ProcessSet] = {}
+# What other parts of the package have to do before a process set goes, and before the session does.
+before_removal: list[Callable[[], None]] = []
+before_shutdown: list[Callable[[], None]] = []
 
 
 def session() -> _native.Session:
@@ -168,6 +171,8 @@ def shutdown() -> None:
     with _lock:
         if _session is None or _process != os.getpid():
             return
+        for prepare in before_shutdown:
+            prepare()
         ended, _session = _session, None
         for process_set in _sets.values():
             process_set._removed()
@@ -271,6 +276,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a process set; all ranks of the job call it. False if it is not registered, or all ranks'."""
     if process_set is global_process_set or process_set._native is None:
         return False
+    for prepare in before_removal:
+        prepare()
     session().remove_process_set(process_set._native).wait()
     _sets.pop(process_set._native.id, None)
     process_set._removed()

@@ -86,6 +86,13 @@ impl Buffer {
         self.memory.as_ptr().addr()
     }
 
+    /// The mapping that the memory lies in: its address and its size in bytes.
+    #[getter]
+    fn mapping(&self) -> (usize, u64) {
+        let (start, bytes) = self.memory.mapping();
+        (start.addr(), bytes)
+    }
+
     /// A part of the same memory: from an element on,
     /// counted in elements of `dtype`, of another type and shape.
     fn view(

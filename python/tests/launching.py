@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,3 +12,12 @@ from pathlib import Path
 LIMIT = 300
 LAUNCHER = str(Path(sys.executable).parent / "gradwire")
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# One to four ranks on one and on two nodes.
+_EVERY = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"]
+_EVERY += ["127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:1", "127.0.0.1:1,127.0.0.2:2", "127.0.0.1:2,127.0.0.2:2"]
+
+
+def jobs_of(*usual: str) -> list[str]:
+    """The jobs that tests of ranks run on: the usual ones, or with GRADWIRE_TESTS=all everything."""
+    return list(dict.fromkeys([*usual, *_EVERY])) if os.environ.get("GRADWIRE_TESTS") == "all" else list(usual)

@@ -42,6 +42,25 @@ def test_a_killed_rank_is_named(job: Job) -> None:
     assert "TOLD worker-lost 1 True" in done.stdout, done.stdout
 
 
+def test_who_gives_up_says_why(job: Job) -> None:
+    done = job(
+        """
+        import gradwire as gw, numpy as np
+        gw.init()
+        gw.barrier()
+        if gw.rank() == 1:
+            gw.abort("the data is used up")
+        try:
+            gw.allreduce(np.ones(3), name="waits")
+        except gw.GradwireError as error:
+            print("TOLD", type(error).__name__, error.rank, "the data is used up" in str(error), flush=True)
+        """
+    )
+    assert done.returncode != 0
+    # To who gave up it is no peer.
+    assert "[0] TOLD PeerLost 1 True" in done.stdout and "[1] TOLD Cancelled None True" in done.stdout, done.stdout
+
+
 def test_ctrl_c_ends_a_wait_and_others_run_meanwhile(job: Job) -> None:
     done = job(
         """

@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT
+from launching import LAUNCHER, LIMIT, jobs_of
 
 HERE = Path(__file__).parent
+# The first is one process that nobody launched.
+JOBS = jobs_of("", "127.0.0.1:1,127.0.0.2:1", "127.0.0.1:3", "127.0.0.1:2,127.0.0.2:2")
 
 
-@pytest.mark.parametrize("hosts", ["", "127.0.0.1:2", "127.0.0.1:2,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:2"])
+@pytest.mark.parametrize("hosts", JOBS)
 def test_on_the_ranks_of(hosts: str) -> None:
     words = [str(Path(sys.executable).parent / "pytest"), "-x", "-q", "-p", "no:cacheprovider"]
     words += ["-W", "ignore::DeprecationWarning", str(HERE / "ranks")]

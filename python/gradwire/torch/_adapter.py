@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from gradwire import _native
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Collectives
+from gradwire.torch import _cuda
 
 _NAMES: dict[torch.dtype, str] = {
     torch.float32: "f32",
@@ -33,6 +35,8 @@ for _name, _ours in {
     if hasattr(torch, _name):
         _NAMES[getattr(torch, _name)] = _ours
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# Those that every release of PyTorch takes through DLPack.
+_PLAIN = {"f32", "f64", "f16", "bf16", "i8", "u8", "i16", "i32", "i64"}
 
 
 def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
@@ -57,28 +61,42 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
 
 def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
     """A tensor on the very same memory."""
-    dtype, shape = _DTYPES[buffer.dtype], buffer.shape
+    name = buffer.dtype
     if buffer.nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    # As bytes, which every release of PyTorch takes; it learned of some types late.
-    raw: torch.Tensor = torch.from_dlpack(buffer.view(0, "u8", [buffer.nbytes]))  # type: ignore[attr-defined]
-    return raw.view(dtype).view(shape)
+        return torch.empty(buffer.shape, dtype=_DTYPES[name])
+    # The capsule itself: from_dlpack would ask first which of DLPack's versions and devices we know.
+    if name in _PLAIN:
+        tensor: torch.Tensor = from_dlpack(buffer.__dlpack__())
+        return tensor
+    raw: torch.Tensor = from_dlpack(buffer.view(0, "u8", [buffer.nbytes]).__dlpack__())
+    return raw.view(_DTYPES[name]).view(buffer.shape)
 
 
 class TorchAdapter:
-    """Tensors of any device: those of others than the processor are copied to and from it."""
+    """Tensors of any device. Those of a GPU go through pinned memory, those of others by blocking copies."""
 
     def describe(self, array: torch.Tensor) -> tuple[str, tuple[int, ...]]:
         return describe(array)
 
     def load(self, array: torch.Tensor, buffer: _native.Buffer) -> None:
-        as_tensor(buffer).copy_(array.detach())
+        if array.is_cuda:
+            _cuda.stage.load(buffer, as_tensor(buffer), array.detach())
+        else:
+            as_tensor(buffer).copy_(array.detach())
 
     def view(self, buffer: _native.Buffer, like: torch.Tensor) -> torch.Tensor:
-        return as_tensor(buffer).to(like.device)
+        result = as_tensor(buffer)
+        if like.is_cuda:
+            copy = like.new_empty(result.shape, dtype=result.dtype)
+            _cuda.stage.store(result, copy)
+            return copy
+        return result.to(like.device)
 
     def store(self, buffer: _native.Buffer, into: torch.Tensor) -> None:
-        into.detach().copy_(as_tensor(buffer))
+        if into.is_cuda:
+            _cuda.stage.store(as_tensor(buffer), into.detach())
+        else:
+            into.detach().copy_(as_tensor(buffer))
 
 
 collectives: Collectives[torch.Tensor] = Collectives(TorchAdapter())

@@ -17,7 +17,7 @@ import torch
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
 from gradwire._world import ProcessSet, global_process_set, is_initialized, members, session
-from gradwire.torch._adapter import as_tensor, collectives
+from gradwire.torch._adasum import DistributedAdasum, at_least_one
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
 
@@ -108,7 +108,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes are added up for a step."""
-        self._exchange.passes = _at_least_one(passes)
+        self._exchange.passes = at_least_one(passes)
         self._exchange.reset()
 
     def synchronize(self) -> None:
@@ -172,60 +172,9 @@ class _Distributed(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
 
-class _DistributedAdasum(torch.optim.Optimizer):
-    """Each rank makes its own step; what the steps changed is combined with Adasum."""
-
-    _names: list[tuple[str, torch.Tensor]]
-    _compression: type[Compressor]
-    _process_set: ProcessSet
-
-    backward_passes_per_step: int
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes are added up for a step; autograd does that by itself."""
-        self.backward_passes_per_step = _at_least_one(passes)
-
-    def synchronize(self) -> None:
-        """Nothing: gradients are not exchanged, steps are."""
-
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
-        """There is no step without an exchange."""
-        raise AssertionError("skip_synchronize() does not go with Adasum: a step is what it exchanges")
-        yield
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """This rank's step, combined with the others'."""
-        with torch.no_grad():
-            before = [parameter.detach().clone() for _, parameter in self._names]
-        loss = super().step(closure)
-        with torch.no_grad():
-            self._combine(before)
-        return loss
-
-    def _combine(self, before: list[torch.Tensor]) -> None:
-        flights = []
-        count = len(self._names)
-        for at, (old, (name, parameter)) in enumerate(zip(before, self._names)):
-            small, ctx = self._compression.compress(parameter.detach() - old)
-            buffer = collectives.place(small)
-            handle = collectives.reduced([buffer], name, Adasum, 1.0, 1.0, self._process_set, priority=count - at)
-            flights.append((handle, buffer, ctx))
-        for (handle, buffer, ctx), old, (_, parameter) in zip(flights, before, self._names):
-            handle.wait()
-            delta = self._compression.decompress(as_tensor(buffer).to(old.device), ctx)
-            parameter.copy_(old + delta)
-
-
-def _at_least_one(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes}: it must be at least 1")
-    return passes
-
-
 def _made_of(kind: type, optimizer: torch.optim.Optimizer) -> Any:
     """The optimizer itself, with its parameters, its state and its hooks, as one of a new class."""
-    if isinstance(optimizer, (_Distributed, _DistributedAdasum)):
+    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
         raise ValueError("this optimizer is distributed already")
     original = type(optimizer)
     made: Any = object.__new__(type(original.__name__, (kind, original), {}))
@@ -263,7 +212,7 @@ def DistributedOptimizer(
         raise ValueError("gradient_predivide_factor goes with op=Average only")
     if gradient_predivide_factor <= 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive")
-    passes = _at_least_one(backward_passes_per_step)
+    passes = at_least_one(backward_passes_per_step)
     named = name_parameters(optimizer.param_groups, named_parameters)
     trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
     if num_groups:
@@ -274,10 +223,8 @@ def DistributedOptimizer(
     if op == Adasum:
         if groups is not None or sparse_as_dense:
             raise InvalidRequest("groups and sparse_as_dense don't go with Adasum", kind="invalid")
-        made = _made_of(_DistributedAdasum, optimizer)
-        made._names = [(prefix + name, parameter) for name, parameter in trainable]
-        made._compression, made._process_set = compression, process_set
-        made.backward_passes_per_step = passes
+        made = _made_of(DistributedAdasum, optimizer)
+        made._begin([(prefix + name, parameter) for name, parameter in trainable], compression, passes, process_set)
         return made
     made = _made_of(_Distributed, optimizer)
     made._exchange = Exchange(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import Job
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 START = """
 import os, signal, sys, time
@@ -91,8 +91,15 @@ except Exception as error:
 """
 
 
+def needs(use: str) -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if use == "fsdp2" and not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this PyTorch has no FSDP2")
+
+
 @pytest.mark.parametrize("use", ["call", "ddp", "fsdp2"])
 def test_a_peers_death_is_told(job: Job, use: str) -> None:
+    needs(use)
     done = job(START + WAITS, ranks=3, USE=use, WAY="safe")
     said = [line for line in done.stdout.splitlines() if "TOLD" in line]
     assert len(said) == 2, done.stdout
@@ -119,6 +126,7 @@ def test_a_peers_death_is_told(job: Job, use: str) -> None:
     ],
 )
 def test_why_errors_are_delivered_as_they_are(job: Job, way: str, use: str, outcome: str) -> None:
+    needs(use)
     done = job(START + WAITS, ranks=3, USE=use, WAY=way)
     seen = "success" if "SUCCESS" in done.stdout else "raises" if "TOLD" in done.stdout else "segfault"
     assert seen == outcome, f"PyTorch has changed; see _work.py\n{done.stdout}"
@@ -217,6 +225,7 @@ for name, call in {
     "splits": lambda: dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1], [2, 2]),
     "dtype": lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fnuz)),
     "tag": lambda: dist.send(torch.ones(1), 1 - rank, tag=1 << 30),
+    "root": lambda: dist.group.WORLD.broadcast([torch.ones(1)], 2),
     "kinds": lambda: dist.group.WORLD.broadcast([torch.ones(1), torch.ones(1, dtype=torch.int32)]),
     "bool": lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG),
 }.items():
@@ -237,7 +246,7 @@ dist.destroy_process_group()
 """
     )
     assert "SUCCESS" not in done.stdout, done.stdout
-    for name in ("sizes", "parts", "splits", "dtype", "tag", "kinds", "bool"):
+    for name in ("sizes", "parts", "splits", "dtype", "tag", "root", "kinds", "bool"):
         assert done.stdout.count(f"TOLD {name} InvalidRequest") == 2, done.stdout
     assert done.stdout.count("TOLD rows True") == 2, done.stdout
     assert done.stdout.count("WENT ON 2.0") == 2 and done.returncode == 0, done.stdout
@@ -307,6 +316,54 @@ for turn in range(3):
     assert done.returncode == 0, done.stdout
 
 
+def test_the_process_set_of_a_group_goes_with_it(job: Job) -> None:
+    done = job(
+        START
+        + """
+from gradwire.torch.distributed import _world
+from gradwire import _world as job
+rank = start()
+sets = _world.world()._sets
+
+def gone():
+    until = time.monotonic() + 60
+    while sets and time.monotonic() < until:
+        time.sleep(0.01)
+    return not sets
+
+for turn in range(3):
+    one, two = dist.new_group([0, 2]), dist.new_group([2, 0])
+    dist.barrier()
+    assert len(sets) == 1
+    [made] = sets.values()
+    tensor = torch.ones(1)
+    if rank != 1:
+        dist.destroy_process_group(one)
+        dist.all_reduce(tensor, group=two)
+        dist.destroy_process_group(two)
+        print("SUM", tensor.item(), flush=True)
+    print("GONE", gone(), flush=True)
+    if rank != 1:
+        try:
+            job.session().barrier(process_set=made)
+        except ValueError as error:
+            print("REMOVED", flush=True)
+    dist.barrier()
+# Those that are left over go with the world of groups.
+dist.new_group([0, 1])
+dist.barrier()
+dist.destroy_process_group()
+print("END", rank, flush=True)
+""",
+        ranks=3,
+    )
+    assert done.returncode == 0 and done.stdout.count("END") == 3, done.stdout
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        return  # older releases do not tell a group that it is destroyed
+    assert done.stdout.count("GONE True") == 9 and done.stdout.count("REMOVED") == 6, done.stdout
+    assert done.stdout.count("SUM 2.0") == 6, done.stdout
+
+
 def test_a_group_after_a_rank_has_left(job: Job) -> None:
     done = job(
         START
@@ -327,6 +384,27 @@ else:
         ranks=3,
     )
     assert len(re.findall("TOLD [01] Cancelled rank 2 has left the process groups", done.stdout)) == 2, done.stdout
+
+
+@pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gradwire", "cpu:gradwire"])
+def test_ways_to_name_the_backend(job: Job, backend: str) -> None:
+    """Also with PyTorch's own checks switched on, which ask every group for its sequence number."""
+    done = job(
+        START
+        + f"""
+dist.init_process_group("{backend}")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+group = dist.new_group([1])
+if dist.get_rank() == 1:
+    dist.all_reduce(tensor, group=group)
+dist.barrier()
+print("SUM", tensor[0].item(), type(dist.group.WORLD).__name__, flush=True)
+dist.destroy_process_group()
+""",
+        TORCH_DISTRIBUTED_DEBUG="DETAIL",
+    )
+    assert done.stdout.count("SUM 2.0 ProcessGroupGradwire") == 2 and done.returncode == 0, done.stdout
 
 
 def test_a_group_of_the_wrong_size(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The tests in ranks/ on jobs of two and four ranks, on one and two nodes, and under torchrun."""
+"""The tests in ranks/ on jobs of one to four ranks, on one and two nodes, and under torchrun."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from launching import jobs_of
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
 PROGRAMS = Path(sys.executable).parent
 # Only whoever names these files runs them.
-RANKS = [str(HERE / "ranks" / name) for name in ("collectives.py", "training.py")]
+RANKS = [str(HERE / "ranks" / name) for name in ("collectives.py", "training.py", "buckets.py", "staging.py")]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
 # Nothing may hang; no test is about how long anything takes.
 LIMIT = 900
+JOBS = jobs_of("127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1")
 
 
 def _run(words: list[str]) -> None:
@@ -33,7 +35,7 @@ def _run(words: list[str]) -> None:
     assert " passed" in done.stdout or "[100%]" in done.stdout, done.stdout[-20_000:]
 
 
-@pytest.mark.parametrize("hosts", ["127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1"])
+@pytest.mark.parametrize("hosts", JOBS)
 def test_under_gradwire_run(hosts: str) -> None:
     ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     launch = [str(PROGRAMS / "gradwire"), "run", "-np", str(ranks), "-H", hosts, "--"]

@@ -15,7 +15,8 @@ from gradwire import _world
 def test_views_are_of_the_very_memory() -> None:
     buffer = _world.session().buffer("f32", [4, 3])
     assert (buffer.dtype, buffer.shape, buffer.nbytes) == ("f32", (4, 3), 48)
-    first, second = np.from_dlpack(buffer), np.asarray(buffer)
+    # Before NumPy 2 what comes by DLPack can't be written to there.
+    first, second = np.asarray(buffer), np.from_dlpack(buffer)
     first[...] = np.arange(12).reshape(4, 3)
     assert first.flags.writeable and np.array_equal(first, second)
     assert second.ctypes.data == buffer.address
@@ -27,10 +28,20 @@ def test_views_are_of_the_very_memory() -> None:
     assert not second.any()
 
 
+def test_the_mapping_that_memory_lies_in() -> None:
+    """What a GPU's driver is told: the same for all memory of one segment."""
+    session = _world.session()
+    buffers = [session.buffer("f32", [1000]) for _ in range(3)]
+    for buffer in buffers:
+        start, size = buffer.mapping
+        assert start % 4096 == 0 and start <= buffer.address and buffer.address + buffer.nbytes <= start + size
+    assert buffers[0].view(10, "f32", [2]).mapping == buffers[0].mapping
+
+
 def test_memory_stays_while_somebody_looks() -> None:
     buffer = _world.session().buffer("i64", [100])
     array = np.from_dlpack(buffer)
-    array[...] = 7
+    np.asarray(buffer)[...] = 7
     del buffer
     gc.collect()
     for _ in range(20):  # what was free would be taken again
@@ -56,6 +67,9 @@ def test_what_memory_refuses() -> None:
         with pytest.raises(gw.InvalidRequest) as caught:
             call()
         assert text in str(caught.value)
+    with pytest.raises(gw.OutOfResources, match="does not fit") as caught:
+        session.buffer("f32", [1 << 35])
+    assert isinstance(caught.value, gw.GradwireError)
     for wrong in [{"copy": True}, {"dl_device": (2, 0)}]:
         with pytest.raises(BufferError):
             buffer.__dlpack__(**wrong)

@@ -143,6 +143,21 @@ def test_gradients_stay_in_shared_memory() -> None:
     assert hvd.gradient_bytes_copied() == copied + sum(p.numel() * 4 for p in net.parameters())
 
 
+def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(0))).backward()
+        # All are on their way before anybody waits, the last layer first.
+        started = [handle.name.rpartition("optimizer")[2].split(".")[1] for handle, _ in optimizer._exchange.handles]
+        assert started == ["4", "4", "2", "2", "0", "0"]
+        optimizer.step()
+        assert not optimizer._exchange.in_flight
+
+
 def test_passes_are_added_up() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
@@ -323,18 +338,124 @@ def test_closures() -> None:
     parameters_are_near(net, expected)
 
 
-def test_adasum() -> None:
+def adasum_by_hand(make: Callable[[Any], Any], steps: int, scale: float = 1.0) -> torch.nn.Module:
+    """Each rank's own step, and what it changes combined."""
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
-    first = loss_of(net, *batch(0)).item()
-    for _ in range(10):
+    optimizer = make(net)
+    for step in range(steps):
         optimizer.zero_grad()
-        loss_of(net, *map(part, batch(0))).backward()
+        (loss_of(net, *map(part, batch(step))) * scale).backward()
+        before = [parameter.detach().clone() for parameter in net.parameters()]
         optimizer.step()
-    assert loss_of(net, *batch(0)).item() < first
+        with torch.no_grad():
+            for at, (parameter, old) in enumerate(zip(net.parameters(), before)):
+                change = hvd.allreduce(parameter - old, op=hvd.Adasum, name=f"by hand {at}")
+                parameter.copy_(old + change)
+    return net
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_adasum(make: Callable[[Any], Any]) -> None:
+    expected = adasum_by_hand(make, STEPS)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(make(net), net.named_parameters(), op=hvd.Adasum)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        # Once a step has shown that nothing comes in between, they are made in the backward pass.
+        early = step > 0 and hvd.size() > 1
+        assert len(optimizer._flights) == (len(list(net.parameters())) if early else 0)
+        if early:
+            with pytest.raises(AssertionError, match="on their way"):
+                optimizer.zero_grad()
+        optimizer.step()
+    parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
     with pytest.raises(AssertionError, match="Adasum"), optimizer.skip_synchronize():
         pass
+
+
+def test_adasum_of_gradients_that_are_changed_first() -> None:
+    expected = adasum_by_hand(sgd, STEPS, scale=0.5)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        assert not optimizer._flights
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)  # as clipping and loss scaling do
+        optimizer.step()
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_adasum_notices_what_comes_too_late() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    changes: list[Callable[[Any, Any], None]] = [
+        lambda net, optimizer: net[0].weight.grad.mul_(2.0),
+        lambda net, optimizer: optimizer.param_groups[0].update(lr=0.5),
+    ]
+    for change in changes:
+        net = model()
+        optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(net, *map(part, batch(0))).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(0))).backward()
+        change(net, optimizer)
+        with pytest.raises(AssertionError, match="changed between"):
+            optimizer.step()
+        hvd.barrier()
+
+
+def test_adasum_with_all_that_goes_with_it() -> None:
+    expected = adasum_by_hand(sgd, 3)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        for half in range(2):
+            given, wanted = (part(whole)[2 * half :][:2] for whole in batch(step))
+            (loss_of(net, given, wanted) / 2).backward()
+        optimizer.step()
+    parameters_are_near(net, expected)
+    # A closure makes the backward pass itself.
+    closures, plain = model(), adasum_by_hand(sgd, 2)
+    optimizer = hvd.DistributedOptimizer(sgd(closures), closures.named_parameters(), op=hvd.Adasum)
+    for step in range(2):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(closures, *map(part, batch(step)))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    parameters_are_near(closures, plain)
+    # Layers that only some ranks use.
+    forked = Forked()
+    learning = [(n, p) for n, p in forked.named_parameters() if p.requires_grad]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for _, p in learning], lr=0.01), learning, op=hvd.Adasum, compression=hvd.Compression.fp16
+    )
+    for step in range(4):
+        optimizer.zero_grad()
+        forked(part(batch(step)[0]), left=hvd.rank() == 0).sum().backward()
+        optimizer.step()
+    bits_are_the_same_everywhere(forked)
+    if hvd.size() > 1:
+        mine = hvd.add_process_set([0])
+        net = model()
+        optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum, process_set=mine)
+        loss_of(net, *map(part, batch(0))).backward()
+        optimizer.step()  # a rank that is not a member steps alone
+        hvd.barrier()
+        assert hvd.remove_process_set(mine)
 
 
 def test_compiled_models() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire import _native
+from gradwire import _native, _staging
 from gradwire._errors import InvalidRequest
-from gradwire._world import session
+from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor
-from gradwire.torch.distributed import _memory
+from gradwire.torch.distributed import _compiler, _memory
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work
 from gradwire.torch.distributed._world import Ranks, World
@@ -29,15 +29,18 @@ _CPU = torch.device("cpu")
 Tensors = Sequence[torch.Tensor]
 
 
+_NOW = timedelta(0)
+_REDUCTIONS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
+
+
 class Options:
     """What PyTorch's options of a call say; the older forms of calls give the operation or the root itself."""
 
     def __init__(self, given: Any, default: timedelta, timeout: timedelta | None = None) -> None:
         limit = timeout if timeout is not None else getattr(given, "timeout", None)
-        self.timeout = limit if limit is not None and limit > timedelta(0) else default
+        self.timeout = limit if limit is not None and limit > _NOW else default
         self.root: int = given if isinstance(given, int) else getattr(given, "rootRank", 0)
-        reductions = (dist.ReduceOp, dist.ReduceOp.RedOpType)
-        self.op = given if isinstance(given, reductions) else getattr(given, "reduceOp", dist.ReduceOp.SUM)
+        self.op = given if isinstance(given, _REDUCTIONS) else getattr(given, "reduceOp", dist.ReduceOp.SUM)
 
 
 def many(tensors: Any) -> list[torch.Tensor]:
@@ -45,7 +48,8 @@ def many(tensors: Any) -> list[torch.Tensor]:
 
 
 def devices(tensors: Tensors) -> list[torch.device]:
-    return [tensor.device for tensor in tensors]
+    """Those that are not the processor."""
+    return [tensor.device for tensor in tensors if not tensor.is_cpu]
 
 
 # Its methods have several forms, which type checkers see as overloads of one another's.
@@ -60,8 +64,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._store, self._world, self._timeout = store, world, timeout
         self._rank, self._ranks = rank, list(ranks)
         ascending: Ranks = tuple(sorted(ranks))
-        self._set = world.process_set(ascending, timeout)
         self._serial = world.serial(ascending)
+        self._set = world.process_set(ascending, self._serial, timeout)
+        self._left = False
         # The members' numbers in the group, in the order of the process set, and the other way round.
         self._order = [self._ranks.index(member) for member in ascending]
         self._places = [ascending.index(member) for member in self._ranks]
@@ -152,8 +157,13 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._count
 
     def shutdown(self) -> None:
-        """The last group's end is the end of the world of groups, not of the job."""
-        if self._set is None and self._serial == 0:
+        """The end of a process set, if nobody else uses it; with the group of all ranks, of the world of groups."""
+        if self._left:
+            return
+        self._left = True
+        if self._set is not None:
+            self._world.leave(tuple(sorted(self._ranks)), self._serial)
+        elif self._serial == 0:
             self._world.close()
 
     def abort(self) -> None:
@@ -163,6 +173,8 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     # How operations start.
 
     def _next(self) -> str:
+        if not _compiler.kept_out:
+            _compiler.keep_out()
         with self._counting:
             self._count += 1
             return f"{NAME}{self._world.generation}.{self._group_name}.{self._count}"
@@ -170,14 +182,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def _work(
         self,
         what: str,
-        handles: _native.Handle | Sequence[_native.Handle],
+        handles: _native.Handle | list[_native.Handle],
         finish: Callable[[list[Any]], None],
         result: Any,
         timeout: timedelta,
         tensors: Tensors = (),
         source: int = -1,
     ) -> Work:
-        if isinstance(handles, _native.Handle):
+        if not isinstance(handles, list):
             handles = [handles]
         names = handles[0].name if handles else ""
         what = f"{what} {names!r} of the group {self._group_name!r}"
@@ -185,8 +197,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def _load(self, tensors: Tensors, reduction: Reduction) -> _native.Buffer:
         buffer = _memory.load(tensors)
-        reduction.prepare(as_tensor(buffer))
+        if reduction.factor is not None:
+            self._prepare(as_tensor(buffer), reduction)
         return buffer
+
+    def _prepare(self, memory: torch.Tensor, reduction: Reduction) -> None:
+        if reduction.factor is not None:
+            _staging.arrive()
+            reduction.prepare(memory)
 
     def _even(self, what: str, larger: torch.Tensor, smaller: torch.Tensor) -> None:
         size = self.size()
@@ -196,6 +214,12 @@ class Group(_ProcessGroup):  # type: ignore[misc]
                 f"{larger.dtype} {list(larger.shape)} and {smaller.dtype} {list(smaller.shape)}",
                 kind="invalid",
             )
+
+    def _member(self, rank: int) -> int:
+        """The rank in the job of a rank of the group."""
+        if not 0 <= rank < self.size():
+            raise InvalidRequest(f"there is no rank {rank} in a group of {self.size()}", kind="invalid")
+        return self._ranks[rank]
 
     def _one_each(self, what: str, tensors: Sequence[Any]) -> None:
         if len(tensors) != self.size():

@@ -3,8 +3,14 @@
 import gradwire.torch as gw
 
 gw.init()
-model = DistributedDataParallel(model)
+model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 model.register_comm_hook(gw.DdpHookState(), gw.ddp_hook)
+
+With ``gradient_as_bucket_view=True`` DDP's buckets move into shared memory when they are first seen, and nothing
+is copied any more but by DDP itself, from the gradients that autograd makes. DDP knows nothing of it: it has a
+tensor for each bucket and one for each parameter's part of it, and gives both to the hook, which puts other memory
+under them. That DDP has really used that memory is not believed but looked at, each time: an address for
+each parameter.
 """
 
 # No annotations as text here: DDP looks at those of the hook.
@@ -15,11 +21,15 @@ from typing import Any, Optional
 import torch
 from torch._C._distributed_c10d import GradBucket
 
+from gradwire import _native
 from gradwire._ops import Average, ReduceOp
 from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch._adapter import as_tensor, collectives
-from gradwire.torch._compression import Compression, Compressor
+from gradwire.torch._compression import Compression, Compressor, NoneCompressor
+from gradwire.torch._gradients import copied
 from gradwire.torch.distributed._work import Work
+
+_PLACE = "_gradwire_place"
 
 
 class DdpHookState:
@@ -41,6 +51,71 @@ class DdpHookState:
         self.name = f"ddp{next(self._states)}"
 
 
+class _Place:
+    """A bucket in shared memory. It is kept by DDP's tensor of the bucket, and so goes when that does."""
+
+    def __init__(self, gradients: torch.Tensor) -> None:
+        self.buffer: _native.Buffer = collectives.place(gradients)
+        self.memory: torch.Tensor = as_tensor(self.buffer)
+        # Where each parameter's gradient is, and its part of the memory.
+        self.parts: list[tuple[int, torch.Tensor]] = []
+
+    @staticmethod
+    def of(bucket: GradBucket, gradients: torch.Tensor) -> Optional["_Place"]:
+        """The bucket's place, which it gets now if it has none; None where it can't have one."""
+        known = getattr(gradients, _PLACE, None)
+        if isinstance(known, _Place) and gradients.data_ptr() == known.memory.data_ptr():
+            known._look(bucket)
+            return known
+        if known is not None or gradients.device.type != "cpu" or gradients.numel() == 0:
+            return None
+        own = [parameter.grad for parameter in bucket.parameters()]
+        for grad, part in zip(own, bucket.gradients()):
+            # They are not the bucket's parts where DDP has gradients of their own, or none yet.
+            if grad is None or grad.data_ptr() != part.data_ptr() or grad.dtype != gradients.dtype:
+                return None
+        place = _Place(gradients)
+        copied(gradients)
+        place._take([*(grad for grad in own if grad is not None), gradients])
+        return place
+
+    def _take(self, tensors: list[torch.Tensor]) -> None:
+        """Puts the memory under the bucket's parts and under the bucket itself, the last of them."""
+        *_, whole = tensors
+        before, begin, size = whole.untyped_storage(), whole.storage_offset(), whole.element_size()
+        first = whole.data_ptr()
+        moved: list[torch.Tensor] = []
+        try:
+            for tensor in tensors:
+                _put(tensor, self.memory.untyped_storage(), (tensor.data_ptr() - first) // size)
+                moved.append(tensor)
+        except RuntimeError:
+            # A gradient that the program made by detach() can't be moved. This time the memory is that of a copy;
+            # then the bucket stays where it was.
+            for tensor in moved:
+                _put(tensor, before, int(begin + tensor.storage_offset()))
+            setattr(whole, _PLACE, False)
+        else:
+            self.parts = [(part.data_ptr(), part.detach()) for part in moved[:-1]]
+            setattr(whole, _PLACE, self)
+
+    def _look(self, bucket: GradBucket) -> None:
+        """Sees to it that the memory has what DDP has."""
+        for parameter, (address, part) in zip(bucket.parameters(), self.parts):
+            grad = parameter.grad
+            if grad is None:
+                part.zero_()  # this rank has not used it
+            elif grad.data_ptr() != address:
+                # DDP has a tensor for it that is not the one that was moved. Results it copies by itself.
+                part.copy_(grad)
+                copied(part)
+
+
+def _put(tensor: torch.Tensor, storage: torch.UntypedStorage, at: int) -> None:
+    with torch.no_grad():
+        tensor.set_(storage, at, tensor.shape, tensor.stride())
+
+
 _default: Optional[DdpHookState] = None  # noqa: UP045 - no text
 
 
@@ -54,14 +129,20 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
     if state is None:
         state = _default = _default or DdpHookState()
     gradients, compression = bucket.buffer(), state.compression
-    small, ctx = compression.compress(gradients)
     name = f"{state.name}.{bucket.index()}"
-    memory = collectives.place(small)
+    small, ctx = compression.compress(gradients)
+    place = _Place.of(bucket, gradients) if compression is NoneCompressor else None
+    if place is not None:
+        memory = place.buffer
+    else:
+        memory = collectives.place(small)
+        copied(small)
     handle = collectives.reduced([memory], name, state.op, 1.0, 1.0, state.process_set, priority=bucket.index())
 
     def finish(_: list[Any]) -> None:
         # DDP takes the gradients out of what the future gives it: shared memory will do.
-        work.value = compression.decompress(as_tensor(memory).to(gradients.device), ctx)
+        if place is None or gradients.data_ptr() != place.memory.data_ptr():
+            work.value = compression.decompress(collectives.adapter.view(memory, gradients), ctx)
 
     work = Work(f"the bucket {name!r} of DDP", [handle], finish, gradients, state.timeout, [gradients.device])
     return work.get_future()

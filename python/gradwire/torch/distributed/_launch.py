@@ -47,7 +47,7 @@ def _address(machines: list[str]) -> str:
 
 
 def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Makes a job where no launcher did: the first rank starts the coordinator, each node's first its daemon."""
+    """Makes a job where no launcher did: each node's first rank starts its daemon, the first with the coordinator."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     store.set(f"gradwire/machine/{rank}", machine())
@@ -59,12 +59,13 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     address = _address(machines)
     if rank == 0:
         job = _start._job("torch")
-        coordinator = _start._coordinator(job, len(all_nodes), size, address)
+        name, coordinator = _start._first_daemon(job, len(all_nodes), size, address, slots)
+        store.set("gradwire/socket/0", name)
         store.set("gradwire/job", json.dumps({"job": job, "coordinator": coordinator}))
     store.wait(["gradwire/job"], timeout)
     said = json.loads(store.get("gradwire/job"))
-    if rank == first:
-        name = _start._daemon(said["job"], said["coordinator"], address, slots, order)
+    if rank == first and rank > 0:
+        name = _start._other_daemon(said["job"], said["coordinator"], address, slots, order)
         store.set(f"gradwire/socket/{first}", name)
     store.wait([f"gradwire/socket/{first}"], timeout)
     _start._become(said["job"], store.get(f"gradwire/socket/{first}").decode(), rank - first)

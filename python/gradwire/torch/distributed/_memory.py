@@ -14,6 +14,7 @@ import torch
 from gradwire import _native
 from gradwire._errors import InvalidRequest
 from gradwire._world import session
+from gradwire.torch import _cuda
 from gradwire.torch._adapter import as_tensor, describe
 
 _BYTES = "u8"
@@ -57,10 +58,30 @@ def parts(memory: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterable[torch.
 def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
     """Copies tensors, of any strides and device, into shared memory, one after the other."""
     buffer = room(tensors, moved)
-    with torch.no_grad():
-        for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
-            part.copy_(tensor)
+    for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
+        _copy_in(buffer, part, tensor)
     return buffer
+
+
+def load_one(tensor: torch.Tensor) -> tuple[_native.Buffer, torch.Tensor]:
+    """Copies a tensor into shared memory, and gives what is there as a tensor of the same shape, too.
+
+    Small tensors are exchanged in no more time than all of this takes, so nothing is done twice.
+    """
+    dtype, number = element(tensor)
+    buffer = session().buffer(dtype, [number])
+    memory = as_tensor(buffer).view(tensor.shape)
+    _copy_in(buffer, memory, tensor)
+    return buffer, memory
+
+
+def _copy_in(buffer: _native.Buffer, part: torch.Tensor, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_cuda:
+        _cuda.stage.load(buffer, part, tensor)
+    else:
+        part.copy_(tensor)
 
 
 def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
@@ -72,8 +93,23 @@ def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
             f"{memory.numel()} elements came, but the tensors given for them have {expected}", kind="invalid"
         )
     for part, tensor in zip(parts(memory, tensors), tensors):
+        store_one(part, tensor)
+
+
+def store_one(memory: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies what is in shared memory into a tensor of that shape."""
+    if tensor.is_inference() or tensor.requires_grad:
         with _writing(tensor):
-            tensor.copy_(part)
+            _copy_out(memory, tensor)
+    else:
+        _copy_out(memory, tensor)
+
+
+def _copy_out(memory: torch.Tensor, tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        _cuda.stage.store(memory, tensor)
+    else:
+        tensor.copy_(memory)
 
 
 def _writing(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:

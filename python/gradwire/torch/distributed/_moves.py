@@ -10,7 +10,7 @@ import torch
 
 from gradwire import _native
 from gradwire._errors import InvalidRequest
-from gradwire._world import session
+from gradwire._staging import session
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, many
 from gradwire.torch.distributed._work import Work
@@ -26,7 +26,7 @@ class Moves(Group):
         given = Options(opts, self._timeout, timeout)
         tensors = many(tensors)
         buffer = (_memory.load if self._rank == given.root else _memory.room)(tensors, moved=True)
-        root = self._ranks[given.root]
+        root = self._member(given.root)
         handle = session().broadcast(buffer, root, name=self._next(), process_set=self._set)
 
         def finish(results: list[Any]) -> None:
@@ -97,7 +97,7 @@ class Moves(Group):
         if self._order == list(range(self.size())) and len(set(gathered[1])) <= 1:
             _memory.store(gathered[0], [output])
             return
-        flat = torch.empty(output.numel(), dtype=output.dtype, device=output.device)
+        flat = output.new_empty(output.numel())
         self._cut(gathered, list(flat.view(self.size(), -1)), what)
         with torch.no_grad():
             output.copy_(flat.view(output.shape))
@@ -139,7 +139,7 @@ class Moves(Group):
         outputs: list[torch.Tensor],
     ) -> Work:
         buffer = _memory.load([tensor], moved=True)
-        root = self._ranks[given.root]
+        root = self._member(given.root)
         handle = session().gather(buffer, root, name=self._next(), process_set=self._set)
         return self._work(what, handle, finish, outputs, given.timeout, [tensor])
 
@@ -156,7 +156,7 @@ class Moves(Group):
             splits = [_memory.element(tensor, moved=True)[1] for tensor in ordered]
         handle = session().scatter(
             buffer,
-            self._ranks[given.root],
+            self._member(given.root),
             splits=splits,
             dtype=dtype,
             expecting=[number],
@@ -221,13 +221,13 @@ class Moves(Group):
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensors = many(tensors)
         buffer = _memory.load(tensors, moved=True)
-        handle = session().send(buffer, self._ranks[dst], tag=self._tag(tag), process_set=self._set)
+        handle = session().send(buffer, self._member(dst), tag=self._tag(tag), process_set=self._set)
         return self._work("send", handle, lambda _: None, tensors, self._timeout, tensors)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensors = many(tensors)
         handle = session().receive(
-            self._ranks[src],
+            self._member(src),
             into=_memory.room(tensors, moved=True),
             tag=self._tag(tag),
             process_set=self._set,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradwire import _native
-from gradwire._world import session
+from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, many
@@ -30,12 +30,18 @@ class Reductions(Group):
         reduction = Reduction(given.op)
         if any(tensor.is_sparse for tensor in tensors):
             return self._allreduce_sparse(tensors, reduction, given.timeout)
-        buffers = [self._load([tensor], reduction) for tensor in tensors]
+        buffers, places = [], []
+        for tensor in tensors:
+            buffer, memory = _memory.load_one(tensor)
+            buffers.append(buffer)
+            places.append(memory)
+            self._prepare(memory, reduction)
         handle = session().allreduce(buffers, reduction.name, name=self._next(), process_set=self._set)
 
-        def finish(results: list[Any]) -> None:
-            for buffer, tensor in zip(results[0], tensors):
-                _memory.store(buffer, [tensor])
+        def finish(_: list[Any]) -> None:
+            # An allreduce is done in place.
+            for memory, tensor in zip(places, tensors):
+                _memory.store_one(memory, tensor)
 
         return self._work(what, handle, finish, tensors, given.timeout, tensors)
 
@@ -63,7 +69,7 @@ class Reductions(Group):
         tensors = many(tensors)
         reduction = Reduction(op if op is not None else given.op)
         buffer = self._load(tensors, reduction)
-        root = self._ranks[given.root]
+        root = self._member(given.root)
         handle = session().reduce(buffer, root, reduction.name, name=self._next(), process_set=self._set)
 
         def finish(results: list[Any]) -> None:
@@ -89,16 +95,11 @@ class Reductions(Group):
     def _reduce_each(self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta) -> Work:
         """Parts of different sizes: one reduction to each rank, all at once."""
         name = self._next()
-        handles = [
-            session().reduce(
-                self._load([tensor], reduction),
-                root,
-                reduction.name,
-                name=f"{name}.{member}",
-                process_set=self._set,
-            )
-            for member, (tensor, root) in enumerate(zip(mine, self._ranks))
-        ]
+        handles = []
+        for member, (tensor, root) in enumerate(zip(mine, self._ranks)):
+            buffer = self._load([tensor], reduction)
+            part = f"{name}.{member}"
+            handles.append(session().reduce(buffer, root, reduction.name, name=part, process_set=self._set))
 
         def finish(results: list[Any]) -> None:
             _memory.store(results[self._rank][0], [output])

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._errors import GradwireError, WaitTimeout
+from gradwire.torch import _cuda
 
 _SLICE = 0.2
 _FAREWELL = 5.0
@@ -100,10 +101,12 @@ class Work(_Work):  # type: ignore[misc]
         self.value, self._source = result, source
         self._limit = timeout.total_seconds()
         self._deadline = time.monotonic() + self._limit
-        self._devices: list[Any] = sorted({d for d in devices if d.type != "cpu"}, key=str)
+        self._devices: list[Any] = sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
         self._lock = threading.Lock()
         self._ended = False
         self._error: BaseException | None = None
+        # On the GPU's streams of whoever saw the end first: those of who waits come after.
+        self._marks: list[_cuda.Mark] = []
         self._future: torch.futures.Future[Any] | None = None
         if _KEEPS:
             _kept[id(self)] = self
@@ -126,6 +129,8 @@ class Work(_Work):  # type: ignore[misc]
             if not self._ended:
                 try:
                     self._finish(results)
+                    if self._devices:
+                        self._marks = _cuda.stage.marks(self._devices)
                 except BaseException as error:
                     self._error = _last_error = error
                 self._ended = True
@@ -153,6 +158,7 @@ class Work(_Work):  # type: ignore[misc]
             raise self._late(limit if limit > 0 else self._limit) from None
         finally:
             _kept.pop(id(self), None)
+        _cuda.stage.follow(self._marks)
         return True
 
     def synchronize(self) -> None:
@@ -211,6 +217,7 @@ class Work(_Work):  # type: ignore[misc]
             except BaseException as error:
                 base.set_result(Failed(error))
             else:
+                _cuda.stage.follow(self._marks)
                 base.set_result(self.value)
             _kept.pop(id(self), None)
             return

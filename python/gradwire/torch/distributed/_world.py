@@ -3,7 +3,8 @@
 A process set is made by all ranks of the job, but PyTorch tells only the members of a new group that there is
 one. So every rank has a servant, a thread that waits for the members' wish in the store that all ranks
 share, and makes each set when its turn comes: wishes are numbered, so that all ranks make the same
-ones in the same order. Groups of the same ranks share a set.
+ones in the same order. Groups of the same ranks share a set; it is removed, in the same way, when all its members
+have destroyed the last of them, and what is left when the world of groups ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from gradwire import _native
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeout
-from gradwire._world import init, is_initialized, session
+from gradwire._world import before_removal, init, is_initialized, session
 from gradwire.torch.distributed import _launch
 
 _FAREWELL = 5.0
@@ -51,9 +52,12 @@ class World:
         self.serials: dict[Ranks, int] = {}
         self._store = store
         self._prefix = f"gradwire/sets/{self.generation}"
+        self._asking = threading.Lock()
         self._ending = threading.Event()
         self._changed = threading.Condition()
         self._sets: dict[Ranks, _native.ProcessSet | BaseException] = {}
+        # The groups, by their serial numbers, that use a set.
+        self._users: dict[Ranks, set[int]] = {}
         self._closed: BaseException | None = None
         self._servant = threading.Thread(target=self._serve, name="gw-sets", daemon=True)
         self._servant.start()
@@ -65,18 +69,16 @@ class World:
         self.serials[ranks] = number + 1
         return number
 
-    def process_set(self, ranks: Ranks, timeout: timedelta) -> _native.ProcessSet | None:
-        """The process set of these ranks, ascending; None for all ranks. All of them call it."""
+    def process_set(self, ranks: Ranks, serial: int, timeout: timedelta) -> _native.ProcessSet | None:
+        """The process set of a group of these ranks, ascending; None for all ranks. All of them call it."""
         if len(ranks) == self.size:
             return None
-        with self._changed:
-            known = self._sets.get(ranks)
-        if known is None and self.rank == ranks[0]:
-            self._ask({"ranks": ranks})
+        if self.rank == ranks[0]:
+            self._ask({"ranks": ranks, "group": serial})
         limit = timeout.total_seconds()
         with self._changed:
-            self._changed.wait_for(lambda: ranks in self._sets or self._closed is not None, limit)
-            made = self._sets.get(ranks) or self._closed
+            self._changed.wait_for(lambda: self._made(ranks, serial) or self._closed is not None, limit)
+            made = self._sets[ranks] if self._made(ranks, serial) else self._closed
         if made is None:
             raise WaitTimeout(
                 f"a process group of the ranks {list(ranks)} could not be made within {limit:g} s: "
@@ -87,9 +89,22 @@ class World:
             raise made
         return made
 
+    def _made(self, ranks: Ranks, serial: int) -> bool:
+        return serial in self._users.get(ranks, ())
+
+    def leave(self, ranks: Ranks, serial: int) -> None:
+        """A member destroys a group; the last one to do so wishes that its set be removed."""
+        if self._pid != os.getpid() or self._closed is not None:
+            return
+        # Where the store is gone the job is about to end, and its sets with it.
+        with contextlib.suppress(Exception):
+            if self._store.add(f"{self._prefix}/left/{serial}/{'.'.join(map(str, ranks))}", 1) == len(ranks):
+                self._ask({"ranks": ranks, "left": serial})
+
     def _ask(self, wish: dict[str, Any]) -> None:
-        number = self._store.add(f"{self._prefix}/asked", 1)
-        self._store.set(f"{self._prefix}/{number}", json.dumps(wish))
+        with self._asking:
+            number = self._store.add(f"{self._prefix}/asked", 1)
+            self._store.set(f"{self._prefix}/{number}", json.dumps(wish))
 
     def _serve(self) -> None:
         try:
@@ -97,9 +112,13 @@ class World:
             store = self._store.clone() if hasattr(self._store, "clone") else None
             for number in itertools.count(1):
                 wish = json.loads(self._next(store, number))
-                if "ranks" not in wish:
+                if "closed" in wish:
                     raise Cancelled(wish["closed"], kind="cancelled")
-                self._make(tuple(wish["ranks"]))
+                ranks = tuple(wish["ranks"])
+                if "left" in wish:
+                    self._leave(ranks, wish["left"])
+                else:
+                    self._make(ranks, wish["group"])
         except Exception as error:
             # Also when the store is gone, with the process that served it.
             told = error
@@ -115,25 +134,41 @@ class World:
             store.wait([key], _FOREVER)
             return bytes(store.get(key))
         # Older stores have no second client; to count nothing is to read, and does not wait.
-        while self._store.add(f"{self._prefix}/asked", 0) < number:
+        while True:
+            # While this waits for what was counted nobody else here can set it: not between counting and setting.
+            with self._asking:
+                if self._store.add(f"{self._prefix}/asked", 0) >= number:
+                    return bytes(self._store.get(key))
             time.sleep(_SLICE)
-        return bytes(self._store.get(key))
 
-    def _make(self, ranks: Ranks) -> None:
-        made: _native.ProcessSet | BaseException
-        try:
-            handle = session().add_process_set(list(ranks))
-            while not handle.poll() and not self._ending.is_set():
-                try:
-                    handle.wait(_SLICE)
-                except WaitTimeout:
-                    continue
-            made = handle.wait(0.0)
-        except Exception as error:
-            made = error
+    def _make(self, ranks: Ranks, serial: int) -> None:
+        made: _native.ProcessSet | BaseException | None = self._sets.get(ranks)
+        if not isinstance(made, _native.ProcessSet):
+            try:
+                made = self._until_the_end(session().add_process_set(list(ranks)))
+            except Exception as error:
+                made = error
         with self._changed:
-            self._sets.setdefault(ranks, made)
+            self._sets[ranks] = made
+            self._users.setdefault(ranks, set()).add(serial)
             self._changed.notify_all()
+
+    def _leave(self, ranks: Ranks, serial: int) -> None:
+        self._users[ranks].discard(serial)
+        if self._users[ranks]:
+            return
+        made = self._sets[ranks]
+        if isinstance(made, _native.ProcessSet):
+            # If that is refused the set stays until the job ends.
+            with contextlib.suppress(GradwireError):
+                self._until_the_end(_removal(made))
+        del self._sets[ranks]
+
+    def _until_the_end(self, handle: _native.Handle) -> Any:
+        while not handle.poll() and not self._ending.is_set():
+            with contextlib.suppress(WaitTimeout):
+                handle.wait(_SLICE)
+        return handle.wait(0.0)
 
     def close(self) -> None:
         """Ends the servants of all ranks: without this one no further set can be made."""
@@ -147,8 +182,22 @@ class World:
             # Where the store is gone every servant sees so.
             with contextlib.suppress(Exception):
                 self._ask({"closed": text})
+        # All ranks grant the same wishes: those before the first that says so.
+        self._servant.join(_FAREWELL)
         self._ending.set()
         self._servant.join(_FAREWELL)
+        for made in self._sets.values():
+            # It goes when all ranks have said so, which nobody waits for.
+            with contextlib.suppress(GradwireError):
+                if isinstance(made, _native.ProcessSet):
+                    _removal(made)
+        self._sets.clear()
+
+
+def _removal(made: _native.ProcessSet) -> _native.Handle:
+    for prepare in before_removal:
+        prepare()
+    return session().remove_process_set(made)
 
 
 _world: World | None = None

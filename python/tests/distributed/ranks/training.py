@@ -124,7 +124,7 @@ def test_ddp_with_unused_parameters_and_sparse_gradients() -> None:
     assert gradient is not None and gradient.is_sparse
     dense = gradient.to_dense()
     assert dense[7].abs().sum() > 0 and all(dense[member].abs().sum() > 0 for member in range(size()))
-    for way in model.module.ways:
+    for way in list(model.module.ways)[: size()]:
         assert way.weight.grad is not None
 
 
@@ -241,6 +241,8 @@ def test_dtensor() -> None:
 
 
 def test_tensor_parallel() -> None:
+    if 64 % size():
+        pytest.skip("the layers can't be divided evenly")
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     model, expected = network(), network()
@@ -268,7 +270,7 @@ def test_functional_collectives() -> None:
     assert torch.equal(functional.wait_tensor(moved), torch.arange(size() * 1.0))
     several = functional.all_reduce_coalesced([tensor, tensor[0]], "max", everybody)
     assert all(bool((functional.wait_tensor(one) == size() - 1).all()) for one in several)
-    assert bool((functional.wait_tensor(functional.broadcast(tensor, 1, everybody)) == 1).all())
+    assert bool((functional.wait_tensor(functional.broadcast(tensor, size() - 1, everybody)) == size() - 1).all())
 
 
 def test_compiled_functional_collectives() -> None:

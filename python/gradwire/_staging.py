@@ -1,0 +1,217 @@
+"""Operations whose tensors are still on their way into shared memory.
+
+A copy from another device takes its time, and the thread that asks for it has better things to do than to
+wait. So an operation that needs such a copy is put in a line, and one thread starts the operations of the line
+when their copies have arrived. As long as somebody stands in line everybody queues up: the order in which this rank
+starts its operations is that of its calls, which is what operations without a name are paired by.
+
+Nothing of this is there before the first copy: ``session()`` is the session itself then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gradwire import _native, _world
+from gradwire._errors import InvalidRequest, WaitTimeout
+
+# What a session starts; everything else of it is asked at once.
+_STARTS = {
+    *("allreduce", "adasum", "reduce", "reducescatter"),
+    *("broadcast", "allgather", "gather", "scatter", "alltoall"),
+    *("send", "receive", "barrier", "join"),
+}
+_FAREWELL = 5.0
+Wait = Callable[[], None]
+
+
+class Later:
+    """What a call gives whose operation has to wait for its tensors: as a native handle."""
+
+    def __init__(self, what: str, name: str | None) -> None:
+        self.name = name if name is not None else f"an unnamed {what}"
+        self._begun = threading.Event()
+        self._handle: _native.Handle | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, start: Callable[[], _native.Handle]) -> None:
+        """Starts the operation; an error is for whoever waits."""
+        try:
+            self._handle = start()
+            self.name = self._handle.name
+        except BaseException as error:
+            self._error = error
+        self._begun.set()
+
+    def poll(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._begun.is_set() and (self._handle is None or self._handle.poll())
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits until it was started, and for its result."""
+        if timeout is not None and not timeout >= 0:
+            raise InvalidRequest(f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid")
+        until = None if timeout is None else time.monotonic() + timeout
+        if not self._begun.wait(timeout):
+            raise WaitTimeout(
+                f"{self.name!r} has not begun within {timeout:g} s: its tensors are still being computed or copied",
+                kind="timeout",
+                tensor=self.name,
+            )
+        if self._handle is None:
+            assert self._error is not None
+            raise self._error
+        return self._handle.wait(None if until is None else max(0.0, until - time.monotonic()))
+
+
+class Line:
+    """Who waits for a copy, and who came after; the thread that serves them lives as long as the session."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[list[Wait], Callable[[], _native.Handle], Later]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody stands in line."""
+        return bool(self._waiting)
+
+    def add(self, waits: list[Wait], start: Callable[[], _native.Handle], later: Later) -> None:
+        """Puts an operation at the end."""
+        with self._changed:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
+                self._closing = False
+                self._thread.start()
+            self._waiting.append((waits, start, later))
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                waits, start, later = self._waiting[0]
+            try:
+                for wait in waits:
+                    wait()
+            except BaseException as error:
+                later.begin(_raiser(error))
+            else:
+                later.begin(start)
+            # Only now: who comes meanwhile must see that there is a line.
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
+            del waits, start, later  # they hold tensors
+
+    def settle(self, within: float | None = None) -> bool:
+        """Waits until nobody stands in line."""
+        if threading.current_thread() is self._thread:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, within)
+
+    def close(self) -> None:
+        """Serves who is there, and ends the thread."""
+        self.settle(_FAREWELL)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_FAREWELL)
+
+
+def _raiser(error: BaseException) -> Callable[[], _native.Handle]:
+    def start() -> _native.Handle:
+        raise error
+
+    return start
+
+
+class _Copies(threading.local):
+    """The copies that this thread has begun for the operation that it is about to start."""
+
+    def __init__(self) -> None:
+        self.waits: list[Wait] = []
+
+
+class _Queueing:
+    """The session, as long as operations have to queue up."""
+
+    def __init__(self, native: _native.Session) -> None:
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._native, name)
+        return asked if name not in _STARTS else lambda *given, **named: _start(name, asked, given, named)
+
+
+def _start(what: str, asked: Callable[..., _native.Handle], given: Any, named: dict[str, Any]) -> Any:
+    waits, _copies.waits = _copies.waits, []
+    later = Later(what, named.get("name"))
+    _line.add(waits, lambda: asked(*given, **named), later)
+    return later
+
+
+_copies = _Copies()
+_line = Line()
+_used = False
+
+
+def under_way(arrived: Wait) -> None:
+    """A copy into shared memory has begun: the next operation that this thread starts waits for it."""
+    global _used
+    if not _used:
+        _used = True
+        _world.before_removal.append(settle)
+        _world.before_shutdown.append(_leave)
+    _copies.waits.append(arrived)
+
+
+def arrive() -> None:
+    """Waits for this thread's copies now: somebody wants to see what they bring."""
+    waits, _copies.waits = _copies.waits, []
+    for wait in waits:
+        wait()
+
+
+def settle() -> None:
+    """Waits until all operations that were asked for have been started."""
+    _line.settle()
+
+
+def session() -> _native.Session:
+    """The session of this process; as long as copies are under way, one whose operations queue up.
+
+    It is asked for when the copies have begun.
+    """
+    native = _world.session()
+    if not _used or not (_copies.waits or _line.busy):
+        return native
+    queueing: Any = _Queueing(native)
+    return queueing
+
+
+def _leave() -> None:
+    """The session ends: whoever stands in line is served before."""
+    global _line
+    _line.close()
+    _line = Line()
+
+
+def _forked() -> None:
+    """A forked child has none of the threads, and no session either."""
+    global _line, _copies
+    _line, _copies = Line(), _Copies()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,220 @@
+"""Tensors on a GPU: in and out of shared memory without anybody waiting for the whole device.
+
+Shared memory is registered with the driver, once for each mapping, so that the GPU copies by itself
+(pinned memory). All copies of a device go through a stream of their own:
+
+- in: the copy comes after what the current stream has to do by now, which makes the tensor; the operation is started
+  when the copy has arrived (``_staging``), and the caller goes on;
+- out: the copy comes after what the current stream has to do by now, which may still use the tensor's memory, and
+  what the current stream does from then on comes after the copy. Nobody waits on the processor. The shared memory
+  stays taken until the copy has read it.
+
+Where the driver does not register the memory the copies go a longer way, in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+
+from gradwire import _native, _staging, _world
+
+# An event of a device's stream.
+Mark = tuple[torch.device, Any]
+
+
+class Driver(Protocol):
+    """What is asked of CUDA: few calls, so that tests can have another one."""
+
+    def register(self, address: int, size: int) -> None:
+        """Pins memory; raises a RuntimeError if that is not possible."""
+
+    def unregister(self, address: int) -> None:
+        """Gives pinned memory back."""
+
+    def stream(self, device: torch.device) -> Any:
+        """A new stream."""
+
+    def current(self, device: torch.device) -> Any:
+        """The stream that this thread uses."""
+
+    def record(self, stream: Any) -> Any:
+        """An event: what the stream has been given by now."""
+
+    def follow(self, stream: Any, event: Any) -> None:
+        """What the stream is given from now on comes after the event."""
+
+    def copy(self, stream: Any, into: torch.Tensor, given: torch.Tensor) -> None:
+        """A copy, in the order of the stream."""
+
+    def synchronize(self, event: Any) -> None:
+        """Waits on the processor, without the interpreter's lock."""
+
+    def happened(self, event: Any) -> bool:
+        """Whether that would be at once."""
+
+
+class Cuda:
+    """PyTorch's CUDA."""
+
+    _PORTABLE = 1  # pinned for all devices
+
+    def register(self, address: int, size: int) -> None:
+        self._check(torch.cuda.cudart().cudaHostRegister(address, size, self._PORTABLE))
+
+    def unregister(self, address: int) -> None:
+        self._check(torch.cuda.cudart().cudaHostUnregister(address))
+
+    def _check(self, code: Any) -> None:
+        if int(code) != 0:
+            raise RuntimeError(f"CUDA's error {int(code)}")
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        return torch.cuda.Stream(device)
+
+    def current(self, device: torch.device) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(device)
+
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        # On a device's stream only events of that device are recorded.
+        with torch.cuda.device(stream.device):
+            event = torch.cuda.Event(blocking=True)
+            event.record(stream)
+        return event
+
+    def follow(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        stream.wait_event(event)
+
+    def copy(self, stream: torch.cuda.Stream, into: torch.Tensor, given: torch.Tensor) -> None:
+        with torch.cuda.stream(stream):
+            into.copy_(given, non_blocking=True)
+
+    def synchronize(self, event: torch.cuda.Event) -> None:
+        event.synchronize()
+
+    def happened(self, event: torch.cuda.Event) -> bool:
+        return event.query()
+
+
+class Stage:
+    """The streams, the registered memory, and the copies out that are under way."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._lock = threading.Lock()
+        self._streams: dict[torch.device, Any] = {}
+        # The mappings that were looked at, and whether they could be registered.
+        self._mappings: dict[int, bool] = {}
+        # What is read by copies out, until they are done.
+        self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def _stream(self, device: torch.device) -> Any:
+        with self._lock:
+            if device not in self._streams:
+                self._streams[device] = self.driver.stream(device)
+            return self._streams[device]
+
+    def _pin(self, buffer: _native.Buffer) -> None:
+        address, size = buffer.mapping
+        with self._lock:
+            if address in self._mappings:
+                return
+            if self.close not in _world.before_shutdown:
+                _world.before_shutdown.append(self.close)
+            try:
+                self.driver.register(address, size)
+                self._mappings[address] = True
+            except RuntimeError as error:
+                self._mappings[address] = False
+                warnings.warn(
+                    f"{size >> 20} MiB of shared memory could not be registered with the GPU's driver "
+                    f"({error}): copies to and from it are slower",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _after_all(self, device: torch.device, into: torch.Tensor, given: torch.Tensor) -> Any:
+        """A copy that comes after what the current stream has been given; its event."""
+        driver, stream = self.driver, self._stream(device)
+        driver.follow(stream, driver.record(driver.current(device)))
+        driver.copy(stream, into, given)
+        return driver.record(stream)
+
+    def load(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Copies a tensor into shared memory; the next operation that this thread starts waits for it."""
+        self._pin(buffer)
+        self._reap()
+        done = self._after_all(tensor.device, memory, tensor)
+
+        def arrived() -> None:
+            self.driver.synchronize(done)
+            _ = tensor  # until now its memory must not be another's
+
+        _staging.under_way(arrived)
+
+    def store(self, memory: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Copies shared memory into a tensor; the current stream goes on after that."""
+        self._reap()
+        done = self._after_all(tensor.device, tensor, memory)
+        self.driver.follow(self.driver.current(tensor.device), done)
+        self._leaving.append((done, memory))
+
+    def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
+        """What this thread's streams have been given by now, for other threads' streams to come after."""
+        gpus = [device for device in devices if device.type == "cuda"]
+        return [(gpu, self.driver.record(self.driver.current(gpu))) for gpu in gpus]
+
+    def follow(self, marks: Iterable[Mark]) -> None:
+        """What this thread's streams are given from now on comes after these."""
+        for device, event in marks:
+            self.driver.follow(self.driver.current(device), event)
+
+    def _reap(self) -> None:
+        with self._lock:
+            while self._leaving and self.driver.happened(self._leaving[0][0]):
+                self._leaving.popleft()
+
+    def settle(self) -> None:
+        """Waits for the copies out: shared memory is about to be written to by the processor."""
+        while True:
+            with self._lock:
+                if not self._leaving:
+                    return
+                event, memory = self._leaving[0]
+            self.driver.synchronize(event)
+            del memory
+            self._reap()
+
+    def close(self) -> None:
+        """The session ends: gives the memory back to the driver."""
+        self.settle()
+        with self._lock:
+            for address, pinned in self._mappings.items():
+                if pinned:
+                    self.driver.unregister(address)
+            self._mappings.clear()
+
+
+stage = Stage(Cuda())
+
+
+def use(driver: Driver) -> None:
+    """Another driver, for tests."""
+    global stage
+    stage.close()
+    stage = Stage(driver)
+
+
+def _forked() -> None:
+    """A forked child has no GPU."""
+    global stage
+    stage = Stage(stage.driver)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,161 @@
+"""A GPU that is none: what runs in the order of streams runs late, on threads, and wrong order gives wrong data.
+
+Its tensors say that they are on a GPU; they are changed by ``launch`` and copies only, which a stream does when it
+comes to them, each after a short while. So a copy that does not wait for the kernel before it takes old data, an
+operation that starts before its copy has arrived exchanges garbage, and a kernel that does not wait for the
+result's copy works on what was there before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+SEED = 7
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says so. Copies and casts are kernels; other calculations are made by ``launch`` only."""
+
+    gpu: FakeCuda
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda self: False)  # type: ignore[assignment]
+    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, called: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if called is torch.Tensor.copy_:
+            to, what = raw(given[0]), raw(given[1])
+            cls.gpu.launch(lambda: to.copy_(what))
+            return given[0]
+        if called is torch.Tensor.to and isinstance(given[1], torch.dtype):
+            made = torch.empty_like(given[0], dtype=given[1])
+            return made.copy_(given[0])
+        return super().__torch_function__(called, types, given, named or {})
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory, for kernels."""
+    return tensor.detach().as_subclass(torch.Tensor)
+
+
+class Stream:
+    """Does one thing after the other."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._random = random.Random(f"{SEED}{name}")
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"fake-{name}", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            time.sleep(self._random.random() * 0.004)
+            with torch.no_grad():
+                job()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+
+class FakeCuda:
+    """See the module."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.registered: dict[int, int] = {}
+        self.streams: list[Stream] = []
+        # Threads that waited on the processor for a copy.
+        self.waited: set[str] = set()
+        self._default = self._new("default")
+        self._current = threading.local()
+        OnGpu.gpu = self
+
+    def _new(self, name: str) -> Stream:
+        self.streams.append(Stream(name))
+        return self.streams[-1]
+
+    # What staging asks for.
+
+    def register(self, address: int, size: int) -> None:
+        if self.refuses:
+            raise RuntimeError("out of pins")
+        assert address not in self.registered, "registered once"
+        self.registered[address] = size
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def stream(self, device: torch.device) -> Stream:
+        assert device == torch.device("cuda", 0)
+        return self._new(f"side{len(self.streams)}")
+
+    def current(self, device: torch.device) -> Stream:
+        return getattr(self._current, "stream", self._default)
+
+    def record(self, stream: Stream) -> threading.Event:
+        event = threading.Event()
+        stream.put(event.set)
+        return event
+
+    def follow(self, stream: Stream, event: threading.Event) -> None:
+        stream.put(lambda: None if event.wait(60) else _hangs())
+
+    def copy(self, stream: Stream, into: torch.Tensor, given: torch.Tensor) -> None:
+        assert isinstance(into, OnGpu) != isinstance(given, OnGpu), "to a GPU or from it"
+        memory = given if isinstance(into, OnGpu) else into
+        if not self.refuses and memory.numel():
+            at = memory.data_ptr()
+            assert any(start <= at < start + size for start, size in self.registered.items()), "pinned memory"
+        to, what = raw(into), raw(given)
+        stream.put(lambda: to.copy_(what))  # type: ignore[func-returns-value]
+
+    def synchronize(self, event: threading.Event) -> None:
+        self.waited.add(threading.current_thread().name)
+        assert event.wait(60)
+
+    def happened(self, event: threading.Event) -> bool:
+        return event.is_set()
+
+    # What programs do.
+
+    def launch(self, kernel: Callable[[], Any]) -> None:
+        """A kernel on the current stream."""
+        self.current(torch.device("cuda", 0)).put(kernel)
+
+    def made(self, values: torch.Tensor) -> torch.Tensor:
+        """A tensor that a kernel fills, later."""
+        tensor = torch.full_like(values, 77).as_subclass(OnGpu)
+        memory = raw(tensor)
+        self.launch(lambda: memory.copy_(values))
+        return tensor
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the current stream sees, after all that it has been given."""
+        assert isinstance(tensor, OnGpu)
+        seen: list[torch.Tensor] = []
+        memory = raw(tensor)
+        self.launch(lambda: seen.append(memory.clone()))
+        assert self.record(self.current(torch.device("cuda", 0))).wait(60)
+        return seen[0]
+
+    @contextlib.contextmanager
+    def on_a_stream(self) -> Iterator[None]:
+        """Another current stream of this thread."""
+        self._current.stream = self._new(f"own{len(self.streams)}")
+        try:
+            yield
+        finally:
+            del self._current.stream
+
+
+def _hangs() -> None:
+    raise AssertionError("an event was never recorded")

@@ -1,0 +1,26 @@
+"""What Horovod's tests import of their helpers, which its source package leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import tempfile
+from collections.abc import Iterator
+
+import torch
+
+if hasattr(torch.optim, "Muon"):  # takes matrices only, and the tests try every optimizer of torch.optim
+    torch.optim.Muon.__module__ = "after these tests"
+if not hasattr(inspect, "getargspec"):  # gone since Python 3.11
+    inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+
+
+def mpi_env_rank_and_size() -> tuple[int, int]:
+    return int(os.environ["GRADWIRE_RANK"]), int(os.environ["GRADWIRE_SIZE"])
+
+
+@contextlib.contextmanager
+def temppath() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield os.path.join(folder, "file")

@@ -1,0 +1,1 @@
+"""Gone since Python 3.12."""

@@ -1,0 +1,181 @@
+"""Tensors on a GPU that is none (see fake_cuda): the order of copies, kernels and operations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
+
+import gradwire.torch as hvd  # noqa: E402
+from gradwire import _staging  # noqa: E402
+from gradwire.torch import _cuda  # noqa: E402
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeCuda]:
+    fake = FakeCuda()
+    _cuda.use(fake)
+    yield fake
+    _staging.settle()
+    _cuda.use(_cuda.Cuda())
+    assert not fake.registered, "what was registered is given back"
+
+
+def of_rank(rank: int, *shape: int) -> Any:
+    return torch.arange(24.0).view(4, 6) + 100 * rank if not shape else torch.full(shape, rank + 1.0)
+
+
+def total() -> Any:
+    return sum(of_rank(rank) for rank in range(hvd.size()))
+
+
+def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCuda) -> None:
+    for at in range(5):
+        tensor = gpu.made(of_rank(hvd.rank()))
+        result = hvd.allreduce(tensor, op=hvd.Sum, name=f"k{at}")
+        assert isinstance(result, OnGpu)
+        memory = raw(result)
+        gpu.launch(lambda memory=memory: memory.mul_(2))
+        assert torch.equal(gpu.read(result), 2 * total())
+        assert torch.equal(gpu.read(tensor), of_rank(hvd.rank())), "the argument stays as it was"
+    # The one that waited on the processor is the thread that starts operations.
+    assert gpu.waited == {"gw-staging"}
+    assert len(gpu.registered) >= 1 and len(gpu.streams) == 2
+
+
+def test_in_place_on_streams_of_ones_own(gpu: FakeCuda) -> None:
+    handles = []
+    for at in range(6):
+        with gpu.on_a_stream():
+            tensor = gpu.made(of_rank(hvd.rank()) + at)
+            handles.append((tensor, hvd.allreduce_async_(tensor, name=f"p{at}", op=hvd.Sum), at))
+    for tensor, handle, at in reversed(handles):
+        assert hvd.synchronize(handle) is tensor and hvd.poll(handle)
+        assert torch.equal(gpu.read(tensor), total() + at * hvd.size())
+
+
+def test_every_function(gpu: FakeCuda) -> None:
+    size, rank = hvd.size(), hvd.rank()
+    everybody = torch.cat([of_rank(each) for each in range(size)])
+    assert torch.equal(gpu.read(hvd.allgather(gpu.made(of_rank(rank)))), everybody)
+    assert torch.equal(gpu.read(hvd.broadcast(gpu.made(of_rank(rank)), size - 1)), of_rank(size - 1))
+    tensor = gpu.made(of_rank(rank))
+    assert hvd.broadcast_(tensor, 0) is tensor
+    assert torch.equal(gpu.read(tensor), of_rank(0))
+    moved, rows = hvd.alltoall(gpu.made(of_rank(rank, size, 2)), torch.ones(size, dtype=torch.int32))
+    assert gpu.read(moved).tolist() == [[each + 1.0] * 2 for each in range(size)] and rows.tolist() == [1] * size
+    part = hvd.reducescatter(gpu.made(of_rank(rank, size, 3)), op=hvd.Sum)
+    assert torch.equal(gpu.read(part), torch.full((1, 3), size * (size + 1) / 2))
+    first, second = hvd.grouped_allreduce([gpu.made(of_rank(rank)), gpu.made(of_rank(rank, 5).long())], op=hvd.Sum)
+    assert torch.equal(gpu.read(first), total()) and gpu.read(second).tolist() == [size * (size + 1) // 2] * 5
+    [one, two] = hvd.grouped_allgather([gpu.made(of_rank(rank, 1)), gpu.made(of_rank(rank, 2))])
+    assert len(gpu.read(one)) == size and len(gpu.read(two)) == 2 * size
+    same = hvd.allreduce(gpu.made(torch.ones(8)), op=hvd.Adasum)
+    torch.testing.assert_close(gpu.read(same), torch.ones(8))
+    assert gpu.read(hvd.allreduce(gpu.made(torch.zeros(0, 3)))).shape == (0, 3)
+    parameter = gpu.made(of_rank(rank))
+    hvd.broadcast_parameters({"weight": parameter}, root_rank=0)
+    assert torch.equal(gpu.read(parameter), of_rank(0))
+
+
+def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
+    """Some ranks have their tensors on a GPU and some have not: they pair by the order of calls."""
+    handles = []
+    for at in range(12):
+        mine = torch.full((3,), float(at))
+        on_gpu = (at + hvd.rank()) % 3 != 0
+        handles.append((at, on_gpu, hvd.allreduce_async(gpu.made(mine) if on_gpu else mine, op=hvd.Sum)))
+        if at % 4 == 3:
+            hvd.barrier()
+    for at, on_gpu, handle in handles:
+        result = handle.wait()
+        assert (gpu.read(result) if on_gpu else result).tolist() == [float(at * hvd.size())] * 3
+
+
+def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> None:
+    """The memory of a result goes back when its copy is done, not when its last name is gone."""
+    results = []
+    for at in range(30):
+        result = hvd.allreduce(gpu.made(torch.full((50_000,), float(at))), name=f"m{at}")
+        results.append(result)
+    for at, result in enumerate(results):
+        assert bool((gpu.read(result) == at).all())
+
+
+def test_what_is_refused_is_told_to_who_waits(gpu: FakeCuda) -> None:
+    with pytest.raises(hvd.InvalidRequest, match="name"):
+        hvd.allreduce(gpu.made(torch.ones(2)), name="bad\nname")
+    if hvd.size() > 1:
+        with pytest.raises(hvd.Disagreement, match="shape"):
+            hvd.allreduce(gpu.made(torch.ones(2 + hvd.rank())), name="differs")
+    assert gpu.read(hvd.allreduce(gpu.made(torch.ones(2)), op=hvd.Sum)).tolist() == [hvd.size()] * 2
+
+
+def test_a_copy_that_fails(gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(event: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "synchronize", fails)
+        handle = hvd.allreduce_async(gpu.made(torch.ones(2)), name="fails")
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            handle.wait()
+        assert handle.poll()
+    hvd.barrier()
+
+
+def test_a_wait_for_what_has_not_begun(gpu: FakeCuda) -> None:
+    go = threading.Event()
+    gpu.launch(lambda: go.wait(60))
+    handle = hvd.allreduce_async(gpu.made(torch.ones(2)), name="late", op=hvd.Sum)
+    with pytest.raises(TimeoutError, match="has not begun"):
+        handle.wait(timeout=0.05)
+    assert not handle.poll()
+    go.set()
+    assert gpu.read(handle.wait(timeout=60)).tolist() == [hvd.size()] * 2
+
+
+def test_memory_that_can_not_be_registered() -> None:
+    fake = FakeCuda(refuses=True)
+    _cuda.use(fake)
+    with pytest.warns(RuntimeWarning, match="could not be registered.*out of pins"):
+        result = hvd.allreduce(fake.made(of_rank(hvd.rank())), op=hvd.Sum)
+    assert torch.equal(fake.read(result), total())
+    _cuda.use(_cuda.Cuda())
+
+
+@pytest.mark.parametrize("small", [hvd.Compression.none, hvd.Compression.fp16])
+def test_an_optimizers_gradients(gpu: FakeCuda, small: Any) -> None:
+    """What an optimizer does with gradients on a GPU, one of which is lacking on one rank."""
+    parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(3)]
+    plain = torch.optim.SGD(parameters, lr=1.0, foreach=False)
+    optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, compression=small)
+    for step in range(4):
+        for at, parameter in enumerate(parameters):
+            lacks = at == 1 and hvd.rank() == 0
+            parameter.grad = None if lacks else gpu.made(of_rank(hvd.rank()) + step + at)
+        optimizer.synchronize()
+        if hvd.size() == 1:
+            continue
+        for at, parameter in enumerate(parameters):
+            givers = [rank for rank in range(hvd.size()) if not (at == 1 and rank == 0)]
+            expected = sum(of_rank(rank) + step + at for rank in givers)
+            assert torch.equal(gpu.read(parameter.grad), expected), (step, at)
+            memory = raw(parameter.grad)
+            gpu.launch(memory.zero_)
+
+
+def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> None:
+    mine = hvd.add_process_set(range(hvd.size()))
+    handle = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), op=hvd.Sum, process_set=mine)
+    if hvd.rank() == 0:
+        _staging.settle()
+    result = handle.wait()
+    assert hvd.remove_process_set(mine)
+    assert torch.equal(gpu.read(result), total())

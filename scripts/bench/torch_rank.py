@@ -1,0 +1,285 @@
+"""One rank of `torch_model.py`: a training step of ResNet-50 in PyTorch, with each way to exchange its gradients.
+
+All systems live in the same processes and take turns, a few steps each, so that whatever the machine does beside
+hits all of them. Each has a model of its own with the same parameters; steps change none of them, so that every
+step has the same right result, which is compared after the timed part. A step is `zero_grad`, forward,
+backward and the optimizer's `step`, and takes as long as it takes the slowest rank.
+
+Rank 0 prints a line of JSON for each kind of compute.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gradwire.torch as gw
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from shapes import PARAMETERS, TENSORS, resnet50
+
+# A sum in another order differs in the last bits of float32; the real gradients reach some hundreds.
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+
+
+class Give(torch.autograd.Function):
+    """Costs nothing, and its backward pass gives a parameter's gradient: new memory, as a layer's would be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        """Passes `x` on."""
+        ctx.gradient = gradient
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *above: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # noqa: ANN401
+        """The gradient, whatever comes from above."""
+        return above[0], ctx.gradient.clone(), None
+
+
+class Gradients(torch.nn.Module):
+    """ResNet-50's parameters without its arithmetic."""
+
+    # One for all models of a process: 98 MiB.
+    given: list[torch.Tensor] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        """Parameters of zeros, and gradients of small whole numbers: their averages are exact."""
+        super().__init__()
+        shapes = [dims for _, dims in resnet50()]
+        if not Gradients.given:
+            factor = dist.get_rank() + 1
+            Gradients.given = [
+                ((torch.arange(prod(dims)) % 61 + 1) * factor).to(torch.float32).view(dims) for dims in shapes
+            ]
+        self.all = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(dims)) for dims in shapes])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Goes through the parameters, front layer first, so that gradients come last layer first."""
+        for parameter, gradient in zip(self.all, Gradients.given, strict=True):
+            x = Give.apply(x, parameter, gradient)
+        return x
+
+
+class Bottleneck(torch.nn.Module):
+    """Three convolutions and a way around them (He et al. 2015)."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        """`4 * width` channels come out."""
+        super().__init__()
+        self.conv1 = convolution(inputs, width, 1)
+        self.conv2 = convolution(width, width, 3, stride)
+        self.conv3 = convolution(width, 4 * width, 1)
+        self.downsample = convolution(inputs, 4 * width, 1, stride) if inputs != 4 * width or stride > 1 else None
+        self.relu = torch.nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One block."""
+        around = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.conv2(self.relu(self.conv1(x))))
+        return self.relu(self.conv3(out) + around)
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> torch.nn.Module:
+    """A convolution with its normalisation."""
+    plain = torch.nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return torch.nn.Sequential(plain, torch.nn.BatchNorm2d(outputs))
+
+
+class ResNet50(torch.nn.Sequential):
+    """The network itself, as torchvision has it."""
+
+    def __init__(self) -> None:
+        """Sixteen blocks between a convolution and a linear layer."""
+        layers: list[torch.nn.Module] = [
+            convolution(3, 64, 7, 2),
+            torch.nn.ReLU(inplace=True),
+            torch.nn.MaxPool2d(3, 2, 1),
+        ]
+        inputs = 64
+        for stage, (blocks, width) in enumerate([(3, 64), (4, 128), (6, 256), (3, 512)]):
+            for block in range(blocks):
+                layers.append(Bottleneck(inputs, width, 2 if stage > 0 and block == 0 else 1))
+                inputs = 4 * width
+        super().__init__(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(inputs, 1000))
+
+
+class Nothing(torch.optim.Optimizer):
+    """Changes no parameter."""
+
+    def __init__(self, parameters: Iterator[torch.nn.Parameter]) -> None:
+        """Takes them as any optimizer does."""
+        super().__init__(parameters, {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Leaves all as it is."""
+
+
+class Step:
+    """A training step with one way to exchange gradients."""
+
+    def __init__(self, module: torch.nn.Module, wrap: str, gloo: dist.ProcessGroup) -> None:
+        """`wrap` names the way, as in `WAYS`."""
+        self.parameters = list(module.parameters())
+        self.optimizer: torch.optim.Optimizer = Nothing(module.parameters())
+        self.module = module
+        # DistributedOptimizer clears gradients where they are; a model forgets them, and autograd makes new ones.
+        self.clear: Callable[[], None] = self.optimizer.zero_grad
+        if wrap.startswith("optimizer"):
+            self.optimizer = gw.DistributedOptimizer(self.optimizer, named_parameters=module.named_parameters())
+            self.clear = module.zero_grad if wrap == "optimizer-new" else self.optimizer.zero_grad
+        elif wrap != "compute":
+            # What is in buffers is each rank's own here, whatever the system.
+            options: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": wrap != "gloo-copied"}
+            group = dist.group.WORLD if wrap == "backend" else gloo
+            self.module = DistributedDataParallel(module, process_group=group, **options)
+            if wrap == "hook":
+                self.module.register_comm_hook(gw.DdpHookState(), gw.ddp_hook)
+
+    def __call__(self, given: torch.Tensor) -> None:
+        """One step."""
+        self.clear()
+        self.module(given).sum().backward()
+        self.optimizer.step()
+
+
+WAYS = ("compute", "gloo", "gloo-copied", "optimizer", "optimizer-new", "backend", "hook")
+
+
+def processor_time() -> float:
+    """Seconds that this process has used, and on the node's first rank the daemon too."""
+    used = time.process_time()
+    if os.environ["LOCAL_RANK"] == "0":
+        for name in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # processes come and go
+                program, _, rest = name.read_text().rpartition(")")
+                fields = rest.split()
+                # The launcher's agent has started both.
+                if program.endswith("(gradwired") and int(fields[1]) == os.getppid():
+                    used += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
+def inputs(kind: str, batch: int, pixels: int) -> torch.Tensor:
+    """This rank's part of the data."""
+    if kind == "none":
+        return torch.zeros(1, requires_grad=True)
+    random = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(batch, 3, pixels, pixels, generator=random)
+
+
+def right(steps: dict[str, Step], given: torch.Tensor, gloo: dist.ProcessGroup) -> list[torch.Tensor]:
+    """The averages, by Gloo, of what the model gives without any exchange."""
+    step = steps["compute"]
+    step(given)
+    means = [parameter.grad.clone() for parameter in step.parameters if parameter.grad is not None]
+    for mean in means:
+        dist.all_reduce(mean, group=gloo)
+        mean /= dist.get_world_size()
+    return means
+
+
+def check(name: str, step: Step, means: list[torch.Tensor]) -> None:
+    """Ends the program if gradients are not the averages."""
+    for number, (parameter, mean) in enumerate(zip(step.parameters, means, strict=True)):
+        if parameter.grad is None or not torch.allclose(parameter.grad, mean, **NEAR):
+            sys.exit(f"torch_rank: rank {dist.get_rank()}: {name}: the gradient of tensor {number} is wrong")
+
+
+def measure(kind: str, ways: list[str], asked: argparse.Namespace, gloo: dist.ProcessGroup) -> dict[str, Any]:
+    """Times all ways in turn: for each, a list of rounds with the steps' times in microseconds."""
+    made: dict[str, Step] = {}
+    for way in ways:
+        torch.manual_seed(5)  # the same parameters for all of them, on all ranks
+        made[way] = Step(Gradients() if kind == "none" else ResNet50(), way, gloo)
+    counts = [parameter.numel() for parameter in made["compute"].parameters]
+    if (len(counts), sum(counts)) != (TENSORS, PARAMETERS):
+        sys.exit(f"torch_rank: this is no ResNet-50: {len(counts)} tensors, {sum(counts)} parameters")
+    given = inputs(kind, asked.batch, asked.pixels)
+    means = right(made, given, gloo)
+    times: dict[str, list[list[float]]] = {way: [] for way in ways}
+    busy, used = dict.fromkeys(ways, 0.0), 0.0
+    for number in range(-1, asked.rounds):  # the first one is for warming up
+        turn = max(number, 0) % len(ways)
+        for way in ways[turn:] + ways[:turn]:
+            row = []
+            for at in range(-1, asked.steps):
+                dist.barrier(group=gloo)
+                begin = time.perf_counter()
+                made[way](given)
+                if at >= 0 and number >= 0:
+                    row.append((time.perf_counter() - begin) * 1e6)
+                elif number >= 0:
+                    used = processor_time()
+            if number >= 0:
+                busy[way] += processor_time() - used
+            if way != "compute":
+                check(way, made[way], means)
+            slowest = torch.tensor(row, dtype=torch.float64)
+            if number >= 0:
+                dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=gloo)
+                times[way].append(slowest.tolist())
+    cpu = torch.tensor([busy[way] / asked.rounds / asked.steps * 1e6 for way in ways])
+    dist.all_reduce(cpu, group=gloo)
+    return {"kind": kind, "times_us": times, "cpu_us": dict(zip(ways, cpu.tolist(), strict=True))}
+
+
+def latency(asked: argparse.Namespace, gloo: dist.ProcessGroup) -> dict[str, Any]:
+    """Blocking calls with one element: rounds with the calls' times in microseconds."""
+    tensor = torch.ones(1)
+    calls: dict[str, Callable[[], object]] = {
+        "gloo": lambda: dist.all_reduce(tensor, group=gloo),
+        "backend": lambda: dist.all_reduce(tensor),
+        "allreduce_": lambda: gw.allreduce_(tensor, name="latency", op=gw.Average),
+    }
+    times: dict[str, list[list[float]]] = {name: [] for name in calls}
+    for _ in range(asked.rounds):
+        for name, call in calls.items():
+            row = []
+            for at in range(-20, 200):
+                tensor.fill_(1.0)
+                begin = time.perf_counter()
+                call()
+                if at >= 0:
+                    row.append((time.perf_counter() - begin) * 1e6)
+            times[name].append(row)
+    return {"kind": "latency", "times_us": times}
+
+
+def main() -> None:
+    """Joins the job that started it, and measures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", default="latency,none,resnet50")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--pixels", type=int, default=64)
+    asked = parser.parse_args()
+    ways = [way for way in WAYS if way in asked.ways.split(",") or way == "compute"]
+
+    # All nodes are on this machine.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["WORLD_SIZE"])))
+    dist.init_process_group("gradwire")
+    gloo = dist.new_group(backend="gloo")
+    for kind in asked.kinds.split(","):
+        found = latency(asked, gloo) if kind == "latency" else measure(kind, ways, asked, gloo)
+        gc.collect()
+        if dist.get_rank() == 0:
+            print(json.dumps(found), flush=True)
+    dist.barrier(group=gloo)
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
