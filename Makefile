@@ -16,12 +16,19 @@ PROFILE ?= release
 BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: demo test wheel python-test python-oldest bench lint soak sanitize clean
+.PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-torch lint soak sanitize clean
 
-demo: ## train a small network on four ranks of two nodes, all on this machine
+demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
+	@# PyTorch is fetched while Gradwire is built.
+	python3 python/make_venv.py --without-tools & fetch=$$!; \
+	$(MAKE) --no-print-directory wheel; built=$$?; wait $$fetch && exit $$built
+	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+	.venv-python/bin/gradwire run -H $(DEMO_HOSTS) -- .venv-python/bin/python examples/digits_horovod.py $(DEMO_ARGS)
+
+demo-rust: ## the same in Rust: a trainer that is linked against libtorch
 	$(TORCH) $(CARGO) build --release -p gradwire-cli -p gradwire-daemon --bins
 	$(TORCH) $(CARGO) build --release -p gradwire-worker --features tch --example digits
-	$(TORCH) target/release/gradwire run -np 4 -H $(DEMO_HOSTS) -- target/release/examples/digits $(DEMO_ARGS)
+	$(TORCH) $(BUILT)/gradwire run -H $(DEMO_HOSTS) -- $(BUILT)/examples/digits $(DEMO_ARGS)
 
 test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins
@@ -49,13 +56,23 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 	cd python/tests && ../../.venv-python/bin/pytest -p no:cacheprovider
 
-python-oldest: ## the same wheel with the oldest PyTorch that it works with; python-test comes first
+python-oldest: ## all of them with the oldest PyTorch that it works with; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest
 	.venv-python-oldest/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
-	cd python/tests && ../../.venv-python-oldest/bin/pytest -p no:cacheprovider test_jobs.py test_endings.py test_starts.py
+	cd python/tests && ../../.venv-python-oldest/bin/pytest -p no:cacheprovider
+
+nightly: export GRADWIRE_TESTS = all
+nightly: ## every Python test on every kind of job, with the newest and with the oldest PyTorch; an hour
+	$(MAKE) python-test
+	$(MAKE) python-oldest
 
 bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
 	scripts/bench/run.py $(BENCH_ARGS)
+
+bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo in turn
+	python3 python/make_venv.py
+	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
+	scripts/bench/torch_model.py $(BENCH_ARGS)
 
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check

@@ -1,6 +1,8 @@
-"""The digits and the network of the examples: nothing here knows of ranks."""
+"""The digits, the network and the arguments of the examples: nothing here knows of ranks."""
 
+import argparse
 import gzip
+import hashlib
 from pathlib import Path
 
 import torch
@@ -10,6 +12,20 @@ from torch.utils.data import TensorDataset
 
 DATA = Path(__file__).parent.parent / "worker-lib" / "examples" / "digits" / "optdigits.csv.gz"
 TEST_IMAGES = 360
+
+
+def positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """What all of them take; the first line of a program's own text says what it is."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--epochs", type=positive, default=10, help="how often each image is seen")
+    parser.add_argument("--batch", type=positive, default=64, help="images of all ranks together")
+    return parser
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
@@ -36,3 +52,11 @@ class Net(nn.Module):
         x = functional.gelu(self.conv1(images))
         x = functional.avg_pool2d(functional.gelu(self.conv2(x)), 2)
         return self.dense2(functional.gelu(self.dense1(x.flatten(1))))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Differs as soon as one bit of one parameter does."""
+    sha = hashlib.sha256()
+    for parameter in model.parameters():
+        sha.update(parameter.detach().numpy().tobytes())
+    return sha.hexdigest()[:16]

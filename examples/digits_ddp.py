@@ -6,8 +6,6 @@
 With ``--hook`` the process group stays Gloo, and only DDP's gradients go through Gradwire.
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from torch.nn import functional
@@ -15,33 +13,31 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from digits_data import TEST_IMAGES, Net, load
+from digits_data import TEST_IMAGES, Net, arguments, load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=64, help="images of all ranks together")
+    parser = arguments(__doc__)
     parser.add_argument("--hook", action="store_true", help="keep Gloo, and give Gradwire the gradients")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
 
-    dist.init_process_group("gloo" if arguments.hook else "gradwire")
+    dist.init_process_group("gloo" if given.hook else "gradwire")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(42)
     torch.set_num_threads(1)
     train, test = load()
     sampler = DistributedSampler(train, drop_last=True)
-    loader = DataLoader(train, batch_size=arguments.batch // size, sampler=sampler, drop_last=True)
+    loader = DataLoader(train, batch_size=given.batch // size, sampler=sampler, drop_last=True)
 
     model = DistributedDataParallel(Net())
-    if arguments.hook:
+    if given.hook:
         import gradwire.torch
 
         gradwire.torch.init()
         model.register_comm_hook(None, gradwire.torch.ddp_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    for epoch in range(arguments.epochs):
+    for epoch in range(given.epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(())
         for images, digits in loader:

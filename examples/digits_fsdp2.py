@@ -3,7 +3,6 @@
 gradwire run -np 4 -- python examples/digits_fsdp2.py
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -17,15 +16,13 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from digits_data import TEST_IMAGES, Net, load
+from digits_data import TEST_IMAGES, Net, arguments, load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=64, help="images of all ranks together")
+    parser = arguments(__doc__)
     parser.add_argument("--checkpoint", type=Path, help="a folder for the checkpoint; without it a temporary one")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
 
     dist.init_process_group("gradwire")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -33,7 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = load()
     sampler = DistributedSampler(train, drop_last=True)
-    loader = DataLoader(train, batch_size=arguments.batch // size, sampler=sampler, drop_last=True)
+    loader = DataLoader(train, batch_size=given.batch // size, sampler=sampler, drop_last=True)
 
     model, mesh = Net(), init_device_mesh("cpu", (size,))
     for layer in model.children():
@@ -41,7 +38,7 @@ def main() -> None:
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    for epoch in range(arguments.epochs):
+    for epoch in range(given.epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(())
         for images, digits in loader:
@@ -54,7 +51,7 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch + 1}: loss {total:.6f}", flush=True)
 
-    folder = [arguments.checkpoint or tempfile.mkdtemp() if rank == 0 else None]
+    folder = [given.checkpoint or tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(folder)
     state, moments = get_state_dict(model, optimizer)
     checkpoint.save({"model": state, "optimizer": moments}, checkpoint_id=folder[0])

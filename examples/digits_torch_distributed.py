@@ -3,37 +3,32 @@
 gradwire run -np 4 -- python examples/digits_torch_distributed.py
 """
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from torch.nn import functional
 
-from digits_data import TEST_IMAGES, Net, load
+from digits_data import TEST_IMAGES, Net, arguments, load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=64, help="images of all ranks together")
-    arguments = parser.parse_args()
+    given = arguments(__doc__).parse_args()
 
     dist.init_process_group("gradwire")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(42)
     torch.set_num_threads(1)
     train, test = load()
-    batches = len(train) // arguments.batch
+    batches = len(train) // given.batch
 
     model = Net()
     for parameter in model.parameters():
         dist.broadcast(parameter, src=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    for epoch in range(arguments.epochs):
+    for epoch in range(given.epochs):
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))
         total = torch.zeros(())
-        for rows in order[: batches * arguments.batch].view(batches, -1):
+        for rows in order[: batches * given.batch].view(batches, -1):
             images, digits = train[rows[rank::size]]
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(images), digits)

@@ -1,4 +1,7 @@
-"""A function as a job, from a script or a notebook: python examples/function_as_job.py"""
+"""A function as a job, from a script or from a notebook's cell: python examples/function_as_job.py
+
+It wants NumPy, and cloudpickle, which takes along what is defined here and not in a module.
+"""
 
 import numpy as np
 
