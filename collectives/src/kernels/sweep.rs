@@ -17,6 +17,9 @@ use super::{
 /// Inputs that are combined in registers before the accumulators go to memory.
 const GROUP: usize = 4;
 
+/// Bytes that are copied to one destination after the other.
+const PART: usize = 4096;
+
 /// What is done to the numbers at the end.
 #[derive(Clone, Copy)]
 pub(super) enum Last<N> {
@@ -61,6 +64,10 @@ impl<N: Number> Last<N> {
 #[inline(always)]
 pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>(job: &Job<'_>) {
     let last = Last::<E::Number>::of(job);
+    if matches!(last, Last::Copy) {
+        // SAFETY: the caller's promise.
+        return unsafe { copy::<I>(job, job.count * size_of::<E>()) };
+    }
     let prescale = <E::Number as Number>::factor(job.prescale);
     let size = size_of::<E>();
     // Made once: to clear them for each tile takes as long as a sum.
@@ -76,14 +83,9 @@ pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>
         }
         // SAFETY: all pointers are valid for `count` elements, and at + n <= count.
         unsafe {
-            if matches!(last, Last::Copy) {
-                let src = job.inputs[0].add(at * size);
-                std::ptr::copy_nonoverlapping(src, out.0.as_mut_ptr().cast::<u8>(), n * size);
-            } else {
-                let mut numbers = combine::<E, O, I>(job.inputs, at, n, prescale, &mut edge);
-                finish(&mut numbers, last);
-                E::store::<I>(&numbers, &mut out);
-            }
+            let mut numbers = combine::<E, O, I>(job.inputs, at, n, prescale, &mut edge);
+            finish(&mut numbers, last);
+            E::store::<I>(&numbers, &mut out);
             for &dst in job.dsts {
                 let to = dst.add(at * size);
                 let from = out.0.as_ptr().cast::<u8>();
@@ -97,6 +99,45 @@ pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>
         at += n;
     }
     if job.store == Store::Streaming {
+        // SAFETY: the level's instructions are there.
+        unsafe { I::fence() }
+    }
+}
+
+/// Copies the one input to every destination, straight from where it lies: in parts that are still in
+/// the first-level cache when the next destination gets them.
+///
+/// # Safety
+/// As for [`sweep`]; `bytes` are those of the whole input.
+#[inline(always)]
+unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
+    let src = job.inputs[0];
+    let streaming = job.store == Store::Streaming;
+    let mut at = 0;
+    while at < bytes {
+        let mut n = PART.min(bytes - at);
+        if at == 0 && streaming {
+            // A short first part brings the first destination to a cache line.
+            let ahead = job.dsts.first().map_or(0, |dst| dst.align_offset(64));
+            n = if ahead == 0 { n } else { n.min(ahead) };
+        }
+        // SAFETY: all pointers are valid for `bytes`, and at + n <= bytes. A destination is the input
+        // itself or does not overlap it.
+        unsafe {
+            let from = src.add(at);
+            for &dst in job.dsts {
+                let to = dst.add(at);
+                if to.cast_const() == from {
+                    continue;
+                }
+                let lines = if streaming && to.addr().is_multiple_of(64) { n / 64 * 64 } else { 0 };
+                I::stream(to, from, lines);
+                std::ptr::copy_nonoverlapping(from.add(lines), to.add(lines), n - lines);
+            }
+        }
+        at += n;
+    }
+    if streaming {
         // SAFETY: the level's instructions are there.
         unsafe { I::fence() }
     }
