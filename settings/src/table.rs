@@ -210,8 +210,8 @@ settings! {
     data: Data {
         /// Data threads of a daemon; each has connections of its own to each peer.
         lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads";
-        /// Connections of each data thread to each peer: whichever can take it carries the next chunk.
-        streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "2", "connections";
+        /// Connections of each data thread to each peer: whichever can take it carries the next chunk. More than one pays where single connections are slow at times.
+        streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "1", "connections";
         /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs fewer calls.
         chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
         /// As what f32 travels between nodes where it is reduced; bf16 is half the bytes and 8 bits of precision. The coordinator decides for all nodes.

@@ -81,7 +81,10 @@ impl Script {
         let mut dice = Dice::of(&[seed]);
         let plan = random::plan(&mut dice);
         let compression = dice.pick(Compression::ALL);
-        let plan = plan.set(format!("data.compression={compression}"));
+        let streams = dice.pick(&[1, 2, 3]);
+        let plan = plan
+            .set(format!("data.compression={compression}"))
+            .set(format!("data.streams={streams}"));
         let size = plan.slots.iter().sum();
         let mut sets = vec![Set { ranks: (0..size).collect(), made: 0, removed: PHASES }];
         for phase in 0..PHASES {
