@@ -154,7 +154,11 @@ impl Hosted {
         };
         let failed = |reason| HostError::Listen { address, setting, reason };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let mut address = listener.local_addr().map_err(failed)?;
+        if address.ip().is_unspecified() {
+            // Whoever listens everywhere is reached at the host's own address.
+            address.set_ip(job.bind);
+        }
 
         let first = Health { phase: Phase::Forming, reason: "no node has joined yet".to_owned() };
         let (ready, readiness_now) = watch::channel(readiness(&first));

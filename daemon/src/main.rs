@@ -1,16 +1,18 @@
 //! The binary `gradwired`: configuration, telemetry, run.
 
 use std::{
-    collections::HashMap, ffi::OsString, io, path::PathBuf, process::ExitCode, thread,
+    collections::HashMap,
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, anyhow};
 use clap::Parser;
-use gradwire_coordinator::{
-    Outcome,
-    host::{self, HostError, Hosted},
-};
+use gradwire_coordinator::host::{self, Hosted};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, RankEnd, metrics};
 use gradwire_proto::{Rank, VERSION};
 use gradwire_settings::{Layers, Settings, table::LogFormat};
@@ -131,12 +133,12 @@ async fn serve(
     let mut daemon = Daemon::bind(config).await?;
     let grpc = hosted.as_ref().map(|hosted| format!(r#","grpc":"{}""#, hosted.address()));
     // The launcher reads this one line, and starts the other daemons and then the ranks.
-    println!(
+    say(&format!(
         r#"{{"event":"serving","metrics":"{}","data":"{}"{}}}"#,
         endpoint.address(),
         daemon.data_address(),
         grpc.unwrap_or_default(),
-    );
+    ));
     let cancel = CancellationToken::new();
     let (mut terminate, mut interrupt) =
         (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
@@ -151,7 +153,7 @@ async fn serve(
     if let Some(hosted) = &hosted {
         daemon = daemon.beside(hosted.door());
     }
-    let mut coordinator = hosted.map(|hosted| tokio::spawn(hosted.run(cancel.clone())));
+    let coordinator = hosted.map(|hosted| tokio::spawn(coordinate(hosted, cancel.clone())));
     let ending = daemon
         .hear_of_ends(launcher().map_err(DaemonError::from)?)
         .run(cancel.clone(), move |formed| {
@@ -159,8 +161,8 @@ async fn serve(
             let _ = readiness.send(state);
         })
         .await?;
-    if let Some(coordinator) = &mut coordinator {
-        end(coordinator, &cancel, settings.launch.grace).await;
+    if let Some(coordinator) = coordinator {
+        end(coordinator, &cancel, settings.launch.grace.max(LEAST_GRACE)).await;
     }
     if let Some(endpoint) = coordinators {
         endpoint.stop().await;
@@ -169,28 +171,36 @@ async fn serve(
     Ok(ending)
 }
 
-/// Waits until the coordinator has told the other nodes how the job ended, and tells the launcher. It
-/// may still wait for nodes that never come, if this daemon could not take part at all.
-async fn end(
-    coordinator: &mut JoinHandle<Result<Outcome, HostError>>,
-    cancel: &CancellationToken,
-    grace: Duration,
-) {
-    let mut ended = timeout(grace, &mut *coordinator).await;
-    if ended.is_err() {
-        cancel.cancel();
-        ended = timeout(grace, coordinator).await;
-    }
-    match ended {
-        Ok(Ok(Ok(outcome))) => {
+/// What the coordinator's last words to other nodes need in any case.
+const LEAST_GRACE: Duration = Duration::from_millis(200);
+
+/// Serves the job as its coordinator. The launcher is told whose fault it was as soon as that is
+/// known: before this node's ranks are waited for.
+async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
+    match hosted.run(cancel).await {
+        Ok(outcome) => {
             if let Some(line) = host::blame(&outcome) {
-                println!("{line}");
+                say(&line);
             }
         }
-        Ok(Ok(Err(error))) => tracing::error!(%error, "the coordinator ended"),
-        Ok(Err(error)) => tracing::error!(%error, "the coordinator ended"),
-        Err(_) => tracing::warn!(?grace, "the coordinator does not end"),
+        Err(error) => tracing::error!(%error, "the coordinator ended"),
     }
+}
+
+/// Waits until the coordinator has told the other nodes how the job ended. It may still wait for nodes
+/// that never come, if this daemon could not take part at all.
+async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace: Duration) {
+    if timeout(grace, &mut coordinator).await.is_err() {
+        cancel.cancel();
+        if timeout(grace, coordinator).await.is_err() {
+            tracing::warn!(?grace, "the coordinator does not end");
+        }
+    }
+}
+
+/// Tells the launcher. Whoever started us may not listen; the job does not depend on it.
+fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {

@@ -52,7 +52,9 @@ def run(
         # The ranks unpickle by name what this process imported by name.
         paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
         variables = {**os.environ, "PYTHONPATH": paths, **(env or {})}
-        with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        with subprocess.Popen(
+            words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as job:
             assert job.stdout is not None
             try:
                 # Through sys.stdout, which in a notebook is not the process's own.
@@ -62,7 +64,7 @@ def run(
             except BaseException:
                 # A notebook's interrupt reaches this process only; the launcher ends its ranks (CLEAN).
                 job.terminate()
-                job.wait()
+                job.communicate()
                 raise
         return _results(folder, np, code)
 

@@ -73,11 +73,11 @@ impl Variables<'_> {
         variable: &'static str,
         read: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<T, VariableError> {
-        let value = self.text(variable)?;
-        read(value).map_err(|reason| VariableError::Invalid {
-            variable,
-            value: "…".to_owned(),
-            reason: reason.to_string(),
+        self.read(variable, read).map_err(|error| match error {
+            VariableError::Invalid { variable, reason, .. } => {
+                VariableError::Invalid { variable, value: "…".to_owned(), reason }
+            }
+            missing @ VariableError::Missing(_) => missing,
         })
     }
 }

@@ -96,8 +96,8 @@ impl Instructions for Baseline {
 
     #[inline(always)]
     unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
-        // SAFETY: the caller's promise; source and destination never overlap.
-        unsafe { dst.copy_from_nonoverlapping(src, bytes) }
+        // SAFETY: the caller's promise; they may overlap.
+        unsafe { dst.copy_from(src, bytes) }
     }
 
     #[inline(always)]

@@ -121,8 +121,8 @@ unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
             let ahead = job.dsts.first().map_or(0, |dst| dst.align_offset(64));
             n = if ahead == 0 { n } else { n.min(ahead) };
         }
-        // SAFETY: all pointers are valid for `bytes`, and at + n <= bytes. A destination is the input
-        // itself or does not overlap it.
+        // SAFETY: all pointers are valid for `bytes`, and at + n <= bytes. A destination may be the
+        // input itself, and overlap it in any way if a worker says so: what it gets then is its own affair.
         unsafe {
             let from = src.add(at);
             for &dst in job.dsts {
@@ -132,7 +132,7 @@ unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
                 }
                 let lines = if streaming && to.addr().is_multiple_of(64) { n / 64 * 64 } else { 0 };
                 I::stream(to, from, lines);
-                std::ptr::copy_nonoverlapping(from.add(lines), to.add(lines), n - lines);
+                std::ptr::copy(from.add(lines), to.add(lines), n - lines);
             }
         }
         at += n;

@@ -46,6 +46,10 @@ const REASON: usize = 4096;
 /// How long a worker may take for its first words, and the socket for each message.
 const PATIENCE: Duration = Duration::from_secs(3);
 
+/// How long a worker may take to make room for a message. It has a thread for reading them, and the
+/// control thread waits meanwhile: well below what a heartbeat may take.
+const TAKING: Duration = Duration::from_millis(500);
+
 /// Room for connections that have not said who they are (BOUND).
 const STRANGERS: usize = 64;
 
@@ -110,7 +114,7 @@ pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: Cance
 fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream)> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TAKING))?;
     let second = stream.try_clone().inspect_err(|error| {
         let _ = say(&stream, Reply::Refused(no_descriptor(error).into()));
     })?;
@@ -271,7 +275,7 @@ impl Conversation {
             pid,
             memory: WorkerMemory::default(),
             completions,
-            socket: Mutex::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
+            socket: Mutex::new(Some(self.stream.try_clone().map_err(|e| no_descriptor(&e))?)),
         });
         // WAIT: from the first beat on the worker notices our silence, so it comes before it is let in.
         heartbeats.beat();

@@ -32,7 +32,8 @@ pub(crate) struct Worker {
     pub(crate) pid: u32,
     pub(crate) memory: WorkerMemory,
     completions: CompletionWriter,
-    socket: Mutex<UnixStream>,
+    /// Until a message could not be sent: what follows half a message would be nonsense.
+    socket: Mutex<Option<UnixStream>>,
 }
 
 impl Worker {
@@ -53,8 +54,7 @@ impl Worker {
             rows: rows.clone(),
         });
         let allocate = pb::Allocate { ticket, outputs: outputs.collect() };
-        let socket = self.socket.lock().expect("no panic while it is held");
-        say(&socket, pb::daemon_message::Message::Allocate(allocate))
+        self.send(pb::daemon_message::Message::Allocate(allocate))
     }
 
     /// Tells the worker that operations have failed.
@@ -75,10 +75,21 @@ impl Worker {
     /// Sends a message. A worker that does not take it is about to be found dead by its own
     /// thread, so nothing is to be done here.
     fn say(&self, message: pb::daemon_message::Message) {
-        let socket = self.socket.lock().expect("no panic while it is held");
-        if let Err(error) = say(&socket, message) {
+        if let Err(error) = self.send(message) {
             tracing::debug!(rank = %self.rank, %error, "a worker did not take a message");
         }
+    }
+
+    /// Sends a message. A worker that does not read is waited for once and not again: it must not
+    /// keep the control thread from all others (WAIT).
+    fn send(&self, message: pb::daemon_message::Message) -> std::io::Result<()> {
+        let mut socket = self.socket.lock().expect("no panic while it is held");
+        let Some(open) = &*socket else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
+        let sent = say(open, message);
+        if sent.is_err() {
+            *socket = None;
+        }
+        sent
     }
 }
 

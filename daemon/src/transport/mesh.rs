@@ -37,6 +37,13 @@ use crate::{
 /// the one that has taken longest: silence keeps nobody else out.
 const HANDSHAKES: usize = 64;
 
+/// However many peers there are.
+const MOST_HANDSHAKES: usize = 4096;
+
+/// How long the peer's kernel may take to answer before another connection is tried. The kernel sends
+/// a lost first packet again after one second, then two, then four.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+
 /// How a data connection is set up.
 #[derive(Debug, Clone)]
 pub(crate) struct MeshConfig {
@@ -133,7 +140,8 @@ impl Mesh {
         loop {
             let attempt = async {
                 let began = Instant::now();
-                let mut stream = self.connect(address).await?;
+                let connected = timeout(FIRST_ANSWER, self.connect(address)).await;
+                let mut stream = connected.map_err(io::Error::from)??;
                 // The kernels alone have answered each other: as short as it gets.
                 let round_trip = began.elapsed();
                 handshake::dial(&mut stream, &self.identity, line).await?;
@@ -162,13 +170,17 @@ impl Mesh {
     /// Accepts until cancelled.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
         let mut handshakes = VecDeque::new();
+        // Peers with smaller numbers may all dial at once, each with as many connections as it likes.
+        let dialled =
+            self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
+        let most = (dialled as usize).clamp(HANDSHAKES, MOST_HANDSHAKES);
         let accept = async {
             loop {
                 match listener.accept().await {
                     Ok((stream, from)) => {
                         handshakes
                             .retain(|handshake: &AbortOnDropHandle<()>| !handshake.is_finished());
-                        if handshakes.len() >= HANDSHAKES {
+                        if handshakes.len() >= most {
                             handshakes.pop_front();
                             metrics::rejected_connection();
                         }

@@ -154,7 +154,7 @@ class Stage:
 
         def arrived() -> None:
             self.driver.synchronize(done)
-            _ = tensor  # until now its memory must not be another's
+            _ = tensor, memory  # until now neither's bytes must be another's
 
         _staging.under_way(arrived)
 

@@ -362,12 +362,6 @@ def test_adasum(make: Callable[[Any], Any]) -> None:
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(step))).backward()
-        # Once a step has shown that nothing comes in between, they are made in the backward pass.
-        early = step > 0 and hvd.size() > 1
-        assert len(optimizer._flights) == (len(list(net.parameters())) if early else 0)
-        if early:
-            with pytest.raises(AssertionError, match="on their way"):
-                optimizer.zero_grad()
         optimizer.step()
     parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
@@ -382,7 +376,6 @@ def test_adasum_of_gradients_that_are_changed_first() -> None:
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(step))).backward()
-        assert not optimizer._flights
         for parameter in net.parameters():
             assert parameter.grad is not None
             parameter.grad.mul_(0.5)  # as clipping and loss scaling do
@@ -391,26 +384,18 @@ def test_adasum_of_gradients_that_are_changed_first() -> None:
     bits_are_the_same_everywhere(net)
 
 
-def test_adasum_notices_what_comes_too_late() -> None:
-    if hvd.size() == 1:
-        pytest.skip("one rank exchanges nothing")
-    changes: list[Callable[[Any, Any], None]] = [
-        lambda net, optimizer: net[0].weight.grad.mul_(2.0),
-        lambda net, optimizer: optimizer.param_groups[0].update(lr=0.5),
-    ]
-    for change in changes:
-        net = model()
-        optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
-        for _ in range(2):
-            optimizer.zero_grad()
-            loss_of(net, *map(part, batch(0))).backward()
-            optimizer.step()
+def test_adasum_with_a_scaler() -> None:
+    expected = adasum_by_hand(sgd, STEPS)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu") if hasattr(torch.amp, "GradScaler") else pytest.skip("no scaler for CPUs")
+    for step in range(STEPS):
         optimizer.zero_grad()
-        loss_of(net, *map(part, batch(0))).backward()
-        change(net, optimizer)
-        with pytest.raises(AssertionError, match="changed between"):
-            optimizer.step()
-        hvd.barrier()
+        scaler.scale(loss_of(net, *map(part, batch(step)))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
 
 
 def test_adasum_with_all_that_goes_with_it() -> None:
