@@ -197,11 +197,13 @@ impl Hosted {
     }
 }
 
-/// What the launcher is to know of a job's end: one JSON line with the rank at fault, if it is one's.
+/// What the launcher is to know of a job's end: if it failed, one JSON line with the rank at fault, or
+/// none.
 pub fn blame(outcome: &Outcome) -> Option<String> {
     match outcome {
         Outcome::Failed(failure) => {
-            failure.rank.map(|rank| format!(r#"{{"event":"failed","rank":{}}}"#, rank.0))
+            let rank = failure.rank.map_or_else(|| "null".to_owned(), |rank| rank.0.to_string());
+            Some(format!(r#"{{"event":"failed","rank":{rank}}}"#))
         }
         Outcome::Finished => None,
     }

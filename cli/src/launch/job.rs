@@ -101,11 +101,11 @@ struct Serving {
     metrics: String,
 }
 
-/// Whom the coordinator has found at fault.
+/// That the job has failed, and whom the coordinator has found at fault.
 #[derive(Debug, Deserialize)]
 struct Blame {
     event: String,
-    rank: u32,
+    rank: Option<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -138,8 +138,11 @@ pub struct Job {
     failures: Vec<Failure>,
     /// The rank that the coordinator has found at fault.
     blamed: Option<u32>,
-    /// Its process has been given the time to end by itself.
+    /// That rank's process has been given the time to end by itself.
     awaited: bool,
+    /// The coordinator has said that the job failed: however well the ranks end, the daemon that hosts
+    /// it will say why in its last words.
+    has_failed: bool,
     ranks_ran: bool,
     commands: Vec<Command>,
 }
@@ -158,6 +161,7 @@ impl Job {
             processes: BTreeMap::new(),
             failures: Vec::new(),
             blamed: None,
+            has_failed: false,
             awaited: false,
             ranks_ran: false,
             commands: Vec::new(),
@@ -227,7 +231,7 @@ impl Job {
 
     /// Takes note of a failure; the first one begins the end.
     fn fail(&mut self, failure: Failure, now: Duration) {
-        if matches!(self.phase, Phase::Leaving | Phase::Stopping | Phase::Done) {
+        if matches!(self.phase, Phase::Stopping | Phase::Done) {
             return;
         }
         self.failures.push(failure);
@@ -240,7 +244,11 @@ impl Job {
     fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
         let blame = serde_json::from_str::<Blame>(line).ok().filter(|b| b.event == "failed");
         if let (0, Role::Daemon, Some(blame)) = (node, role, blame) {
-            self.blamed = Some(blame.rank);
+            self.blamed = blame.rank;
+            self.has_failed = true;
+            if self.phase == Phase::Leaving {
+                self.deadline = Some(now + self.limits.grace);
+            }
             return;
         }
         let serving = serde_json::from_str::<Serving>(line).ok().filter(|s| s.event == "serving");
@@ -419,7 +427,8 @@ impl Job {
                 }
                 if (0..self.plan.size()).all(|rank| self.has_ended(rank)) {
                     self.phase = Phase::Leaving;
-                    self.deadline = Some(now + LEAVE);
+                    let patience = if self.has_failed { self.limits.grace } else { LEAVE };
+                    self.deadline = Some(now + patience);
                     self.advance(now);
                 }
             }

@@ -150,6 +150,24 @@ fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
 }
 
 #[test]
+fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
+    for rank in ["1", "null"] {
+        let mut job = running();
+        let blame = format!(r#"{{"event":"failed","rank":{rank}}}"#);
+        step(&mut job, said(0, Role::Daemon, &blame), 1400);
+        for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
+            step(&mut job, exited(node, Role::Rank(rank), Ended::Code(0), 1410), 1410);
+        }
+        assert!(step(&mut job, Event::Tick, 1900).is_empty(), "its last words are waited for");
+        step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 2000), 2000);
+        assert_eq!(step(&mut job, Event::Tick, 2200), ["0:stop 3000", "1:stop 3000"]);
+        let verdict = stop_all(&mut job, 2300);
+        assert_eq!(verdict.code, 1);
+        assert!(verdict.lines[0].starts_with("gradwire: the daemon on host a (pid 77) ended"));
+    }
+}
+
+#[test]
 fn all_hosts_that_can_not_be_reached_are_told_at_once() {
     let mut job = job("a:1,b:1,c:1");
     assert!(step(&mut job, refused(1, "host b: Permission denied"), 10).is_empty());
