@@ -21,7 +21,6 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
     let places = Places {
         addresses: vec![unknown; plan.nodes.len()],
         master_port: 0,
-        coordinator: (unknown, 0).into(),
         daemon_metrics: vec!["<daemon's metrics>".to_owned(); plan.nodes.len()],
     };
     let later: HashMap<&str, &str> = [
@@ -51,7 +50,7 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
             format!("{} {args} {} {} agent", launch.ssh, node.host, launch.remote_gradwire)
         };
         line(format!("\nhost {} ({agent})", node.host));
-        let coordinator = (i > 0).then_some(places.coordinator);
+        let coordinator = (i > 0).then_some((unknown, 0).into());
         let daemon = plan.daemon_variables(i, unknown, coordinator);
         line(format!("  daemon: {}", shown(daemon)));
         for rank in node.first_rank..node.first_rank + node.ranks {

@@ -466,12 +466,10 @@ impl Job {
     }
 
     fn start_ranks(&mut self) {
-        let Some(coordinator) = self.coordinator else { return };
         let hosts = &self.hosts;
         let places = Places {
             addresses: hosts.iter().filter_map(|host| host.address).collect(),
             master_port: hosts[0].port,
-            coordinator,
             daemon_metrics: hosts.iter().filter_map(|host| host.metrics.clone()).collect(),
         };
         self.phase = Phase::Running;

@@ -53,8 +53,6 @@ pub struct Places {
     pub addresses: Vec<IpAddr>,
     /// A port that was free on the first node.
     pub master_port: u16,
-    /// Where the coordinator serves daemons.
-    pub coordinator: SocketAddr,
     /// Where each node's daemon serves its metrics.
     pub daemon_metrics: Vec<String>,
 }
@@ -251,7 +249,6 @@ mod tests {
         Places {
             addresses: (0..nodes).map(|i| IpAddr::from([10, 0, 0, 1 + i as u8])).collect(),
             master_port: 4321,
-            coordinator: "10.0.0.1:7000".parse().unwrap(),
             daemon_metrics: (0..nodes).map(|i| format!("127.0.0.1:{i}")).collect(),
         }
     }
@@ -295,7 +292,7 @@ mod tests {
         }
         assert_eq!(rank["GRADWIRE_SOCKET"], format!("@gradwire-{}-2", plan.job));
         assert!(!rank.contains_key("GRADWIRE_DATA__LANES"), "a rank has no data plane");
-        let daemon = plan.daemon_variables(1, places(3).addresses[1], Some(places(3).coordinator));
+        let daemon = plan.daemon_variables(1, places(3).addresses[1], "10.0.0.1:7000".parse().ok());
         assert_eq!(daemon["GRADWIRE_DATA__LANES"], "3");
         assert_eq!(
             (daemon["GRADWIRE_SLOTS"].as_str(), daemon["GRADWIRE_ORDER"].as_str()),
