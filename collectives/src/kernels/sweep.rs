@@ -17,7 +17,7 @@ use super::{
 /// Inputs that are combined in registers before the accumulators go to memory.
 const GROUP: usize = 4;
 
-/// Bytes that are copied to one destination after the other.
+/// Bytes that are copied to one destination after the other; they stay in the first-level cache.
 const PART: usize = 4096;
 
 /// What is done to the numbers at the end.
@@ -104,8 +104,9 @@ pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>
     }
 }
 
-/// Copies the one input to every destination, straight from where it lies: in parts that are still in
-/// the first-level cache when the next destination gets them.
+/// Copies the one input to every destination: to a single one straight from where it lies, to several by
+/// way of a part that is loaded once, so that all get the same bits even of memory that is written to
+/// meanwhile (SAME).
 ///
 /// # Safety
 /// As for [`sweep`]; `bytes` are those of the whole input.
@@ -113,6 +114,7 @@ pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>
 unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
     let src = job.inputs[0];
     let streaming = job.store == Store::Streaming;
+    let mut part = [MaybeUninit::<u8>::uninit(); PART];
     let mut at = 0;
     while at < bytes {
         let mut n = PART.min(bytes - at);
@@ -124,7 +126,12 @@ unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
         // SAFETY: all pointers are valid for `bytes`, and at + n <= bytes. A destination may be the
         // input itself, and overlap it in any way if a worker says so: what it gets then is its own affair.
         unsafe {
-            let from = src.add(at);
+            let mut from = src.add(at);
+            if job.dsts.len() > 1 {
+                let loaded = part.as_mut_ptr().cast::<u8>();
+                std::ptr::copy_nonoverlapping(from, loaded, n);
+                from = loaded;
+            }
             for &dst in job.dsts {
                 let to = dst.add(at);
                 if to.cast_const() == from {
