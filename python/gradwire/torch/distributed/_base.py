@@ -179,6 +179,19 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self._count += 1
             return f"{NAME}{self._world.generation}.{self._group_name}.{self._count}"
 
+    def _begin(self, call: Callable[..., _native.Handle], *given: Any, **options: Any) -> _native.Handle:
+        """Starts an operation of this group, under the next name. One that is refused at once gives its number
+        back: the other ranks may not have been refused, and all count alike."""
+        name = self._next()
+        mine = self._count
+        try:
+            return call(*given, name=name, process_set=self._set, **options)
+        except BaseException:
+            with self._counting:
+                if self._count == mine:
+                    self._count -= 1
+            raise
+
     def _work(
         self,
         what: str,

@@ -27,7 +27,7 @@ class Moves(Group):
         tensors = many(tensors)
         buffer = (_memory.load if self._rank == given.root else _memory.room)(tensors, moved=True)
         root = self._member(given.root)
-        handle = session().broadcast(buffer, root, name=self._next(), process_set=self._set)
+        handle = self._begin(session().broadcast, buffer, root)
 
         def finish(results: list[Any]) -> None:
             if self._rank != given.root:
@@ -62,7 +62,7 @@ class Moves(Group):
         for output in outputs:
             self._one_each("allgather", output)
         buffers = [_memory.load([tensor], moved=True) for tensor in inputs]
-        handle = session().allgather(buffers, name=self._next(), process_set=self._set)
+        handle = self._begin(session().allgather, buffers)
 
         def finish(results: list[Any]) -> None:
             for gathered, output in zip(results[0], outputs):
@@ -82,7 +82,7 @@ class Moves(Group):
         for output, tensor in zip(outputs, inputs):
             self._even("all_gather_single", output, tensor)
             buffers.append(_memory.load([tensor], moved=True))
-        handle = session().allgather(buffers, name=self._next(), process_set=self._set)
+        handle = self._begin(session().allgather, buffers)
 
         def finish(results: list[Any]) -> None:
             for gathered, output in zip(results[0], outputs):
@@ -140,7 +140,7 @@ class Moves(Group):
     ) -> Work:
         buffer = _memory.load([tensor], moved=True)
         root = self._member(given.root)
-        handle = session().gather(buffer, root, name=self._next(), process_set=self._set)
+        handle = self._begin(session().gather, buffer, root)
         return self._work(what, handle, finish, outputs, given.timeout, [tensor])
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
@@ -154,14 +154,13 @@ class Moves(Group):
             ordered = [mine[member] for member in self._order]
             buffer = _memory.load(ordered, moved=True)
             splits = [_memory.element(tensor, moved=True)[1] for tensor in ordered]
-        handle = session().scatter(
+        handle = self._begin(
+            session().scatter,
             buffer,
             self._member(given.root),
             splits=splits,
             dtype=dtype,
             expecting=[number],
-            name=self._next(),
-            process_set=self._set,
         )
 
         def finish(results: list[Any]) -> None:
@@ -177,7 +176,7 @@ class Moves(Group):
         ordered = [inputs[member] for member in self._order]
         buffer = _memory.load(ordered, moved=True)
         splits = [_memory.element(tensor, moved=True)[1] for tensor in ordered]
-        handle = session().alltoall(buffer, splits=splits, name=self._next(), process_set=self._set)
+        handle = self._begin(session().alltoall, buffer, splits=splits)
 
         def finish(results: list[Any]) -> None:
             self._cut(results[0][0], outputs, "alltoall")
@@ -245,5 +244,5 @@ class Moves(Group):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         given = Options(opts, self._timeout, timeout)
-        handle = session().barrier(name=self._next(), process_set=self._set)
+        handle = self._begin(session().barrier)
         return self._work("barrier", handle, lambda _: None, [], given.timeout)

@@ -36,7 +36,7 @@ class Reductions(Group):
             buffers.append(buffer)
             places.append(memory)
             self._prepare(memory, reduction)
-        handle = session().allreduce(buffers, reduction.name, name=self._next(), process_set=self._set)
+        handle = self._begin(session().allreduce, buffers, reduction.name)
 
         def finish(_: list[Any]) -> None:
             # An allreduce is done in place.
@@ -52,7 +52,7 @@ class Reductions(Group):
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
         places = [_memory.load([part]) for part in (indices, values)]
-        handle = session().allgather(places, name=self._next(), process_set=self._set)
+        handle = self._begin(session().allgather, places)
 
         def finish(results: list[Any]) -> None:
             [(all_indices, _), (all_values, _)] = results[0]
@@ -70,7 +70,7 @@ class Reductions(Group):
         reduction = Reduction(op if op is not None else given.op)
         buffer = self._load(tensors, reduction)
         root = self._member(given.root)
-        handle = session().reduce(buffer, root, reduction.name, name=self._next(), process_set=self._set)
+        handle = self._begin(session().reduce, buffer, root, reduction.name)
 
         def finish(results: list[Any]) -> None:
             if self._rank == given.root:
@@ -94,12 +94,12 @@ class Reductions(Group):
 
     def _reduce_each(self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta) -> Work:
         """Parts of different sizes: one reduction to each rank, all at once."""
+        buffers = [self._load([tensor], reduction) for tensor in mine]
         name = self._next()
-        handles = []
-        for member, (tensor, root) in enumerate(zip(mine, self._ranks)):
-            buffer = self._load([tensor], reduction)
-            part = f"{name}.{member}"
-            handles.append(session().reduce(buffer, root, reduction.name, name=part, process_set=self._set))
+        handles = [
+            session().reduce(buffer, root, reduction.name, name=f"{name}.{member}", process_set=self._set)
+            for member, (buffer, root) in enumerate(zip(buffers, self._ranks))
+        ]
 
         def finish(results: list[Any]) -> None:
             _memory.store(results[self._rank][0], [output])
@@ -114,7 +114,7 @@ class Reductions(Group):
         reduction: Reduction,
         timeout: timedelta,
     ) -> Work:
-        handle = session().reducescatter(buffers, reduction.name, name=self._next(), process_set=self._set)
+        handle = self._begin(session().reducescatter, buffers, reduction.name)
 
         def finish(results: list[Any]) -> None:
             for buffer, output in zip(results[0], outputs):
