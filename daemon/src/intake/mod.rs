@@ -1,7 +1,7 @@
 //! Where the workers' wishes come in, and where the answers go out.
 //!
 //! - `attach`: the Unix socket: who a worker is, its memory, its leaving and its death
-//! - `submissions`: the thread `gw-intake` that reads the workers' rings
+//! - `submissions`: the task that reads the workers' rings
 //! - `take`: what becomes of a submission, and of the room that a worker makes for a result
 //! - [`Workers`]: the attached workers, for whoever has an answer for them
 
