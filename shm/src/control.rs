@@ -1,7 +1,7 @@
 //! The control page: how a worker asks and how the daemon answers, without a system call unless
 //! somebody sleeps.
 //!
-//! # Layout, version 2
+//! # Layout, version 3
 //!
 //! One sealed memfd, little endian. Words that different sides write are on cache lines of their
 //! own, in pairs of 64 bytes because processors fetch two.
@@ -20,6 +20,7 @@
 //!  392     4        both         completion epoch: moves with every entry; futex
 //!  512     8        worker       completion head: entries consumed
 //!  520     4        worker       how many threads wait on the epoch
+//!  528     8        worker       the ticket that they wait for; 0: whichever comes
 //!  640     4        worker       heartbeats of the worker
 //!  768     4        daemon       heartbeats of the daemon
 //!  4096    1 MiB    worker       submission ring: records (see below)

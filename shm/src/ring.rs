@@ -10,7 +10,9 @@
 //!
 //! Sleeping is the store–load pattern with a fence between on both sides: the sleeper says that it
 //! sleeps and then looks once more, the other publishes and then looks for a sleeper. One of them
-//! sees the other, so no wake-up is lost, and nobody is woken who does not sleep.
+//! sees the other, so no wake-up is lost, and nobody is woken who does not sleep. A worker says what
+//! it sleeps for, too: a training step is hundreds of completions of which it waits for a few, and each
+//! wake-up in vain takes a core from those who work on the rest.
 
 use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -25,8 +27,11 @@ use crate::backing::{Backing, Cell, Flag, Signal};
 /// and groups fit.
 pub const MAX_RECORD_WORDS: usize = 176 + Request::MAX_EXTRA_WORDS;
 
-/// Words of one completion.
+/// Words of one completion, the ticket first.
 pub const COMPLETION_WORDS: usize = 3;
+
+/// What a sleeper waits for that any completion is to wake. No ticket has this number.
+pub const ANY: u64 = 0;
 
 /// What is wrong with the other side's counters or lengths. The text is a fact; whoever reports it
 /// adds whose ring it is.
@@ -203,6 +208,8 @@ pub struct CompletionRing<'a, B: Backing> {
     pub epoch: &'a B::Signal,
     /// How many threads sleep or are about to.
     pub waiters: &'a B::Flag,
+    /// The one ticket that they sleep for, or [`ANY`].
+    pub wanted: &'a B::Cell,
     /// The entries, [`COMPLETION_WORDS`] words each; a power of two of entries.
     pub cells: &'a [B::Cell],
 }
@@ -217,7 +224,7 @@ impl<B: Backing> CompletionRing<'_, B> {
         &self.cells[start..start + COMPLETION_WORDS]
     }
 
-    /// Publishes an entry and wakes those who sleep; `tail` is the producer's own count.
+    /// Publishes an entry and wakes those who sleep for it; `tail` is the producer's own count.
     ///
     /// # Errors
     /// [`PushError`] if there is no room or the worker's counter is impossible.
@@ -236,16 +243,21 @@ impl<B: Backing> CompletionRing<'_, B> {
         }
         *tail = tail.wrapping_add(1);
         self.tail.store(*tail, Release);
-        self.signal();
+        self.move_on(|wanted| wanted == ANY || wanted == entry[0]);
         Ok(())
     }
 
-    /// Moves the epoch and wakes those who sleep on it.
+    /// Moves the epoch and wakes everybody who sleeps on it.
     pub fn signal(&self) {
+        self.move_on(|_| true);
+    }
+
+    fn move_on(&self, concerns: impl FnOnce(u64) -> bool) {
         self.epoch.fetch_add(1, Release);
         B::fence();
-        // A wake-up is a system call: only for a sleeper.
-        if self.waiters.load(Relaxed) != 0 {
+        // A wake-up is a system call: only for a sleeper. Who is about to sleep for another ticket than
+        // is read here sees the epoch move.
+        if self.waiters.load(Relaxed) != 0 && concerns(self.wanted.load(Relaxed)) {
             self.epoch.wake_all();
         }
     }
@@ -272,10 +284,17 @@ impl<B: Backing> CompletionRing<'_, B> {
         Ok(Some(entry))
     }
 
-    /// Sleeps until the epoch is no longer `seen` or the time is up; true if it moved.
+    /// Says that a thread is about to [`sleep`](Self::sleep), and for which ticket. One thread at a time:
+    /// where there are others, nobody's wish may be written over.
+    pub fn lie_down(&self, wanted: u64) {
+        let others = self.waiters.fetch_add(1, Relaxed);
+        self.wanted.store(if others == 0 { wanted } else { ANY }, Relaxed);
+    }
+
+    /// Sleeps, after [`lie_down`](Self::lie_down), until somebody wakes it, the epoch is no longer `seen`
+    /// at the beginning, or the time is up; true if the epoch moved.
     pub fn sleep(&self, seen: u32, timeout: Duration) -> bool {
         let start = Instant::now();
-        self.waiters.fetch_add(1, Relaxed);
         B::fence();
         let moved = loop {
             if self.epoch.load(Acquire) != seen {
@@ -309,6 +328,7 @@ mod tests {
         tail: AtomicU64,
         signal: AtomicU32,
         flag: AtomicU32,
+        wanted: AtomicU64,
         cells: [AtomicU64; 24],
     }
 
@@ -319,8 +339,8 @@ mod tests {
         }
 
         fn completions(&self) -> CompletionRing<'_, Shared> {
-            let Self { head, tail, signal, flag, cells } = self;
-            CompletionRing { head, tail, epoch: signal, waiters: flag, cells }
+            let Self { head, tail, signal, flag, wanted, cells } = self;
+            CompletionRing { head, tail, epoch: signal, waiters: flag, wanted, cells }
         }
     }
 

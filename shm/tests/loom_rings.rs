@@ -7,7 +7,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use gradwire_shm::{
     backing::{Backing, Cell, Flag, Signal},
-    ring::{COMPLETION_WORDS, CompletionRing, PushError, SubmissionRing},
+    ring::{ANY, COMPLETION_WORDS, CompletionRing, PushError, SubmissionRing},
 };
 use loom::{
     sync::{
@@ -102,6 +102,7 @@ struct Words {
     tail: ModelCell,
     signal: ModelSignal,
     flag: ModelSignal,
+    wanted: ModelCell,
     cells: Vec<ModelCell>,
     bell: Mutex<bool>,
     rung: Condvar,
@@ -115,6 +116,7 @@ impl Words {
             tail: cell(),
             signal: ModelSignal::new(),
             flag: ModelSignal::new(),
+            wanted: cell(),
             cells: (0..cells).map(|_| cell()).collect(),
             bell: Mutex::new(false),
             rung: Condvar::new(),
@@ -133,8 +135,8 @@ impl Words {
     where
         B: Backing<Cell = ModelCell, Flag = ModelSignal, Signal = ModelSignal>,
     {
-        let Self { head, tail, flag, signal, cells, .. } = self;
-        CompletionRing { head, tail, epoch: signal, waiters: flag, cells }
+        let Self { head, tail, flag, signal, wanted, cells, .. } = self;
+        CompletionRing { head, tail, epoch: signal, waiters: flag, wanted, cells }
     }
 
     fn ring(&self) {
@@ -195,8 +197,8 @@ where
     producer.join().unwrap();
 }
 
-/// The daemon answers; the worker sleeps on the epoch only.
-fn complete_and_sleep<B>(entries: u64)
+/// The daemon answers; the worker sleeps on the epoch only, and for the ticket that `wanted` says.
+fn complete_and_sleep<B>(entries: u64, wanted: impl Fn(u64) -> u64)
 where
     B: Backing<Cell = ModelCell, Flag = ModelSignal, Signal = ModelSignal>,
 {
@@ -219,7 +221,10 @@ where
                 assert_eq!(entry, [expected, 0, expected]);
                 expected += 1;
             }
-            None => assert!(ring.sleep(seen, Duration::MAX)),
+            None => {
+                ring.lie_down(wanted(expected));
+                assert!(ring.sleep(seen, Duration::MAX));
+            }
         }
     }
     producer.join().unwrap();
@@ -232,7 +237,19 @@ fn no_submission_and_no_doorbell_is_lost() {
 
 #[test]
 fn no_completion_and_no_wake_up_is_lost() {
-    model(3, || complete_and_sleep::<Fenced>(2));
+    model(3, || complete_and_sleep::<Fenced>(2, |_| ANY));
+}
+
+#[test]
+fn who_sleeps_for_one_ticket_is_woken_by_it() {
+    model(3, || complete_and_sleep::<Fenced>(2, |expected| expected));
+    model(3, || complete_and_sleep::<Fenced>(2, |_| 2));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn who_sleeps_for_one_ticket_is_woken_by_no_other() {
+    model(3, || complete_and_sleep::<Fenced>(1, |_| 2));
 }
 
 #[test]
@@ -273,21 +290,33 @@ fn a_full_ring_is_never_written_over() {
 fn both_of_two_waiters_are_woken() {
     model(2, || {
         let words = Words::new(2 * COMPLETION_WORDS);
-        let taken = Arc::new(Mutex::new(0));
-        let waiter = |words: Arc<Words>, taken: Arc<Mutex<u64>>| {
-            let ring = words.completions::<Fenced>();
-            loop {
-                let seen = ring.epoch.load(Ordering::Acquire);
-                if ring.pop(&mut taken.lock().unwrap()).unwrap().is_some() {
-                    break;
+        // Whoever is awake takes everything out of the ring, as the threads of a worker do.
+        let taken = Arc::new(Mutex::new((0, Vec::new())));
+        let lying_down = Arc::new(Mutex::new(()));
+        let waiter = {
+            let (words, taken) = (Arc::clone(&words), Arc::clone(&taken));
+            move |ticket| {
+                let ring = words.completions::<Fenced>();
+                loop {
+                    let seen = ring.epoch.load(Ordering::Acquire);
+                    let mut taken = taken.lock().unwrap();
+                    while let Some([came, ..]) = ring.pop(&mut taken.0).unwrap() {
+                        taken.1.push(came);
+                    }
+                    if taken.1.contains(&ticket) {
+                        break;
+                    }
+                    drop(taken);
+                    let alone = lying_down.lock().unwrap();
+                    ring.lie_down(ticket);
+                    drop(alone);
+                    ring.sleep(seen, Duration::MAX);
                 }
-                // One entry for each; both may be woken by either.
-                ring.sleep(seen, Duration::MAX);
             }
         };
         let other = {
-            let (words, taken) = (Arc::clone(&words), Arc::clone(&taken));
-            thread::spawn(move || waiter(words, taken))
+            let waiter = waiter.clone();
+            thread::spawn(move || waiter(2))
         };
         let producer = {
             let words = Arc::clone(&words);
@@ -298,10 +327,9 @@ fn both_of_two_waiters_are_woken() {
                 }
             })
         };
-        waiter(Arc::clone(&words), Arc::clone(&taken));
+        waiter(1);
         other.join().unwrap();
         producer.join().unwrap();
-        assert_eq!(*taken.lock().unwrap(), 2);
     });
 }
 
@@ -314,5 +342,5 @@ fn without_the_fence_a_doorbell_is_lost() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_fence_a_wake_up_is_lost() {
-    model(3, || complete_and_sleep::<Unfenced>(2));
+    model(3, || complete_and_sleep::<Unfenced>(2, |_| ANY));
 }

@@ -358,7 +358,7 @@ impl Shared {
             if left.is_zero() {
                 return None;
             }
-            self.control.wait(seen, left.min(LOOK_AROUND), self.spin);
+            self.control.wait_for(ticket, seen, left.min(LOOK_AROUND), self.spin);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The version of the layout. Two sides with different numbers can't share a page.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Bytes of the submission ring.
 pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;
@@ -38,6 +38,7 @@ const COMPLETION_TAIL: u64 = 384;
 const EPOCH: u64 = 392;
 const COMPLETION_HEAD: u64 = 512;
 const WAITERS: u64 = 520;
+const WANTED: u64 = 528;
 const WORKER_BEATS: u64 = 640;
 const DAEMON_BEATS: u64 = 768;
 const SUBMISSIONS: u64 = 4096;
@@ -128,6 +129,7 @@ impl Page {
             tail: self.cell(COMPLETION_TAIL),
             epoch: self.flag(EPOCH),
             waiters: self.flag(WAITERS),
+            wanted: self.cell(WANTED),
             cells: self.cells(COMPLETIONS, COMPLETION_RING_WORDS),
         }
     }

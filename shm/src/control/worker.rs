@@ -19,7 +19,7 @@ use super::{
     SubmitError, page::Page, record,
 };
 use crate::{
-    ring::PushError,
+    ring::{ANY, PushError},
     segment::{HugePages, Segment, SegmentError},
 };
 
@@ -34,10 +34,12 @@ pub struct WorkerControl {
     /// Tickets without an answer (BOUND).
     in_flight: AtomicU32,
     patience: Patience,
+    /// Held by a thread that is about to sleep while it says so.
+    lying_down: Mutex<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A counter is written once per operation, at its end: a panic elsewhere leaves it good.
+    // What is behind them is written once per operation, at its end: a panic elsewhere leaves it good.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -60,6 +62,7 @@ impl WorkerControl {
             completed: Mutex::default(),
             in_flight: AtomicU32::new(0),
             patience: Patience::default(),
+            lying_down: Mutex::default(),
         };
         Ok((control, fd))
     }
@@ -127,6 +130,12 @@ impl WorkerControl {
     /// Looks again and again for up to `spin` first, less where that has not helped lately,
     /// because waking up costs more than a short wait.
     pub fn wait(&self, seen: u32, timeout: Duration, spin: Duration) -> bool {
+        self.wait_for(ANY, seen, timeout, spin)
+    }
+
+    /// As [`WorkerControl::wait`], by somebody who cares for one ticket only: the answers to others move the
+    /// epoch but don't wake, unless another thread sleeps too.
+    pub fn wait_for(&self, ticket: u64, seen: u32, timeout: Duration, spin: Duration) -> bool {
         let ring = self.page.completions();
         let moved = || ring.epoch.load(Acquire) != seen;
         if moved() {
@@ -135,6 +144,10 @@ impl WorkerControl {
         let start = Instant::now();
         if self.patience.spin(spin.min(timeout), moved) {
             return true;
+        }
+        {
+            let _alone = lock(&self.lying_down);
+            ring.lie_down(ticket);
         }
         ring.sleep(seen, timeout.saturating_sub(start.elapsed()))
     }
