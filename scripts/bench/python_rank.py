@@ -2,6 +2,8 @@
 
 Float32, sum, in place. Every iteration begins with fresh data and its result is checked, both outside of
 the timed part; above 16 MiB every tenth result is. An iteration takes as long as it takes the slowest rank.
+Where there is a barrier before an iteration there is one behind it, too: what is not timed of one rank must not
+keep another, with which it shares a core, from noticing the end.
 Rank 0 prints a line of JSON for each size, or for the model.
 
 The programs run in the virtual environment of the benchmark, one process for each rank.
@@ -77,6 +79,8 @@ def measure(
         end = time.perf_counter()
         if i >= 0:
             times.append(end - begin)
+        if barrier:
+            peer.barrier()
         if size <= 16 << 20 or i < 0 or i % 10 == 0:
             for tensor in tensors:
                 tensor.check()
