@@ -8,10 +8,14 @@
 - Otherwise this process is the one rank of a job of its own.
 
 What is started here is tied to this process: it ends when the process does, however that ends (CLEAN).
+
+After ``shutdown`` the ranks may meet again, for a job of its own: what they leave in the store for each other bears
+the number of the meeting, which is the same on all of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -28,6 +32,10 @@ from gradwire._programs import find
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FAREWELL = 5.0
 _services: list[subprocess.Popen[str]] = []
+# How often this process has looked for the ranks of a job that nobody launched.
+_meetings = itertools.count()
+# Whether the variables are those of such a job.
+_met = False
 
 
 def prepare() -> None:
@@ -141,7 +149,17 @@ def _daemon(job: dict[str, str], address: str, slots: int, order: int) -> tuple[
     return name, _serve([find("gradwired")], job | where)
 
 
-def _become(job: dict[str, str], name: str, local_rank: int) -> None:
+def meeting(store: Any) -> Any:
+    """The part of a store that the ranks use to make one job: what an earlier one left there is of no use to it."""
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"gradwire/{next(_meetings)}", store)
+
+
+def become(job: dict[str, str], name: str, local_rank: int) -> None:
+    """Sets the variables of a rank whose job was made here."""
+    global _met
+    _met = True
     os.environ.update(job)
     os.environ["GRADWIRE_SOCKET"] = name
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
@@ -149,16 +167,18 @@ def _become(job: dict[str, str], name: str, local_rank: int) -> None:
 
 def forget(left: bool) -> None:
     """Takes back the variables that were set here, so that ``init`` can start anew."""
-    if _services:
+    global _met
+    if _met:
         for name in ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK"):
             os.environ.pop(name, None)
-        stop(left)
+        _met = False
+    stop(left)
 
 
 def _alone() -> None:
     job = _job("alone")
     name, _ = _first_daemon(job, nodes=1, ranks=1, address="127.0.0.1", slots=1)
-    _become(job, name, local_rank=0)
+    become(job, name, local_rank=0)
 
 
 def _number(name: str) -> int:
@@ -177,6 +197,8 @@ def _own_address(master: str, port: int) -> str:
 
 
 def _store() -> Any:
+    """Torch's store of this job of torchrun's, the part for this meeting."""
+    global _kept
     try:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
@@ -187,9 +209,12 @@ def _store() -> Any:
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())
-    store, _, _ = next(iter(rendezvous("env://", timeout=within)))
-    store.set_timeout(within)
-    return PrefixStore(f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if _kept is None:
+        store, _, _ = next(iter(rendezvous("env://", timeout=within)))
+        # Torchrun may start all of its processes again, with the same store.
+        _kept = PrefixStore(f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    _kept.set_timeout(within)
+    return meeting(_kept)
 
 
 def _join_torchrun() -> None:
@@ -215,10 +240,8 @@ def _join_torchrun() -> None:
         order = said["nodes"].index(first)
         name = _other_daemon(job, said["coordinator"], address, slots, order)
         store.set(f"socket/{first}", name)
-    _become(job, store.get(f"socket/{first}").decode(), local_rank)
-    # The store may live in rank 0 of torchrun's ranks: it has to outlive everybody's reading.
-    global _kept
-    _kept = store
+    become(job, store.get(f"socket/{first}").decode(), local_rank)
 
 
+# The store may live in rank 0 of torchrun's ranks: it has to outlive everybody's reading.
 _kept: Any = None

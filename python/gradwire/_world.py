@@ -178,7 +178,11 @@ def shutdown() -> None:
             process_set._removed()
         _sets.clear()
         global_process_set._removed()
-        ended.shutdown()
+        try:
+            ended.shutdown()
+        except BaseException:
+            _start.forget(left=False)
+            raise
         _start.forget(left=True)
 
 

@@ -45,27 +45,73 @@ def test_nobody_starts_it(job: Job) -> None:
     assert len(done.stdout.splitlines()) == 2, done.stdout
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("torch")
-    program = tmp_path / "program.py"
-    program.write_text(SCRIPT)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*words, str(program)],
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return subprocess.run(
+        [*words, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=LIMIT,
     )
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    done = torchrun(SCRIPT, tmp_path, 2)
     for rank in range(2):
         assert f"RANK {rank} of 2 local {rank} of 2 sum 3.0" in done.stdout, done.stdout
     assert done.returncode == 0, done.stdout
 
 
+# Each time is a job of its own, with daemons of its own, on all ranks; also where the last one has failed.
+AGAIN = """
+import os
+import torch, torch.distributed as dist
+import gradwire.torch as gw
+from gradwire import _start
+
+jobs = set()
+
+def total():
+    jobs.add(os.environ["GRADWIRE_JOB"])
+    return int(gw.allreduce(torch.full((2,), gw.rank() + 1.0), op=gw.Sum)[0])
+
+for turn in range(4):
+    if turn % 2 == 0:
+        gw.init()
+    else:
+        dist.init_process_group("gradwire")
+    print(f"TURN {turn} SUM {total()}\\n", end="", flush=True)
+    if turn % 2 == 1:
+        dist.destroy_process_group()
+    gw.shutdown()
+    assert not gw.is_initialized() and "GRADWIRE_JOB" not in os.environ and not _start._services
+gw.init()
+for end in (lambda: gw.abort("enough") if gw.rank() == 1 else gw.barrier(), gw.shutdown):
+    try:
+        end()
+    except gw.GradwireError as error:
+        assert "enough" in str(error), error
+gw.init()
+print(f"LAST SUM {total()} JOBS {len(jobs)}\\n", end="", flush=True)
+"""
+
+
+def test_torchrun_again_and_again(tmp_path: Path) -> None:
+    done = torchrun(AGAIN, tmp_path, 3)
+    for turn in range(4):
+        assert done.stdout.count(f"TURN {turn} SUM 6\n") == 3, done.stdout
+    assert done.stdout.count("LAST SUM 6 JOBS 5\n") == 3 and done.returncode == 0, done.stdout
+
+
 def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"
-    program.write_text(SCRIPT)
+    # Twice: rank 0 has torch's store itself, and keeps it.
+    program.write_text(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size(), gw.local_rank(), flush=True)\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -91,6 +137,7 @@ def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     for process, (rank, local, slots) in zip(ranks, places):
         said, _ = process.communicate(timeout=LIMIT)
         assert f"RANK {rank} of 3 local {local} of {slots} sum 6.0" in said, said
+        assert f"AGAIN 3 {local}" in said, said
         assert process.returncode == 0, said
 
 

@@ -50,9 +50,10 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     """Makes a job where no launcher did: each node's first rank starts its daemon, the first with the coordinator."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
-    store.set(f"gradwire/machine/{rank}", machine())
-    store.wait([f"gradwire/machine/{each}" for each in range(size)], timeout)
-    machines = [store.get(f"gradwire/machine/{each}").decode() for each in range(size)]
+    store = _start.meeting(store)
+    store.set(f"machine/{rank}", machine())
+    store.wait([f"machine/{each}" for each in range(size)], timeout)
+    machines = [store.get(f"machine/{each}").decode() for each in range(size)]
     all_nodes = nodes(machines)
     order = max(at for at, (first, _) in enumerate(all_nodes) if first <= rank)
     first, slots = all_nodes[order]
@@ -60,12 +61,12 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     if rank == 0:
         job = _start._job("torch")
         name, coordinator = _start._first_daemon(job, len(all_nodes), size, address, slots)
-        store.set("gradwire/socket/0", name)
-        store.set("gradwire/job", json.dumps({"job": job, "coordinator": coordinator}))
-    store.wait(["gradwire/job"], timeout)
-    said = json.loads(store.get("gradwire/job"))
+        store.set("socket/0", name)
+        store.set("job", json.dumps({"job": job, "coordinator": coordinator}))
+    store.wait(["job"], timeout)
+    said = json.loads(store.get("job"))
     if rank == first and rank > 0:
         name = _start._other_daemon(said["job"], said["coordinator"], address, slots, order)
-        store.set(f"gradwire/socket/{first}", name)
-    store.wait([f"gradwire/socket/{first}"], timeout)
-    _start._become(said["job"], store.get(f"gradwire/socket/{first}").decode(), rank - first)
+        store.set(f"socket/{first}", name)
+    store.wait([f"socket/{first}"], timeout)
+    _start.become(said["job"], store.get(f"socket/{first}").decode(), rank - first)
