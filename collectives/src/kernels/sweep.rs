@@ -91,6 +91,9 @@ pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>
                 let from = out.0.as_ptr().cast::<u8>();
                 if job.store == Store::Streaming && n == TILE && to.addr().is_multiple_of(64) {
                     I::stream(to, from, TILE * size);
+                } else if n == TILE {
+                    // Of a length that the compiler knows: a few moves in place of a call.
+                    std::ptr::copy_nonoverlapping(from, to, TILE * size);
                 } else {
                     std::ptr::copy_nonoverlapping(from, to, n * size);
                 }
