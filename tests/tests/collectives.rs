@@ -118,6 +118,46 @@ fn ordinary_memory_is_reduced_and_broadcast_too() {
     }
 }
 
+/// More pieces than are under way at a time, the last one shorter; of two slices at once, too.
+#[test]
+fn large_slices_are_reduced_in_pieces() {
+    const PIECE: usize = (1 << 20) / 4;
+    fn value(i: usize, rank: u32, call: usize) -> u32 {
+        (i * 31 + call) as u32 * (rank + 1)
+    }
+    run(&Plan::nodes(&[2, 1]), |session| {
+        let values = |call, elements| -> Vec<u32> {
+            (0..elements).map(|i| value(i, session.rank(), call)).collect()
+        };
+        let check = |call, values: Vec<u32>, kept| {
+            for (i, found) in values.into_iter().enumerate() {
+                let expected = if i < kept {
+                    value(i, session.rank(), call)
+                } else {
+                    value(i, 0, call) + value(i, 1, call) + value(i, 2, call)
+                };
+                assert_eq!(found, expected, "element {i} of call {call}");
+            }
+        };
+        for (call, elements) in [PIECE + 1, 4 * PIECE, 9 * PIECE + 12_345].into_iter().enumerate() {
+            let mut own = values(call, elements);
+            // Without a name, and not at the start of an allocation.
+            let options = AllreduceOptions::default().op(ReduceOp::Sum);
+            session.allreduce_slice(&mut own[3..], options).unwrap();
+            check(call, own, 3);
+        }
+        thread::scope(|scope| {
+            for call in [3, 4] {
+                let mut own = values(call, 6 * PIECE + call);
+                scope.spawn(move || {
+                    session.allreduce_slice(&mut own, sum(&format!("slice {call}"))).unwrap();
+                    check(call, own, 0);
+                });
+            }
+        });
+    });
+}
+
 #[test]
 fn the_same_names_serve_for_fifty_steps() {
     run(&Plan::nodes(&[2, 2]), |session| {

@@ -328,3 +328,29 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
         .unwrap();
     finish(cluster);
 }
+
+#[test]
+fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
+    const LARGE: usize = 3 << 20;
+    let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
+    let failures = cluster.ranks(|session| {
+        let odd = session.rank() == 2;
+        let mut bytes = vec![1u8; LARGE + usize::from(odd)];
+        let length = failure(session.allreduce_slice(&mut bytes, sum("large")));
+        let op = if odd { ReduceOp::Max } else { ReduceOp::Sum };
+        let options = AllreduceOptions::named("large").op(op);
+        let ops = failure(session.allreduce_slice(&mut bytes[..LARGE], options));
+        session.allreduce_slice(&mut bytes[..LARGE], sum("large")).unwrap();
+        assert!(bytes[..LARGE].iter().all(|byte| *byte == 3), "nothing had been reduced before");
+        session.shutdown().unwrap();
+        (length, ops)
+    });
+    for (length, ops) in failures.unwrap() {
+        assert_eq!((length.kind, length.tensor.as_str()), (FailureKind::Disagreement, "large"));
+        let lines =
+            format!("rank 0: u8 [{LARGE}]\nrank 1: u8 [{LARGE}]\nrank 2: u8 [{}]", LARGE + 1);
+        assert_eq!(length.what, format!("ranks disagree on a slice\n{lines}"));
+        assert_eq!((ops.kind, ops.tensor.as_str()), (FailureKind::Disagreement, "large/0"));
+    }
+    finish(cluster);
+}

@@ -102,7 +102,8 @@ fn a_rank_that_dies_while_its_bytes_move_is_named() {
         let survivors = cluster
             .start_ranks(0..3, |session| {
                 // It may come to its end in time, but what follows can't.
-                let large = session.allreduce_slice(&mut vec![1.0f32; ELEMENTS], sum("large"));
+                let tensor = session.tensor(&vec![1.0f32; ELEMENTS], &[ELEMENTS]);
+                let large = tensor.and_then(|mut t| session.allreduce(&mut t, sum("large")));
                 let cause = wait_for_the_end(session, "w");
                 assert!(large.is_ok() || failure(large) == cause);
                 cause

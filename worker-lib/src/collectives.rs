@@ -16,6 +16,7 @@ mod messages;
 mod moves;
 mod options;
 mod reductions;
+mod slices;
 
 use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
 use gradwire_shm::control::Origin;

@@ -194,7 +194,8 @@ impl Session {
     /// # Errors
     /// Another number of values than the shape has, a shape that is too large, or no memory.
     pub fn tensor<T: Element>(&self, values: &[T], shape: &[usize]) -> Result<Tensor<T>> {
-        let mut tensor = self.zeros(shape)?;
+        let dims: Vec<u64> = shape.iter().map(|&d| d as u64).collect();
+        let mut tensor = Tensor::new(self.buffer_unfilled(T::DTYPE, Shape::new(&dims)?)?);
         if tensor.as_slice().len() != values.len() {
             let text = format!(
                 "shape {shape:?} has {} elements, {} were given",

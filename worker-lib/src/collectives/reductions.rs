@@ -7,7 +7,6 @@ use super::{
     options::Reduction, parts,
 };
 use crate::{
-    element::Element,
     error::Result,
     handle::Handle,
     memory::{FromBuffer, Memory, Payload},
@@ -64,21 +63,6 @@ impl Session {
     ) -> Result<Handle<(P, P)>> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
-    }
-
-    /// Reduces ordinary memory: copies it into shared memory and the result back.
-    ///
-    /// # Errors
-    /// As [`Session::allreduce`]; the slice is unchanged then.
-    pub fn allreduce_slice<T: Element>(
-        &self,
-        values: &mut [T],
-        options: AllreduceOptions,
-    ) -> Result<()> {
-        let mut tensor = self.tensor(values, &[values.len()])?;
-        self.allreduce(&mut tensor, options)?;
-        values.copy_from_slice(tensor.as_slice());
-        Ok(())
     }
 
     /// Reduces several tensors as one operation: all of them or none. They may have different shapes,
