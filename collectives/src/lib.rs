@@ -25,7 +25,7 @@ pub mod topology;
 pub mod verify;
 
 pub use algorithms::{Algorithm, Kind, UnknownAlgorithm, generate};
-pub use cost::{CostModel, LinkCost, price};
+pub use cost::{CostModel, LinkCost, Row, price, price_in_a_row};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};
 pub use topology::Topology;

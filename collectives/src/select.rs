@@ -5,7 +5,7 @@
 
 use crate::{
     algorithms::{Algorithm, Kind},
-    cost::{CostModel, price},
+    cost::{CostModel, Row, price_in_a_row},
     topology::Topology,
 };
 
@@ -14,25 +14,27 @@ use crate::{
 pub struct Choice {
     /// What to run.
     pub algorithm: Algorithm,
-    /// Seconds that the model gives it.
+    /// Seconds that the model gives it; of a row of pieces each one's share.
     pub predicted_seconds: f64,
     /// Why, with the figures of the candidates.
     pub reason: String,
 }
 
-/// Chooses the algorithm for a piece of `bytes`. `forced` is taken as it is. Of equal prices the
+/// Chooses the algorithm for a piece of `bytes`, one of a row. `forced` is taken as it is. Of equal prices the
 /// first of [`Algorithm::ALL`] wins.
 ///
 /// # Panics
-/// As [`price`].
+/// As [`price`](crate::price).
 pub fn select(
     kind: Kind,
     topology: &Topology,
     bytes: u64,
+    row: Row,
     forced: Option<Algorithm>,
     model: &CostModel,
 ) -> Choice {
-    let priced = |algorithm| (algorithm, price(model, topology, kind, algorithm, bytes));
+    let priced =
+        |algorithm| (algorithm, price_in_a_row(model, topology, kind, algorithm, bytes, row));
     if let Some(algorithm) = forced {
         let (_, predicted_seconds) = priced(algorithm);
         let reason = format!("{algorithm} is forced; {}", of(predicted_seconds, bytes));
@@ -91,7 +93,11 @@ mod tests {
     use super::*;
 
     fn chosen(topology: &Topology, bytes: u64) -> Algorithm {
-        select(Kind::Allreduce, topology, bytes, None, &CostModel::default()).algorithm
+        chosen_in(Row::ALONE, topology, bytes)
+    }
+
+    fn chosen_in(row: Row, topology: &Topology, bytes: u64) -> Algorithm {
+        select(Kind::Allreduce, topology, bytes, row, None, &CostModel::default()).algorithm
     }
 
     #[test]
@@ -104,6 +110,22 @@ mod tests {
         assert_eq!(chosen(&Topology::flat(64), 1 << 10), Algorithm::RecursiveDoubling);
     }
 
+    /// What was measured: four nodes, 16 and 64 MiB in pieces of 4 MiB, eight of them under way.
+    #[test]
+    fn pieces_in_a_row_go_round_the_ring() {
+        let four = Topology::flat(4);
+        for pieces in [4, 16] {
+            let row = Row { pieces, in_flight: 8.min(pieces) };
+            assert_eq!(chosen_in(row, &four, 4 << 20), Algorithm::Ring);
+        }
+        // Nothing hides the latency of a piece by itself, and little that of small ones.
+        assert_eq!(chosen(&four, 2 << 20), Algorithm::Hierarchical);
+        let row = Row { pieces: 9, in_flight: 8 };
+        for bytes in [4, 4 << 10, 64 << 10] {
+            assert_ne!(chosen_in(row, &four, bytes), Algorithm::Ring, "{bytes} bytes");
+        }
+    }
+
     #[test]
     fn racks_behind_slow_links_are_crossed_once() {
         let topology = Topology { racks: (0..32).map(|node| node / 8).collect() };
@@ -112,20 +134,20 @@ mod tests {
 
     #[test]
     fn the_reason_names_the_choice_and_its_rivals() {
-        let topology = Topology::flat(8);
-        let choice = select(Kind::Allreduce, &topology, 4096, None, &CostModel::default());
+        let (topology, model) = (Topology::flat(8), CostModel::default());
+        let choice = select(Kind::Allreduce, &topology, 4096, Row::ALONE, None, &model);
         for algorithm in Algorithm::ALL {
             assert!(choice.reason.contains(algorithm.name()), "{}", choice.reason);
         }
         assert!(choice.reason.contains("8 nodes in 1 rack"), "{}", choice.reason);
         let forced = Some(Algorithm::Ring);
-        let choice = select(Kind::Allreduce, &topology, 4096, forced, &CostModel::default());
+        let choice = select(Kind::Allreduce, &topology, 4096, Row::ALONE, forced, &model);
         assert_eq!(choice.algorithm, Algorithm::Ring);
         assert!(choice.reason.contains("forced"), "{}", choice.reason);
-        let alone = select(Kind::Allreduce, &Topology::flat(1), 9, None, &CostModel::default());
+        let alone = select(Kind::Allreduce, &Topology::flat(1), 9, Row::ALONE, None, &model);
         assert!(alone.reason.contains("one node"), "{}", alone.reason);
         let moved = Kind::Move { from: 1, to: 2 };
-        let moved = select(moved, &topology, 4096, None, &CostModel::default());
+        let moved = select(moved, &topology, 4096, Row::ALONE, None, &model);
         assert!(moved.reason.contains("one way to go"), "{}", moved.reason);
     }
 }

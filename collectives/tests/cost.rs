@@ -1,7 +1,8 @@
 //! The closed forms of the cost model against the schedules themselves.
 
 use gradwire_collectives::{
-    Algorithm, CostModel, Kind, Schedule, Topology, cost::critical_path, generate, price, select,
+    Action, Algorithm, Block, CostModel, Kind, Row, Schedule, Step, Topology, cost::critical_path,
+    generate, price, price_in_a_row, select,
 };
 
 fn all(kind: Kind, algorithm: Algorithm, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -35,11 +36,15 @@ fn simulated(
     critical_path(model, topology, &schedules, 4).expect("schedules fit together")
 }
 
+/// Incast is what a line that serves one after the other doesn't show.
+fn without_incast() -> CostModel {
+    CostModel { burst_loss: 0.0, incast_loss: 0.0, ..CostModel::default() }
+}
+
 /// A closed form is within a factor of what the schedule takes step by step.
 #[test]
 fn closed_forms_follow_the_schedules() {
-    // Incast is what a line that serves one after the other doesn't show.
-    let model = CostModel { incast_loss: 0.0, ..CostModel::default() };
+    let model = without_incast();
     let mut worst = Vec::new();
     for topology in topologies() {
         for kind in KINDS {
@@ -65,14 +70,14 @@ fn closed_forms_follow_the_schedules() {
 /// What counts in the end: the chosen algorithm is nearly as good as the best one.
 #[test]
 fn choices_are_close_to_the_best() {
-    let model = CostModel { incast_loss: 0.0, ..CostModel::default() };
+    let model = without_incast();
     let mut regrets = Vec::new();
     for topology in topologies() {
         for kind in KINDS {
             for bytes in BYTES {
                 let time = |algorithm| simulated(&model, &topology, kind, algorithm, bytes);
                 let best = Algorithm::ALL.map(time).into_iter().fold(f64::INFINITY, f64::min);
-                let choice = select(kind, &topology, bytes, None, &model);
+                let choice = select(kind, &topology, bytes, Row::ALONE, None, &model);
                 let regret = time(choice.algorithm) / best;
                 if regret > 1.3 {
                     regrets.push(format!("{regret:.2} {kind:?} {}", choice.reason));
@@ -104,8 +109,107 @@ fn prices_grow_with_size() {
 #[test]
 fn many_senders_are_avoided() {
     let model = CostModel::default();
-    let choice = select(Kind::Allreduce, &Topology::flat(64), 256 << 20, None, &model);
+    let choice = select(Kind::Allreduce, &Topology::flat(64), 256 << 20, Row::ALONE, None, &model);
     assert_ne!(choice.algorithm, Algorithm::Hierarchical, "{}", choice.reason);
-    let few = select(Kind::Allreduce, &Topology::flat(8), 4 << 20, None, &model);
+    let few = select(Kind::Allreduce, &Topology::flat(8), 4 << 20, Row::ALONE, None, &model);
     assert_eq!(few.algorithm, Algorithm::Hierarchical, "{}", few.reason);
+}
+
+/// The schedules of pieces in a row as one: the n-th begins on a node when it is done with the one
+/// `in_flight` before.
+fn in_a_row(schedule: &Schedule, row: Row) -> Schedule {
+    let count: u64 = schedule.blocks.iter().map(|block| block.count).sum();
+    let blocks = schedule.blocks.len() as u32;
+    let messages = |way: fn(&Action) -> Option<(u32, u32)>, with: u32| {
+        let all = schedule.steps.iter().filter_map(|step| way(&step.action));
+        all.filter(|(peer, _)| *peer == with).count() as u32
+    };
+    let mut all = Schedule { blocks: Vec::new(), steps: Vec::new(), ..*schedule };
+    // Of each piece, its steps.
+    let mut ranges: Vec<std::ops::Range<u32>> = Vec::new();
+    for piece in 0..row.pieces {
+        let first = all.steps.len() as u32;
+        let moved =
+            |block: &Block| Block { offset: block.offset + u64::from(piece) * count, ..*block };
+        all.blocks.extend(schedule.blocks.iter().map(moved));
+        for step in &schedule.steps {
+            let mut action = step.action;
+            match &mut action {
+                Action::ReduceLocal { block } | Action::Publish { block } => {
+                    *block += piece * blocks
+                }
+                Action::Send { peer, block, message } => {
+                    *block += piece * blocks;
+                    *message += piece * messages(Action::sends_to, *peer);
+                }
+                Action::RecvReduce { peer, block, message }
+                | Action::RecvCopy { peer, block, message } => {
+                    *block += piece * blocks;
+                    *message += piece * messages(Action::receives_from, *peer);
+                }
+            }
+            let mut after: Vec<u32> = step.after.iter().map(|earlier| first + earlier).collect();
+            if after.is_empty() && piece >= row.in_flight {
+                after.extend(ranges[(piece - row.in_flight) as usize].clone());
+            }
+            all.steps.push(Step { action, after });
+        }
+        ranges.push(first..all.steps.len() as u32);
+    }
+    all
+}
+
+const ROWS: [Row; 3] = [
+    Row { pieces: 4, in_flight: 4 },
+    Row { pieces: 16, in_flight: 2 },
+    Row { pieces: 16, in_flight: 8 },
+];
+
+/// Seconds for each of them.
+fn simulated_in_a_row(
+    model: &CostModel,
+    topology: &Topology,
+    algorithm: Algorithm,
+    bytes: u64,
+    row: Row,
+) -> f64 {
+    let schedules: Vec<Schedule> = all(Kind::Allreduce, algorithm, topology, bytes / 4)
+        .iter()
+        .map(|schedule| in_a_row(schedule, row))
+        .collect();
+    let together = critical_path(model, topology, &schedules, 4).expect("schedules fit together");
+    together / f64::from(row.pieces)
+}
+
+/// Pieces that follow each other cost what they do in the schedules, one after the other.
+#[test]
+fn rows_follow_the_schedules() {
+    let model = without_incast();
+    let mut worst = Vec::new();
+    for topology in [2, 3, 4, 8].map(Topology::flat) {
+        for (row, bytes) in
+            ROWS.into_iter().flat_map(|row| [4 << 10, 256 << 10, 4 << 20].map(|b| (row, b)))
+        {
+            let time = |algorithm| simulated_in_a_row(&model, &topology, algorithm, bytes, row);
+            for algorithm in Algorithm::ALL {
+                let exact = time(algorithm);
+                let closed =
+                    price_in_a_row(&model, &topology, Kind::Allreduce, algorithm, bytes, row);
+                let ratio = closed / exact;
+                if !(0.5..=2.0).contains(&ratio) {
+                    let nodes = topology.participants();
+                    worst.push(format!(
+                        "{algorithm} {nodes} nodes {bytes} B {row:?}: closed {closed:.2e} exact {exact:.2e} = {ratio:.2}"
+                    ));
+                }
+            }
+            let choice = select(Kind::Allreduce, &topology, bytes, row, None, &model);
+            let best = Algorithm::ALL.map(time).into_iter().fold(f64::INFINITY, f64::min);
+            let regret = time(choice.algorithm) / best;
+            if regret > 1.3 {
+                worst.push(format!("regret {regret:.2} {row:?} {}", choice.reason));
+            }
+        }
+    }
+    assert!(worst.is_empty(), "{} outside:\n{}", worst.len(), worst.join("\n"));
 }

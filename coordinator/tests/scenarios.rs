@@ -93,6 +93,7 @@ scenarios! {
     violations,
     stall,
     racks,
+    rows,
     process_sets,
     join,
     gather,

@@ -1,21 +1,24 @@
 //! Which algorithm a piece runs with, decided once for all pieces of about its size between the
-//! same nodes.
+//! same nodes with about as many others.
 
 use std::collections::BTreeMap;
 
-use gradwire_collectives::{CostModel, Kind, Topology, select};
+use gradwire_collectives::{CostModel, Kind, Row, Topology, select};
 use gradwire_proto::NodeId;
 
 pub use gradwire_collectives::Algorithm;
 
-use super::{plan::Route, world::Members};
+use super::{config::EngineConfig, plan::Route, world::Members};
 
 /// The most choices that are kept (BOUND).
 const MOST_CHOICES: usize = 4096;
 
-/// The racks of the participants, what is achieved between which of them, and the power of two that
-/// the bytes do not exceed.
-type Class = (Vec<u32>, (u8, u32, u32), u32);
+/// The racks of the participants, what is achieved between which of them, and the powers of two that
+/// the bytes and the pieces in a row do not exceed.
+type Class = (Vec<u32>, (u8, u32, u32), u32, u32);
+
+/// A row of more pieces than this is as good as endless.
+const LONG_ROW: u64 = 64;
 
 /// The choices that have been made.
 #[derive(Debug)]
@@ -23,6 +26,7 @@ pub(crate) struct Chooser {
     topology: Topology,
     forced: Option<Algorithm>,
     cost: CostModel,
+    credit: u32,
     made: BTreeMap<Class, Algorithm>,
 }
 
@@ -50,18 +54,26 @@ fn key(kind: Kind) -> (u8, u32, u32) {
 }
 
 impl Chooser {
-    pub(crate) fn new(members: &Members, forced: Option<Algorithm>, cost: CostModel) -> Self {
+    pub(crate) fn new(members: &Members, config: &EngineConfig) -> Self {
         let labels: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
         let topology = Topology::from_labels(&labels);
-        Self { topology, forced, cost, made: BTreeMap::new() }
+        Self {
+            topology,
+            forced: config.algorithm,
+            cost: config.cost,
+            credit: config.credit_pieces,
+            made: BTreeMap::new(),
+        }
     }
 
-    /// The algorithm for a piece that is so many bytes between nodes, and why if it had to be decided.
+    /// The algorithm for a piece that is so many bytes between nodes, one of so many that are under way
+    /// or wait, and why if it had to be decided.
     pub(crate) fn choose(
         &mut self,
         route: Route,
         participants: &[NodeId],
         bytes: u64,
+        pieces: u64,
     ) -> (Algorithm, Option<String>) {
         let Some(kind) = kind_of(route, participants) else {
             return (self.forced.unwrap_or(Algorithm::Ring), None);
@@ -69,17 +81,26 @@ impl Chooser {
         let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
         let topology = Topology { racks: racks.collect() };
         let size = bytes.next_power_of_two().ilog2();
-        let class = (topology.racks.clone(), key(kind), size);
+        // What is forced does not depend on it.
+        let pieces = if self.forced.is_some() { 1 } else { pieces.clamp(1, LONG_ROW) as u32 };
+        let pieces = pieces.next_power_of_two();
+        let class = (topology.racks.clone(), key(kind), size, pieces);
         if let Some(&algorithm) = self.made.get(&class) {
             return (algorithm, None);
         }
-        let choice = select(kind, &topology, 1 << size, self.forced, &self.cost);
+        let row = Row { pieces, in_flight: self.credit.min(pieces) };
+        let choice = select(kind, &topology, 1 << size, row, self.forced, &self.cost);
         if self.made.len() >= MOST_CHOICES {
             self.made.clear();
         }
         self.made.insert(class, choice.algorithm);
-        let reason =
-            format!("{} for up to {} bytes: {}", choice.algorithm, 1u64 << size, choice.reason);
+        let among = if pieces > 1 { format!(", {pieces} in a row") } else { String::new() };
+        let reason = format!(
+            "{} for up to {} bytes{among}: {}",
+            choice.algorithm,
+            1u64 << size,
+            choice.reason
+        );
         (choice.algorithm, Some(reason))
     }
 }

@@ -106,7 +106,7 @@ impl Engine {
         self.sets.insert(ProcessSetId::GLOBAL, all);
         self.table =
             ReadyTable::new(nodes, config.max_tensors as usize, config.max_pending as usize);
-        self.chooser = Chooser::new(&self.members, config.algorithm, config.cost);
+        self.chooser = Chooser::new(&self.members, config);
         let world = Arc::new(World {
             epoch: config.epoch,
             nodes: self.members.iter().map(|(_, m)| m.node.clone()).collect(),

@@ -126,7 +126,7 @@ impl Engine {
             table: ReadyTable::new(0, 0, 0),
             queue: Queue::default(),
             flight: Flight::new(config.credit_pieces as usize),
-            chooser: Chooser::new(&members, config.algorithm, config.cost),
+            chooser: Chooser::new(&members, &config),
             stall: Stall::new(config.stall_warning),
             last_set: 0,
             returning: BTreeSet::new(),
@@ -381,7 +381,8 @@ impl Engine {
         while self.flight.has_credit()
             && let Some(piece) = self.queue.cut(piece_bytes)
         {
-            self.send(piece, now, &mut execute, &mut choices, out);
+            let row = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
+            self.send(piece, row, now, &mut execute, &mut choices, out);
         }
         if execute.is_empty() {
             return;
@@ -412,9 +413,11 @@ impl Engine {
         out.commands.push(Command::Execute(execute));
     }
 
+    /// Sends a piece out, one of `row` that are under way or wait.
     fn send(
         &mut self,
         piece: Piece,
+        row: u64,
         now: Duration,
         execute: &mut Execute,
         choices: &mut Vec<String>,
@@ -424,7 +427,7 @@ impl Engine {
         let Some(set) = self.sets.get(&kind.set) else { return };
         let participants = kind.participants(set);
         let travelling = kind.travelling(self.config.compression, bytes);
-        let (algorithm, chosen) = self.chooser.choose(kind.route, &participants, travelling);
+        let (algorithm, chosen) = self.chooser.choose(kind.route, &participants, travelling, row);
         choices.extend(chosen);
         let mut nodes = NodeSet::new(self.members.len());
         for &node in &participants {

@@ -138,6 +138,11 @@ impl Queue {
         share.clamp(LEAST_SHARE.min(piece_bytes), piece_bytes)
     }
 
+    /// How many pieces of this size what waits comes to.
+    pub(crate) fn pieces(&self, piece_bytes: u64) -> u64 {
+        self.bytes.div_ceil(piece_bytes)
+    }
+
     /// Whether something of the tensor in a slot waits without which it is not done on a node.
     pub(crate) fn holds(&self, slot: Slot, node: NodeId, set: &ProcessSet) -> bool {
         self.slots.contains_key(&slot)

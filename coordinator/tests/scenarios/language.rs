@@ -64,6 +64,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
             "max_pending" => config.max_pending = number(value)?,
             "stall" => config.stall_warning = time(value)?,
             "start" => config.start_timeout = time(value)?,
+            "algorithm" if value == "auto" => config.algorithm = None,
             "algorithm" => config.algorithm = Some(value.parse().map_err(|_| "no algorithm")?),
             _ => return Err(format!("no such setting {key}")),
         }
