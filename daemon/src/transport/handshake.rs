@@ -148,14 +148,15 @@ where
     }
 }
 
-/// Makes sure of whoever dialled; `admit` says whether such a connection is still to be had.
+/// Makes sure of whoever dialled; `admit` says whether such a connection is still to be had, and is
+/// the last to see the connection before the other side may send.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
 pub async fn accept<S>(
     stream: &mut S,
     me: &Identity,
-    admit: impl FnOnce(Line) -> bool,
+    admit: impl FnOnce(Line, &S) -> bool,
 ) -> Result<Line, HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -192,7 +193,7 @@ where
     let claim = Claim::DataDialler { challenge: &nonce, hello: &received };
     let verdict = if !me.secret.verify(&claim, &answer) {
         Verdict::Secret
-    } else if !admit(line) {
+    } else if !admit(line, stream) {
         Verdict::Taken
     } else {
         Verdict::Welcome
@@ -207,7 +208,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
     use super::*;
 
@@ -236,7 +237,7 @@ mod tests {
                 result
             };
             let accept = async {
-                let result = accept(&mut b, &acceptor, |_| admit).await;
+                let result = accept(&mut b, &acceptor, |_, _| admit).await;
                 drop(b);
                 result
             };
@@ -252,6 +253,21 @@ mod tests {
         let (dialled, accepted) = shake(identity(0), identity(1), LINE, true).await;
         dialled.unwrap();
         assert_eq!(accepted.unwrap(), Line { peer: NodeId(0), number: 1 });
+    }
+
+    /// What is done to a connection by whoever admits it is done before its first byte can come.
+    #[tokio::test]
+    async fn the_dialler_may_not_send_before_it_is_admitted() {
+        let (mut a, mut b) = tokio::io::duplex(4096);
+        let welcomed = std::sync::atomic::AtomicBool::new(false);
+        let dial = async {
+            dial(&mut a, &identity(0), LINE).await.unwrap();
+            welcomed.store(true, Relaxed);
+        };
+        let acceptor = identity(1);
+        let accept = accept(&mut b, &acceptor, |_, _| !welcomed.load(Relaxed));
+        let ((), accepted) = tokio::join!(dial, accept);
+        accepted.unwrap();
     }
 
     #[tokio::test]
@@ -293,7 +309,7 @@ mod tests {
             a.write_all(bytes).await.unwrap();
             drop(a);
             let me = identity(1);
-            let accepted = accept(&mut b, &me, |_| true);
+            let accepted = accept(&mut b, &me, |_, _| true);
             let accepted = tokio::time::timeout(Duration::from_secs(5), accepted).await.unwrap();
             assert!(accepted.is_err());
         }

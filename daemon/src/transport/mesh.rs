@@ -144,6 +144,7 @@ impl Mesh {
                 let mut stream = connected.map_err(io::Error::from)??;
                 // The kernels alone have answered each other: as short as it gets.
                 let round_trip = began.elapsed();
+                self.make_room(&stream, round_trip);
                 handshake::dial(&mut stream, &self.identity, line).await?;
                 Ok::<_, HandshakeError>((stream, round_trip))
             };
@@ -201,12 +202,15 @@ impl Mesh {
     }
 
     async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
-        let admit = |line: Line| self.taken.lock().expect("no panic while it is held").insert(line);
         let began = Instant::now();
-        let shake = handshake::accept(&mut stream, &self.identity, admit);
-        match timeout(self.config.connect_timeout, shake).await {
+        let admit = |line: Line, stream: &TcpStream| {
             // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
             // that are larger than need be, within what the system gives (BOUND).
+            self.make_room(stream, began.elapsed());
+            self.taken.lock().expect("no panic while it is held").insert(line)
+        };
+        let shake = handshake::accept(&mut stream, &self.identity, admit);
+        match timeout(self.config.connect_timeout, shake).await {
             Ok(Ok(line)) => self.hand_over(line, stream, began.elapsed()),
             Ok(Err(error)) => {
                 metrics::rejected_connection();
@@ -236,6 +240,20 @@ impl Mesh {
         }
     }
 
+    /// Gives a connection the buffer for what comes in, before the peer may send: with the first full
+    /// segment the system settles how large a window it will ever announce. Set later, the buffer
+    /// would be there and the window remain what it was. A failure costs speed and nothing else.
+    fn make_room(&self, stream: &TcpStream, round_trip: Duration) {
+        let connections = self.identity.lanes * self.config.streams;
+        let size = match self.least {
+            Some(_) => Window::room(connections, round_trip),
+            None => self.config.socket_buffer,
+        };
+        if size > 0 {
+            let _ = SockRef::from(stream).set_recv_buffer_size(size);
+        }
+    }
+
     fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
         let socket = SockRef::from(stream);
         socket.set_tcp_nodelay(true)?;
@@ -259,7 +277,6 @@ impl Mesh {
         let size = self.least.unwrap_or(self.config.socket_buffer);
         if size > 0 {
             socket.set_send_buffer_size(size)?;
-            socket.set_recv_buffer_size(size)?;
         }
         Ok(())
     }

@@ -55,13 +55,6 @@ enum Incoming {
     Payload { header: Header, step: u32, filled: usize, direct: bool },
 }
 
-/// The sizes of a socket's two buffers, where they are ours to choose.
-#[derive(Debug)]
-struct Windows {
-    out: Window,
-    back: Window,
-}
-
 /// One connection to a peer.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -75,19 +68,19 @@ pub(crate) struct Stream {
     incoming: Incoming,
     header: [u8; HEADER_BYTES],
     scratch: Vec<u8>,
-    windows: Option<Windows>,
+    /// The size of the socket's buffer for what goes out, where it is ours to choose.
+    window: Option<Window>,
     sent: u64,
     received: u64,
 }
 
 impl Stream {
-    /// A connection that has passed its handshake, with buffers like `window`, which grow as far as
-    /// the path needs it; without they stay as they are.
+    /// A connection that has passed its handshake, with a buffer for what goes out like `window`, which
+    /// grows as far as the path needs it; without it stays as it is.
     pub(crate) fn new(socket: TcpStream, window: Option<Window>) -> Self {
-        let windows = window.map(|window| Windows { out: window.clone(), back: window });
         Self {
             socket,
-            windows,
+            window,
             readable: true,
             writable: true,
             closing: false,
@@ -146,13 +139,11 @@ impl Stream {
         out.sent += (written - of_header) as u64;
         self.sent += written as u64;
         self.writable = written == wanted;
-        if let Some(windows) = &mut self.windows
-            && let Some(size) = windows.out.moved(written, Instant::now())
+        if let Some(window) = &mut self.window
+            && let Some(size) = window.moved(written, Instant::now())
+            && !grow(&SockRef::from(&self.socket), size)
         {
-            let socket = SockRef::from(&self.socket);
-            if grow(size, |size| socket.set_send_buffer_size(size), || socket.send_buffer_size()) {
-                windows.out.settle();
-            }
+            window.settle();
         }
         if self.writable {
             piece.sent(out.step, out.offset, out.length);
@@ -234,14 +225,6 @@ impl Stream {
         else {
             return Ok(Turn::Idle);
         };
-        if let Some(windows) = &mut self.windows
-            && let Some(size) = windows.back.moved(read, Instant::now())
-        {
-            let socket = SockRef::from(&self.socket);
-            if grow(size, |size| socket.set_recv_buffer_size(size), || socket.recv_buffer_size()) {
-                windows.back.settle();
-            }
-        }
         let next = (filled + read).saturating_sub(length);
         self.received += (read - next) as u64;
         if filled + read < length {
@@ -259,14 +242,11 @@ impl Stream {
     }
 }
 
-/// Asks for a larger buffer, which the system then reports as twice as large. True when it does not give
-/// all of it: that is a matter of speed alone, and no failure.
-fn grow(
-    size: usize,
-    set: impl Fn(usize) -> std::io::Result<()>,
-    get: impl Fn() -> std::io::Result<usize>,
-) -> bool {
-    set(size).is_err() || get().is_ok_and(|granted| granted < 2 * size)
+/// Asks for a larger buffer for what goes out, which the system then reports as twice as large. False
+/// when it does not give all of it: that is a matter of speed alone, and no failure.
+fn grow(socket: &SockRef<'_>, size: usize) -> bool {
+    let granted = socket.set_send_buffer_size(size).and_then(|()| socket.send_buffer_size());
+    granted.is_ok_and(|granted| granted >= 2 * size)
 }
 
 /// Reads into `parts`, which have room for `wants` bytes; None when nothing is there.

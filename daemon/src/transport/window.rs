@@ -1,10 +1,14 @@
-//! How large a connection's buffer is, in one direction. Pure.
+//! How large a connection's buffers are. Pure.
 //!
-//! Left to itself the system lets a buffer grow until the line's own queue overflows: the sender then
-//! repeats what was lost, and what waits in memory has left the cache when it is read. So a
-//! buffer is small at first and grows only as far as the path needs it: to twice what is under way
-//! at the rate that was measured, for as long as that makes the rate grow. Where the path is the
-//! limit, the product of rate and round trip stays, and so does the buffer.
+//! Left to itself the system lets buffers grow until the line's own queue overflows: the sender then
+//! repeats what was lost, and what waits in memory has left the cache when it is read. What is
+//! under way is what the sender's buffer holds, so this one is small at first and grows only as far as the
+//! path needs it: to twice what is under way at the rate that was measured, for as long as that makes the
+//! rate grow. Where the path is the limit, the product of rate and round trip stays, and so does
+//! the buffer.
+//!
+//! The receiver's has to be chosen before the first byte comes, when nothing has been measured but the
+//! round trip. It is one that holds no sender back.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +20,14 @@ const LEAST_OF_ALL: usize = 2 << 20;
 /// What a buffer begins with at least: less costs calls, and gains nothing.
 const LEAST: usize = 256 << 10;
 
+/// The fastest line that a receiver has room for, in bytes per second: 25 Gbit/s. The system gives twice what
+/// it is asked for, so one of 40 Gbit/s has what it needs.
+const FASTEST: f64 = 25e9 / 8.0;
+
 /// A rate is measured over so many buffers, because the first one is filled in no time.
 const SAMPLE: u64 = 8;
 
-/// A buffer in one direction.
+/// A buffer for what goes out.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     round_trip: Duration,
@@ -34,6 +42,13 @@ impl Window {
     /// What each buffer begins with, in bytes, where a peer has so many connections.
     pub(crate) fn least(connections: u32) -> usize {
         (LEAST_OF_ALL / connections.max(1) as usize).max(LEAST)
+    }
+
+    /// How large a buffer for what comes in is, in bytes, where a peer has so many connections and what is
+    /// sent is answered after `round_trip`. The system gives less where it has to.
+    pub(crate) fn room(connections: u32, round_trip: Duration) -> usize {
+        let under_way = FASTEST * round_trip.as_secs_f64() / f64::from(connections.max(1));
+        Self::least(connections).max(under_way as usize)
     }
 
     /// Of `size` bytes, on a path that takes `round_trip` there and back.
@@ -95,6 +110,16 @@ mod tests {
         let product = 1.25e9 * 0.02;
         let size = settled(1.25e9, Duration::from_millis(20)) as f64;
         assert!(size >= 1.5 * product && size <= 2.1 * product, "{size}");
+    }
+
+    #[test]
+    fn a_receiver_holds_no_line_back() {
+        assert_eq!(Window::room(2, Duration::from_micros(100)), SIZE);
+        let far = Duration::from_millis(10);
+        for connections in [1, 2, 8] {
+            let room = Window::room(connections, far) as u64 * u64::from(connections);
+            assert!(room >= settled(1.25e9, far), "{connections}: {room}");
+        }
     }
 
     #[test]
