@@ -59,7 +59,7 @@ pub(crate) enum LinkError {
     Unexpected { sequence: u64, message: u32 },
     #[error(
         "the peer sent bytes {offset}+{length} of message {message} of operation {sequence}, \
-         a block of {block} bytes: not whole elements of it that had not come before"
+         a block of {block} bytes: not whole elements of it that had not come before, or too few"
     )]
     OutOfPlace { sequence: u64, message: u32, offset: u64, length: u32, block: u64 },
 }
@@ -81,14 +81,30 @@ impl Turn {
 
 /// A frame that came before its step may take it in: the block is still to be sent, or another
 /// peer's part comes first. What is behind it on the connection must not wait for that, because
-/// what it waits for may be there. It is held in memory of its own, which is bounded by what the
-/// started pieces receive (BOUND).
+/// what it waits for may be there. It is held in memory of its own (BOUND): no byte of a started piece comes
+/// twice, frames are no crumbs, and none is held in a buffer more than twice its size.
 #[derive(Debug)]
 struct Held {
     sequence: Sequence,
     step: u32,
     offset: u64,
     payload: Vec<u8>,
+}
+
+/// The smallest payload of a frame that does not end its block: the lower limit of `data.chunk_bytes`.
+/// Each frame that is held takes some memory beside its bytes.
+const LEAST_PAYLOAD: u64 = 4 << 10;
+
+/// The most bytes that a link keeps in buffers for reuse.
+const MOST_SPARE: usize = 16 << 20;
+
+/// A frame's buffer cut to its payload, without much more memory than that.
+fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
+    buffer.truncate(length);
+    if buffer.capacity() > 2 * length {
+        buffer.shrink_to_fit();
+    }
+    buffer
 }
 
 /// What links need to know of their lane.
@@ -103,8 +119,11 @@ pub(crate) struct LinkConfig {
 pub(crate) struct Inbound {
     pub(crate) peer: NodeId,
     held: VecDeque<Held>,
-    /// Buffers of frames that are held no more.
+    /// Buffers of frames that are held no more, and how many bytes they take.
     spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
+    /// What a frame has at least, if it does not end its block.
+    least: u64,
 }
 
 impl Inbound {
@@ -135,6 +154,7 @@ impl Inbound {
         let element = piece.piece.grain() as u64;
         let bytes = offset..offset.saturating_add(length.into());
         let fits = bytes.end <= block
+            && (u64::from(length) >= self.least || bytes.end == block)
             && offset.is_multiple_of(element)
             && bytes.end.is_multiple_of(element)
             && piece.progress.begun(step).accepts(bytes.clone());
@@ -159,8 +179,8 @@ impl Inbound {
             return;
         }
         let next = self.spare.pop().unwrap_or_default();
-        let mut payload = std::mem::replace(payload, next);
-        payload.truncate(length);
+        self.spare_bytes -= next.capacity();
+        let payload = fitted(std::mem::replace(payload, next), length);
         let sequence = Sequence(header.sequence);
         self.held.push_back(Held { sequence, step, offset: header.offset, payload });
     }
@@ -173,7 +193,11 @@ impl Inbound {
             let piece = Self::piece(pieces, held.sequence);
             if piece.takes(held.step, held.offset, held.payload.len() as u64) {
                 piece.take(held.step, held.offset, &held.payload);
-                self.spare.extend(self.held.remove(index).map(|held| held.payload));
+                let buffer = self.held.remove(index).map(|held| held.payload).unwrap_or_default();
+                if self.spare_bytes + buffer.capacity() <= MOST_SPARE {
+                    self.spare_bytes += buffer.capacity();
+                    self.spare.push(buffer);
+                }
                 turn = Turn::Moved;
             } else {
                 index += 1;
@@ -201,7 +225,13 @@ impl Link {
             streams: Vec::new(),
             first: 0,
             queue: VecDeque::new(),
-            inbound: Inbound { peer, held: VecDeque::new(), spare: Vec::new() },
+            inbound: Inbound {
+                peer,
+                held: VecDeque::new(),
+                spare: Vec::new(),
+                spare_bytes: 0,
+                least: config.chunk.min(LEAST_PAYLOAD),
+            },
         }
     }
 
@@ -304,4 +334,19 @@ fn next_chunk(
         return Some(Outgoing::new(&header, step));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// BOUND: large frames that were there before leave no memory to small ones that are held.
+    #[test]
+    fn what_is_held_takes_about_its_size() {
+        for (was, length) in [(4 << 20, 4096), (262_144, 262_144), (262_144, 200_000), (8192, 1)] {
+            let held = fitted(vec![7; was], length);
+            assert_eq!(held, vec![7; length]);
+            assert!(held.capacity() <= 2 * length, "{} for {length}", held.capacity());
+        }
+    }
 }

@@ -5,6 +5,9 @@ use std::io::Write;
 use super::*;
 use crate::transport::frame::Header;
 
+/// What the node itself would send in a frame: no frame in the midst of a block may have less.
+const CHUNK: u64 = 16;
+
 /// A node that waits for a broadcast of `count` elements from node 1, and the test's ends of its
 /// connections with that node.
 struct Waiting {
@@ -15,7 +18,7 @@ struct Waiting {
 
 impl Waiting {
     fn new(count: u64, streams: u32) -> Self {
-        let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(10));
+        let cluster = Cluster::new(2, 1, CHUNK, Duration::from_secs(10));
         let way = Way { source: Some(1), target: None };
         let job = Job::new("grad", 2, 1, count, way);
         let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &Topology::flat(2));
@@ -84,6 +87,20 @@ fn frames_that_do_not_fit_end_it() {
         assert_eq!(failure.kind, FailureKind::Protocol, "{failure}");
         waiting.cluster.stop();
     }
+}
+
+/// BOUND: each frame that comes early takes memory beside its bytes, so there can't be millions of them.
+#[test]
+fn crumbs_are_refused() {
+    let waiting = Waiting::new(100, 1);
+    waiting.send(0, 0..96);
+    // The end of the block may be as short as it is.
+    waiting.send(0, 97..100);
+    waiting.send(0, 96..97);
+    let Event::Failed(failure) = waiting.cluster.wait_for(0) else { panic!("it must fail") };
+    assert_eq!(failure.kind, FailureKind::Protocol, "{failure}");
+    assert!(failure.to_string().contains("bytes 384+4"), "{failure}");
+    waiting.cluster.stop();
 }
 
 /// What a peer sent before it closed its end is read to the last byte, and a frame that is cut is a
