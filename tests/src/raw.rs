@@ -34,7 +34,10 @@ use gradwire_shm::{
     segment::{HugePages, Segment},
 };
 use prost::Message;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::{
+    fs::{OFlags, fcntl_setfl},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+};
 
 use crate::cluster::{Cluster, PATIENCE};
 
@@ -267,6 +270,14 @@ impl RawWorker {
     /// When the system refuses it.
     pub fn ring(&self) -> Result<()> {
         Ok((&self.doorbell).write_all(&1u64.to_ne_bytes())?)
+    }
+
+    /// Makes reading the doorbell block where there is nothing to be read: it is the daemon's as well.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub fn make_doorbell_block(&self) -> Result<()> {
+        Ok(fcntl_setfl(&self.doorbell, OFlags::RDWR)?)
     }
 
     /// Writes into the control page, past everything that knows what it is. Through the

@@ -8,17 +8,17 @@ use std::{
 
 use gradwire_daemon::Ending;
 use gradwire_proto::{
-    PROTOCOL, ReduceOp, VERSION, auth,
+    DType, PROTOCOL, ReduceOp, Request, Shape, VERSION, auth,
     pb::{self, worker_message::Message as Wish},
 };
 use gradwire_shm::{
-    control::{CONTROL_BYTES, WorkerControl},
+    control::{CONTROL_BYTES, Place, Submission, WorkerControl},
     handover::{MAX_FDS, MAX_FRAME},
     segment::{HugePages, Segment},
 };
 use gradwire_tests::{
     cluster::{Cluster, Plan, Ranks},
-    raw::{Stranger, attach},
+    raw::{RawWorker, Stranger, attach, submission},
     reference::Dice,
 };
 use gradwire_worker::AllreduceOptions;
@@ -182,4 +182,33 @@ fn silent_connections_do_not_keep_a_worker_out() {
     for stranger in silent {
         stranger.wait_for_end().unwrap();
     }
+}
+
+/// The doorbell is one file for both sides, and its flags are too: whoever clears them may block itself, and
+/// not the thread that all other ranks' work goes through (WAIT).
+#[test]
+fn a_doorbell_that_blocks_holds_nobody_up() {
+    let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
+    let others = cluster.start_ranks([1, 2], |session| {
+        for step in 0..20 {
+            let mut tensor = [f64::from(session.rank())];
+            let options = AllreduceOptions::named(&format!("w.{step}")).op(ReduceOp::Sum);
+            session.allreduce_slice(&mut tensor, options).unwrap();
+            assert_eq!(tensor, [3.0]);
+        }
+    });
+    let mut raw = RawWorker::attach(&cluster, 0).unwrap();
+    raw.add_segment(4096).unwrap();
+    raw.make_doorbell_block().unwrap();
+    for step in 0..20 {
+        raw.ring().unwrap();
+        let request = Request::allreduce(DType::F64, Shape::new(&[1]).unwrap(), ReduceOp::Sum);
+        let name = format!("w.{step}");
+        let zero = raw.add_segment(4096).unwrap();
+        let place = Place { segment: zero, offset: 0 };
+        let asked = submission(step, &name, request);
+        raw.submit(&Submission { inputs: vec![place], outputs: vec![place], ..asked }).unwrap();
+        raw.completed().unwrap();
+    }
+    others.join().unwrap();
 }

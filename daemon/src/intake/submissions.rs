@@ -9,14 +9,14 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::{Arc, Mutex, Weak},
-    task::Poll,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use gradwire_proto::{Failure, FailureKind};
 use gradwire_shm::control::{Heartbeats, SubmissionReader};
 use tokio::{
-    net::unix::pipe,
+    io::{Interest, unix::AsyncFd},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::{Interval, MissedTickBehavior, interval},
 };
@@ -88,8 +88,9 @@ struct Watched {
     worker: Arc<Worker>,
     reader: SubmissionReader,
     heartbeats: Heartbeats,
-    /// An eventfd. It is read as a pipe is: eight bytes, or nothing yet.
-    doorbell: pipe::Receiver,
+    /// An eventfd that nobody reads: each ring is an event by itself. The worker could make a read
+    /// block (TRUST), or ring so often that reading never ends (BOUND).
+    doorbell: AsyncFd<OwnedFd>,
     beats: u32,
     since: Instant,
 }
@@ -97,7 +98,8 @@ struct Watched {
 impl Watched {
     fn new(source: Source) -> Result<Self, (Arc<Worker>, io::Error)> {
         let Source { worker, reader, heartbeats, doorbell } = source;
-        match pipe::Receiver::from_owned_fd_unchecked(doorbell) {
+        #[expect(deprecated, reason = "an OwnedFd is what its unsafe successor asks for")]
+        match AsyncFd::with_interest(doorbell, Interest::READABLE) {
             Ok(doorbell) => {
                 let since = Instant::now();
                 Ok(Self { worker, reader, heartbeats, doorbell, beats: 0, since })
@@ -106,12 +108,18 @@ impl Watched {
         }
     }
 
-    /// Forgets that the doorbell has rung.
-    fn silence(&self) {
-        // Twice, because only a read that finds nothing ends its being ready; no more often, because a
-        // worker may ring without end (BOUND).
-        let _ =
-            self.doorbell.try_read(&mut [0; 8]).and_then(|_| self.doorbell.try_read(&mut [0; 8]));
+    /// Whether the doorbell has rung since it was asked last. If not, its next ring wakes the task.
+    fn has_rung(&self, context: &mut Context<'_>) -> bool {
+        let mut rung = false;
+        while let Poll::Ready(ready) = self.doorbell.poll_read_ready(context) {
+            rung = true;
+            match ready {
+                Ok(mut ring) => ring.clear_ready(),
+                // The reactor is going, and with it the task.
+                Err(_) => break,
+            }
+        }
+        rung
     }
 }
 
@@ -196,9 +204,7 @@ impl Reader {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
                 // All of them, so that each is waited for.
-                let rings =
-                    |watched: &&Watched| watched.doorbell.poll_read_ready(context).is_ready();
-                let rings = sources.iter().filter(rings).count();
+                let rings = sources.iter().filter(|watched| watched.has_rung(context)).count();
                 if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
             });
             tokio::select! {
@@ -209,7 +215,6 @@ impl Reader {
         }
         for watched in &self.sources {
             watched.reader.awake();
-            watched.silence();
         }
         if let (Some(wish), Some(node)) = (wish, self.node.upgrade()) {
             self.fulfil(&node, wish);
