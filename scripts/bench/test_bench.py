@@ -1,15 +1,18 @@
 """What is pure here, tested: `python3 -m unittest discover scripts/bench`."""
 
 import json
+import subprocess
+import sys
 import unittest
 from math import prod
 
 from figures import Verdict, figure, ratio, time_text, verdict
 from measure import Outcome, Result, Row, _read
+from net import _round_trip, may_make_namespaces, network
 from plan import GBIT, MIB, Run, Scenario, bus_bytes, full, line_bits, quick, runs, size_text
 from report import as_json, as_markdown
 from shapes import PARAMETERS, TENSORS, for_gradwire, for_peers, resnet50
-from shell import Process, Trouble, run_job
+from shell import Process, Trouble, call, run_job
 from systems import OPEN_MPI, System
 
 GRADWIRE = System("gradwire", "Gradwire", "gradwire", tuned=True)
@@ -47,6 +50,28 @@ class Figures(unittest.TestCase):
         """At every unit."""
         found = [time_text(us) for us in (4.256, 999.4, 1000.0, 38_123.0, 999_400.0, 1_234_000.0)]
         self.assertEqual(found, ["4.26 µs", "999 µs", "1 ms", "38.1 ms", "999 ms", "1.23 s"])
+
+
+class Lines(unittest.TestCase):
+    """The links that are made."""
+
+    def test_a_delay_is_there_and_bytes_pass(self) -> None:
+        """In bundles and without checksums, through the relay."""
+        refusal = may_make_namespaces()
+        if refusal:
+            self.skipTest(refusal)
+        scenario = next(scenario for scenario in full() if scenario.name == "10g-1ms-2x1")
+        here = "import socket; s = socket.create_server(('10.201.0.1', 29400)); print('ready', flush=True); "
+        here += "c = s.accept()[0]; n = 0\nwhile d := c.recv(1 << 20): n += len(d)\nprint(n)"
+        there = "import socket; s = socket.create_connection(('10.201.0.1', 29400)); s.sendall(bytes(50_000_000))"
+        with network(scenario, namespaces=True) as net:
+            words = net.nodes[0].inside([sys.executable, "-c", here])
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+                assert server.stdout is not None
+                server.stdout.readline()
+                call(net.nodes[1].inside([sys.executable, "-c", there]))
+                self.assertEqual(server.stdout.readline(), "50000000\n")
+            self.assertGreaterEqual(_round_trip(*net.nodes), 2.0)
 
 
 class Reports(unittest.TestCase):
