@@ -1,5 +1,5 @@
 //! An allreduce as a plain program does it: each thread reduces its slice of all tensors and writes
-//! the result over all of them.
+//! the result over all of them. Tensors of the threads' own go through shared ones that fit the cache.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,6 +7,9 @@ use gradwire_collectives::kernels::{Combine, Finish, Store, level, reduce_finish
 use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};
+
+/// The largest shared tensor for those of the threads' own, in bytes.
+const WINDOW: usize = 4 << 20;
 
 /// One rank's tensor, cut so that each thread can have its slice of all. Who has which is decided
 /// by the barriers; the locks, never waited for, are how the compiler is told.
@@ -33,9 +36,12 @@ impl<'a> InPlace<'a> {
     ) -> Self {
         let (threads, size) = (tensors.len(), dtype.size());
         let bytes = tensors.first().map_or(0, |tensor| tensor.len());
+        let shared = if copies { bytes.min(WINDOW) } else { bytes };
         // Slices of whole cache lines, so that no two threads write to the same one.
-        let slice = (bytes / size).div_ceil(threads.max(1)).next_multiple_of(64) * size;
-        let cut = |tensor: &'a mut &mut [u8]| tensor.chunks_mut(slice).map(Mutex::new).collect();
+        let slice = (shared / size).div_ceil(threads.max(1)).next_multiple_of(64) * size;
+        let cut = |tensor: &'a mut &mut [u8]| {
+            tensor[..shared].chunks_mut(slice).map(Mutex::new).collect()
+        };
         Self { op, dtype, copies, bytes, tensors: tensors.iter_mut().map(cut).collect() }
     }
 
@@ -60,28 +66,28 @@ impl Program for InPlace<'_> {
     }
 
     fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
-        if self.copies {
-            let mut rest: &[u8] = private;
+        if !self.copies {
+            self.sweep(thread);
+        }
+        for mut window in private.chunks_mut(WINDOW) {
+            let mut rest: &[u8] = window;
             for part in &self.tensors[thread] {
                 let mut part = lock(part);
-                let (now, later) = rest.split_at(part.len());
-                part.copy_from_slice(now);
+                let (now, later) = rest.split_at(part.len().min(rest.len()));
+                part[..now.len()].copy_from_slice(now);
                 rest = later;
             }
             barrier.wait();
-        }
-        self.sweep(thread);
-        barrier.wait();
-        if self.copies {
-            let mut rest = private;
+            self.sweep(thread);
+            barrier.wait();
             for part in &self.tensors[thread] {
                 let part = lock(part);
-                let (now, later) = rest.split_at_mut(part.len());
-                now.copy_from_slice(&part);
-                rest = later;
+                let (now, later) = window.split_at_mut(part.len().min(window.len()));
+                now.copy_from_slice(&part[..now.len()]);
+                window = later;
             }
-            barrier.wait();
         }
+        barrier.wait();
     }
 }
 
