@@ -185,8 +185,12 @@ impl Conductor {
         made: ProcessSetId,
     ) -> Result<(), Failure> {
         let asked = queue.announced(tensor).is_some_and(|asked| {
-            let is_it =
-                |request: &Request| request.collective == collective && request.list == list;
+            // A removal also says whether what waits goes, too.
+            let is_it = |request: &Request| {
+                let removal = collective == Collective::RemoveProcessSet;
+                let named = if removal { &request.list[..1] } else { &request.list[..] };
+                request.collective == collective && named == list
+            };
             asked.locals().iter().all(|local| is_it(&local.request))
         });
         if !asked {

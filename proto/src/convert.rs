@@ -108,7 +108,8 @@ impl Request {
         }
         let has_list = match collective {
             Collective::Alltoall | Collective::Scatter => true,
-            Collective::SendReceive | Collective::RemoveProcessSet => self.list.len() == 1,
+            Collective::SendReceive => self.list.len() == 1,
+            Collective::RemoveProcessSet => matches!(self.list[..], [_] | [_, Self::GIVE_UP]),
             Collective::AddProcessSet => {
                 !self.list.is_empty() && self.list.is_sorted_by(|a, b| a < b)
             }

@@ -42,7 +42,8 @@ pub struct Request {
     pub postscale: f64,
     /// Alltoall: how many of the rows each member of the process set gets, in rank order; empty for
     /// the same number each. Scatter: the same, at the root. Send and receive: the receiver.
-    /// Adding a process set: its ranks, ascending. Removing one: its number. Empty otherwise.
+    /// Adding a process set: its ranks, ascending. Removing one: its number, and after it
+    /// [`Request::GIVE_UP`] if what waits in it goes with it. Empty otherwise.
     pub list: Vec<u64>,
     /// The further tensors of a group, which is one request: all of it is done or nothing. Empty
     /// otherwise.
@@ -55,6 +56,10 @@ impl Request {
 
     /// The name of every join, which is no other tensor's.
     pub const JOIN: &str = "join";
+
+    /// A process set is removed although not all of its ranks have submitted what others wait for: they
+    /// are told that nobody will (TELL).
+    pub const GIVE_UP: u64 = 1;
 
     /// The most tensors of a group (BOUND).
     pub const MAX_PARTS: usize = 1024;

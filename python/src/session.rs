@@ -192,10 +192,23 @@ impl Session {
         Ok(Handle::new("add_process_set", handle))
     }
 
-    /// Removes a process set; all ranks of the job call it.
-    fn remove_process_set(&self, py: Python<'_>, set: &ProcessSet) -> PyResult<Handle> {
+    /// Removes a process set; all ranks of the job call it. With `give_up` what only some of its ranks have submitted
+    /// fails there; without it the set is not removed then.
+    #[pyo3(signature = (set, give_up = false))]
+    fn remove_process_set(
+        &self,
+        py: Python<'_>,
+        set: &ProcessSet,
+        give_up: bool,
+    ) -> PyResult<Handle> {
         let set = set.inner.clone();
-        let handle = py.detach(|| self.inner.remove_process_set_async(set)).or_raise(py)?;
-        Ok(Handle::new("remove_process_set", handle))
+        let removed = py.detach(|| {
+            if give_up {
+                self.inner.give_up_process_set_async(set)
+            } else {
+                self.inner.remove_process_set_async(set)
+            }
+        });
+        Ok(Handle::new("remove_process_set", removed.or_raise(py)?))
     }
 }

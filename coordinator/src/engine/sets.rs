@@ -25,6 +25,14 @@ fn refuse(what: impl Into<String>, hint: &str) -> Failure {
     Failure::new(FailureKind::Invalid, what).hint(hint)
 }
 
+/// Why nobody waits any more for what these ranks have not submitted (TELL).
+fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
+    let who = text::named_ranks(silent);
+    let what = format!("process set {id} was given up before {who} had submitted it");
+    Failure::new(FailureKind::Cancelled, what)
+        .hint("make sure that every rank makes the same calls, the same number of times")
+}
+
 impl Engine {
     /// Notes who joins, before anything else of a message is looked at: what a node can announce
     /// because its rank has joined may come together with that. Gives the sets that are concerned.
@@ -191,9 +199,18 @@ impl Engine {
             return Err(refuse(format!("waiting in a join of process set {id}: {who}"), wait));
         }
         let of_set = self.table.pending().filter(|(_, _, tensor)| tensor.set == id);
-        let waiting: Vec<&str> = of_set.map(|(_, _, tensor)| tensor.name.as_str()).collect();
-        if !waiting.is_empty() {
-            let names = text::some_names(waiting, NAMED_TENSORS);
+        let waiting: Vec<(Slot, &str, Vec<Rank>)> =
+            of_set.map(|(slot, _, t)| (slot, t.name.as_str(), t.silent(set))).collect();
+        if request.list.get(1) == Some(&Request::GIVE_UP) {
+            let given_up: Vec<(Slot, Failure)> = waiting
+                .into_iter()
+                .map(|(slot, name, silent)| (slot, given_up(id, &silent).tensor(name)))
+                .collect();
+            for (slot, failure) in given_up {
+                self.answer.failures.extend(self.table.fail(slot, failure));
+            }
+        } else if !waiting.is_empty() {
+            let names = text::some_names(waiting.iter().map(|(_, name, _)| *name), NAMED_TENSORS);
             let what = format!("not all ranks of process set {id} have submitted {names}");
             return Err(refuse(what, wait));
         }

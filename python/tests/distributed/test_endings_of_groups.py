@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Job
+from launching import LAUNCHER, LIMIT, Job
 
 torch = pytest.importorskip("torch")
 
@@ -224,7 +224,7 @@ for name, call in {
     "parts": lambda: dist.group.WORLD.allgather([[torch.empty(2)]], [torch.ones(2)]),
     "splits": lambda: dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1], [2, 2]),
     "dtype": lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fnuz)),
-    "tag": lambda: dist.send(torch.ones(1), 1 - rank, tag=1 << 30),
+    "tag": lambda: dist.send(torch.ones(1), 1 - rank, tag=1 << 32),
     "root": lambda: dist.group.WORLD.broadcast([torch.ones(1)], 2),
     "kinds": lambda: dist.group.WORLD.broadcast([torch.ones(1), torch.ones(1, dtype=torch.int32)]),
     "bool": lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG),
@@ -327,15 +327,14 @@ sets = _world.world()._sets
 
 def gone():
     until = time.monotonic() + 60
-    while sets and time.monotonic() < until:
+    while len(sets) > 1 and time.monotonic() < until:
         time.sleep(0.01)
-    return not sets
+    return len(sets) == 1
 
 for turn in range(3):
     one, two = dist.new_group([0, 2]), dist.new_group([2, 0])
     dist.barrier()
-    assert len(sets) == 1
-    [made] = sets.values()
+    _, first, second = sets.values()  # one each, and that of all ranks
     tensor = torch.ones(1)
     if rank != 1:
         dist.destroy_process_group(one)
@@ -344,10 +343,11 @@ for turn in range(3):
         print("SUM", tensor.item(), flush=True)
     print("GONE", gone(), flush=True)
     if rank != 1:
-        try:
-            job.session().barrier(process_set=made)
-        except ValueError as error:
-            print("REMOVED", flush=True)
+        for made in (first, second):
+            try:
+                job.session().barrier(process_set=made)
+            except ValueError as error:
+                print("REMOVED", flush=True)
     dist.barrier()
 # Those that are left over go with the world of groups.
 dist.new_group([0, 1])
@@ -360,8 +360,78 @@ print("END", rank, flush=True)
     assert done.returncode == 0 and done.stdout.count("END") == 3, done.stdout
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         return  # older releases do not tell a group that it is destroyed
-    assert done.stdout.count("GONE True") == 9 and done.stdout.count("REMOVED") == 6, done.stdout
+    assert done.stdout.count("GONE True") == 9 and done.stdout.count("REMOVED") == 12, done.stdout
     assert done.stdout.count("SUM 2.0") == 6, done.stdout
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1:3", "127.0.0.1:1,127.0.0.2:2"])
+def test_what_others_never_start_is_given_up_with_the_group(hosts: str, tmp_path: Path) -> None:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        pytest.skip("older releases do not tell a group that it is destroyed")
+    program = tmp_path / "program.py"
+    program.write_text(
+        START
+        + """
+rank = start(timeout=timedelta(seconds=60))
+calls = {
+    "reduce": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True),
+    "large": lambda group: dist.all_reduce(torch.ones(1 << 22), group=group, async_op=True),
+    "recv": lambda group: dist.irecv(torch.ones(3), 1, group=group),
+    "future": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future(),
+}
+for turn in range(2):
+    for name, call in calls.items():
+        for members in ([0, 1], [0, 2], [0, 1, 2]):
+            if name == "recv" and 1 not in members:
+                continue
+            group, beside = dist.new_group(members), dist.new_group(members)
+            done, works = torch.ones(1 << 20), []
+            if rank in members:
+                works.append(dist.all_reduce(done, group=group, async_op=True))
+            lonely = call(group) if rank == 0 else None
+            # The other group of the same ranks has nothing to do with it.
+            after = torch.ones(2)
+            if rank in members:
+                dist.destroy_process_group(group)
+                dist.all_reduce(after, group=beside)
+                works[0].wait()
+                assert done[-1] == after[0] == len(members)
+            if lonely is not None:
+                try:
+                    lonely.wait()
+                    print("SUCCESS", name, flush=True)
+                except RuntimeError as error:
+                    assert type(last_error()) is gw.Cancelled and "process group was destroyed" in str(error), error
+                    print("GIVEN UP", name, flush=True)
+            later = dist.new_group([1, 2])
+            if rank > 0:
+                dist.barrier(later)
+    dist.barrier()
+    # Of the group of all ranks, too; and after it a new one.
+    lonely = dist.all_reduce(torch.ones(3), async_op=True) if rank == 1 else None
+    dist.destroy_process_group()
+    if lonely is not None:
+        try:
+            lonely.wait()
+            print("SUCCESS", flush=True)
+        except gw.Cancelled as error:
+            print("GIVEN UP all", flush=True)
+    start(timeout=timedelta(seconds=60))
+dist.barrier()
+dist.destroy_process_group()
+gw.barrier()
+until = time.monotonic() + 60
+while gw.stats()["in_flight"] and time.monotonic() < until:
+    time.sleep(0.01)  # the sets of the groups are on their way out
+print("END", gw.stats()["in_flight"], flush=True)
+"""
+    )
+    words = [LAUNCHER, "run", "-np", "3", "-H", hosts, "--", sys.executable, str(program)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+    assert "SUCCESS" not in done.stdout and done.returncode == 0, done.stdout
+    for name, number in {"reduce": 6, "large": 6, "future": 6, "recv": 4, "all": 2}.items():
+        assert done.stdout.count(f"GIVEN UP {name}") == number, done.stdout
+    assert done.stdout.count("END 0") == 3, done.stdout
 
 
 def test_a_group_after_a_rank_has_left(job: Job) -> None:

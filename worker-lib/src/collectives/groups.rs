@@ -102,7 +102,7 @@ impl Session {
     /// As [`Session::allreduce`]; also for the set of all ranks, and while an operation of several
     /// parts (objects, sparse allreduces, Adasum) of this rank is under way in the set.
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
-        let started = self.start_remove(&set)?;
+        let started = self.start_remove(&set, false)?;
         self.finish(started)?;
         self.removed(&set);
         Ok(())
@@ -113,7 +113,20 @@ impl Session {
     /// # Errors
     /// If it was not started.
     pub fn remove_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
-        let started = self.start_remove(&set)?;
+        self.remove_later(set, false)
+    }
+
+    /// Removes a process set with what waits in it: what has been submitted by some of its ranks only fails
+    /// there. What all of them have submitted is done first. All ranks of the job call it, members or not.
+    ///
+    /// # Errors
+    /// If it was not started.
+    pub fn give_up_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
+        self.remove_later(set, true)
+    }
+
+    fn remove_later(&self, set: ProcessSet, give_up: bool) -> Result<Handle<()>> {
+        let started = self.start_remove(&set, give_up)?;
         let session = self.clone();
         Ok(self.handle(started, move |_| {
             session.removed(&set);
@@ -182,7 +195,7 @@ impl Session {
         if self.sets().add(set.clone()) { Ok(set) } else { Err(refused()) }
     }
 
-    fn start_remove(&self, set: &ProcessSet) -> Result<Started> {
+    fn start_remove(&self, set: &ProcessSet, give_up: bool) -> Result<Started> {
         self.sets().check(set)?;
         if set.id() == 0 {
             let text = "the process set of all ranks can't be removed".to_owned();
@@ -197,7 +210,8 @@ impl Session {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let list = vec![u64::from(set.id())];
+        let mut list = vec![u64::from(set.id())];
+        list.extend(give_up.then_some(Request::GIVE_UP));
         let request = Request { list, ..Request::empty(Collective::RemoveProcessSet) };
         self.start_empty(Common::default(), request)
     }

@@ -64,9 +64,9 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._store, self._world, self._timeout = store, world, timeout
         self._rank, self._ranks = rank, list(ranks)
         ascending: Ranks = tuple(sorted(ranks))
-        self._serial = world.serial(ascending)
-        self._set = world.process_set(ascending, self._serial, timeout)
-        self._left = False
+        self._key = world.key(ascending)
+        self._set = world.process_set(self._key, timeout)
+        self._left = threading.Event()
         # The members' numbers in the group, in the order of the process set, and the other way round.
         self._order = [self._ranks.index(member) for member in ascending]
         self._places = [ascending.index(member) for member in self._ranks]
@@ -157,14 +157,18 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._count
 
     def shutdown(self) -> None:
-        """The end of a process set, if nobody else uses it; with the group of all ranks, of the world of groups."""
-        if self._left:
+        """The end of its process set; with the first group of all ranks, of the world of groups.
+
+        What all members have started is done all the same. What others never start is given up once all members
+        have come here: who waits for it is told.
+        """
+        if self._left.is_set():
             return
-        self._left = True
-        if self._set is not None:
-            self._world.leave(tuple(sorted(self._ranks)), self._serial)
-        elif self._serial == 0:
+        self._left.set()
+        if self._key == self._world.first:
             self._world.close()
+        else:
+            self._world.leave(self._key)
 
     def abort(self) -> None:
         """Gives up: every rank of the job is told."""
@@ -206,7 +210,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             handles = [handles]
         names = handles[0].name if handles else ""
         what = f"{what} {names!r} of the group {self._group_name!r}"
-        return Work(what, handles, finish, result, timeout, devices(tensors), source)
+        return Work(what, handles, finish, result, timeout, devices(tensors), source, self._left)
 
     def _load(self, tensors: Tensors, reduction: Reduction) -> _native.Buffer:
         buffer = _memory.load(tensors)

@@ -15,8 +15,7 @@ from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, many
 from gradwire.torch.distributed._work import Work
 
-# A message's tag has the group's serial number above these bits.
-_TAG_BITS = 24
+_TAGS = 1 << 32
 
 
 class Moves(Group):
@@ -209,13 +208,9 @@ class Moves(Group):
     alltoall_base = all_to_all_single
 
     def _tag(self, tag: int) -> int:
-        if not 0 <= tag < 1 << _TAG_BITS or self._serial >= 1 << (32 - _TAG_BITS):
-            raise InvalidRequest(
-                f"tag {tag} of group {self._serial} of the ranks {self._ranks}: tags go from 0 to "
-                f"{(1 << _TAG_BITS) - 1}, and messages are for {1 << (32 - _TAG_BITS)} groups of the same ranks",
-                kind="invalid",
-            )
-        return tag | self._serial << _TAG_BITS
+        if not 0 <= tag < _TAGS:
+            raise InvalidRequest(f"tag {tag}: tags go from 0 to {_TAGS - 1}", kind="invalid")
+        return tag
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensors = many(tensors)

@@ -10,6 +10,7 @@ put into a future, and no work is ever made of one.
 from __future__ import annotations
 
 import atexit
+import collections
 import os
 import queue
 import threading
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import _native
-from gradwire._errors import GradwireError, WaitTimeout
+from gradwire._errors import Cancelled, GradwireError, WaitTimeout
 from gradwire.torch import _cuda
 
 _SLICE = 0.2
@@ -60,6 +61,15 @@ def unwrap(future: torch.futures.Future[Any]) -> Any:
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _MOST_KEPT = 1 << 14
 _kept: dict[int, Work] = {}
+# DDP, in a join, asks by the sum of one number how many ranks are left. Of that work newer releases of PyTorch let go,
+# too, and ask it for its future after they have waited for it.
+_questions: collections.deque[Work] = collections.deque(maxlen=32)
+
+
+def keep_for_a_while(work: Work) -> Work:
+    """For works of tensors so small that it costs nothing."""
+    _questions.append(work)
+    return work
 
 
 class _NotYet(Exception):
@@ -95,10 +105,13 @@ class Work(_Work):  # type: ignore[misc]
         timeout: timedelta,
         devices: Sequence[torch.device] = (),
         source: int = -1,
+        destroyed: threading.Event | None = None,
     ) -> None:
         super().__init__()
         self.what, self._handles, self._finish = what, list(handles), finish
         self.value, self._source = result, source
+        # Whether there still is the group that it belongs to.
+        self._destroyed = destroyed
         self._limit = timeout.total_seconds()
         self._deadline = time.monotonic() + self._limit
         self._devices: list[Any] = sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
@@ -121,10 +134,11 @@ class Work(_Work):  # type: ignore[misc]
             for handle in self._handles:
                 results.append(_outcome(handle, max(0.0, until - time.monotonic())))
         except GradwireError as error:
+            told = self._given_up(error)
             with self._lock:
-                self._ended, self._error = True, error
-            _last_error = error
-            raise
+                self._ended, self._error = True, told
+            _last_error = told
+            raise told from None
         with self._lock:
             if not self._ended:
                 try:
@@ -137,6 +151,17 @@ class Work(_Work):  # type: ignore[misc]
                 self._finish = lambda _: None  # what it held is free
         if self._error is not None:
             raise self._error
+
+    def _given_up(self, error: GradwireError) -> GradwireError:
+        """The error in the words of process groups, where what it says is that the process set is no more."""
+        if self._destroyed is None or not self._destroyed.is_set() or error.kind not in ("invalid", "cancelled"):
+            return error
+        return Cancelled(
+            f"{self.what} was given up: its process group was destroyed, and not all of its ranks had made this call; "
+            "make sure that every rank makes the same calls, the same number of times",
+            kind="cancelled",
+            tensor=error.tensor,
+        )
 
     def _late(self, limit: float) -> WaitTimeout:
         global _last_error
@@ -194,13 +219,17 @@ class Work(_Work):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The result as a future: completed by a thread that waits for it."""
+        """The result as a future: completed by a thread that waits for it, or at once where it is there already."""
         with self._lock:
-            if self._future is None:
-                base: torch.futures.Future[Any] = torch.futures.Future(devices=list(self._devices) or None)
-                self._future = base.then(unwrap)
-                start(lambda: self._complete(base))
-            return self._future
+            if self._future is not None:
+                return self._future
+            base: torch.futures.Future[Any] = torch.futures.Future(devices=list(self._devices) or None)
+            future = self._future = base.then(unwrap)
+        if self.is_completed():
+            self._complete(base)
+        else:
+            start(lambda: self._complete(base))
+        return future
 
     def _complete(self, base: torch.futures.Future[Any]) -> None:
         """Completes the future, with a token where there is an error; not once the interpreter ends."""

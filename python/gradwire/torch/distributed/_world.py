@@ -1,10 +1,12 @@
-"""The job behind the process groups, and the process sets of its subgroups.
+"""The job behind the process groups, and their process sets.
+
+Each group has a process set of its own, also where another one has the same ranks: it goes when all members have
+destroyed the group, and with it what some of them have started there and others never will (TELL).
 
 A process set is made by all ranks of the job, but PyTorch tells only the members of a new group that there is
 one. So every rank has a servant, a thread that waits for the members' wish in the store that all ranks
 share, and makes each set when its turn comes: wishes are numbered, so that all ranks make the same
-ones in the same order. Groups of the same ranks share a set; it is removed, in the same way, when all its members
-have destroyed the last of them, and what is left when the world of groups ends.
+ones in the same order. Sets are removed in the same way, and what is left when the world of groups ends.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from typing import Any
 
 from gradwire import _native
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeout
-from gradwire._world import before_removal, init, is_initialized, session
+from gradwire._world import before_removal, before_shutdown, init, is_initialized, session
 from gradwire.torch.distributed import _launch
 
 _FAREWELL = 5.0
 _SLICE = 0.05
 _FOREVER = timedelta(days=365)
 Ranks = tuple[int, ...]
+# A group's ranks, ascending, and how many groups of these ranks there were before.
+Key = tuple[Ranks, int]
 
 
 class World:
@@ -48,37 +52,36 @@ class World:
             )
         self.generation = next(self._generations)
         self.rank, self.size = rank, size
+        # The group that ends this world with it.
+        self.first: Key = (tuple(range(size)), 0)
         self._pid = os.getpid()
-        self.serials: dict[Ranks, int] = {}
+        self._serials: dict[Ranks, int] = {}
         self._store = store
         self._prefix = f"gradwire/sets/{self.generation}"
         self._asking = threading.Lock()
         self._ending = threading.Event()
         self._changed = threading.Condition()
-        self._sets: dict[Ranks, _native.ProcessSet | BaseException] = {}
-        # The groups, by their serial numbers, that use a set.
-        self._users: dict[Ranks, set[int]] = {}
+        self._sets: dict[Key, _native.ProcessSet | BaseException] = {}
         self._closed: BaseException | None = None
         self._servant = threading.Thread(target=self._serve, name="gw-sets", daemon=True)
         self._servant.start()
         atexit.register(self.close)
 
-    def serial(self, ranks: Ranks) -> int:
-        """How many groups of these ranks there were before: the same on all of them."""
-        number = self.serials.get(ranks, 0)
-        self.serials[ranks] = number + 1
-        return number
+    def key(self, ranks: Ranks) -> Key:
+        """What a new group of these ranks is known by: the same on all of them."""
+        number = self._serials.get(ranks, 0)
+        self._serials[ranks] = number + 1
+        return ranks, number
 
-    def process_set(self, ranks: Ranks, serial: int, timeout: timedelta) -> _native.ProcessSet | None:
-        """The process set of a group of these ranks, ascending; None for all ranks. All of them call it."""
-        if len(ranks) == self.size:
-            return None
+    def process_set(self, key: Key, timeout: timedelta) -> _native.ProcessSet:
+        """The process set of a new group; all of its ranks call it."""
+        ranks, serial = key
         if self.rank == ranks[0]:
             self._ask({"ranks": ranks, "group": serial})
         limit = timeout.total_seconds()
         with self._changed:
-            self._changed.wait_for(lambda: self._made(ranks, serial) or self._closed is not None, limit)
-            made = self._sets[ranks] if self._made(ranks, serial) else self._closed
+            self._changed.wait_for(lambda: key in self._sets or self._closed is not None, limit)
+            made = self._sets.get(key, self._closed)
         if made is None:
             raise WaitTimeout(
                 f"a process group of the ranks {list(ranks)} could not be made within {limit:g} s: "
@@ -89,13 +92,11 @@ class World:
             raise made
         return made
 
-    def _made(self, ranks: Ranks, serial: int) -> bool:
-        return serial in self._users.get(ranks, ())
-
-    def leave(self, ranks: Ranks, serial: int) -> None:
+    def leave(self, key: Key) -> None:
         """A member destroys a group; the last one to do so wishes that its set be removed."""
         if self._pid != os.getpid() or self._closed is not None:
             return
+        ranks, serial = key
         # Where the store is gone the job is about to end, and its sets with it.
         with contextlib.suppress(Exception):
             if self._store.add(f"{self._prefix}/left/{serial}/{'.'.join(map(str, ranks))}", 1) == len(ranks):
@@ -116,9 +117,9 @@ class World:
                     raise Cancelled(wish["closed"], kind="cancelled")
                 ranks = tuple(wish["ranks"])
                 if "left" in wish:
-                    self._leave(ranks, wish["left"])
+                    self._remove((ranks, wish["left"]))
                 else:
-                    self._make(ranks, wish["group"])
+                    self._make((ranks, wish["group"]))
         except Exception as error:
             # Also when the store is gone, with the process that served it.
             told = error
@@ -141,28 +142,23 @@ class World:
                     return bytes(self._store.get(key))
             time.sleep(_SLICE)
 
-    def _make(self, ranks: Ranks, serial: int) -> None:
-        made: _native.ProcessSet | BaseException | None = self._sets.get(ranks)
-        if not isinstance(made, _native.ProcessSet):
-            try:
-                made = self._until_the_end(session().add_process_set(list(ranks)))
-            except Exception as error:
-                made = error
+    def _make(self, key: Key) -> None:
+        made: _native.ProcessSet | BaseException
+        try:
+            made = self._until_the_end(session().add_process_set(list(key[0])))
+        except Exception as error:
+            made = error
         with self._changed:
-            self._sets[ranks] = made
-            self._users.setdefault(ranks, set()).add(serial)
+            self._sets[key] = made
             self._changed.notify_all()
 
-    def _leave(self, ranks: Ranks, serial: int) -> None:
-        self._users[ranks].discard(serial)
-        if self._users[ranks]:
-            return
-        made = self._sets[ranks]
+    def _remove(self, key: Key) -> None:
+        made = self._sets[key]
         if isinstance(made, _native.ProcessSet):
             # If that is refused the set stays until the job ends.
             with contextlib.suppress(GradwireError):
                 self._until_the_end(_removal(made))
-        del self._sets[ranks]
+        del self._sets[key]
 
     def _until_the_end(self, handle: _native.Handle) -> Any:
         while not handle.poll() and not self._ending.is_set():
@@ -187,17 +183,31 @@ class World:
         self._ending.set()
         self._servant.join(_FAREWELL)
         for made in self._sets.values():
-            # It goes when all ranks have said so, which nobody waits for.
+            # It goes when all ranks have said so, which is waited for only where this one is about to leave the job.
             with contextlib.suppress(GradwireError):
                 if isinstance(made, _native.ProcessSet):
-                    _removal(made)
+                    _removals.append(_removal(made))
         self._sets.clear()
+
+
+_removals: list[_native.Handle] = []
+
+
+def _part() -> None:
+    """Before the job is left: gives the others a while to say that they need the sets no more, either."""
+    until = time.monotonic() + _FAREWELL
+    while _removals:
+        with contextlib.suppress(GradwireError):
+            _removals.pop().wait(max(0.0, until - time.monotonic()))
+
+
+before_shutdown.append(_part)
 
 
 def _removal(made: _native.ProcessSet) -> _native.Handle:
     for prepare in before_removal:
         prepare()
-    return session().remove_process_set(made)
+    return session().remove_process_set(made, give_up=True)
 
 
 _world: World | None = None
