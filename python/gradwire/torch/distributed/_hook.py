@@ -64,12 +64,14 @@ class _Place:
     def of(bucket: GradBucket, gradients: torch.Tensor) -> Optional["_Place"]:
         """The bucket's place, which it gets now if it has none; None where it can't have one."""
         known = getattr(gradients, _PLACE, None)
-        if isinstance(known, _Place) and gradients.data_ptr() == known.memory.data_ptr():
+        if known is not None:
+            if gradients.data_ptr() != known.memory.data_ptr():
+                return None
             known._look(bucket)
             return known
-        if known is not None or gradients.device.type != "cpu" or gradients.numel() == 0:
-            return None
         own = [parameter.grad for parameter in bucket.parameters()]
+        if gradients.device.type != "cpu" or gradients.numel() == 0 or _tensors_on(gradients) != len(own) + 1:
+            return None
         for grad, part in zip(own, bucket.gradients()):
             # They are not the bucket's parts where DDP has gradients of their own, or none yet.
             if grad is None or grad.data_ptr() != part.data_ptr() or grad.dtype != gradients.dtype:
@@ -81,23 +83,14 @@ class _Place:
 
     def _take(self, tensors: list[torch.Tensor]) -> None:
         """Puts the memory under the bucket's parts and under the bucket itself, the last of them."""
-        *_, whole = tensors
-        before, begin, size = whole.untyped_storage(), whole.storage_offset(), whole.element_size()
-        first = whole.data_ptr()
-        moved: list[torch.Tensor] = []
-        try:
-            for tensor in tensors:
-                _put(tensor, self.memory.untyped_storage(), (tensor.data_ptr() - first) // size)
-                moved.append(tensor)
-        except RuntimeError:
-            # A gradient that the program made by detach() can't be moved. This time the memory is that of a copy;
-            # then the bucket stays where it was.
-            for tensor in moved:
-                _put(tensor, before, int(begin + tensor.storage_offset()))
-            setattr(whole, _PLACE, False)
-        else:
-            self.parts = [(part.data_ptr(), part.detach()) for part in moved[:-1]]
-            setattr(whole, _PLACE, self)
+        *parts, whole = tensors
+        first, size = whole.data_ptr(), whole.element_size()
+        for tensor in tensors:
+            with torch.no_grad():
+                at = (tensor.data_ptr() - first) // size
+                tensor.set_(self.memory.untyped_storage(), at, tensor.shape, tensor.stride())
+        self.parts = [(part.data_ptr(), part.detach()) for part in parts]
+        setattr(whole, _PLACE, self)
 
     def _look(self, bucket: GradBucket) -> None:
         """Sees to it that the memory has what DDP has."""
@@ -111,9 +104,14 @@ class _Place:
                 copied(part)
 
 
-def _put(tensor: torch.Tensor, storage: torch.UntypedStorage, at: int) -> None:
-    with torch.no_grad():
-        tensor.set_(storage, at, tensor.shape, tensor.stride())
+def _tensors_on(bucket: torch.Tensor) -> int:
+    """How many tensors there are on a bucket's memory.
+
+    DDP has one for each parameter and one for the bucket. Where there are more the program has made some, and a
+    gradient may be one of those, which DDP does not tell from its own and can't be given other memory.
+    """
+    storage = bucket.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1  # the last one is this function's
 
 
 _default: Optional[DdpHookState] = None  # noqa: UP045 - no text

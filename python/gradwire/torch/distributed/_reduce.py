@@ -13,7 +13,7 @@ from gradwire.torch._adapter import as_tensor
 from gradwire.torch.distributed import _memory
 from gradwire.torch.distributed._base import Group, Options, Tensors, many
 from gradwire.torch.distributed._reductions import Reduction
-from gradwire.torch.distributed._work import Work
+from gradwire.torch.distributed._work import Work, keep_for_a_while
 
 
 class Reductions(Group):
@@ -43,7 +43,8 @@ class Reductions(Group):
             for memory, tensor in zip(places, tensors):
                 _memory.store_one(memory, tensor)
 
-        return self._work(what, handle, finish, tensors, given.timeout, tensors)
+        work = self._work(what, handle, finish, tensors, given.timeout, tensors)
+        return keep_for_a_while(work) if len(tensors) == 1 and tensors[0].numel() == 1 else work
 
     def _allreduce_sparse(self, tensors: list[torch.Tensor], reduction: Reduction, timeout: timedelta) -> Work:
         if len(tensors) != 1 or reduction.name != "sum" or reduction.factor is not None:

@@ -33,8 +33,12 @@ def rows(step: int, rank: int) -> torch.Tensor:
     return torch.randn(3, 20, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def distributed(**options: bool) -> DistributedDataParallel:
-    model = DistributedDataParallel(Network(), gradient_as_bucket_view=True, bucket_cap_mb=0.004, **options)
+def without_hook(view: bool = True, **options: bool) -> DistributedDataParallel:
+    return DistributedDataParallel(Network(), gradient_as_bucket_view=view, bucket_cap_mb=0.004, **options)
+
+
+def distributed(view: bool = True, **options: bool) -> DistributedDataParallel:
+    model = without_hook(view, **options)
     model.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
     return model
 
@@ -98,13 +102,158 @@ def detached(model: nn.Module, step: int) -> None:
             parameter.grad = parameter.grad.detach()
 
 
-@pytest.mark.parametrize("change", [forget, clear, in_turn, elsewhere, aliases, detached])
+def slices(model: nn.Module, step: int) -> None:
+    """Gradients that are parts of something larger, with its own memory."""
+    model.zero_grad(set_to_none=False)
+    for at, parameter in enumerate(model.parameters()):
+        if parameter.grad is not None and at % 2 == step % 2:
+            parameter.grad = torch.zeros(parameter.numel() + 8)[8:].view_as(parameter)
+
+
+CHANGES = [forget, clear, in_turn, elsewhere, aliases, detached, slices]
+OPTIONS = [{}, {"find_unused_parameters": True}, {"static_graph": True}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_gradients_are_right_however_they_are_cleared(change: Change) -> None:
     model = distributed()
     for step in range(6):
         change(model, step)
         model(rows(step, dist.get_rank()), 6).sum().backward()
         compare(model, expected(step, 6, [None] * 12))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("view", [True, False])
+def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, bool]) -> None:
+    """DDP has trained without it, and what the program has made of its gradients is there when the buckets move."""
+    model = without_hook(view, **options)
+    for step in range(9):
+        if step == 3:
+            model.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
+        if step != 1:
+            change(model, step)
+        elif change is not forget:
+            clear(model, step)
+        else:
+            model.zero_grad()
+        model(rows(step, dist.get_rank()), 6).sum().backward()
+        compare(model, expected(step, 6, [None] * 12))
+
+
+def test_gradients_that_the_program_looks_at_elsewhere() -> None:
+    """Tensors of its own on a bucket's memory see what DDP does there: then the bucket stays where it is."""
+    model = without_hook()
+    for step in range(3):
+        clear(model, step)
+        model(rows(step, dist.get_rank()), 6).sum().backward()
+    model.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
+    flat = [parameter.grad.view(-1) for parameter in model.parameters() if parameter.grad is not None]
+    for step in range(3, 6):
+        clear(model, step)
+        model(rows(step, dist.get_rank()), 6).sum().backward()
+        wanted = expected(step, 6, [None] * 12)
+        compare(model, wanted)
+        for seen, want in zip(flat, wanted):
+            assert want is not None
+            torch.testing.assert_close(seen, want.view(-1), atol=1e-6, rtol=1e-5)
+    del flat, seen
+    for step in range(6, 8):
+        clear(model, step)
+        copied = gradwire.gradient_bytes_copied()
+        model(rows(step, dist.get_rank()), 6).sum().backward()
+        compare(model, expected(step, 6, [None] * 12))
+    assert gradwire.gradient_bytes_copied() == copied, "nobody looks any more, and the buckets have moved"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("view", [True, False])
+def test_parameters_that_are_replaced_in_between(view: bool, options: dict[str, bool]) -> None:
+    model = distributed(view, **options)
+    for step in range(6):
+        if step == 2:
+            model.to("cpu").float()
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+            model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+        in_turn(model, step)
+        model(rows(step, dist.get_rank()), 6).sum().backward()
+        compare(model, expected(step, 6, [None] * 12))
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_a_network_in_two_models_in_turn(view: bool) -> None:
+    first = distributed(view)
+    second = DistributedDataParallel(first.module, gradient_as_bucket_view=view, bucket_cap_mb=0.003)
+    second.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
+    for step in range(8):
+        model = (first, second)[step % 2]
+        model.zero_grad(set_to_none=step % 3 == 0)
+        model(rows(step, dist.get_rank()), 6).sum().backward()
+        compare(model, expected(step, 6, [None] * 12))
+
+
+@pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+@pytest.mark.parametrize("view", [True, False])
+def test_several_passes(view: bool, options: dict[str, bool]) -> None:
+    """Two within no_sync, and two that are exchanged, without clearing in between."""
+    model = distributed(view, **options)
+    for step in range(4):
+        in_turn(model, step)
+        with model.no_sync():
+            model(rows(step, dist.get_rank()), 6).sum().backward()
+            model(rows(step + 20, dist.get_rank()), 6).sum().backward()
+        wanted: list[torch.Tensor | None] = [None] * 12
+        for pass_ in (step, step + 20, step + 40):
+            wanted = expected(pass_, 6, wanted)
+        model(rows(step + 40, dist.get_rank()), 6).sum().backward()
+        compare(model, wanted)
+        model(rows(step + 60, dist.get_rank()), 6).sum().backward()
+        compare(model, expected(step + 60, 6, wanted))
+
+
+@pytest.mark.parametrize("hook", [True, False])
+@pytest.mark.parametrize("view", [True, False])
+def test_ranks_that_run_out_of_data(view: bool, hook: bool) -> None:
+    """PyTorch's join: who has no more takes part with zeros, and averages are over all ranks."""
+    model = distributed(view) if hook else without_hook(view)
+    for _ in range(2):
+        with model.join():
+            for step in range(3 + 2 * dist.get_rank()):
+                model.zero_grad()
+                model(rows(step, dist.get_rank()), 6).sum().backward()
+                compare(model, left(step, dist.get_world_size()))
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
+    """DDP asks for their number by an allreduce whose work it waits for in C++."""
+    model = without_hook(view)
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(3 + 2 * dist.get_rank()):
+            model.zero_grad()
+            model(rows(step, dist.get_rank()), 6).sum().backward()
+            compare(model, left(step, sum(step < 3 + 2 * rank for rank in range(dist.get_world_size()))))
+    # With a hook the averages are the hook's; but it must not wait for ever.
+    model = distributed(view)
+    with model.join(divide_by_initial_world_size=False):
+        for step in range(1 + dist.get_rank()):
+            model.zero_grad()
+            model(rows(step, dist.get_rank()), 6).sum().backward()
+
+
+def left(step: int, divisor: int) -> list[torch.Tensor | None]:
+    """What the ranks give that still have something in this step."""
+    total = [torch.zeros_like(parameter) for parameter in Network().parameters()]
+    for rank in range(dist.get_world_size()):
+        if step < 3 + 2 * rank:
+            alone = Network()
+            alone(rows(step, rank), 6).sum().backward()
+            for mean, parameter in zip(total, alone.parameters()):
+                assert parameter.grad is not None
+                mean += parameter.grad / divisor
+    return list(total)
 
 
 def test_nothing_is_copied_once_the_buckets_have_moved() -> None:
