@@ -1,0 +1,130 @@
+"""DistributedOptimizer with Adasum: each rank makes its own step, and what the steps change is combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_training import (  # noqa: E402
+    STEPS,
+    Forked,
+    adam,
+    batch,
+    bits_are_the_same_everywhere,
+    loss_of,
+    model,
+    parameters_are_near,
+    part,
+    sgd,
+)
+
+import gradwire.torch as hvd  # noqa: E402
+
+
+def adasum_by_hand(make: Callable[[Any], Any], steps: int, scale: float = 1.0) -> torch.nn.Module:
+    """Each rank's own step, and what it changes combined."""
+    net = model()
+    optimizer = make(net)
+    for step in range(steps):
+        optimizer.zero_grad()
+        (loss_of(net, *map(part, batch(step))) * scale).backward()
+        before = [parameter.detach().clone() for parameter in net.parameters()]
+        optimizer.step()
+        with torch.no_grad():
+            for at, (parameter, old) in enumerate(zip(net.parameters(), before)):
+                change = hvd.allreduce(parameter - old, op=hvd.Adasum, name=f"by hand {at}")
+                parameter.copy_(old + change)
+    return net
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_adasum(make: Callable[[Any], Any]) -> None:
+    expected = adasum_by_hand(make, STEPS)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(make(net), net.named_parameters(), op=hvd.Adasum)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        optimizer.step()
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+    with pytest.raises(AssertionError, match="Adasum"), optimizer.skip_synchronize():
+        pass
+
+
+def test_adasum_of_gradients_that_are_changed_first() -> None:
+    expected = adasum_by_hand(sgd, STEPS, scale=0.5)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)  # as clipping and loss scaling do
+        optimizer.step()
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_adasum_with_a_scaler() -> None:
+    expected = adasum_by_hand(sgd, STEPS)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+    scaler = torch.amp.GradScaler("cpu") if hasattr(torch.amp, "GradScaler") else pytest.skip("no scaler for CPUs")
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(net, *map(part, batch(step)))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_adasum_with_all_that_goes_with_it() -> None:
+    expected = adasum_by_hand(sgd, 3)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        for half in range(2):
+            given, wanted = (part(whole)[2 * half :][:2] for whole in batch(step))
+            (loss_of(net, given, wanted) / 2).backward()
+        optimizer.step()
+    parameters_are_near(net, expected)
+    # A closure makes the backward pass itself.
+    closures, plain = model(), adasum_by_hand(sgd, 2)
+    optimizer = hvd.DistributedOptimizer(sgd(closures), closures.named_parameters(), op=hvd.Adasum)
+    for step in range(2):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(closures, *map(part, batch(step)))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    parameters_are_near(closures, plain)
+    # Layers that only some ranks use.
+    forked = Forked()
+    learning = [(n, p) for n, p in forked.named_parameters() if p.requires_grad]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for _, p in learning], lr=0.01), learning, op=hvd.Adasum, compression=hvd.Compression.fp16
+    )
+    for step in range(4):
+        optimizer.zero_grad()
+        forked(part(batch(step)[0]), left=hvd.rank() == 0).sum().backward()
+        optimizer.step()
+    bits_are_the_same_everywhere(forked)
+    if hvd.size() > 1:
+        mine = hvd.add_process_set([0])
+        net = model()
+        optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum, process_set=mine)
+        loss_of(net, *map(part, batch(0))).backward()
+        optimizer.step()  # a rank that is not a member steps alone
+        hvd.barrier()
+        assert hvd.remove_process_set(mine)

@@ -1,0 +1,177 @@
+"""What DistributedOptimizer does with gradients: where they are, when they leave, which kinds there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_training import (  # noqa: E402
+    Forked,
+    alone,
+    batch,
+    bits_are_the_same_everywhere,
+    loss_of,
+    model,
+    parameters_are_near,
+    part,
+    sgd,
+)
+
+import gradwire.torch as hvd  # noqa: E402
+
+
+def test_gradients_stay_in_shared_memory() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters())
+
+    def step(clear: Callable[[], None]) -> None:
+        clear()
+        loss_of(net, *map(part, batch(0))).backward()
+        optimizer.step()
+
+    step(lambda: None)
+    places = [parameter.grad for parameter in net.parameters()]
+    copied = hvd.gradient_bytes_copied()
+    step(optimizer.zero_grad)
+    step(lambda: optimizer.zero_grad(set_to_none=False))
+    step(lambda: net.zero_grad(set_to_none=False))
+    assert all(p.grad is place for p, place in zip(net.parameters(), places))
+    assert hvd.gradient_bytes_copied() == copied
+    step(net.zero_grad)  # forgets them: they are copied back to their places
+    assert all(p.grad is place for p, place in zip(net.parameters(), places))
+    assert hvd.gradient_bytes_copied() == copied + sum(p.numel() * 4 for p in net.parameters())
+
+
+def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(0))).backward()
+        # All are on their way before anybody waits, the last layer first.
+        started = [handle.name.rpartition("optimizer")[2].split(".")[1] for handle, _ in optimizer._exchange.handles]
+        assert started == ["4", "4", "2", "2", "0", "0"]
+        optimizer.step()
+        assert not optimizer._exchange.in_flight
+
+
+def test_passes_are_added_up() -> None:
+    expected, _ = alone(sgd, steps=2)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters(), backward_passes_per_step=2)
+    for step in range(2):
+        optimizer.zero_grad()
+        for half in range(2):
+            given, wanted = (part(whole)[2 * half :][:2] for whole in batch(step))
+            (loss_of(net, given, wanted) / 2).backward()
+        optimizer.step()
+    parameters_are_near(net, expected)
+    if hvd.size() > 1:
+        for _ in range(2):
+            loss_of(net, *batch(0)).backward()
+        with pytest.raises(AssertionError, match="backward_passes_per_step=2"):
+            loss_of(net, *batch(0)).backward()
+        with pytest.raises(AssertionError, match="on their way"):
+            optimizer.zero_grad()
+        optimizer.synchronize()
+        optimizer.zero_grad()
+
+
+def test_clipping() -> None:
+    net, lone = model(), model()
+    optimizer, ours = sgd(lone), hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(lone, *batch(step)).backward()
+        expected = torch.nn.utils.clip_grad_norm_(lone.parameters(), 0.1)
+        optimizer.step()
+        ours.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        ours.synchronize()
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        with ours.skip_synchronize():
+            ours.step()
+        torch.testing.assert_close(norm, expected)
+    parameters_are_near(net, lone)
+
+
+def test_what_is_exchanged_is_not_exchanged_again() -> None:
+    net, lone = model(), model()
+    ours = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Sum)
+    plain = sgd(lone)
+    ours.zero_grad()
+    loss_of(net, *map(part, batch(0))).backward()
+    ours.synchronize()
+    ours.step()
+    (loss_of(lone, *batch(0)) * hvd.size()).backward()
+    plain.step()
+    parameters_are_near(net, lone)
+    with pytest.raises(NotImplementedError, match="not be exchanged"):
+        ours.add_param_group({"params": [torch.zeros(1)]})
+
+
+def test_unused_shared_and_frozen_layers() -> None:
+    net = Forked()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1),
+        [(n, p) for n, p in net.named_parameters() if p.requires_grad],
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        net(part(batch(step)[0]), left=hvd.rank() == 0).sum().backward()
+        optimizer.step()
+    bits_are_the_same_everywhere(net)
+    assert net.frozen.weight.grad is None
+    if hvd.size() > 1:
+        assert net.right.weight.grad is not None and net.right.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_sparse_gradients(dense: bool) -> None:
+    def net() -> torch.nn.Module:
+        torch.manual_seed(2)
+        return torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
+
+    words = (torch.arange(3 * hvd.size()) * 7 % 10).view(-1, 3)
+    lone, ours = net(), net()
+    plain = torch.optim.SGD(lone.parameters(), lr=0.5)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(ours.parameters(), lr=0.5), ours.named_parameters(), sparse_as_dense=dense
+    )
+    for _ in range(2):
+        plain.zero_grad()
+        (lone(words).square().sum() / hvd.size()).backward()
+        plain.step()
+        optimizer.zero_grad()
+        ours(words[hvd.rank() : hvd.rank() + 1]).square().sum().backward()
+        optimizer.step()
+    parameters_are_near(ours, lone)
+
+
+def test_sparse_gradients_that_one_rank_lacks() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    torch.manual_seed(2)
+    net = torch.nn.ModuleList([torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)])
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters())
+    words = torch.tensor([[1, hvd.rank()]])
+    for step in range(2):
+        optimizer.zero_grad()
+        both = step == 0 or hvd.rank() == 0  # then only rank 0 uses the second one
+        sum(part(words).sum() for part in net[: 2 if both else 1]).backward()
+        optimizer.step()
+    bits_are_the_same_everywhere(net)
+    # Which kind the first one is going to be is known to those that have it.
+    net = torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters())
+    if hvd.rank() == 0:
+        net(words).sum().backward()
+    with pytest.raises(hvd.Disagreement, match="collective"):
+        optimizer.synchronize()
