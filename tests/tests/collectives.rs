@@ -150,7 +150,7 @@ fn large_slices_are_reduced_in_pieces() {
             for call in [3, 4] {
                 let mut own = values(call, 6 * PIECE + call);
                 scope.spawn(move || {
-                    session.allreduce_slice(&mut own, sum(&format!("slice {call}"))).unwrap();
+                    session.allreduce_slice(&mut own, sum(format!("slice {call}"))).unwrap();
                     check(call, own, 0);
                 });
             }

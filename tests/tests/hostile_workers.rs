@@ -192,7 +192,7 @@ fn a_doorbell_that_blocks_holds_nobody_up() {
     let others = cluster.start_ranks([1, 2], |session| {
         for step in 0..20 {
             let mut tensor = [f64::from(session.rank())];
-            let options = AllreduceOptions::named(&format!("w.{step}")).op(ReduceOp::Sum);
+            let options = AllreduceOptions::named(format!("w.{step}")).op(ReduceOp::Sum);
             session.allreduce_slice(&mut tensor, options).unwrap();
             assert_eq!(tensor, [3.0]);
         }
