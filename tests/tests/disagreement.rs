@@ -354,3 +354,22 @@ fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
     }
     finish(cluster);
 }
+
+/// One rank's slice is cut, another's is not: it is no other call, and all are told at once.
+#[test]
+fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let failures = cluster.ranks(|session| {
+        let elements = if session.rank() == 0 { 1000 } else { 3 << 20 };
+        let failure = failure(session.allreduce_slice(&mut vec![1u8; elements], sum("slice")));
+        goes_on(session);
+        session.shutdown().unwrap();
+        failure
+    });
+    for failure in failures.unwrap() {
+        assert_eq!(failure.kind, FailureKind::Disagreement);
+        assert_eq!(failure.tensor, "slice");
+        assert!(failure.what.contains("allreduce") && failure.what.contains("1000"), "{failure}");
+    }
+    finish(cluster);
+}

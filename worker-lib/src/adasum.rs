@@ -83,7 +83,8 @@ impl Session {
 
     fn combine(&self, parts: &Parts, memory: &Memory) -> Result<()> {
         let (dtype, elements) = (memory.dtype(), memory.shape().elements());
-        let all = self.exchange(parts, "shapes", says(self.rank(), dtype, memory.shape()))?;
+        let all =
+            self.exchange(parts.counts("shapes"), says(self.rank(), dtype, memory.shape()))?;
         agree(&all).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
         // All members' shares are alike, so that the alltoall gives as many elements of each.

@@ -2,9 +2,12 @@
 //! what all of them read where they do not.
 
 use gradwire_proto::{Failure, FailureKind};
-use gradwire_shm::control::Origin;
 
-use crate::{collectives::AllgatherOptions, error::Result, session::Session, task::Parts};
+use crate::{
+    collectives::{AllgatherOptions, Common},
+    error::Result,
+    session::Session,
+};
 
 /// The most ranks that a text lists.
 const LISTED: usize = 64;
@@ -13,13 +16,11 @@ impl Session {
     /// The numbers of every rank that takes part, in the order of ranks.
     pub(crate) fn exchange<const N: usize>(
         &self,
-        parts: &Parts,
-        ending: &str,
+        common: Common,
         own: [u64; N],
     ) -> Result<Vec<[u64; N]>> {
         let own = self.tensor(&own, &[1, N])?;
-        let options = AllgatherOptions { common: parts.part_of(ending, Origin::Count) };
-        let all = self.allgather(&own, options)?.tensor;
+        let all = self.allgather(&own, AllgatherOptions { common })?.tensor;
         Ok(all.as_slice().as_chunks().0.to_vec())
     }
 }

@@ -172,7 +172,7 @@ impl Session {
             count: own.0.len() as u64,
             bad,
         };
-        let all = self.exchange(parts, "counts", says.to_numbers())?;
+        let all = self.exchange(parts.counts("counts"), says.to_numbers())?;
         let all: Vec<Says> = all.into_iter().map(Says::from_numbers).collect();
         agree(&all).map_err(|failure| parts.named(failure))?;
         let gathered = all.iter().fold(0u64, |sum, says| sum.saturating_add(says.count));

@@ -189,6 +189,17 @@ impl Parts {
         Common { name: Some(format!("{}/{ending}", self.name())), ..self.common.clone() }
     }
 
+    /// What a part is told that carries the name of the whole: the ranks' numbers before the others.
+    pub(crate) fn whole(&self) -> Common {
+        let name = Some(self.name().as_str().to_owned());
+        Common { name, origin: Origin::Count, ..self.common.clone() }
+    }
+
+    /// What a part is told that is about the ranks' numbers.
+    pub(crate) fn counts(&self, ending: &str) -> Common {
+        self.part_of(ending, Origin::Count)
+    }
+
     /// What a part is told that is of another kind.
     pub(crate) fn part_of(&self, ending: &str, origin: Origin) -> Common {
         Common { origin, ..self.part(ending) }

@@ -6,7 +6,9 @@
 //! that the slice is read once and written once. (Copied as a whole, a tensor that is larger than the cache
 //! crosses the memory bus six more times.)
 //!
-//! All ranks cut alike, so they have to give slices of one length; they tell each other before the first piece.
+//! All ranks cut alike, so they have to give slices of one length; they tell each other before the first piece,
+//! under the name of the whole: a rank whose slice is not cut asks for something else under that name, and
+//! all are told so at once.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -58,7 +60,7 @@ impl Session {
         reduction: Reduction,
     ) -> Result<()> {
         let own = [u64::from(self.rank()), T::DTYPE as u64, values.len() as u64];
-        let all = self.exchange(parts, "length", own)?;
+        let all = self.exchange(parts.whole(), own)?;
         if all.iter().any(|[_, what @ ..]| what != &own[1..]) {
             return Err(parts.named(disagreement("a slice", all.iter().map(line))).into());
         }
