@@ -317,6 +317,12 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
             }
             let nan = session.allreduce_slice(&mut [1.0f32], sum("w").prescale(f64::NAN));
             assert!(nan.unwrap_err().to_string().contains("NaN is not a finite number"));
+            // Large slices have several parts, and are refused before the first.
+            let mut large = vec![1i32; 1 << 20];
+            let half = session.allreduce_slice(&mut large, sum("w").prescale(0.5)).unwrap_err();
+            assert!(half.to_string().contains("can't be applied to i32"), "{half}");
+            let long = session.allreduce_slice(&mut large, sum(&"x".repeat(1020))).unwrap_err();
+            assert!(long.to_string().contains("may have 1008 bytes"), "{long}");
             let wrong = session.tensor(&[1u8, 2, 3], &[2, 2]).unwrap_err().to_string();
             assert!(wrong.contains("shape [2, 2] has 4 elements, 3 were given"), "{wrong}");
             let huge = session.zeros::<u8>(&[usize::MAX, 2]).unwrap_err().to_string();
@@ -371,5 +377,29 @@ fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
         assert_eq!(failure.tensor, "slice");
         assert!(failure.what.contains("allreduce") && failure.what.contains("1000"), "{failure}");
     }
+    finish(cluster);
+}
+
+/// Rank 1 is late, so that rank 0 has the name in flight: a call that is refused is nobody's end.
+#[test]
+fn a_large_slice_whose_name_is_in_flight_is_refused_and_the_job_goes_on() {
+    let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
+    let refused = Arc::new(Barrier::new(2));
+    let ranks = cluster.ranks(move |session| {
+        let tensor = session.tensor(&[1u8], &[1]).unwrap();
+        if session.rank() == 0 {
+            let handle = session.allreduce_async(tensor, sum("held")).unwrap();
+            let twice = session.allreduce_slice(&mut vec![1u8; 3 << 20], sum("held")).unwrap_err();
+            assert!(twice.to_string().contains("'held' is already in flight"), "{twice}");
+            refused.wait();
+            assert_eq!(handle.wait().unwrap().as_slice(), [2]);
+        } else {
+            refused.wait();
+            session.allreduce_async(tensor, sum("held")).unwrap().wait().unwrap();
+        }
+        goes_on(session);
+        session.shutdown().unwrap();
+    });
+    ranks.unwrap();
     finish(cluster);
 }

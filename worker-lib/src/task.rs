@@ -121,7 +121,7 @@ impl Place {
         // BOUND. Before it has a number, so that a call that is refused is not counted.
         if tasks.len() >= MAX_TASKS {
             return Err(GradwireError::Invalid(format!(
-                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum) are under way, which is the limit; wait for some of them first"
+                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, large slices) are under way, which is the limit; wait for some of them first"
             )));
         }
         let number = set.number();

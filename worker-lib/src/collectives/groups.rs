@@ -100,7 +100,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also for the set of all ranks, and while an operation of several
-    /// parts (objects, sparse allreduces, Adasum) of this rank is under way in the set.
+    /// parts (objects, sparse allreduces, Adasum, large slices) of this rank is under way in the set.
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
         let started = self.start_remove(&set, false)?;
         self.finish(started)?;
@@ -143,7 +143,7 @@ impl Session {
         // Its parts would be missing in the middle of it.
         if self.tasks() > 0 {
             let text = format!(
-                "rank {} can't join while {} of its operations of several parts (objects, sparse allreduces, Adasum) are under way; wait for their handles first",
+                "rank {} can't join while {} of its operations of several parts (objects, sparse allreduces, Adasum, large slices) are under way; wait for their handles first",
                 self.rank(),
                 self.tasks()
             );
@@ -201,11 +201,11 @@ impl Session {
             let text = "the process set of all ranks can't be removed".to_owned();
             return Err(GradwireError::Invalid(text));
         }
-        // As for a join.
+        // As for a join. What is given up is told so, and comes to its end.
         let tasks = self.tasks_of(set.number());
-        if tasks > 0 {
+        if tasks > 0 && !give_up {
             let text = format!(
-                "rank {} can't remove {set} while {tasks} of its operations of several parts (objects, sparse allreduces, Adasum) are under way there; wait for their handles first",
+                "rank {} can't remove {set} while {tasks} of its operations of several parts (objects, sparse allreduces, Adasum, large slices) are under way there; wait for their handles first",
                 self.rank()
             );
             return Err(GradwireError::Invalid(text));

@@ -12,7 +12,7 @@
 
 use std::{collections::VecDeque, ops::Range};
 
-use gradwire_proto::DType;
+use gradwire_proto::{DType, Request, Shape};
 
 use super::{AllreduceOptions, options::Reduction};
 use crate::{
@@ -33,7 +33,8 @@ type UnderWay<T> = (Range<usize>, Handle<Tensor<T>>);
 
 impl Session {
     /// Reduces ordinary memory: copies it into shared memory and the result back. All ranks call this, with
-    /// slices of one length: above 1 MiB they are reduced piece by piece while others are copied.
+    /// slices of one length: above 1 MiB they are reduced piece by piece while others are copied, as an
+    /// operation of several parts, whose name may have 16 bytes less.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; a part of the slice may be reduced already then, the rest is unchanged.
@@ -49,8 +50,21 @@ impl Session {
             return Ok(());
         }
         let AllreduceOptions { common, reduction } = options;
+        let Reduction { op, prescale, postscale } = reduction;
+        let shape = Shape::new(&[values.len() as u64])?;
+        let whole = Request::allreduce(T::DTYPE, shape, op);
+        self.shared()
+            .noted(Request { prescale, postscale, ..whole }.validate().map_err(Into::into))?;
         let parts = self.parts(common, "allreduce", Origin::Plain)?;
-        self.run_parts(&parts, |session| session.reduce_pieces(&parts, values, reduction))
+        // Not one of the parts yet: if this can't be started nobody waits for what comes after it.
+        let own = [u64::from(self.rank()), T::DTYPE as u64, values.len() as u64];
+        let all = self.exchange(parts.whole(), own)?;
+        self.run_parts(&parts, |session| {
+            if all.iter().any(|[_, what @ ..]| what != &own[1..]) {
+                return Err(parts.named(disagreement("a slice", all.iter().map(line))).into());
+            }
+            session.reduce_pieces(&parts, values, reduction)
+        })
     }
 
     fn reduce_pieces<T: Element>(
@@ -59,11 +73,6 @@ impl Session {
         values: &mut [T],
         reduction: Reduction,
     ) -> Result<()> {
-        let own = [u64::from(self.rank()), T::DTYPE as u64, values.len() as u64];
-        let all = self.exchange(parts.whole(), own)?;
-        if all.iter().any(|[_, what @ ..]| what != &own[1..]) {
-            return Err(parts.named(disagreement("a slice", all.iter().map(line))).into());
-        }
         let each = PIECE / size_of::<T>();
         let mut under_way: VecDeque<UnderWay<T>> = VecDeque::new();
         let result = (0..values.len().div_ceil(each)).try_for_each(|number| {
@@ -71,7 +80,10 @@ impl Session {
             let free = if under_way.len() < AHEAD { None } else { under_way.pop_front() };
             let free = free.map(|last| bring_back(last, values)).transpose()?;
             let tensor = self.piece(&values[range.clone()], free)?;
-            let common = parts.part(&number.to_string());
+            // The name of one that has come back: names are remembered, so there are to be few (BOUND).
+            let whole = range.len() == each;
+            let ending = if whole { (number % AHEAD).to_string() } else { "last".to_owned() };
+            let common = parts.part(&ending);
             let options = AllreduceOptions { common, reduction };
             under_way.push_back((range, self.allreduce_async(tensor, options)?));
             Ok(())
