@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use gradwire_collectives::kernels::Store;
-use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Request};
+use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -145,11 +145,17 @@ impl Conduct for Conductor {
                 let doomed = queue.remove_set(set).unwrap_or_default();
                 metrics::process_sets(queue.process_sets());
                 for (key, removed) in doomed {
-                    let what = format!("process set {set} was removed before this could be done");
-                    let failure = Failure::new(FailureKind::Invalid, what)
+                    let missing: Vec<String> =
+                        removed.missing.iter().map(Rank::to_string).collect();
+                    let before = match missing.join(", ") {
+                        none if none.is_empty() => "this could be done".to_owned(),
+                        ranks => format!("rank {ranks} had submitted it"),
+                    };
+                    let what = format!("process set {set} was removed before {before}");
+                    let failure = Failure::new(FailureKind::Cancelled, what)
                         .host(self.node.config.host.clone())
                         .tensor(key.name.as_str())
-                        .hint("wait for what is in flight in a process set before removing it");
+                        .hint("make the same calls on all of its ranks, and wait for them before removing a process set");
                     self.node.fail(&key, removed, &failure);
                 }
                 let number = vec![u64::from(set.0)];
@@ -188,8 +194,8 @@ impl Conductor {
             // A removal also says whether what waits goes, too.
             let is_it = |request: &Request| {
                 let removal = collective == Collective::RemoveProcessSet;
-                let named = if removal { &request.list[..1] } else { &request.list[..] };
-                request.collective == collective && named == list
+                let named = if removal { request.list.get(..1) } else { Some(&request.list[..]) };
+                request.collective == collective && named == Some(&list)
             };
             asked.locals().iter().all(|local| is_it(&local.request))
         });

@@ -145,6 +145,8 @@ pub(crate) struct Removed {
     pub(crate) duplicates: Vec<Ticket>,
     /// Submissions whose turn it is now.
     pub(crate) later: Vec<LocalTensor>,
+    /// The ranks of this node that had not submitted it when its process set was removed.
+    pub(crate) missing: Vec<Rank>,
 }
 
 /// All tensors in flight on this node. Where both are locked, the sets are locked first.
@@ -196,8 +198,18 @@ impl TensorQueue {
     /// had asked for the removal, never will be done, joins among it. None if there is none such.
     pub(crate) fn remove_set(&self, set: ProcessSetId) -> Option<Vec<(TensorKey, Removed)>> {
         let mut sets = self.sets_mut();
+        let mut missing = BTreeMap::new();
+        for item in self.entries.iter().filter(|item| item.key().set == set) {
+            if let Some(state) = sets.get(set).filter(|_| item.announced.is_none()) {
+                let ranks = item.missing(state, self.first_rank).map(|local| self.rank(local));
+                missing.insert(item.key().name.clone(), ranks.collect());
+            }
+        }
         let tickets = sets.remove(set)?;
         let mut removed = self.remove_where(|key, _| key.set == set);
+        for (key, removed) in &mut removed {
+            removed.missing = missing.remove(&key.name).unwrap_or_default();
+        }
         if !tickets.is_empty() {
             removed.push((join_of(set), Removed { tickets, ..Removed::default() }));
         }
@@ -369,7 +381,8 @@ impl TensorQueue {
         };
         let entry = entry.remove();
         let tickets = entry.submitted().iter().map(LocalTensor::answer).collect();
-        Removed { tickets, duplicates: entry.duplicates, later: entry.later }
+        let Entry { duplicates, later, .. } = entry;
+        Removed { tickets, duplicates, later, missing: Vec::new() }
     }
 
     fn remove_where(

@@ -189,6 +189,12 @@ fn process_sets_are_worlds_of_their_own() {
     let doomed = queue.remove_set(set).unwrap();
     assert_eq!((doomed.len(), &doomed[0].0), (1, &join_of(set)));
     assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 901 }]);
+    // Who has not submitted it is named.
+    let (set, members) = (ProcessSetId(9), Members::of(&world, vec![Rank(4), Rank(5)]).unwrap());
+    assert!(queue.create_set(set, Arc::new(members)));
+    queue.submit(set_key(9, "w"), local(1, 8));
+    let doomed = queue.remove_set(set).unwrap();
+    assert_eq!((doomed.len(), &doomed[0].1.missing), (1, &vec![Rank(4)]));
 }
 
 #[test]

@@ -208,7 +208,13 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering::Relaxed},
+        },
+        time::Duration,
+    };
 
     use super::*;
 
@@ -256,18 +262,27 @@ mod tests {
     }
 
     /// What is done to a connection by whoever admits it is done before its first byte can come.
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_dialler_may_not_send_before_it_is_admitted() {
         let (mut a, mut b) = tokio::io::duplex(4096);
-        let welcomed = std::sync::atomic::AtomicBool::new(false);
-        let dial = async {
-            dial(&mut a, &identity(0), LINE).await.unwrap();
-            welcomed.store(true, Relaxed);
+        let welcomed = Arc::new(AtomicBool::new(false));
+        let dialler = {
+            let welcomed = welcomed.clone();
+            tokio::spawn(async move {
+                dial(&mut a, &identity(0), LINE).await.unwrap();
+                welcomed.store(true, Relaxed);
+            })
         };
         let acceptor = identity(1);
-        let accept = accept(&mut b, &acceptor, |_, _| !welcomed.load(Relaxed));
-        let ((), accepted) = tokio::join!(dial, accept);
-        accepted.unwrap();
+        let admit = |_, _: &_| {
+            // Long enough for a dialler who has been told already.
+            std::thread::sleep(Duration::from_millis(50));
+            !welcomed.load(Relaxed)
+        };
+        let accepted =
+            tokio::time::timeout(Duration::from_secs(5), accept(&mut b, &acceptor, admit));
+        accepted.await.unwrap().unwrap();
+        dialler.await.unwrap();
     }
 
     #[tokio::test]

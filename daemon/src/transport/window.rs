@@ -23,6 +23,9 @@ const LEAST: usize = 256 << 10;
 /// The fastest line that a receiver has room for, in bytes per second: 25 Gbit/s. The system gives twice what
 /// it is asked for, so one of 40 Gbit/s has what it needs.
 const FASTEST: f64 = 25e9 / 8.0;
+/// More than a system gives, and within what it can be asked for: a peer that takes its time in the
+/// handshake makes its round trip as long as it likes (TRUST).
+const MOST: f64 = (1 << 30) as f64;
 
 /// A rate is measured over so many buffers, because the first one is filled in no time.
 const SAMPLE: u64 = 8;
@@ -48,7 +51,7 @@ impl Window {
     /// sent is answered after `round_trip`. The system gives less where it has to.
     pub(crate) fn room(connections: u32, round_trip: Duration) -> usize {
         let under_way = FASTEST * round_trip.as_secs_f64() / f64::from(connections.max(1));
-        Self::least(connections).max(under_way as usize)
+        Self::least(connections).max(under_way.min(MOST) as usize)
     }
 
     /// Of `size` bytes, on a path that takes `round_trip` there and back.
@@ -114,6 +117,8 @@ mod tests {
 
     #[test]
     fn a_receiver_holds_no_line_back() {
+        // A peer that takes its time gets no more than can be asked for.
+        assert_eq!(Window::room(1, Duration::from_secs(3)), 1 << 30);
         assert_eq!(Window::room(2, Duration::from_micros(100)), SIZE);
         let far = Duration::from_millis(10);
         for connections in [1, 2, 8] {
