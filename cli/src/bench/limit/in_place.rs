@@ -23,6 +23,8 @@ pub(super) struct InPlace<'a> {
     /// Whether each thread has a tensor of its own besides, copied in before and out after.
     copies: bool,
     bytes: usize,
+    /// Bytes of a thread's slice of what is shared, but for the last one.
+    slice: usize,
     tensors: Vec<Slices<'a>>,
 }
 
@@ -42,14 +44,19 @@ impl<'a> InPlace<'a> {
         let cut = |tensor: &'a mut &mut [u8]| {
             tensor[..shared].chunks_mut(slice).map(Mutex::new).collect()
         };
-        Self { op, dtype, copies, bytes, tensors: tensors.iter_mut().map(cut).collect() }
+        Self { op, dtype, copies, bytes, slice, tensors: tensors.iter_mut().map(cut).collect() }
     }
 
-    /// A thread's slice of all tensors.
-    fn sweep(&self, thread: usize) {
+    /// A thread's slice of the first bytes of all tensors.
+    fn sweep(&self, thread: usize, bytes: usize) {
         let mut parts: Vec<_> =
             self.tensors.iter().filter_map(|tensor| tensor.get(thread)).map(lock).collect();
-        let mut slices: Vec<&mut [u8]> = parts.iter_mut().map(|part| &mut ***part).collect();
+        let mine = bytes.saturating_sub(thread * self.slice);
+        let slices = parts.iter_mut().map(|part| {
+            let mine = mine.min(part.len());
+            &mut part[..mine]
+        });
+        let mut slices: Vec<&mut [u8]> = slices.collect();
         let (dtype, op) = (self.dtype, self.op);
         let contributors = self.tensors.len() as u32;
         let finish = Finish { op, contributors, ..Finish::none(dtype) };
@@ -67,7 +74,7 @@ impl Program for InPlace<'_> {
 
     fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
         if !self.copies {
-            self.sweep(thread);
+            self.sweep(thread, self.bytes);
         }
         for mut window in private.chunks_mut(WINDOW) {
             let mut rest: &[u8] = window;
@@ -78,7 +85,7 @@ impl Program for InPlace<'_> {
                 rest = later;
             }
             barrier.wait();
-            self.sweep(thread);
+            self.sweep(thread, window.len());
             barrier.wait();
             for part in &self.tensors[thread] {
                 let part = lock(part);
@@ -125,5 +132,29 @@ mod tests {
             let sum = after(ReduceOp::Sum, true, elements);
             assert!(sum.iter().flatten().all(|value| *value > ones), "{elements} elements");
         }
+    }
+
+    /// Three threads' own tensors go through shared ones that are smaller, the last part of them, too.
+    #[test]
+    fn the_threads_own_tensors_are_reduced_whole() {
+        let elements = (2 * WINDOW + 4000) / 4;
+        let mut shared = vec![vec![0f32; elements]; 3];
+        let mut slices: Vec<&mut [u8]> =
+            shared.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
+        let program = InPlace::new(ReduceOp::Sum, DType::F32, true, &mut slices);
+        let barrier = SpinBarrier::new(3);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (program, barrier) = (&program, &barrier);
+                scope.spawn(move || {
+                    let value = |i: usize| (i % 1009) as f32 * (thread + 1) as f32;
+                    let mut own: Vec<f32> = (0..elements).map(value).collect();
+                    program.once(thread, bytemuck::cast_slice_mut(&mut own), barrier);
+                    for (i, found) in own.into_iter().enumerate() {
+                        assert_eq!(found, (i % 1009) as f32 * 6.0, "element {i}");
+                    }
+                });
+            }
+        });
     }
 }

@@ -82,7 +82,7 @@ pub(super) struct SpinBarrier {
 }
 
 impl SpinBarrier {
-    fn new(threads: usize) -> Self {
+    pub(super) fn new(threads: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         // Who looks on while others need the core only delays what it waits for.
         let spins = if threads <= cores { SPINS } else { 0 };
