@@ -15,6 +15,9 @@ from gradwire.torch.distributed._base import Group, Options, Tensors, many
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work, keep_for_a_while
 
+# One number of any type.
+_QUESTION = 16
+
 
 class Reductions(Group):
     """allreduce, reduce, reduce_scatter, and their forms for one tensor and for several."""
@@ -44,7 +47,8 @@ class Reductions(Group):
                 _memory.store_one(memory, tensor)
 
         work = self._work(what, handle, finish, tensors, given.timeout, tensors)
-        return keep_for_a_while(work) if len(tensors) == 1 and tensors[0].numel() == 1 else work
+        alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _QUESTION
+        return keep_for_a_while(work) if alone else work
 
     def _allreduce_sparse(self, tensors: list[torch.Tensor], reduction: Reduction, timeout: timedelta) -> Work:
         if len(tensors) != 1 or reduction.name != "sum" or reduction.factor is not None:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._errors import Cancelled, GradwireError, WaitTimeout
+from gradwire._world import before_shutdown
 from gradwire.torch import _cuda
 
 _SLICE = 0.2
@@ -70,6 +71,9 @@ def keep_for_a_while(work: Work) -> Work:
     """For works of tensors so small that it costs nothing."""
     _questions.append(work)
     return work
+
+
+before_shutdown.append(_questions.clear)
 
 
 class _NotYet(Exception):
@@ -138,7 +142,7 @@ class Work(_Work):  # type: ignore[misc]
             with self._lock:
                 self._ended, self._error = True, told
             _last_error = told
-            raise told from None
+            raise told from (None if told is error else error)
         with self._lock:
             if not self._ended:
                 try:
@@ -154,11 +158,13 @@ class Work(_Work):  # type: ignore[misc]
 
     def _given_up(self, error: GradwireError) -> GradwireError:
         """The error in the words of process groups, where what it says is that the process set is no more."""
-        if self._destroyed is None or not self._destroyed.is_set() or error.kind not in ("invalid", "cancelled"):
+        gone = self._destroyed is not None and self._destroyed.is_set()
+        # What ends the job is about no tensor.
+        if not gone or error.kind not in ("invalid", "cancelled") or not error.tensor:
             return error
         return Cancelled(
-            f"{self.what} was given up: its process group was destroyed, and not all of its ranks had made this call; "
-            "make sure that every rank makes the same calls, the same number of times",
+            f"{self.what} was given up: its process group was destroyed, and not all of its ranks had made this call "
+            f"({error})",
             kind="cancelled",
             tensor=error.tensor,
         )
