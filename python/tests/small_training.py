@@ -55,6 +55,19 @@ def alone(make: Callable[[Any], Any], steps: int = STEPS) -> tuple[torch.nn.Modu
     return net, losses
 
 
+def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
+    """Each step's closure makes the backward pass itself."""
+    for step in range(steps):
+
+        def closure(step: int = step) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(net, *map(part, batch(step)))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
 def together(make: Callable[[Any], Any], **options: Any) -> tuple[torch.nn.Module, list[float], Any]:
     """All ranks with their parts of it; the ranks' models begin differently."""
     net = model(seed=3 if hvd.rank() == 0 else 50 + hvd.rank())

@@ -20,6 +20,7 @@ from small_training import (  # noqa: E402
     parameters_are_near,
     part,
     sgd,
+    train_by_closures,
 )
 
 import gradwire.torch as hvd  # noqa: E402
@@ -96,18 +97,9 @@ def test_adasum_with_all_that_goes_with_it() -> None:
             (loss_of(net, given, wanted) / 2).backward()
         optimizer.step()
     parameters_are_near(net, expected)
-    # A closure makes the backward pass itself.
     closures, plain = model(), adasum_by_hand(sgd, 2)
     optimizer = hvd.DistributedOptimizer(sgd(closures), closures.named_parameters(), op=hvd.Adasum)
-    for step in range(2):
-
-        def closure(step: int = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(closures, *map(part, batch(step)))
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+    train_by_closures(closures, optimizer, steps=2)
     parameters_are_near(closures, plain)
     # Layers that only some ranks use.
     forked = Forked()

@@ -22,6 +22,7 @@ from small_training import (  # noqa: E402
     part,
     sgd,
     together,
+    train_by_closures,
 )
 
 import gradwire.torch as hvd  # noqa: E402
@@ -137,16 +138,7 @@ def test_two_optimizers_with_the_same_names() -> None:
 def test_closures() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
-    for step in range(2):
-
-        def closure(step: int = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(net, *map(part, batch(step)))
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+    train_by_closures(net, hvd.DistributedOptimizer(sgd(net), net.named_parameters()), steps=2)
     parameters_are_near(net, expected)
 
 
