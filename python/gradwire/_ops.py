@@ -63,7 +63,8 @@ def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
     for known in OPS:
         if known == op:
             return known
-    raise InvalidRequest(f"op={op!r} is no reduction: they are {', '.join(map(repr, OPS))}", kind="invalid")
+    known = ", ".join(f"gradwire.{known.name.title().replace('-', '')}" for known in OPS)
+    raise InvalidRequest(f"op={op!r} is no reduction: give {known}", kind="invalid")
 
 
 class Handle(Generic[Result]):

@@ -49,6 +49,8 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
             "sparse_allreduce_async, or to_dense()",
             kind="invalid",
         )
+    if tensor.is_meta:
+        raise InvalidRequest("a tensor on the device 'meta' has no data that could be exchanged", kind="invalid")
     name = _NAMES.get(tensor.dtype)
     if name is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)

@@ -17,6 +17,7 @@ def test_what_can_not_be_asked_for() -> None:
         (lambda: gw.allreduce(np.array(["text"])), "can't be exchanged"),
         (lambda: gw.allreduce(np.zeros(2, ">f4")), "can't be exchanged"),
         (lambda: gw.allreduce(np.zeros(2), op=17), "is no reduction"),
+        (lambda: gw.allreduce(np.zeros(2), op="sum"), "give gradwire.Average, gradwire.Sum, "),
         (lambda: gw.broadcast(np.zeros(2), gw.size()), f"no rank {gw.size()}"),
         (lambda: gw.allreduce(np.zeros(2, "i4"), prescale_factor=0.5), "factor"),
         (lambda: gw.allreduce(np.zeros(2, bool)), "average"),
