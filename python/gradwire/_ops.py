@@ -63,8 +63,8 @@ def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
     for known in OPS:
         if known == op:
             return known
-    known = ", ".join(f"gradwire.{known.name.title().replace('-', '')}" for known in OPS)
-    raise InvalidRequest(f"op={op!r} is no reduction: give {known}", kind="invalid")
+    names = ", ".join(f"gradwire.{each.name.title().replace('-', '')}" for each in OPS)
+    raise InvalidRequest(f"op={op!r} is no reduction: give {names}", kind="invalid")
 
 
 class Handle(Generic[Result]):
