@@ -61,7 +61,7 @@ python-oldest: ## all of them with the oldest PyTorch that it works with; python
 	.venv-python-oldest/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 	cd python/tests && ../../.venv-python-oldest/bin/pytest -p no:cacheprovider
 
-nightly: export GRADWIRE_TESTS = all
+nightly: export GWTEST_JOBS = all
 nightly: ## every Python test on every kind of job, with the newest and with the oldest PyTorch; an hour
 	$(MAKE) python-test
 	$(MAKE) python-oldest

@@ -19,5 +19,5 @@ _EVERY += ["127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:1", "127.0.0.1:1,12
 
 
 def jobs_of(*usual: str) -> list[str]:
-    """The jobs that tests of ranks run on: the usual ones, or with GRADWIRE_TESTS=all everything."""
-    return list(dict.fromkeys([*usual, *_EVERY])) if os.environ.get("GRADWIRE_TESTS") == "all" else list(usual)
+    """The jobs that tests of ranks run on: the usual ones, or with GWTEST_JOBS=all everything."""
+    return list(dict.fromkeys([*usual, *_EVERY])) if os.environ.get("GWTEST_JOBS") == "all" else list(usual)
