@@ -90,7 +90,12 @@ for turn in range(4):
     gw.shutdown()
     assert not gw.is_initialized() and "GRADWIRE_JOB" not in os.environ and not _start._services
 gw.init()
-for end in (lambda: gw.abort("enough") if gw.rank() == 1 else gw.barrier(), gw.shutdown):
+
+def stop():
+    gw.barrier()  # all have come
+    gw.abort("enough") if gw.rank() == 1 else gw.barrier()
+
+for end in (stop, gw.shutdown):
     try:
         end()
     except gw.GradwireError as error:
