@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 # Nothing may hang; no test is about how long anything takes.
 LIMIT = 300
 LAUNCHER = str(Path(sys.executable).parent / "gradwire")
@@ -16,6 +18,13 @@ Job = Callable[..., "subprocess.CompletedProcess[str]"]
 # One to four ranks on one and on two nodes.
 _EVERY = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"]
 _EVERY += ["127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:1", "127.0.0.1:1,127.0.0.2:2", "127.0.0.1:2,127.0.0.2:2"]
+
+
+def needs_torch(*least: int, why: str) -> None:
+    """Skips a test where there is no PyTorch, or one that is older than this."""
+    torch = pytest.importorskip("torch")
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < least:
+        pytest.skip(why)
 
 
 def jobs_of(*usual: str) -> list[str]:

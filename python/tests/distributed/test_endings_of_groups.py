@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT, Job
+from launching import LAUNCHER, LIMIT, Job, needs_torch
 
 torch = pytest.importorskip("torch")
+UNTOLD = "older releases do not tell a group that it is destroyed"
 
 START = """
 import os, signal, sys, time
@@ -317,6 +318,7 @@ for turn in range(3):
 
 
 def test_the_process_set_of_a_group_goes_with_it(job: Job) -> None:
+    needs_torch(2, 13, why=UNTOLD)
     done = job(
         START
         + """
@@ -359,16 +361,13 @@ print("END", rank, flush=True)
         ranks=3,
     )
     assert done.returncode == 0 and done.stdout.count("END") == 3, done.stdout
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-        return  # older releases do not tell a group that it is destroyed
     assert done.stdout.count("GONE True") == 9 and done.stdout.count("REMOVED") == 12, done.stdout
     assert done.stdout.count("SUM 2.0") == 6, done.stdout
 
 
 @pytest.mark.parametrize("hosts", ["127.0.0.1:3", "127.0.0.1:1,127.0.0.2:2"])
 def test_what_others_never_start_is_given_up_with_the_group(hosts: str, tmp_path: Path) -> None:
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
-        pytest.skip("older releases do not tell a group that it is destroyed")
+    needs_torch(2, 13, why=UNTOLD)
     program = tmp_path / "program.py"
     program.write_text(
         START
@@ -436,6 +435,7 @@ print("END", gw.stats()["in_flight"], flush=True)
 
 
 def test_a_group_after_a_rank_has_left(job: Job) -> None:
+    needs_torch(2, 13, why=UNTOLD)
     done = job(
         START
         + """
