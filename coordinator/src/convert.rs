@@ -70,9 +70,11 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             connection,
             failure: failure(failed.failure.ok_or(WireError::Missing("failure"))?),
         },
-        Message::Leave(leave) => {
-            Event::Left { connection, ranks: leave.ranks.into_iter().map(Rank).collect() }
-        }
+        Message::Leave(leave) => Event::Left {
+            connection,
+            ranks: leave.ranks.into_iter().map(Rank).collect(),
+            absent: leave.absent,
+        },
     };
     Ok(Incoming::Event(event))
 }

@@ -17,6 +17,7 @@ use gradwire_proto::{
     auth::Claim,
     pb::{self, coordinator_message::Message},
 };
+use gradwire_telemetry::Rate;
 use prost::Message as _;
 use tokio::{
     net::TcpListener,
@@ -52,6 +53,9 @@ const MAX_GRACE: Duration = Duration::from_secs(3600);
 
 /// The most events that are answered together.
 const BATCH: usize = 1024;
+
+/// How often it is told of in the log that somebody is refused.
+static REFUSALS: Rate = Rate::new();
 
 /// What a running coordinator shows to a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -348,7 +352,9 @@ impl Runtime {
                 self.tell(&[convert::message(Message::World(world))], |to, _| to == connection)
             }
             Command::Refuse { connection, kind, text } => {
-                tracing::warn!(reason = text, "a node is refused");
+                if let Some(left_out) = REFUSALS.admits() {
+                    tracing::warn!(reason = text, left_out, "a node is refused");
+                }
                 if let Some(node) = self.nodes.remove(&connection) {
                     // A stream that is refused has read nothing but the challenge: there is room.
                     let _ = node.peer.outbox.try_send(Err(refusal(kind, text)));

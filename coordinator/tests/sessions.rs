@@ -92,8 +92,8 @@ async fn a_job_from_the_first_node_to_the_last() {
     assert_eq!((status.job.as_str(), status.phase.as_str()), ("job", "running"));
     assert_eq!(status.nodes[1].host, "host1");
 
-    first.say(Say::Leave(pb::Leave { ranks: vec![0, 1] })).await;
-    second.say(Say::Leave(pb::Leave { ranks: vec![2] })).await;
+    first.say(Say::Leave(pb::Leave { ranks: vec![0, 1], absent: false })).await;
+    second.say(Say::Leave(pb::Leave { ranks: vec![2], absent: false })).await;
     for mut node in [first, second] {
         assert!(matches!(node.next().await, Message::Shutdown(_)));
         node.ended().await;
@@ -211,7 +211,10 @@ async fn garbage_ends_the_job_by_name() {
         (Some(ready(pb::Announcement { process_set: 9, ..name("w") })), "unknown process set 9"),
         (Some(ready(pb::Announcement { tensor: None, ..name("w") })), "the message has no tensor"),
         (Some(Say::Done(pb::Done { sequences: vec![3] })), "has done operation 3"),
-        (Some(Say::Leave(pb::Leave { ranks: vec![1] })), "rank 1 leaves, which is not its own"),
+        (
+            Some(Say::Leave(pb::Leave { ranks: vec![1], absent: false })),
+            "rank 1 leaves, which is not its own",
+        ),
         (Some(Say::Failed(pb::Failed { failure: None })), "the message has no failure"),
         (Some(Say::Join(pb::Join::default())), "a stream joins once"),
     ];

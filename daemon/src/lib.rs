@@ -115,13 +115,18 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The end of a rank's process, as the launcher saw it.
+/// What the launcher's agent tells of the processes here.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankEnd {
-    /// Which.
-    pub rank: Rank,
-    /// How, if not well: `was killed by SIGKILL`.
-    pub failed: Option<String>,
+pub enum Word {
+    /// A rank's process has ended.
+    Ended {
+        /// Which.
+        rank: Rank,
+        /// How, if not well: `was killed by SIGKILL`.
+        failed: Option<String>,
+    },
+    /// All processes of this host are about to be asked to end, for this reason.
+    Stopping(String),
 }
 
 /// A daemon that listens and has not joined its job yet.
@@ -131,7 +136,7 @@ pub struct Daemon {
     data: TcpListener,
     data_address: SocketAddr,
     workers: UnixListener,
-    ended: Option<mpsc::UnboundedReceiver<RankEnd>>,
+    words: Option<mpsc::UnboundedReceiver<Word>>,
     door: Option<Door>,
 }
 
@@ -168,7 +173,7 @@ impl Daemon {
             },
             reason,
         })?;
-        Ok(Self { config, data, data_address, workers, ended: None, door: None })
+        Ok(Self { config, data, data_address, workers, words: None, door: None })
     }
 
     /// Where the data plane listens.
@@ -176,11 +181,11 @@ impl Daemon {
         self.data_address
     }
 
-    /// Hears from the launcher which ranks' processes have ended: so those that never attach are
-    /// not waited for.
+    /// Hears from the launcher's agent how the ranks' processes end: so those that never attach are
+    /// not waited for, and of the others it can be told what happened to them.
     #[must_use]
-    pub fn hear_of_ends(mut self, ended: mpsc::UnboundedReceiver<RankEnd>) -> Self {
-        self.ended = Some(ended);
+    pub fn hear_of_ends(mut self, words: mpsc::UnboundedReceiver<Word>) -> Self {
+        self.words = Some(words);
         self
     }
 
@@ -201,9 +206,12 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, mut ended, door } = self;
+        let Self { config, data, data_address, workers, mut words, door } = self;
         let (job, outgoing) = Job::new();
         let node = Node::new(config.clone(), job.clone())?;
+        if words.is_some() {
+            node.fates.expect();
+        }
         let stop = CancellationToken::new();
         let accept = tokio::spawn(intake::attach::serve(node.clone(), workers, stop.clone()));
         let pulse = Arc::new(Pulse::new());
@@ -230,17 +238,11 @@ impl Daemon {
             if has_formed {
                 ready(true);
             }
-            hear(&node, &mut ended).await;
+            hear(&node, &mut words).await;
         };
         let cancelled = async {
             cancel.cancelled().await;
-            let what = "gradwired was asked to end (SIGTERM or SIGINT)";
-            let failure = Failure::new(FailureKind::Cancelled, what).host(config.host.clone());
-            match job.world() {
-                Some(_) => job.report(failure),
-                // Nobody else is in it yet.
-                None => job.end(Ending::Failed(failure)),
-            }
+            node.asked_to_end("by SIGTERM or SIGINT");
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -262,16 +264,16 @@ impl Daemon {
             node.abort_workers(failure);
         }
         // The workers have until the grace period's end to take it in and go. After a failure those
-        // that have yet to come are to hear of it too (TELL), unless they are being ended as we are,
-        // or nobody would tell us that they will not come.
-        let late = ending != Ending::Finished && ended.is_some();
+        // that have yet to come are to hear of it too (TELL), unless they are being ended as we
+        // are, or nobody would tell us that they will not come.
+        let late = ending != Ending::Finished && words.is_some();
         let deadline = Instant::now() + config.grace;
         let gone = async {
             while node.workers.any(late && !cancel.is_cancelled()) && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::select! { () = gone => {} () = hear(&node, &mut ended) => {} }
+        tokio::select! { () = gone => {} () = hear(&node, &mut words) => {} }
         stop.cancel();
         if accept.await.is_err() {
             tracing::error!("the workers' listener has panicked");
@@ -284,11 +286,11 @@ impl Daemon {
     }
 }
 
-/// Hears of the ends of ranks, without end.
-async fn hear(node: &Node, ended: &mut Option<mpsc::UnboundedReceiver<RankEnd>>) {
-    if let Some(ended) = ended {
-        while let Some(end) = ended.recv().await {
-            node.ended(end);
+/// Hears what becomes of the processes here, without end.
+async fn hear(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
+    if let Some(words) = words {
+        while let Some(word) = words.recv().await {
+            node.hear(word);
         }
     }
     std::future::pending().await

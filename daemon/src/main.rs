@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, anyhow};
 use clap::Parser;
 use gradwire_coordinator::host::{self, Hosted};
-use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, RankEnd, metrics};
+use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, Word, metrics};
 use gradwire_proto::{Rank, VERSION};
 use gradwire_settings::{Layers, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
@@ -22,7 +22,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinHandle,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -104,6 +104,9 @@ fn check_limits() -> anyhow::Result<()> {
     setrlimit(Resource::Nofile, limit).context("the limit of open files can't be raised")
 }
 
+/// How long after a signal the reason for it may come.
+const LOOK_ROUND: Duration = Duration::from_millis(100);
+
 async fn serve(
     mut environment: HashMap<String, String>,
     settings: &Settings,
@@ -148,6 +151,9 @@ async fn serve(
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        // We may be ended because of something that we are about to see, such as a worker's death,
+        // and whoever ended us may be about to say why (TELL).
+        sleep(LOOK_ROUND).await;
         on_signal.cancel();
     });
     if let Some(hosted) = &hosted {
@@ -207,29 +213,32 @@ fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
     Ok(signal(kind)?)
 }
 
-/// What the launcher says on standard input, a line for each rank that ends: `ended <rank>`, or
-/// `failed <rank> <how>`. Read on a thread of its own, because nothing can take a blocked read of
-/// a terminal or pipe back.
-fn launcher() -> io::Result<mpsc::UnboundedReceiver<RankEnd>> {
-    let (sender, ended) = mpsc::unbounded_channel();
+/// What the launcher's agent says on standard input, line by line: `ended <rank>`, `failed <rank>
+/// <how>`, `stopping <why>`. Read on a thread of its own, because nothing can take a blocked read
+/// of a terminal or pipe back.
+fn launcher() -> io::Result<mpsc::UnboundedReceiver<Word>> {
+    let (sender, words) = mpsc::unbounded_channel();
     let listen = move || {
         for line in io::stdin().lines().map_while(Result::ok) {
-            match rank_end(&line) {
-                Some(end) => drop(sender.send(end)),
+            match word(&line) {
+                Some(word) => drop(sender.send(word)),
                 None => tracing::warn!(line, "standard input: this line is not understood"),
             }
         }
     };
     thread::Builder::new().name("gw-launcher".to_owned()).spawn(listen)?;
-    Ok(ended)
+    Ok(words)
 }
 
-fn rank_end(line: &str) -> Option<RankEnd> {
-    let mut words = line.splitn(3, ' ');
-    let (kind, rank) = (words.next()?, Rank(words.next()?.parse().ok()?));
-    match (kind, words.next()) {
-        ("ended", None) => Some(RankEnd { rank, failed: None }),
-        ("failed", Some(how)) => Some(RankEnd { rank, failed: Some(how.to_owned()) }),
+fn word(line: &str) -> Option<Word> {
+    let (kind, rest) = line.split_once(' ')?;
+    let rank = |text: &str| text.parse().ok().map(Rank);
+    match (kind, rest.split_once(' ')) {
+        ("stopping", _) => Some(Word::Stopping(rest.to_owned())),
+        ("ended", None) => Some(Word::Ended { rank: rank(rest)?, failed: None }),
+        ("failed", Some((number, how))) => {
+            Some(Word::Ended { rank: rank(number)?, failed: Some(how.to_owned()) })
+        }
         _ => None,
     }
 }
@@ -241,13 +250,15 @@ mod tests {
     #[test]
     fn the_launchers_lines_are_read_or_refused() {
         let failed = Some("was killed by SIGKILL".to_owned());
-        assert_eq!(rank_end("ended 3"), Some(RankEnd { rank: Rank(3), failed: None }));
+        assert_eq!(word("ended 3"), Some(Word::Ended { rank: Rank(3), failed: None }));
         assert_eq!(
-            rank_end("failed 4 was killed by SIGKILL"),
-            Some(RankEnd { rank: Rank(4), failed })
+            word("failed 4 was killed by SIGKILL"),
+            Some(Word::Ended { rank: Rank(4), failed })
         );
+        let why = "the launcher ends the job".to_owned();
+        assert_eq!(word("stopping the launcher ends the job"), Some(Word::Stopping(why)));
         for line in ["", "ended", "ended x", "ended 3 4", "failed 4", "failed -1 x", "gone 3"] {
-            assert_eq!(rank_end(line), None, "{line}");
+            assert_eq!(word(line), None, "{line}");
         }
     }
 }

@@ -9,14 +9,18 @@ use std::{
 use gradwire_proto::{Failure, FailureKind, JobId, NodeId, Rank, Secret, TensorName};
 
 use crate::{
-    RankEnd,
+    Word,
     config::DaemonConfig,
     executor::{
         lane::{Lane, LaneEvents},
         piece::Piece,
     },
-    intake::{Worker, WorkerEnd, Workers, submissions::Intake},
-    job::Job,
+    intake::{
+        Worker, WorkerEnd, Workers,
+        fate::{Fate, Fates},
+        submissions::Intake,
+    },
+    job::{Ending, Job},
     metrics,
     negotiate::{Outgoing, World},
     ops::OperationManager,
@@ -49,6 +53,7 @@ pub(crate) struct Node {
     pub(crate) job: Job,
     pub(crate) workers: Workers,
     pub(crate) intake: Intake,
+    pub(crate) fates: Fates,
     running: OnceLock<Running>,
 }
 
@@ -56,7 +61,8 @@ impl Node {
     pub(crate) fn new(config: DaemonConfig, job: Job) -> std::io::Result<Arc<Self>> {
         let workers = Workers::new(config.slots);
         let intake = Intake::new();
-        Ok(Arc::new(Self { config, job, workers, intake, running: OnceLock::new() }))
+        let (fates, running) = (Fates::default(), OnceLock::new());
+        Ok(Arc::new(Self { config, job, workers, intake, fates, running }))
     }
 
     /// The tensor queue, once the world has formed.
@@ -76,6 +82,10 @@ impl Node {
             // It goes because the job is over.
             return;
         }
+        if let WorkerEnd::Died(Fate::Stopped(why)) = end {
+            // It goes because it was told to, as we are.
+            return self.asked_to_end(why);
+        }
         let kind = end.kind();
         let (what, hint) = end.text(worker.pid);
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
@@ -88,21 +98,51 @@ impl Node {
         self.job.report(failure);
     }
 
-    /// The launcher says that a rank's process has ended. One that never attached can't take part
-    /// any more, and nobody is to wait for it; if it failed, that is why the job does (TELL).
-    pub(crate) fn ended(&self, end: RankEnd) {
-        let Some(running) = self.running.get() else { return };
-        let RankEnd { rank, failed } = end;
-        let first = running.world.me().first_rank;
-        let local = rank.0.checked_sub(first.0).filter(|local| self.workers.ended(*local));
-        match (local, failed) {
-            (None, _) => {}
-            (Some(_), _) if self.job.ending().is_some() => {}
-            (Some(_), None) => {
-                tracing::info!(%rank, "a rank ended without ever attaching");
-                self.left(rank);
+    /// All of this node is to end, for this reason.
+    pub(crate) fn asked_to_end(&self, why: &str) {
+        let failure =
+            Failure::new(FailureKind::Cancelled, format!("gradwired was asked to end: {why}"))
+                .host(self.config.host.clone());
+        match self.job.world() {
+            Some(_) => self.job.report(failure),
+            // Nobody else is in it yet.
+            None => self.job.end(Ending::Failed(failure)),
+        }
+    }
+
+    /// The launcher's agent tells what becomes of the processes here.
+    pub(crate) fn hear(&self, word: Word) {
+        match word {
+            Word::Ended { rank, failed } => self.ended(rank, failed),
+            Word::Stopping(why) => {
+                self.fates.stop(why.clone());
+                if self.job.ending().is_none() {
+                    self.asked_to_end(&why);
+                }
             }
-            (Some(_), Some(how)) => {
+        }
+    }
+
+    /// A rank's process has ended. One that never attached can't take part any more, and nobody is
+    /// to wait for it; if it failed, that is why the job does (TELL). How an attached one ended is
+    /// told where its connection ends, which it does now even if somebody else holds it.
+    fn ended(&self, rank: Rank, failed: Option<String>) {
+        let Some(running) = self.running.get() else { return };
+        let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
+        let fate = failed.clone().map_or(Fate::Well, Fate::Badly);
+        self.fates.ended(local, fate);
+        if let Some(worker) = self.workers.get(local) {
+            worker.hang_up();
+        }
+        if !self.workers.ended(local) || self.job.ending().is_some() {
+            return;
+        }
+        match failed {
+            None => {
+                tracing::info!(%rank, "a rank ended without ever attaching");
+                self.leaves(rank, true);
+            }
+            Some(how) => {
                 let what = format!("its process {how} before it had joined the job");
                 let failure = Failure::new(FailureKind::WorkerLost, what)
                     .rank(rank)
@@ -188,7 +228,12 @@ impl Node {
 
     /// A local rank has left in good order: nobody waits for it any more.
     pub(crate) fn left(&self, rank: Rank) {
-        self.job.tell(Outgoing::Left(vec![rank]));
+        self.leaves(rank, false);
+    }
+
+    /// A local rank takes part no more; `absent` if it never has.
+    fn leaves(&self, rank: Rank, absent: bool) {
+        self.job.tell(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
         for (key, removed) in running.queue.leave(local_rank) {
@@ -199,11 +244,16 @@ impl Node {
 
     /// What is told of a tensor that needs a rank of this node that has left.
     pub(crate) fn rank_left(&self, gone: Rank, name: &TensorName) -> Failure {
-        Failure::new(FailureKind::RankLeft, "it has left the job and can't take part any more")
-            .rank(gone)
-            .host(self.config.host.clone())
-            .tensor(name.as_str())
-            .hint("all ranks must submit the same tensors before any of them leaves")
+        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
+        let failure = if self.workers.never_came(gone.0.saturating_sub(first.0)) {
+            Failure::never_came(gone)
+        } else {
+            let what = "it has left the job and can't take part any more";
+            Failure::new(FailureKind::RankLeft, what)
+                .rank(gone)
+                .hint("all ranks must submit the same tensors before any of them leaves")
+        };
+        failure.host(self.config.host.clone()).tensor(name.as_str())
     }
 
     /// The data threads touch nothing any more when this returns.

@@ -90,6 +90,14 @@ impl Failure {
         }
     }
 
+    /// Something needs a rank that never came.
+    pub fn never_came(rank: Rank) -> Self {
+        let what = "its process ended before it had joined the job";
+        Self::new(FailureKind::RankLeft, what)
+            .rank(rank)
+            .hint("every rank has to join the job (init) and to make the same calls")
+    }
+
     /// Adds what to do about it.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {

@@ -8,6 +8,7 @@
 //! Nothing here changes what a service does, and nothing is served that could.
 //!
 //! - [`logging`]: `tracing` to standard error, as text or JSON
+//! - [`rate`]: a limit for lines that strangers cause
 //! - [`endpoint`]: the recorder, its upkeep, and the HTTP server
 
 #![forbid(unsafe_code)]
@@ -15,7 +16,9 @@
 pub mod endpoint;
 pub mod error;
 pub mod logging;
+pub mod rate;
 
 pub use endpoint::{Endpoint, EndpointConfig, Readiness};
 pub use error::TelemetryError;
 pub use logging::{LogConfig, init_logging};
+pub use rate::Rate;

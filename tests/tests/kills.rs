@@ -28,7 +28,7 @@ fn others(world: (u32, &str), gone: u32) -> Vec<u32> {
 #[track_caller]
 fn assert_rank_1_killed(report: &Report, world: (u32, &str), fault: u64, tensor: &str) {
     let place = format!("rank 1 on host 127.0.0.1{tensor}");
-    let what = "ended without leaving the job: killed or crashed";
+    let what = ") was killed by SIGKILL without leaving the job";
     report.assert_told(&others(world, 1), fault, &[&place, "its process (pid ", what]);
     report.assert_code(128 + 9);
     report.assert_verdict(&["gradwire: rank 1 on host 127.0.0.1 (pid ", "was killed by SIGKILL"]);
@@ -166,4 +166,14 @@ fn an_agent_is_killed() {
             format!("gradwire: the connection to host {host} was lost: was killed by SIGKILL");
         report.assert_verdict(&[&verdict]);
     }
+}
+
+#[test]
+fn an_agent_that_is_asked_to_end_is_the_cause_and_not_its_ranks() {
+    let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
+    job.until_said("looping", 4);
+    let fault = job.signal(Role::Agent(1), Signal::TERM);
+    let report = job.finish();
+    let what = "host 127.0.0.2: gradwired was asked to end: the agent of this host got SIGTERM";
+    report.assert_told(&[0, 1], fault, &[what]);
 }

@@ -1,7 +1,20 @@
 //! `gradwire run`, as a user knows it: what runs, what is refused and in which words, and that
 //! nothing stays, however it ends (CLEAN is looked at after every job).
 
-use std::{ffi::OsStr, fs, net::TcpListener, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    ffi::OsStr,
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixStream},
+        },
+    },
+    path::Path,
+};
 
 use gradwire_tests::launched::{Job, Launch, Line, Report, processes::Role};
 use rustix::process::Signal;
@@ -267,7 +280,9 @@ fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
 fn ranks_that_never_attach_are_not_waited_for() {
     let steps = ["1/exit:0", "deaf", "attach", "loop:1:10", "leave"];
     let report = Launch::new().two_by_two().rank(&steps).run();
-    let parts = ["rank 1 on host 127.0.0.1, tensor 'loop.10': ", "has left the job"];
+    let parts = [
+        "rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had joined the job",
+    ];
     report.assert_told(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(1);
     // One that failed is itself the cause.
@@ -298,6 +313,26 @@ fn long_waits_for_a_rank_are_told_with_its_number() {
         report.assert_code(0);
         assert_eq!(report.said("left").len(), ranks, "{}", report.all());
     }
+}
+
+#[test]
+fn strangers_do_not_fill_the_log() {
+    let steps = ["attach", "say:here", "until:go", "leave"];
+    let mut job = Launch::new().ranks(1).rank(&steps).start();
+    job.until_said("said", 1);
+    let name = job.process(Role::Rank(0)).variable("GRADWIRE_SOCKET").unwrap();
+    let address = SocketAddr::from_abstract_name(name.trim_start_matches('@')).unwrap();
+    for _ in 0..150 {
+        let mut stranger = UnixStream::connect_addr(&address).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        // It says no, or nothing, and hangs up.
+        let _ = stranger.read_to_end(&mut Vec::new());
+    }
+    job.allow("go");
+    let report = job.finish();
+    report.assert_code(0);
+    let told = report.all().matches("a worker's connection ended before it was attached").count();
+    assert!((1..=10).contains(&told), "{}", report.all());
 }
 
 #[test]

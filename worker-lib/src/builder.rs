@@ -94,7 +94,8 @@ impl SessionBuilder {
         self
     }
 
-    /// Attaches to the daemon and returns once all ranks of the job have.
+    /// Attaches to the daemon and returns once every node of the job is there. Other ranks may
+    /// still be on their way: a barrier waits for them.
     ///
     /// # Errors
     /// [`GradwireError`]: nobody answers, the daemon refuses, time is up, or there is no memory.

@@ -109,6 +109,8 @@ pub enum Event {
         connection: ConnectionId,
         /// Who leaves.
         ranks: Vec<Rank>,
+        /// They end without ever having joined.
+        absent: bool,
     },
     /// A node is alive.
     Heard {

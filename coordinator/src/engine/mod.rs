@@ -168,9 +168,9 @@ impl Engine {
                     engine.done(node, &sequences)
                 });
             }
-            Event::Left { connection, ranks } => {
+            Event::Left { connection, ranks, absent } => {
                 self.by_member(connection, now, &mut out, |engine, node, out| {
-                    engine.left(node, &ranks, out)
+                    engine.left(node, &ranks, absent, out)
                 });
             }
             Event::Failed { connection, failure } => {
@@ -324,12 +324,19 @@ impl Engine {
         Ok(())
     }
 
-    fn left(&mut self, node: NodeId, ranks: &[Rank], out: &mut Output) -> Result<(), Violation> {
+    fn left(
+        &mut self,
+        node: NodeId,
+        ranks: &[Rank],
+        absent: bool,
+        out: &mut Output,
+    ) -> Result<(), Violation> {
         if let Some(member) = self.members.get_mut(node) {
             let own: Vec<Rank> = member.ranks().collect();
             for rank in ranks {
                 let twice = member.left.insert(*rank, self.departures).is_some();
                 self.departures += 1;
+                member.absent.extend(absent.then_some(*rank));
                 if twice || own.binary_search(rank).is_err() {
                     return Err(Violation::Protocol(format!(
                         "says that rank {rank} leaves, which is not its own or has left already"
@@ -340,7 +347,8 @@ impl Engine {
                 }
             }
         }
-        out.reason = format!("{} left in good order", text::named_ranks(ranks));
+        let how = if absent { "ended without having joined" } else { "left in good order" };
+        out.reason = format!("{} {how}", text::named_ranks(ranks));
         if self.members.iter().all(|(_, member)| member.has_left()) {
             "every rank has left in good order".clone_into(&mut self.why);
             self.state = State::Over(Outcome::Finished);
@@ -359,12 +367,15 @@ impl Engine {
         let Some(set) = self.sets.get(&tensor.set) else { return };
         let Some((node, rank)) = tensor.left_behind(set, &self.members) else { return };
         let host = self.members.host(node);
-        let what = format!("rank {rank} has left the job in good order and will not submit it");
-        let failure = Failure::new(FailureKind::RankLeft, what)
-            .hint("make sure that every rank makes the same calls, the same number of times")
-            .rank(rank)
-            .host(host)
-            .tensor(tensor.name.as_str());
+        let absent = self.members.get(node).is_some_and(|member| member.absent.contains(&rank));
+        let left = || {
+            let what = format!("rank {rank} has left the job in good order and will not submit it");
+            Failure::new(FailureKind::RankLeft, what)
+                .hint("make sure that every rank makes the same calls, the same number of times")
+                .rank(rank)
+        };
+        let failure = if absent { Failure::never_came(rank) } else { left() };
+        let failure = failure.host(host).tensor(tensor.name.as_str());
         self.fail_tensor(slot, failure);
     }
 

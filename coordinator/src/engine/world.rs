@@ -2,7 +2,11 @@
 //!
 //! A node's id is the order that the launcher gave it, and ranks are numbered in that order.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use gradwire_proto::{NodeId, PROTOCOL, Rank, VERSION};
 
@@ -205,6 +209,7 @@ impl Forming {
                 node,
                 heard: now,
                 left: BTreeMap::new(),
+                absent: BTreeSet::new(),
                 gone: false,
             });
         }
@@ -221,6 +226,8 @@ pub(crate) struct Member {
     pub(crate) heard: Duration,
     /// Its ranks that have left in good order, and how many of the job had left before.
     pub(crate) left: BTreeMap<Rank, u32>,
+    /// Those of them that had never come.
+    pub(crate) absent: BTreeSet<Rank>,
     /// Its stream has ended after all of them had left; nothing more is expected of it.
     pub(crate) gone: bool,
 }

@@ -26,6 +26,7 @@ use gradwire_shm::{
     handover::{self, Frame, HandoverError},
     segment::Segment,
 };
+use gradwire_telemetry::Rate;
 use prost::Message;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle};
@@ -79,6 +80,10 @@ impl Strangers {
         self.lock().remove(&number).is_some()
     }
 }
+
+/// How often strangers are told of in the log, by what became of them.
+static REFUSALS: Rate = Rate::new();
+static BROKEN: Rate = Rate::new();
 
 /// Accepts workers until cancelled.
 pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: CancellationToken) {
@@ -165,12 +170,17 @@ impl Conversation {
             Ok(worker) => return self.attend(&worker),
             Err(Ended::Refused(failure)) => {
                 metrics::rejected_connection();
-                tracing::warn!(%failure, "a worker was refused");
+                if let Some(left_out) = REFUSALS.admits() {
+                    tracing::warn!(%failure, left_out, "a worker was refused");
+                }
                 let _ = say(&self.stream, Reply::Refused(failure.into()));
             }
             Err(Ended::Broken(why)) => {
                 metrics::rejected_connection();
-                tracing::warn!(why, "a worker's connection ended before it was attached");
+                if let Some(left_out) = BROKEN.admits() {
+                    let what = "a worker's connection ended before it was attached";
+                    tracing::warn!(why, left_out, "{what}");
+                }
                 // TELL: whoever is still there hears why; a stranger learns nothing by it.
                 let what = format!("the conversation with the daemon of this node broke: {why}");
                 let _ = say(&self.stream, Reply::Refused(refusal(what).into()));
@@ -331,7 +341,11 @@ impl Conversation {
                 Ok(Some((Wish::Attach(_), _))) => {
                     break Some(WorkerEnd::Nonsense("it attached a second time".into()));
                 }
-                Ok(None) => break Some(WorkerEnd::Died),
+                Ok(None) => {
+                    let interesting = || self.node.job.ending().is_none();
+                    let fate = self.node.fates.of(worker.local_rank, interesting);
+                    break Some(WorkerEnd::Died(fate));
+                }
                 Err(why) => break Some(WorkerEnd::Nonsense(why)),
             }
         };

@@ -2,14 +2,17 @@
 //!
 //! - `attach`: the Unix socket: who a worker is, its memory, its leaving and its death
 //! - `submissions`: the task that reads the workers' rings
+//! - `fate`: how the workers' processes end, as the launcher's agent says
 //! - `take`: what becomes of a submission, and of the room that a worker makes for a result
 //! - [`Workers`]: the attached workers, for whoever has an answer for them
 
 pub(crate) mod attach;
+pub(crate) mod fate;
 pub(crate) mod submissions;
 mod take;
 
 use std::{
+    net::Shutdown,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, RwLock},
 };
@@ -21,6 +24,7 @@ use gradwire_shm::{
 };
 use prost::Message;
 
+use self::fate::Fate;
 use crate::{memory::WorkerMemory, queue::agreement::Outcome};
 
 /// One attached worker.
@@ -72,6 +76,15 @@ impl Worker {
         self.say(pb::daemon_message::Message::Aborted(failure.clone().into()));
     }
 
+    /// Ends the connection where it is: its process has ended, but somebody that it had forked may
+    /// hold its end open. What it said before is still read.
+    pub(crate) fn hang_up(&self) {
+        if let Some(socket) = &*self.socket.lock().expect("no panic while it is held") {
+            // It may have ended by itself.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Sends a message. A worker that does not take it is about to be found dead by its own
     /// thread, so nothing is to be done here.
     fn say(&self, message: pb::daemon_message::Message) {
@@ -102,8 +115,8 @@ fn say(socket: &UnixStream, message: pb::daemon_message::Message) -> std::io::Re
 /// How a worker failed, which is the end of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WorkerEnd {
-    /// Its connection ended without a word.
-    Died,
+    /// Its connection ended without a word; its process so.
+    Died(Fate),
     /// It is there and shows no sign of life.
     Silent(String),
     /// It said itself that it failed.
@@ -126,10 +139,7 @@ impl WorkerEnd {
     /// What happened to the process, and what to do about it.
     pub(crate) fn text(&self, pid: u32) -> (String, &'static str) {
         match self {
-            Self::Died => (
-                format!("its process (pid {pid}) ended without leaving the job: killed or crashed"),
-                "see its output, and the kernel's log for the out-of-memory killer",
-            ),
+            Self::Died(fate) => fate.text(pid),
             Self::Silent(why) => {
                 (format!("its process (pid {pid}) is lost: {why}"), "see what that process does")
             }
@@ -165,6 +175,8 @@ enum Slot {
     Attached(Arc<Worker>),
     /// It has left in good order.
     Left,
+    /// Its process ended before it had come.
+    Absent,
 }
 
 /// Why a slot can't be claimed.
@@ -199,7 +211,7 @@ impl Workers {
             }
             Slot::Claimed { pid } => Err(ClaimError::Taken { local_rank, pid: *pid }),
             Slot::Attached(worker) => Err(ClaimError::Taken { local_rank, pid: worker.pid }),
-            Slot::Left => Err(ClaimError::Left { local_rank }),
+            Slot::Left | Slot::Absent => Err(ClaimError::Left { local_rank }),
         }
     }
 
@@ -209,9 +221,15 @@ impl Workers {
         let mut slot = slot.write().expect("no panic while it is held");
         let never = matches!(*slot, Slot::Free);
         if never {
-            *slot = Slot::Left;
+            *slot = Slot::Absent;
         }
         never
+    }
+
+    /// Whether a rank's process ended before it had come.
+    pub(crate) fn never_came(&self, local_rank: u32) -> bool {
+        let slot = self.slot(local_rank);
+        slot.is_some_and(|s| matches!(*s.read().expect("no panic while it is held"), Slot::Absent))
     }
 
     fn set(&self, local_rank: u32, value: Slot) {
@@ -233,7 +251,7 @@ impl Workers {
         let there = |slot: &RwLock<Slot>| match &*slot.read().expect("no panic while it is held") {
             Slot::Claimed { .. } | Slot::Attached(_) => true,
             Slot::Free => yet_to_come,
-            Slot::Left => false,
+            Slot::Left | Slot::Absent => false,
         };
         self.slots.iter().any(there)
     }

@@ -369,9 +369,9 @@ impl Session<'_> {
                     sent_ns: self.pulse.now_ns(),
                     echo_ns: self.pulse.echo_ns.load(Ordering::Relaxed),
                 })),
-                Outgoing::Left(ranks) => {
+                Outgoing::Left { ranks, absent } => {
                     let ranks = ranks.iter().map(|r| r.0).collect();
-                    rest.push(node_message::Message::Leave(pb::Leave { ranks }));
+                    rest.push(node_message::Message::Leave(pb::Leave { ranks, absent }));
                 }
                 Outgoing::Failed(failure) => {
                     if self.given_up.is_none() {

@@ -43,7 +43,7 @@ pub(crate) enum Outgoing {
     /// This node can't go on.
     Failed(Failure),
     /// Ranks have left in good order.
-    Left(Vec<Rank>),
+    Left { ranks: Vec<Rank>, absent: bool },
     /// Still alive.
     Heartbeat,
 }

@@ -14,6 +14,7 @@ use std::{
 };
 
 use gradwire_proto::{Failure, FailureKind, NodeId};
+use gradwire_telemetry::Rate;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -43,6 +44,10 @@ const MOST_HANDSHAKES: usize = 4096;
 /// How long the peer's kernel may take to answer before another connection is tried. The kernel sends
 /// a lost first packet again after one second, then two, then four.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
+
+/// How often strangers are told of in the log, by what became of them.
+static REFUSALS: Rate = Rate::new();
+static SILENT: Rate = Rate::new();
 
 /// How a data connection is set up.
 #[derive(Debug, Clone)]
@@ -214,11 +219,16 @@ impl Mesh {
             Ok(Ok(line)) => self.hand_over(line, stream, began.elapsed()),
             Ok(Err(error)) => {
                 metrics::rejected_connection();
-                tracing::warn!(%from, %error, "a data connection was refused");
+                if let Some(left_out) = REFUSALS.admits() {
+                    tracing::warn!(%from, %error, left_out, "a data connection was refused");
+                }
             }
             Err(_) => {
                 metrics::rejected_connection();
-                tracing::warn!(%from, "a data connection was silent during its handshake");
+                if let Some(left_out) = SILENT.admits() {
+                    let what = "a data connection was silent during its handshake";
+                    tracing::warn!(%from, left_out, "{what}");
+                }
             }
         }
     }

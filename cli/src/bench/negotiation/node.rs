@@ -226,7 +226,7 @@ impl Node {
     /// # Errors
     /// [`CliError`] if it does not end well.
     pub async fn leave(mut self) -> Result<(), CliError> {
-        self.say(Said::Leave(pb::Leave { ranks: vec![self.order] })).await;
+        self.say(Said::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
         match self.hear().await? {
             Heard::Shutdown(_) => Ok(()),
             _ => Err(self.wrong("the coordinator goes on after all nodes have left")),

@@ -1,0 +1,62 @@
+//! A limit for lines of the log that strangers can cause: a port scan is not to fill a disk.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// How many lines may come in a [`PERIOD`].
+const BURST: u32 = 5;
+
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// How often something may be logged: five times in ten seconds.
+#[derive(Debug)]
+pub struct Rate(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    began: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+}
+
+impl Rate {
+    /// Nothing has been logged yet.
+    #[expect(clippy::new_without_default, reason = "it is made in a static")]
+    pub const fn new() -> Self {
+        Self(Mutex::new(State { began: None, lines: 0, left_out: 0 }))
+    }
+
+    /// Whether to log a line now; with the number of lines that were left out before it.
+    pub fn admits(&self) -> Option<u64> {
+        self.admits_at(Instant::now())
+    }
+
+    fn admits_at(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.began.is_none_or(|began| now.duration_since(began) >= PERIOD) {
+            (state.began, state.lines) = (Some(now), 0);
+        }
+        if state.lines == BURST {
+            state.left_out += 1;
+            return None;
+        }
+        state.lines += 1;
+        Some(std::mem::take(&mut state.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_counted() {
+        let (rate, start) = (Rate::new(), Instant::now());
+        let admitted = (0..150).filter(|_| rate.admits_at(start).is_some()).count();
+        assert_eq!(admitted, 5);
+        assert_eq!(rate.admits_at(start + PERIOD), Some(145));
+        assert_eq!(rate.admits_at(start + PERIOD), Some(0));
+    }
+}
