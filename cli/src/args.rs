@@ -41,6 +41,10 @@ pub enum Command {
     /// Become a program whose life is tied to its parent's.
     #[command(hide = true)]
     ExecChild {
+        /// When the parent dies it is asked to end (SIGTERM), not killed: it ends by itself and has
+        /// to tell others before.
+        #[arg(long)]
+        gently: bool,
         /// The parent's process id.
         parent: u32,
         /// The program and its arguments.
@@ -104,7 +108,7 @@ pub struct Run {
     /// Where it runs.
     #[command(flatten)]
     pub at: Where,
-    /// Also write each rank's output to DIR/rank.N/stdout and stderr.
+    /// Also write each rank's output to DIR/rank.00/stdout and stderr, DIR/rank.01/… and so on.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
     /// Show what would be started, and start nothing.

@@ -1,11 +1,29 @@
 //! What goes wrong on the command line, with what to do about it.
 
-use std::{fmt, io::Write, process::ExitCode};
+use std::{
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use rustix::io::Errno;
 
 /// Writes a line to standard error. If nobody takes it, that must not keep this process from its
 /// duties, which is why `eprintln`, which panics then, is not used.
 pub fn tell(line: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What to do where the system has refused a process, a pipe or memory.
+pub fn limits_hint(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => Some("raise the limit of open files (ulimit -n)"),
+        Errno::NFILE => Some("this machine has too many open files"),
+        Errno::AGAIN | Errno::NOMEM => {
+            Some("raise the limits of processes and memory (ulimit -u -v)")
+        }
+        _ => None,
+    }
 }
 
 /// One error for the person who typed the command: `error: …`, `hint: …`, and an exit code.
@@ -28,6 +46,11 @@ impl CliError {
     /// The command failed.
     pub fn failed(what: impl fmt::Display) -> Self {
         Self { code: 1, ..Self::usage(what) }
+    }
+
+    /// The system refused something.
+    pub fn system(error: &io::Error) -> Self {
+        Self::failed(error).hint(limits_hint(error).unwrap_or_default())
     }
 
     /// Adds what to do.

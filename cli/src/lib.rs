@@ -7,7 +7,7 @@
 //! - [`args`]: the command line
 //! - [`launch`]: the launcher
 //! - [`agent`]: the agent
-//! - [`protocol`]: what they say to each other
+//! - [`protocol`]: what they say to each other; [`signals`]: what ends them from outside
 //! - [`mod@bench`]: measurements, which are ranks themselves
 //! - [`coordinator`], [`status`], [`show`]: the other commands
 
@@ -21,4 +21,5 @@ pub mod error;
 pub mod launch;
 pub mod protocol;
 pub mod show;
+pub mod signals;
 pub mod status;

@@ -2,7 +2,12 @@
 
 #![forbid(unsafe_code)]
 
-use std::{collections::HashMap, io::Write, path::PathBuf, process::ExitCode};
+use std::{
+    collections::HashMap,
+    io::{self, ErrorKind, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::Parser;
 use gradwire_cli::{
@@ -14,7 +19,7 @@ use gradwire_cli::{
         negotiation,
     },
     coordinator,
-    error::{CliError, tell},
+    error::{CliError, limits_hint},
     launch::{
         self, Options, dry_run,
         hosts::{self, Host},
@@ -25,7 +30,11 @@ use gradwire_cli::{
 };
 use gradwire_settings::{Layers, Loaded, Settings};
 use gradwire_telemetry::{LogConfig, init_logging};
-use tokio::runtime::Builder;
+use rustix::{
+    io::Errno,
+    process::{Resource, Signal, getrlimit},
+};
+use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(normalise(std::env::args_os().collect()));
@@ -48,8 +57,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Agent => {
             // One thread, the main one: the tie of a child's life is to the thread that started it.
             let work = agent::run(tokio::io::stdin(), tokio::io::stdout());
-            let runtime = Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.map_err(CliError::failed)?;
+            let runtime = runtime()?;
             let code = runtime.block_on(work);
             // A read of standard input may still be under way; nobody waits for it.
             runtime.shutdown_background();
@@ -63,8 +71,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
             block_on(work)??;
             Ok(ExitCode::SUCCESS)
         }
-        Command::ExecChild { parent, command } => match command.split_first() {
-            Some((program, args)) => Err(agent::exec::exec_child(parent, program, args)),
+        Command::ExecChild { gently, parent, command } => match command.split_first() {
+            Some((program, args)) => {
+                let signal = if gently { Signal::TERM } else { Signal::KILL };
+                Err(agent::exec::exec_child(signal, parent, program, args))
+            }
             None => Err(CliError::usage("no program is given")),
         },
     }
@@ -116,8 +127,11 @@ fn prepare(at: &Where, flags: &[String]) -> Result<(Loaded, Vec<Host>), CliError
         (Some(list), _) => hosts::parse_list(list).map_err(CliError::usage)?,
         (None, Some(path)) => {
             let name = path.display().to_string();
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| CliError::usage(format!("hostfile {name}: {error}")))?;
+            let text = std::fs::read_to_string(path).map_err(|error| {
+                let hint =
+                    if error.kind() == ErrorKind::InvalidData { "save it as UTF-8" } else { "" };
+                CliError::usage(format!("hostfile {name}: {error}")).hint(hint)
+            })?;
             hosts::parse_file(&name, &text).map_err(CliError::usage)?
         }
         (None, None) => Vec::new(),
@@ -141,14 +155,28 @@ fn start(
             .map_err(|error| CliError::failed(format!("no working directory: {error}")))?,
     };
     let verdict = block_on(launch::run(plan, &loaded.settings, options))??;
-    for line in &verdict.lines {
-        tell(line);
-    }
     Ok(ExitCode::from(verdict.code))
 }
 
+/// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
+const FEWEST_OPEN_FILES: u64 = 24;
+
+/// One thread's runtime; tokio panics where it gets no descriptor, so that is looked at before.
+fn runtime() -> Result<Runtime, CliError> {
+    let most = getrlimit(Resource::Nofile).current;
+    if let Some(most) = most.filter(|most| *most < FEWEST_OPEN_FILES) {
+        let error = io::Error::from(Errno::MFILE);
+        let what = format!(
+            "{error}: this process may open {most}, and needs at least {FEWEST_OPEN_FILES}"
+        );
+        return Err(CliError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
+    }
+    let built = Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| CliError::system(&error))
+}
+
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CliError> {
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(CliError::failed)?;
+    let runtime = runtime()?;
     let result = runtime.block_on(work);
     runtime.shutdown_background();
     Ok(result)

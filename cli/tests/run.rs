@@ -126,6 +126,17 @@ fn a_program_that_does_not_exist_is_named_with_each_host() {
     fs::write(&path, "x").unwrap();
     let output = place.run(&["run", "./text"]);
     assert!(output.stderr.contains("'./text' on host localhost is not executable"), "{output:?}");
+    let mut command = place.gradwire(&["run", "text"]);
+    let child = command.env("PATH", format!("/bin:{}", place.path().display())).spawn().unwrap();
+    let told = format!("error: program 'text' is {} on host localhost, which is", path.display());
+    let output = finish(child);
+    assert!(output.stderr.starts_with(&told), "{output:?}");
+    place.script("dos", "#!/bin/sh\r\necho hello\r\n");
+    let output = place.run(&["run", "./dos"]);
+    let told = "/dos: its first line asks for \"/bin/sh\\r\", which is not there";
+    assert!(output.code == Some(126) && output.stderr.contains(told), "{output:?}");
+    let output = place.run(&["run", "./text/train"]);
+    assert!(output.stderr.contains("can't be reached: Not a directory"), "{output:?}");
     place.assert_clean(false);
 }
 

@@ -272,8 +272,8 @@ settings! {
         grace: Duration = "launch.grace_ms", Kind::Number { min: 0, max: HOUR_MS }, "3000", "ms";
         /// The program that reaches another host.
         ssh: String = "launch.ssh", Kind::Text, "ssh", "";
-        /// Its arguments before the host's name.
-        ssh_args: Vec<String> = "launch.ssh_args", Kind::Words, "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5", "";
+        /// Its arguments before the host's name. The default shares no connection with other shells.
+        ssh_args: Vec<String> = "launch.ssh_args", Kind::Words, "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ControlMaster=no -o ControlPath=none", "";
         /// The gradwire program on other hosts.
         remote_gradwire: String = "launch.remote_gradwire", Kind::Text, "gradwire", "";
         /// The gradwired program; empty: beside gradwire, else in PATH.

@@ -2,7 +2,8 @@
 //! program is one clear error and not a half-started job.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    io::ErrorKind,
     net::{IpAddr, Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
 };
@@ -48,23 +49,14 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
     let find = |program: &str| which::which_in(program, Some(&path), &directory);
     let own = (begin.program == ITSELF).then(|| std::env::current_exe().ok()).flatten();
     let program = own.map_or_else(|| find(&begin.program), Ok).map_err(|_| {
-        let (name, path) = (&begin.program, path.to_string_lossy());
-        let what = if !name.contains('/') {
-            format!("program '{name}' not found on host {host} (PATH={path})")
-        } else if directory.join(name).exists() {
-            format!("program '{name}' on host {host} is not executable")
+        let name = &begin.program;
+        let hint = if Path::new(name).extension().is_some_and(|extension| extension == "py") {
+            format!("a script needs its interpreter: python {name}")
         } else {
-            format!("program '{name}' not found on host {host} (in {})", directory.display())
+            "everything after the options of gradwire run is the program with its arguments"
+                .to_owned()
         };
-        (
-            what,
-            if Path::new(name).extension().is_some_and(|extension| extension == "py") {
-                format!("a script needs its interpreter: python {name}")
-            } else {
-                "everything after the options of gradwire run is the program with its arguments"
-                    .to_owned()
-            },
-        )
+        (format!("program '{name}' {}", why_not(name, host, &path, &directory)), hint)
     })?;
     let gradwired = if begin.gradwired.is_empty() {
         beside_own().or_else(|| find("gradwired").ok())
@@ -79,6 +71,35 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
         )
     })?;
     Ok(Checked { program, gradwired, directory })
+}
+
+/// Why a program can't be run: not there, or there and not to be run.
+fn why_not(name: &str, host: &str, path: &OsStr, directory: &Path) -> String {
+    let not_there = |place: String| format!("not found on host {host} ({place})");
+    if !name.contains('/') {
+        let places = std::env::split_paths(path).map(|place| directory.join(place).join(name));
+        let mut reasons = places.filter_map(|place| Some((unusable(&place)?, place)));
+        return match reasons.next() {
+            Some((reason, place)) => {
+                format!("is {} on host {host}, which {reason}", place.display())
+            }
+            None => not_there(format!("PATH={}", path.to_string_lossy())),
+        };
+    }
+    match unusable(&directory.join(name)) {
+        Some(reason) => format!("on host {host} {reason}"),
+        None => not_there(format!("in {}", directory.display())),
+    }
+}
+
+/// What keeps a file from being run; `None` if there is none.
+fn unusable(file: &Path) -> Option<String> {
+    match file.metadata() {
+        Ok(about) if about.is_dir() => Some("is a folder".to_owned()),
+        Ok(_) => Some("is not executable".to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(format!("can't be reached: {error}")),
+    }
 }
 
 fn beside_own() -> Option<PathBuf> {
@@ -122,6 +143,11 @@ mod tests {
         }
     }
 
+    fn in_path(program: &str, path: &str) -> Begin {
+        let environment = [("PATH".to_owned(), path.to_owned())].into();
+        Begin { environment, ..begin(program, "/bin/sh") }
+    }
+
     #[test]
     fn what_is_missing_is_named_with_its_host() {
         assert!(check(&begin("sh", "sh")).unwrap().program.ends_with("sh"));
@@ -131,6 +157,15 @@ mod tests {
             (begin("zonk", "sh"), "program 'zonk' not found on host n1 (PATH=/bin:/usr/bin)"),
             (begin("./zonk", "sh"), "program './zonk' not found on host n1 (in /)"),
             (begin("etc/passwd", "sh"), "program 'etc/passwd' on host n1 is not executable"),
+            (begin("./etc", "sh"), "program './etc' on host n1 is a folder"),
+            (
+                begin("etc/passwd/x", "sh"),
+                "program 'etc/passwd/x' on host n1 can't be reached: Not a directory (os error 20)",
+            ),
+            (
+                in_path("hostname", "/zonk:/etc"),
+                "program 'hostname' is /etc/hostname on host n1, which is not executable",
+            ),
             (begin("sh", "zonkd"), "program 'zonkd' not found on host n1"),
             (
                 Begin { directory: "/zonk".into(), ..begin("sh", "sh") },

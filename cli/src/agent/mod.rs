@@ -5,48 +5,62 @@
 //!
 //! It decides nothing about the job. The same program runs on this machine and behind ssh.
 //!
-//! - [`split`]: output becomes lines
+//! - [`output`], [`split`]: what processes write becomes lines
 //! - [`processes`]: who descends from here, and the end of them all
 //! - [`exec`]: the last step before a program runs
 //! - [`host`]: does this host have what the job needs
 
 pub mod exec;
 pub mod host;
+pub mod output;
 pub mod processes;
 pub mod split;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     path::PathBuf,
     process::{ExitCode, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     process::Command,
-    signal::unix::{SignalKind, signal},
     sync::mpsc,
+    task::{JoinHandle, yield_now},
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use self::{host::Checked, split::Splitter};
-use crate::error::tell;
-use crate::protocol::{
-    Begin, Ended, MessageError, Order, Reader, Report, Role, Start, Stream, encode,
+use self::{host::Checked, output::Output, processes::Whose};
+use crate::{
+    error::{limits_hint, tell},
+    protocol::{
+        Begin, Ended, MessageError, Order, Reader, Report, Role, Start, Stream, encode, signal_name,
+    },
+    signals::Endings,
 };
 
 /// How many reports may wait for the launcher (BOUND). When it is full, whoever writes output
 /// waits, so nothing is lost.
 const REPORTS: usize = 256;
 
-/// How long the output of a process that has ended is waited for: whoever inherited its pipes
-/// may keep them open forever.
-const DRAIN: Duration = Duration::from_millis(500);
+/// How long the system may take to say that a killed process has ended.
+const REAPED: Duration = Duration::from_millis(500);
 
-/// How long the last reports may take to be written to a launcher that does not read.
-const FLUSH: Duration = Duration::from_secs(1);
+/// How long a launcher that has ordered the end may leave our last reports unread. Its own reader
+/// may be slow; if it is gone itself, writing fails.
+const FLUSH: Duration = Duration::from_secs(300);
+
+/// The same for a launcher that may be gone without a sign.
+const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
+
+/// How many bytes are written at a time, each of them a sign that the launcher reads.
+const PART: usize = 64 << 10;
 
 /// How often ended orphans are reaped.
 const REAP: Duration = Duration::from_secs(5);
@@ -62,8 +76,36 @@ struct Agent {
     reports: mpsc::Sender<Report>,
     ended: mpsc::Sender<(Role, Ended)>,
     alive: Alive,
-    /// Tells the daemon which ranks have ended, and how.
-    daemon: Option<mpsc::Sender<(u32, Ended)>>,
+    /// Tells the daemon what becomes of its ranks.
+    daemon: Option<mpsc::Sender<Word>>,
+}
+
+/// What the daemon is told, a line each.
+#[derive(Debug)]
+enum Word {
+    /// A rank's process has ended.
+    Ended(u32, Ended),
+    /// All processes of this host are about to be asked to end, for this reason.
+    Stopping(String),
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(rank, ended) if ended.is_well() => write!(f, "ended {rank}"),
+            Self::Ended(rank, ended) => write!(f, "failed {rank} {ended}"),
+            Self::Stopping(why) => write!(f, "stopping {why}"),
+        }
+    }
+}
+
+/// Why an agent ends everything.
+#[derive(Debug)]
+struct End {
+    why: String,
+    grace: Duration,
+    /// How long the launcher may leave reports unread.
+    flush: Duration,
 }
 
 /// Serves one launcher over `input` and `output`, until everything it started has ended.
@@ -74,9 +116,10 @@ where
 {
     let born = Instant::now();
     let (reports, queue) = mpsc::channel(REPORTS);
-    let writer = tokio::spawn(pass_on(queue, output));
+    let moved = Arc::new(AtomicU64::new(0));
+    let writer = tokio::spawn(pass_on(queue, output, moved.clone()));
     let mut orders = Reader::new(input);
-    let code = match begin(&mut orders).await {
+    let (code, flush) = match begin(&mut orders).await {
         Ok((begin, programs, ready)) => {
             let (ended, ends) = mpsc::channel(REPORTS);
             let _ = reports.send(ready).await;
@@ -93,12 +136,24 @@ where
         }
         Err(refused) => {
             let _ = reports.send(refused).await;
-            ExitCode::FAILURE
+            (ExitCode::FAILURE, FLUSH)
         }
     };
     drop(reports);
-    let _ = timeout(FLUSH, writer).await;
+    all_written(writer, &moved, flush).await;
     code
+}
+
+/// Waits until the last report is written, for as long as the launcher reads: it may leave us
+/// waiting for `patience` between two parts (WAIT).
+async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, patience: Duration) {
+    let mut seen = moved.load(Relaxed);
+    while timeout(patience, &mut writer).await.is_err() {
+        let now = moved.load(Relaxed);
+        if std::mem::replace(&mut seen, now) == now {
+            return;
+        }
+    }
 }
 
 /// The first order, and whether this host can carry it out.
@@ -126,7 +181,12 @@ async fn begin<R: AsyncRead + Unpin>(
 
 /// Writes reports in order. A launcher that is gone is noticed at the other pipe; what is left
 /// for it is thrown away, so that nobody waits for it.
-async fn pass_on(mut queue: mpsc::Receiver<Report>, mut output: impl AsyncWrite + Unpin) {
+/// `moved` counts the parts that it has taken.
+async fn pass_on(
+    mut queue: mpsc::Receiver<Report>,
+    mut output: impl AsyncWrite + Unpin,
+    moved: Arc<AtomicU64>,
+) {
     let (mut batch, mut gone) = (Vec::with_capacity(REPORTS), false);
     // What waits is written in one go: a line is small, and a write is not.
     while queue.recv_many(&mut batch, REPORTS).await > 0 {
@@ -134,7 +194,10 @@ async fn pass_on(mut queue: mpsc::Receiver<Report>, mut output: impl AsyncWrite 
         for report in batch.drain(..) {
             encode(&mut bytes, &report);
         }
-        gone = gone || send(&mut output, &bytes).await.is_err();
+        for part in bytes.chunks(PART) {
+            gone = gone || send(&mut output, part).await.is_err();
+            moved.fetch_add(1, Relaxed);
+        }
     }
 }
 
@@ -148,49 +211,57 @@ impl Agent {
         mut self,
         mut orders: Reader<R>,
         mut ends: mpsc::Receiver<(Role, Ended)>,
-    ) -> ExitCode {
+    ) -> (ExitCode, Duration) {
         let grace = Duration::from_millis(self.begin.grace_ms);
         let silence = match self.begin.silence_ms {
             0 => Duration::MAX,
             ms => Duration::from_millis(ms),
         };
-        let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let [Ok(mut int), Ok(mut term), Ok(mut hup)] = signals.map(signal) else {
-            return ExitCode::FAILURE;
+        let Ok(mut endings) = Endings::listen() else {
+            return (ExitCode::FAILURE, FLUSH_UNHEARD);
         };
         let mut reap = interval(REAP);
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut heard = tokio::time::Instant::now();
-        let grace = loop {
+        let unheard = |why: String| End { why, grace, flush: FLUSH_UNHEARD };
+        let end = loop {
             tokio::select! {
                 order = orders.next::<Order>() => {
                     heard = tokio::time::Instant::now();
                     match order {
-                        Some(Ok(Order::Stop { grace_ms })) => break Duration::from_millis(grace_ms),
+                        Some(Ok(Order::Stop { grace_ms })) => {
+                            let why = "the launcher ends the job".to_owned();
+                            let grace = Duration::from_millis(grace_ms);
+                            break End { why, grace, flush: FLUSH };
+                        }
                         Some(Ok(order)) => self.obey(order),
                         Some(Err(error)) => {
                             self.complain(&error);
-                            break grace;
+                            break unheard(format!("the launcher sent nonsense: {error}"));
                         }
-                        None => break grace,
+                        None => break unheard("the connection to the launcher ended".to_owned()),
                     }
                 }
                 Some((role, ended)) = ends.recv() => {
                     self.alive.remove(&role);
-                    self.tell_daemon(role, ended);
+                    if let Role::Rank(rank) = role {
+                        self.tell_daemon(Word::Ended(rank, ended));
+                    }
                 }
                 () = sleep(silence.saturating_sub(heard.elapsed())) => {
                     tell("gradwire agent: no sign of life from the launcher; ending everything");
-                    break grace;
+                    break unheard("the launcher gives no sign of life".to_owned());
                 }
-                _ = int.recv() => break grace,
-                _ = term.recv() => break grace,
-                _ = hup.recv() => break grace,
+                signal = endings.next() => {
+                    let name = signal_name(signal).unwrap_or("a signal");
+                    break unheard(format!("the agent of this host got {name}"));
+                }
                 _ = reap.tick() => processes::reap_orphans(&self.alive.values().copied().collect()),
             }
         };
-        self.stop(grace, &mut orders, &mut ends).await;
-        ExitCode::SUCCESS
+        let flush = end.flush;
+        self.stop(end, &mut orders, &mut ends).await;
+        (ExitCode::SUCCESS, flush)
     }
 
     fn complain(&self, error: &MessageError) {
@@ -222,11 +293,11 @@ impl Agent {
         micros(self.born)
     }
 
-    /// The daemon can't know of the end of a rank that never attached, and others may wait for it.
-    fn tell_daemon(&self, role: Role, ended: Ended) {
-        if let (Role::Rank(rank), Some(daemon)) = (role, &self.daemon) {
+    /// The daemon can't know by itself how a rank's process ended.
+    fn tell_daemon(&self, word: Word) {
+        if let Some(daemon) = &self.daemon {
             // A daemon that does not read is about to be found dead by itself.
-            let _ = daemon.try_send((rank, ended));
+            let _ = daemon.try_send(word);
         }
     }
 
@@ -255,70 +326,69 @@ impl Agent {
             // CLEAN: a group of its own, so that its children can be asked to end with it.
             .process_group(0);
         let mut child = command.spawn().map_err(|error| {
-            format!("{} can't be started on host {}: {error}", start.role, self.begin.host)
+            let hint = limits_hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
+            format!("{} can't be started on host {}: {error}{hint}", start.role, self.begin.host)
         })?;
         let pid = child.id().unwrap_or_default();
         if let Some(stdin) = child.stdin.take() {
-            let (ranks, queue) = mpsc::channel(REPORTS);
-            tokio::spawn(say_ended(queue, stdin));
-            self.daemon = Some(ranks);
+            let (words, queue) = mpsc::channel(REPORTS);
+            tokio::spawn(say(queue, stdin));
+            self.daemon = Some(words);
         }
         let (role, born) = (start.role, self.born);
         let (reports, ended) = (self.reports.clone(), self.ended.clone());
-        let (out, err) = (child.stdout.take(), child.stderr.take());
-        let out = tokio::spawn(pump(role, Stream::Stdout, out, reports.clone()));
-        let err = tokio::spawn(pump(role, Stream::Stderr, err, reports.clone()));
+        let output = |stream| Output::new(role, stream, reports.clone());
+        let out = child.stdout.take().map(|pipe| output(Stream::Stdout).start(pipe));
+        let err = child.stderr.take().map(|pipe| output(Stream::Stderr).start(pipe));
         tokio::spawn(async move {
             let status = child.wait().await;
             let at_us = micros(born);
             let how = status.map_or(Ended::Code(1), Into::into);
             let _ = ended.send((role, how)).await;
             // What it wrote comes before its end.
-            let _ = timeout(DRAIN, async { (out.await, err.await) }).await;
+            for pump in [out, err].into_iter().flatten() {
+                pump.drain().await;
+            }
             let _ = reports.send(Report::Exited { role, pid, ended: how, at_us }).await;
         });
         self.alive.insert(role, pid);
         Ok(pid)
     }
 
-    /// SIGTERM to every process group, the grace period, then SIGKILL to every descendant. A
-    /// second Stop, which can only be shorter, ends the grace period.
+    /// SIGTERM to everything, the grace period, then SIGKILL to every descendant. A second Stop,
+    /// which can only be shorter, ends the grace period.
     async fn stop<R: AsyncRead + Unpin>(
         &mut self,
-        grace: Duration,
+        end: End,
         orders: &mut Reader<R>,
         ends: &mut mpsc::Receiver<(Role, Ended)>,
     ) {
-        for pid in self.alive.values() {
-            let group = i32::try_from(*pid).ok().and_then(Pid::from_raw);
-            if let Some(group) = group {
-                let _ = kill_process_group(group, Signal::TERM);
-            }
-        }
+        // The daemon hears why before it sees what comes of it: its line is written meanwhile.
+        self.tell_daemon(Word::Stopping(end.why));
+        yield_now().await;
         let own = self.alive.values().copied().collect();
         tokio::select! {
-            _ = processes::all_gone(&own, grace) => {}
+            () = processes::ask_all_to_end(&own, end.grace) => {}
             () = hurried(orders) => {}
         }
-        if !processes::kill_all(&own).await {
+        if !processes::kill_all(&own, Whose::Anybodys).await {
             tell(format_args!("gradwire agent: processes on {} can't be killed", self.begin.host));
         }
         while !self.alive.is_empty() {
-            let Ok(Some((role, _))) = timeout(DRAIN, ends.recv()).await else { break };
+            let Ok(Some((role, _))) = timeout(REAPED, ends.recv()).await else { break };
             self.alive.remove(&role);
         }
-        let _ = timeout(FLUSH, self.reports.send(Report::Stopped)).await;
+        // Its place is behind the output that is left. The launcher's reader decides how soon that
+        // is.
+        let reports = self.reports.clone();
+        tokio::spawn(async move { reports.send(Report::Stopped).await });
     }
 }
 
-/// Writes a line for each rank: `ended <rank>`, or `failed <rank> <how>`.
-async fn say_ended(mut ranks: mpsc::Receiver<(u32, Ended)>, mut daemon: impl AsyncWrite + Unpin) {
-    while let Some((rank, ended)) = ranks.recv().await {
-        let line = match ended.is_well() {
-            true => format!("ended {rank}\n"),
-            false => format!("failed {rank} {ended}\n"),
-        };
-        if send(&mut daemon, line.as_bytes()).await.is_err() {
+/// Writes a line for each word.
+async fn say(mut words: mpsc::Receiver<Word>, mut daemon: impl AsyncWrite + Unpin) {
+    while let Some(word) = words.recv().await {
+        if send(&mut daemon, format!("{word}\n").as_bytes()).await.is_err() {
             return;
         }
     }
@@ -332,29 +402,6 @@ async fn hurried<R: AsyncRead + Unpin>(orders: &mut Reader<R>) {
             Some(Ok(_)) => {}
             Some(Err(_)) | None => std::future::pending().await,
         }
-    }
-}
-
-async fn pump(
-    role: Role,
-    stream: Stream,
-    pipe: Option<impl AsyncRead + Unpin>,
-    reports: mpsc::Sender<Report>,
-) {
-    let Some(mut pipe) = pipe else { return };
-    let mut splitter = Splitter::default();
-    let mut bytes = vec![0; split::MAX_STRETCH];
-    loop {
-        let lines = match pipe.read(&mut bytes).await {
-            Ok(0) | Err(_) => break,
-            Ok(length) => splitter.push(&bytes[..length]),
-        };
-        for (text, end) in lines {
-            let _ = reports.send(Report::Output { role, stream, text, end }).await;
-        }
-    }
-    if let Some((text, end)) = splitter.finish() {
-        let _ = reports.send(Report::Output { role, stream, text, end }).await;
     }
 }
 

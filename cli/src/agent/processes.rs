@@ -10,7 +10,8 @@ use std::{
 };
 
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid,
+    Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper,
+    waitpid,
 };
 use tokio::time::{Instant, sleep};
 
@@ -33,15 +34,40 @@ pub fn adopt_orphans() -> std::io::Result<()> {
 struct Entry {
     pid: i32,
     parent: i32,
+    group: i32,
     zombie: bool,
 }
 
-/// Parses `pid (name) state parent …`; the name may hold anything, also parentheses.
+/// Which of our descendants are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose<'a> {
+    /// All of them.
+    Anybodys,
+    /// Those of this job, as their environment says. What else descends from us was started by
+    /// others for purposes of their own: a connection of ssh's that several shells share.
+    Jobs(&'a str),
+}
+
+impl Whose<'_> {
+    fn includes(self, entry: &Entry) -> bool {
+        let Self::Jobs(id) = self else { return true };
+        let variable = format!("GRADWIRE_JOB={id}");
+        let environment = std::fs::read(format!("/proc/{}/environ", entry.pid)).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|one| one == variable.as_bytes())
+    }
+}
+
+/// Parses `pid (name) state parent group …`; the name may hold anything, also parentheses.
 fn parse(stat: &str) -> Option<Entry> {
     let (pid, rest) = stat.split_once(" (")?;
     let mut fields = rest.rsplit_once(") ")?.1.split(' ');
     let zombie = matches!(fields.next()?, "Z" | "X");
-    Some(Entry { pid: pid.parse().ok()?, parent: fields.next()?.parse().ok()?, zombie })
+    let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    Some(Entry { pid: pid.parse().ok()?, parent, group, zombie })
+}
+
+fn me() -> i32 {
+    getpid().as_raw_nonzero().get()
 }
 
 fn descendants() -> Vec<Entry> {
@@ -55,7 +81,7 @@ fn descendants() -> Vec<Entry> {
             children.entry(entry.parent).or_default().push(entry);
         }
     }
-    let (mut found, mut next) = (Vec::new(), vec![getpid().as_raw_nonzero().get()]);
+    let (mut found, mut next) = (Vec::new(), vec![me()]);
     while let Some(parent) = next.pop() {
         for child in children.remove(&parent).unwrap_or_default() {
             next.push(child.pid);
@@ -67,47 +93,69 @@ fn descendants() -> Vec<Entry> {
 
 /// Reaps adopted orphans that have ended. `own` are children that somebody else waits for.
 pub fn reap_orphans(own: &BTreeSet<u32>) {
-    let me = getpid().as_raw_nonzero().get();
-    for entry in descendants().iter().filter(|e| e.zombie && e.parent == me) {
-        let ours = u32::try_from(entry.pid).is_ok_and(|pid| own.contains(&pid));
-        if let (false, Some(pid)) = (ours, Pid::from_raw(entry.pid)) {
+    for entry in descendants().iter().filter(|e| e.zombie && e.parent == me()) {
+        if let (false, Some(pid)) = (is_own(entry, own), Pid::from_raw(entry.pid)) {
             // Nothing to do about an error: the process is gone either way.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
 }
 
-/// Waits until no descendant is alive or the time is over; says whether none is.
-pub async fn all_gone(own: &BTreeSet<u32>, limit: Duration) -> bool {
-    let deadline = Instant::now() + limit;
+fn is_own(entry: &Entry, own: &BTreeSet<u32>) -> bool {
+    u32::try_from(entry.pid).is_ok_and(|pid| own.contains(&pid))
+}
+
+/// Whether no descendant of these is alive.
+fn are_gone(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
+    reap_orphans(own);
+    descendants().iter().all(|entry| entry.zombie || !whose.includes(entry))
+}
+
+/// Asks all descendants to end and waits until none is alive, or the grace period is over. `own`
+/// are our children that run; each is asked with its process group. What nobody looks after any
+/// more, because who had started it is gone, is asked by itself, and once; the others are for those
+/// to end who have started them.
+pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
+    let deadline = Instant::now() + grace;
+    let mut asked: BTreeSet<i32> = BTreeSet::new();
+    let groups: Vec<i32> = own.iter().filter_map(|pid| i32::try_from(*pid).ok()).collect();
+    asked.extend(descendants().iter().filter(|e| groups.contains(&e.group)).map(|e| e.pid));
+    for group in groups.iter().filter_map(|group| Pid::from_raw(*group)) {
+        let _ = kill_process_group(group, Signal::TERM);
+    }
     loop {
         reap_orphans(own);
-        if descendants().iter().all(|entry| entry.zombie) {
+        let alive: Vec<_> = descendants().into_iter().filter(|entry| !entry.zombie).collect();
+        if alive.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        for orphan in alive.iter().filter(|e| e.parent == me() && !is_own(e, own)) {
+            if let (true, Some(pid)) = (asked.insert(orphan.pid), Pid::from_raw(orphan.pid)) {
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Kills every descendant of these, again and again, because one may be born while another is
+/// killed; says whether none is left.
+pub async fn kill_all(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
+    let deadline = Instant::now() + KILLED;
+    loop {
+        let alive = descendants().into_iter().filter(|entry| !entry.zombie);
+        for entry in alive.filter(|entry| whose.includes(entry)) {
+            if let Some(pid) = Pid::from_raw(entry.pid) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        if are_gone(own, whose) {
             return true;
         }
         if Instant::now() >= deadline {
             return false;
         }
         sleep(LOOK).await;
-    }
-}
-
-/// Kills every descendant, again and again, because one may be born while another is killed;
-/// says whether none is left.
-pub async fn kill_all(own: &BTreeSet<u32>) -> bool {
-    let deadline = Instant::now() + KILLED;
-    loop {
-        for entry in descendants().iter().filter(|entry| !entry.zombie) {
-            if let Some(pid) = Pid::from_raw(entry.pid) {
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
-        if all_gone(own, LOOK).await {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
-        }
     }
 }
 
@@ -118,9 +166,9 @@ mod tests {
     #[test]
     fn a_process_with_any_name_is_read() {
         let entry = parse("12 (a) Z 1 (b) S 7 12 0").unwrap();
-        assert_eq!(entry, Entry { pid: 12, parent: 7, zombie: false });
+        assert_eq!(entry, Entry { pid: 12, parent: 7, group: 12, zombie: false });
         assert!(parse("13 (x) Z 12 1").unwrap().zombie);
-        for bad in ["", "12", "12 (x)", "x (y) S 1 ", "12 (x) S"] {
+        for bad in ["", "12", "12 (x)", "x (y) S 1 1", "12 (x) S", "12 (x) S 1 "] {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

@@ -3,14 +3,19 @@
 //!
 //! One thread writes, so lines never mix. Its queue is bounded (BOUND): when the terminal or the
 //! disk is slow, the ranks that write wait, and nothing is lost. Nothing else waits for it: a
-//! launcher whose output is blocked still hears Ctrl-C.
+//! launcher whose output is blocked still hears Ctrl-C. [`Reading`] tells a slow reader from none.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, BufWriter, IsTerminal, Write},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     thread,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -19,6 +24,9 @@ use crate::protocol::{LineEnd, Stream, Text};
 
 /// How many lines may wait to be written.
 const QUEUE: usize = 1024;
+
+/// How long output may wait for a reader that takes none of it (WAIT).
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Who says something.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +37,8 @@ pub enum Source {
     Service(String),
     /// The launcher.
     Launcher,
+    /// The launcher's last words, which are complete as they are.
+    Verdict,
 }
 
 /// A stretch of output, at most a line.
@@ -47,20 +57,28 @@ pub struct Line {
 impl Line {
     /// A line of the launcher.
     pub fn note(text: &str) -> Self {
-        Self {
-            source: Source::Launcher,
-            stream: Stream::Stderr,
-            text: Text::Utf8(text.to_owned()),
-            end: LineEnd::Newline,
-        }
+        Self::own(Source::Launcher, text)
+    }
+
+    /// A line of the launcher's last words.
+    pub fn verdict(text: &str) -> Self {
+        Self::own(Source::Verdict, text)
+    }
+
+    fn own(source: Source, text: &str) -> Self {
+        let text = Text::Utf8(text.to_owned());
+        Self { source, stream: Stream::Stderr, text, end: LineEnd::Newline }
     }
 }
+
+/// A line that has no newline yet: whose it is, and whether more of the same line follows.
+type OpenLine = (Source, LineEnd);
 
 /// Puts lines together with their prefixes. Pure: bytes come out.
 #[derive(Debug, Default)]
 struct Layout {
-    /// Whose line has no newline yet, and whether more of the same line follows.
-    open: Option<(Source, Stream, LineEnd)>,
+    /// The open line of each output.
+    open: BTreeMap<Stream, OpenLine>,
     /// Whether both outputs are the same terminal, where an open line of one is in the way of
     /// the other.
     shared: bool,
@@ -71,20 +89,19 @@ struct Layout {
 impl Layout {
     /// What is to be written for a line, and where; in order.
     fn lay(&mut self, line: &Line) -> Vec<(Stream, Vec<u8>)> {
-        let (mut parts, mut goes_on) = (Vec::new(), false);
-        if let Some((source, stream, end)) = self.open.take() {
-            let same = source == line.source && stream == line.stream;
-            if same {
-                goes_on = end == LineEnd::Open;
-            } else if stream == line.stream || self.shared {
-                // Somebody else's progress bar stays readable, and so does this line.
-                parts.push((stream, b"\n".to_vec()));
-            } else {
-                self.open = Some((source, stream, end));
-            }
+        let before = self.open.remove(&line.stream);
+        let goes_on = before == Some((line.source.clone(), LineEnd::Open));
+        let mut parts = Vec::new();
+        if before.is_some_and(|(source, _)| source != line.source) {
+            // Somebody else's progress bar stays readable, and so does this line.
+            parts.push((line.stream, b"\n".to_vec()));
+        }
+        if self.shared {
+            parts.extend(self.close());
         }
         let mut bytes = match &line.source {
             _ if goes_on => Vec::new(),
+            Source::Verdict => Vec::new(),
             Source::Rank(_) if self.bare && line.stream == Stream::Stdout => Vec::new(),
             Source::Rank(rank) => format!("[{rank}] ").into_bytes(),
             Source::Service(name) => format!("[{name}] ").into_bytes(),
@@ -94,20 +111,41 @@ impl Layout {
         bytes.extend_from_slice(line.end.as_bytes());
         parts.push((line.stream, bytes));
         if line.end != LineEnd::Newline {
-            self.open = Some((line.source.clone(), line.stream, line.end));
+            self.open.insert(line.stream, (line.source.clone(), line.end));
         }
         parts
     }
 
-    /// What closes a line that is still open.
-    fn close(&mut self) -> Option<(Stream, Vec<u8>)> {
-        self.open.take().map(|(_, stream, _)| (stream, b"\n".to_vec()))
+    /// What closes the lines that are still open.
+    fn close(&mut self) -> Vec<(Stream, Vec<u8>)> {
+        std::mem::take(&mut self.open).into_keys().map(|stream| (stream, b"\n".to_vec())).collect()
     }
 }
 
-/// The files of each rank: `DIR/rank.07/stdout` and `stderr`.
+/// The files of each rank: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job needs.
 #[derive(Debug)]
-pub struct Files(BTreeMap<(u32, Stream), BufWriter<File>>);
+pub struct Files(BTreeMap<(u32, Stream), OutputFile>);
+
+#[derive(Debug)]
+struct OutputFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl OutputFile {
+    /// An error says which file it is about.
+    fn named(&self, error: &io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes).map_err(|error| self.named(&error))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush().map_err(|error| self.named(&error))
+    }
+}
 
 impl Files {
     /// Makes the files; those of an earlier run are replaced.
@@ -122,8 +160,8 @@ impl Files {
             fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
             for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
                 let path = folder.join(name);
-                let file = File::create(&path).map_err(|error| (path, error))?;
-                files.insert((rank, stream), BufWriter::new(file));
+                let file = File::create(&path).map_err(|error| (path.clone(), error))?;
+                files.insert((rank, stream), OutputFile { path, file: BufWriter::new(file) });
             }
         }
         Ok(Self(files))
@@ -137,6 +175,42 @@ pub struct Console {
     pub lines: mpsc::Sender<Line>,
     /// Becomes ready when the thread has ended: with the error, if output can't be written.
     pub ended: oneshot::Receiver<Option<String>>,
+    /// Whether somebody takes what is written.
+    pub reading: Reading,
+}
+
+/// How many lines the writing thread has begun to write, and how many are out.
+#[derive(Debug, Default)]
+struct Meter {
+    begun: AtomicU64,
+    out: AtomicU64,
+}
+
+/// Whether output waits, and for a reader who still reads.
+#[derive(Debug)]
+pub struct Reading {
+    meter: Arc<Meter>,
+    lines: mpsc::WeakSender<Line>,
+    seen: u64,
+    since: Instant,
+}
+
+impl Reading {
+    /// Whether something waits to be taken.
+    pub fn is_behind(&self) -> bool {
+        let queued = self.lines.upgrade().is_some_and(|l| l.capacity() < l.max_capacity());
+        queued || self.meter.begun.load(Relaxed) > self.meter.out.load(Relaxed)
+    }
+
+    /// Whether something waits to be taken and somebody has taken something within the last
+    /// minutes, so that it is worth waiting.
+    pub fn is_slow(&mut self) -> bool {
+        let seen = self.meter.begun.load(Relaxed);
+        if seen != self.seen {
+            (self.seen, self.since) = (seen, Instant::now());
+        }
+        self.is_behind() && self.since.elapsed() < PATIENCE
+    }
 }
 
 impl Console {
@@ -147,12 +221,15 @@ impl Console {
     pub fn start(files: Option<Files>, bare: bool) -> io::Result<Self> {
         let (lines, queue) = mpsc::channel(QUEUE);
         let (tell, ended) = oneshot::channel();
+        let meter = Arc::<Meter>::default();
+        let writer = Writer::new(files, bare, meter.clone());
         thread::Builder::new().name("gradwire-output".to_owned()).spawn(move || {
-            let result = Writer::new(files, bare).run(queue);
+            let result = writer.run(queue);
             // Nobody listens if the launcher has ended already.
             let _ = tell.send(result.err().map(|error| error.to_string()));
         })?;
-        Ok(Self { lines, ended })
+        let reading = Reading { meter, lines: lines.downgrade(), seen: 0, since: Instant::now() };
+        Ok(Self { lines, ended, reading })
     }
 }
 
@@ -162,17 +239,19 @@ struct Writer {
     stderr: BufWriter<io::Stderr>,
     last: Stream,
     files: Option<Files>,
+    meter: Arc<Meter>,
 }
 
 impl Writer {
-    fn new(files: Option<Files>, bare: bool) -> Self {
+    fn new(files: Option<Files>, bare: bool, meter: Arc<Meter>) -> Self {
         let shared = io::stdout().is_terminal() && io::stderr().is_terminal();
         Self {
-            layout: Layout { open: None, shared, bare },
+            layout: Layout { shared, bare, ..Layout::default() },
             stdout: BufWriter::new(io::stdout()),
             stderr: BufWriter::new(io::stderr()),
             last: Stream::Stdout,
             files,
+            meter,
         }
     }
 
@@ -184,18 +263,19 @@ impl Writer {
             }
             self.flush()?;
         }
-        if let Some((stream, bytes)) = self.layout.close() {
+        for (stream, bytes) in self.layout.close() {
             self.emit(stream, &bytes)?;
         }
         self.flush()
     }
 
     fn write(&mut self, line: &Line) -> io::Result<()> {
+        self.meter.begun.fetch_add(1, Relaxed);
         if let (Source::Rank(rank), Some(files)) = (&line.source, &mut self.files)
             && let Some(file) = files.0.get_mut(&(*rank, line.stream))
         {
-            file.write_all(line.text.as_bytes())?;
-            file.write_all(line.end.as_bytes())?;
+            file.write(line.text.as_bytes())?;
+            file.write(line.end.as_bytes())?;
         }
         for (stream, bytes) in self.layout.lay(line) {
             self.emit(stream, &bytes)?;
@@ -222,6 +302,7 @@ impl Writer {
         for file in self.files.iter_mut().flat_map(|files| files.0.values_mut()) {
             file.flush()?;
         }
+        self.meter.out.store(self.meter.begun.load(Relaxed), Relaxed);
         Ok(())
     }
 }
@@ -235,7 +316,7 @@ mod tests {
     }
 
     fn shown(shared: bool, lines: &[Line]) -> String {
-        let mut layout = Layout { open: None, shared, bare: false };
+        let mut layout = Layout { shared, ..Layout::default() };
         let mut parts: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
         parts.extend(layout.close());
         parts.into_iter().map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect()
@@ -258,7 +339,7 @@ mod tests {
     #[test]
     fn only_standard_output_is_left_bare() {
         use {LineEnd::*, Stream::*};
-        let mut layout = Layout { open: None, shared: false, bare: true };
+        let mut layout = Layout { bare: true, ..Layout::default() };
         let lines = [line(0, Stdout, "table", Newline), line(1, Stderr, "error", Newline)];
         let shown: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
         assert_eq!(shown, [(Stdout, b"table\n".to_vec()), (Stderr, b"[1] error\n".to_vec())]);
@@ -276,6 +357,29 @@ mod tests {
         ];
         assert_eq!(shown(false, &lines), "[2] aaabbb\n[2] c\n[3] d\n[2] e\n");
         assert_eq!(shown(false, &[Line::note("ready")]), "gradwire: ready\n");
+    }
+
+    #[test]
+    fn lines_without_an_end_are_neither_joined_nor_left_open() {
+        use {LineEnd::*, Stream::*};
+        let lines = [
+            line(1, Stdout, "no eol", Open),
+            line(1, Stderr, "none either", Open),
+            line(0, Stdout, "no eol", Open),
+            line(0, Stderr, "10%", Return),
+        ];
+        let only = |stream| {
+            let mut layout = Layout::default();
+            let mut parts: Vec<_> = lines.iter().flat_map(|line| layout.lay(line)).collect();
+            parts.extend(layout.close());
+            let parts = parts.into_iter().filter(|(of, _)| *of == stream);
+            parts.map(|(_, bytes)| String::from_utf8(bytes).unwrap()).collect::<String>()
+        };
+        assert_eq!(only(Stdout), "[1] no eol\n[0] no eol\n");
+        assert_eq!(only(Stderr), "[1] none either\n[0] 10%\r\n");
+        let terminal = "[1] no eol\n[1] none either\n[0] no eol\n[0] 10%\r\n";
+        assert_eq!(shown(true, &lines), terminal);
+        assert_eq!(shown(false, &[Line::verdict("error: x")]), "error: x\n");
     }
 
     #[test]

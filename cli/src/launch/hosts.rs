@@ -1,6 +1,6 @@
 //! Which hosts there are and how many ranks each takes: `-H` and `--hostfile`, parsed (TRUST).
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
 /// A host and how many ranks it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,11 @@ pub enum HostsError {
     Slots { place: String, given: String },
     #[error("{place}: '{given}' is not a host's name or address")]
     Name { place: String, given: String },
+    #[error(
+        "{place}: '{given}' may mean the address {given} or {slots} slots of {address}; write \
+         [{given}] or [{address}]:{slots}"
+    )]
+    Ambiguous { place: String, given: String, address: String, slots: String },
     #[error("{place}: '{given}' is not understood; a line is `host slots=N`")]
     Word { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
@@ -52,11 +57,12 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
 }
 
 /// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank; `#` begins a
-/// comment; blank lines don't count. `file` is its name, for errors.
+/// comment; blank lines don't count, nor does a byte order mark. `file` is its name, for errors.
 ///
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
 pub fn parse_file(file: &str, text: &str) -> Result<Vec<Host>, HostsError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().enumerate().filter_map(|(i, line)| {
         let line = line.split('#').next().unwrap_or_default().trim();
         (!line.is_empty()).then(|| (format!("hostfile {file} line {}", i + 1), line))
@@ -102,7 +108,7 @@ fn entry_of(place: String, entry: &str) -> Placed {
         Some((name, "")) => (name, "1"),
         Some((name, rest)) => (name, rest.strip_prefix(':').unwrap_or(rest)),
         // More than one colon and no brackets: an IPv6 address without slots.
-        None if entry.matches(':').count() > 1 => (entry, "1"),
+        None if entry.matches(':').count() > 1 => (bare_address(&place, entry)?, "1"),
         None => entry.rsplit_once(':').unwrap_or((entry, "1")),
     };
     // A name goes to ssh as an argument: one that begins with '-' would be an option there.
@@ -111,17 +117,39 @@ fn entry_of(place: String, entry: &str) -> Placed {
         && !name.starts_with('-')
         && name.chars().all(|c| c.is_alphanumeric() || ".-_:@%".contains(c));
     if !fits {
-        return Err(HostsError::Name { place, given: name.chars().take(80).collect() });
+        return Err(HostsError::Name { place, given: shown(name) });
     }
     let slots = count(&place, slots)?;
     Ok((place, Host { name: name.to_owned(), slots }))
 }
 
 fn count(place: &str, given: &str) -> Result<u32, HostsError> {
-    given.parse().ok().filter(|n| (1..=MAX_RANKS).contains(n)).ok_or_else(|| HostsError::Slots {
-        place: place.to_owned(),
-        given: given.chars().take(80).collect(),
-    })
+    let digits = given.bytes().all(|byte| byte.is_ascii_digit());
+    let number = given.parse().ok().filter(|n| digits && (1..=MAX_RANKS).contains(n));
+    number.ok_or_else(|| HostsError::Slots { place: place.to_owned(), given: shown(given) })
+}
+
+/// An IPv6 address that is not in brackets, so that nothing can follow it.
+fn bare_address<'a>(place: &str, entry: &'a str) -> Result<&'a str, HostsError> {
+    let is_address = |text: &str| {
+        text.split('%').next().is_some_and(|address| address.parse::<Ipv6Addr>().is_ok())
+    };
+    let place = place.to_owned();
+    match entry.rsplit_once(':') {
+        Some((address, slots)) if is_address(address) => {
+            let (given, address, slots) = (shown(entry), shown(address), shown(slots));
+            Err(HostsError::Ambiguous { place, given, address, slots })
+        }
+        _ if is_address(entry) => Ok(entry),
+        _ => Err(HostsError::Name { place, given: shown(entry) }),
+    }
+}
+
+/// The beginning of a text from outside; what can't be seen in it is written so that it can.
+fn shown(text: &str) -> String {
+    let visible = |c: char| c == '\'' || c == '"' || c == '\\';
+    let chars = text.chars().take(80);
+    chars.flat_map(|c| if visible(c) { vec![c] } else { c.escape_debug().collect() }).collect()
 }
 
 #[cfg(test)]
@@ -146,6 +174,8 @@ mod tests {
                 host("::1", 1)
             ]
         );
+        assert_eq!(parse_list("[::1]:2,2001:db8::7").unwrap()[1], host("2001:db8::7", 1));
+        assert_eq!(parse_file("h", "\u{feff}a slots=2\n").unwrap(), [host("a", 2)]);
         let text = "# the cluster\n\na slots=2\n  b   slots=4  # fast\n\tc:3\nd\r\n";
         assert_eq!(
             parse_file("hosts", text).unwrap(),
@@ -159,12 +189,21 @@ mod tests {
             ("a:0", "-H entry 1: '0' is not a slot count; it must be a whole number from 1"),
             ("a:1,b:two", "-H entry 2: 'two' is not a slot count"),
             ("a:1,b:-2", "-H entry 2: '-2' is not a slot count"),
+            ("a:+2", "-H entry 1: '+2' is not a slot count"),
             ("a:99999999999", "-H entry 1: '99999999999' is not a slot count"),
             ("a:1,b,A:2", "-H entry 3: host A is given twice"),
             ("-oProxyCommand=x:1", "-H entry 1: '-oProxyCommand=x' is not a host's name"),
             ("a b:1", "-H entry 1: 'a b' is not a host's name or address"),
             (":3", "-H entry 1: '' is not a host's name or address"),
             (" , ", "-H: no hosts are given"),
+            (
+                "::1:2",
+                "-H entry 1: '::1:2' may mean the address ::1:2 or 2 slots of ::1; write [::1:2] or \
+                 [::1]:2",
+            ),
+            ("a,fe80::1%eth0:4", "-H entry 2: 'fe80::1%eth0:4' may mean the address"),
+            ("a:2:3", "-H entry 1: 'a:2:3' is not a host's name or address"),
+            ("a\u{200b}b", "-H entry 1: 'a\\u{200b}b' is not a host's name or address"),
         ];
         for (text, expected) in cases {
             let error = parse_list(text).unwrap_err().to_string();

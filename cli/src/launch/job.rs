@@ -53,6 +53,9 @@ pub enum Event {
     OutputClosed { why: String },
     /// The deadline has come.
     Tick,
+    /// The deadline has come, but output of the job waits for a slow reader, and what hosts say
+    /// waits behind it.
+    Unread,
 }
 
 /// What is to be done.
@@ -144,6 +147,8 @@ pub struct Job {
     /// it will say why in its last words.
     has_failed: bool,
     ranks_ran: bool,
+    /// Somebody wants it to end, and not to wait for who reads its output.
+    hurried: bool,
     commands: Vec<Command>,
 }
 
@@ -164,6 +169,7 @@ impl Job {
             has_failed: false,
             awaited: false,
             ranks_ran: false,
+            hurried: false,
             commands: Vec::new(),
         }
     }
@@ -177,6 +183,11 @@ impl Job {
     pub fn verdict(&self) -> Option<Verdict> {
         let others = self.ranks_ran && self.plan.size() > 1;
         (self.phase == Phase::Done).then(|| Verdict::over(&self.failures, self.blamed, others))
+    }
+
+    /// Whether somebody wants it to end, so that nobody who reads its output is waited for.
+    pub fn is_hurried(&self) -> bool {
+        self.hurried
     }
 
     /// Takes an event and decides what is to be done.
@@ -207,7 +218,11 @@ impl Job {
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),
             Event::OutputClosed { why } => self.fail(Failure::Output(why), now),
-            Event::Tick => self.tick(now),
+            // Once everything was asked to end, only words are waited for.
+            Event::Unread if self.phase == Phase::Stopping && !self.hurried => {
+                self.deadline = Some(now + SLACK);
+            }
+            Event::Tick | Event::Unread => self.tick(now),
         }
         self.advance(now);
         std::mem::take(&mut self.commands)
@@ -318,8 +333,16 @@ impl Job {
         match self.phase {
             Phase::Done => {}
             // The second time is an order: no grace any more.
-            Phase::Stopping => self.stop(Duration::ZERO, now),
+            Phase::Stopping => {
+                self.hurried = true;
+                if self.failures.is_empty() {
+                    // It had ended well, but now some of its output may be lost.
+                    self.failures.push(Failure::Interrupted(signal));
+                }
+                self.stop(Duration::ZERO, now);
+            }
             _ => {
+                self.hurried = true;
                 self.failures.push(Failure::Interrupted(signal));
                 self.note("stopping; interrupt again to kill".to_owned());
                 self.stop(self.limits.grace, now);

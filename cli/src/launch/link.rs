@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
@@ -28,7 +29,10 @@ use super::{
     job::Event,
     places,
 };
-use crate::protocol::{Begin, LineEnd, Order, Reader, Report, Role, Stream, Text, encode};
+use crate::{
+    error::limits_hint,
+    protocol::{Begin, LineEnd, Order, Reader, Report, Role, Stream, Text, encode},
+};
 
 /// How often an agent hears from us; it gives us up after [`SILENCE`].
 const PING: Duration = Duration::from_secs(5);
@@ -97,8 +101,9 @@ pub fn open(
         .process_group(0)
         .kill_on_drop(true);
     match command.spawn() {
-        Ok(mut child) => {
-            if let Some(stdin) = child.stdin.take() {
+        Ok(child) => {
+            let mut child = Reached(child);
+            if let Some(stdin) = child.0.stdin.take() {
                 tasks.spawn(speak(stdin, begin, receive));
             }
             tasks.spawn(
@@ -106,13 +111,33 @@ pub fn open(
             );
         }
         Err(error) => {
-            let what = format!(
-                "host {} can't be reached: {} can't be run: {error}",
-                target.host, target.command[0]
-            );
-            let hint = "set launch.ssh to the program that reaches other hosts".to_owned();
+            let (host, program) = (&target.host, &target.command[0]);
+            let what = match target.local {
+                true => format!("gradwire's agent on host {host} can't be started: {error}"),
+                false => format!("host {host} can't be reached: {program} can't be run: {error}"),
+            };
+            let hint = match limits_hint(&error) {
+                Some(hint) => hint,
+                None if target.local => "",
+                None => "set launch.ssh to the program that reaches other hosts",
+            }
+            .to_owned();
             let event = Event::Refused { node: target.node, what, hint };
             tasks.spawn(async move { drop(shared.events.send(event).await) });
+        }
+    }
+}
+
+/// What was started to reach a host: an agent, or ssh. Dropped before its end it is killed, with
+/// what is in its process group; a shared connection that ssh has put into the background is not.
+struct Reached(Child);
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        // It has no id any more once its end is known: then the group may be somebody else's.
+        let group = self.0.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
@@ -148,14 +173,14 @@ struct Link {
 }
 
 impl Link {
-    async fn listen(mut self, mut child: Child) {
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    async fn listen(mut self, mut child: Reached) {
+        let (stdout, stderr) = (child.0.stdout.take(), child.0.stderr.take());
         let noise = tokio::spawn(overhear(stderr, self.target.host.clone(), self.shared.clone()));
         let strange = match stdout {
             Some(stdout) => self.read(stdout).await,
             None => None,
         };
-        let status = match timeout(END, child.wait()).await {
+        let status = match timeout(END, child.0.wait()).await {
             Ok(Ok(status)) => Some(status),
             _ => None,
         };
@@ -182,7 +207,11 @@ impl Link {
         strange: Option<String>,
     ) -> Event {
         let (host, node) = (&self.target.host, self.target.node);
-        let said = said.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; ");
+        // An agent that can't begin says so as every command does.
+        let own = said.iter().find_map(|line| line.strip_prefix("hint: "));
+        let lines = said.iter().filter(|line| !line.starts_with("hint: "));
+        let lines = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
+        let said = lines.collect::<Vec<_>>().join("; ");
         let program = &self.target.command[0];
         let how = match (strange, said.as_str(), code) {
             (Some(strange), ..) => strange,
@@ -190,10 +219,11 @@ impl Link {
             (None, "", None) => format!("{program} was killed"),
             (None, said, _) => said.to_owned(),
         };
-        let hint = match code {
+        let hint = match (own, code) {
+            (Some(hint), _) => hint.to_owned(),
             _ if self.target.local => String::new(),
             // What a shell says of a program that it can't find or run.
-            Some(126 | 127) => {
+            (None, Some(126 | 127)) => {
                 "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
             }
             _ => format!(
@@ -201,7 +231,11 @@ impl Link {
                 self.target.command[..self.target.command.len() - 2].join(" ")
             ),
         };
-        Event::Refused { node, what: format!("host {host} can't be reached: {how}"), hint }
+        let what = match self.target.local {
+            true => format!("gradwire's agent on host {host} can't work: {how}"),
+            false => format!("host {host} can't be reached: {how}"),
+        };
+        Event::Refused { node, what, hint }
     }
 
     /// Reads reports until the end; gives what was no report, if that is why.

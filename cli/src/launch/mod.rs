@@ -2,10 +2,11 @@
 //!
 //! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
 //! - [`job`], [`verdict`]: what to do next, and what it came to (pure)
-//! - [`link`], [`places`], [`console`]: agents, addresses, output
+//! - [`link`], [`places`], [`console`], [`farewell`]: agents, addresses, output, and its end
 
 pub mod console;
 pub mod dry_run;
+pub mod farewell;
 pub mod hosts;
 pub mod job;
 pub mod link;
@@ -25,23 +26,24 @@ use std::{
 
 use gradwire_settings::Settings;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot},
     task::JoinSet,
-    time::{sleep_until, timeout},
+    time::sleep_until,
 };
 
 use self::{
     console::{Console, Files, Line},
+    farewell::{Farewell, tell_all},
     job::{Command, Event, Job, Limits},
     link::{Shared, Target},
     plan::Plan,
-    verdict::Verdict,
+    verdict::{Failure, Verdict},
 };
 use crate::{
-    agent::processes,
+    agent::processes::{self, Whose},
     error::{CliError, tell},
     protocol::{Begin, Order},
+    signals::Endings,
 };
 
 /// How many events may wait for a decision (BOUND); whoever has one more waits.
@@ -49,12 +51,6 @@ const EVENTS: usize = 1024;
 
 /// How much longer the launcher gathers failures than the coordinator does.
 const MARGIN: Duration = Duration::from_millis(100);
-
-/// How long the last output may take to be written once everything has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-
-/// How long agents may take to end once they have said that everything has.
-const GOODBYE: Duration = Duration::from_secs(2);
 
 /// How a job is to be run.
 #[derive(Debug, Clone)]
@@ -72,8 +68,8 @@ pub struct Options {
     pub directory: PathBuf,
 }
 
-/// Runs a job to its end. Afterwards nothing of it is left on any host (CLEAN), or the verdict
-/// says on which one that could not be seen to.
+/// Runs a job to its end, and says what it came to. Afterwards nothing of it is left on any host
+/// (CLEAN), or the verdict says on which one that could not be seen to.
 ///
 /// # Errors
 /// [`CliError`] for what keeps the launcher itself from working.
@@ -88,10 +84,10 @@ pub async fn run(plan: Plan, settings: &Settings, options: Options) -> Result<Ve
         }
         None => None,
     };
-    let mut signals = Signals::listen().map_err(CliError::failed)?;
+    let mut signals = Endings::listen().map_err(|error| CliError::system(&error))?;
     let born = Instant::now();
-    let Console { lines: console, ended: mut written } =
-        Console::start(files, options.bare).map_err(CliError::failed)?;
+    let Console { lines: console, ended: mut written, mut reading } =
+        Console::start(files, options.bare).map_err(|error| CliError::system(&error))?;
     let (events, mut happened) = mpsc::channel(EVENTS);
     let hushed = Arc::new(AtomicBool::new(false));
     let shared = Shared {
@@ -118,9 +114,9 @@ pub async fn run(plan: Plan, settings: &Settings, options: Options) -> Result<Ve
         // The coordinator's word on the cause comes before ours to end (TELL).
         gather: settings.coordinator.cause_window + MARGIN,
     };
-    let (size, hosts) = (plan.size(), plan.nodes.len());
+    let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
     let mut job = Job::new(plan, limits);
-    let verdict = loop {
+    let mut verdict = loop {
         if let Some(verdict) = job.verdict() {
             break verdict;
         }
@@ -128,8 +124,12 @@ pub async fn run(plan: Plan, settings: &Settings, options: Options) -> Result<Ve
         let event = tokio::select! {
             Some(event) = happened.recv() => event,
             signal = signals.next() => Event::Interrupted { signal },
-            why = output_fails(&mut written) => Event::OutputClosed { why },
-            () = sleep_until((born + deadline).into()) => Event::Tick,
+            why = output_ends(&mut written) => {
+                Event::OutputClosed { why: why.unwrap_or_default() }
+            }
+            () = sleep_until((born + deadline).into()) => {
+                if reading.is_slow() { Event::Unread } else { Event::Tick }
+            }
         };
         for command in job.step(event, born.elapsed()) {
             match command {
@@ -151,12 +151,40 @@ pub async fn run(plan: Plan, settings: &Settings, options: Options) -> Result<Ve
     }
     // The agents' standard inputs close with these.
     drop(agents);
-    let _ = timeout(GOODBYE, async { while tasks.join_next().await.is_some() {} }).await;
+    let hurried = job.is_hurried();
+    let mut last = Farewell { reading: &mut reading, signals: &mut signals, hurried };
+    let ending = last.wait(async {
+        // What agents have yet to say decides nothing, but must not be in the way of output.
+        let ignore = async { while happened.recv().await.is_some() {} };
+        tokio::join!(ignore, async { while tasks.join_next().await.is_some() {} });
+    });
+    // Agents that don't end are ended; what of the output is lost is seen below.
+    drop(ending.await);
     tasks.shutdown().await;
-    drop(console);
-    // The thread may have ended already, because output can't be written.
-    let _ = timeout(LAST_WORDS, output_fails(&mut written)).await;
-    if !processes::kill_all(&[].into()).await {
+    let words = verdict.lines.clone();
+    let said = last.wait(async move {
+        for line in &words {
+            // If output can't be written, that is told below.
+            let _ = console.send(Line::verdict(line)).await;
+        }
+    });
+    let out = match said.await {
+        // It had failed before, which the verdict knows.
+        Ok(()) if written.is_terminated() => Err(None),
+        Ok(()) => match last.wait(output_ends(&mut written)).await {
+            Ok(None) => Ok(()),
+            Ok(Some(why)) => Err(Some(Failure::Output(why))),
+            Err(lost) => Err(Some(lost)),
+        },
+        Err(lost) => Err(Some(lost)),
+    };
+    if let Err(lost) = out {
+        if let Some(lost) = lost.filter(|_| verdict.code == 0) {
+            verdict = Verdict::over(&[lost], None, false);
+        }
+        tell_all(verdict.lines.clone());
+    }
+    if !processes::kill_all(&[].into(), Whose::Jobs(&id)).await {
         tell("gradwire: processes of the job on this machine can't be killed");
     }
     Ok(verdict)
@@ -169,16 +197,12 @@ fn give(agent: &mpsc::Sender<Order>, order: Order) {
     }
 }
 
-/// Becomes ready when output can't be written any more. Never, while it can.
-async fn output_fails(written: &mut oneshot::Receiver<Option<String>>) -> String {
+/// Becomes ready when the writing thread has ended, once: with the reason, if it can't write.
+async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<String> {
     if written.is_terminated() {
         return std::future::pending().await;
     }
-    match written.await {
-        Ok(Some(why)) => why,
-        Ok(None) => "the writing thread ended".to_owned(),
-        Err(_) => "the writing thread panicked".to_owned(),
-    }
+    written.await.unwrap_or_else(|_| Some("the writing thread panicked".to_owned()))
 }
 
 /// Each host with the command that starts its agent. What a job needs of a host travels on the
@@ -231,30 +255,4 @@ async fn targets(
         Target { node, host: place.host.clone(), local, remote: remote.clone(), command, begin }
     });
     Ok(targets.collect())
-}
-
-/// What ends the launcher from outside.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn listen() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> i32 {
-        tokio::select! {
-            _ = self.interrupt.recv() => SignalKind::interrupt(),
-            _ = self.terminate.recv() => SignalKind::terminate(),
-            _ = self.hangup.recv() => SignalKind::hangup(),
-        }
-        .as_raw_value()
-    }
 }

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it, and not the same")]
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::Read,
     os::unix::fs::PermissionsExt,
@@ -112,12 +113,17 @@ impl Place {
 
     /// Command lines on this machine that hold `text`.
     pub(crate) fn running(text: &str) -> Vec<String> {
+        Self::processes(text).into_values().collect()
+    }
+
+    /// Processes on this machine whose command lines hold `text`.
+    pub(crate) fn processes(text: &str) -> BTreeMap<u32, String> {
         let entries = fs::read_dir("/proc").unwrap().flatten();
         let lines = entries.filter_map(|entry| {
             let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
             let line = fs::read(entry.path().join("cmdline")).ok()?;
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            (pid != std::process::id() && line.contains(text)).then_some(line)
+            (pid != std::process::id() && line.contains(text)).then_some((pid, line))
         });
         lines.collect()
     }

@@ -258,6 +258,30 @@ fn an_agent_that_never_says_stopped_is_not_waited_for_without_end() {
 }
 
 #[test]
+fn output_that_is_read_slowly_is_waited_for_unless_somebody_hurries() {
+    let well = |job: &mut Job| {
+        for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
+            step(job, exited(node, Role::Rank(rank), Ended::Code(0), 2000), 2000);
+        }
+        assert_eq!(step(job, Event::Unread, 2300).len(), 2, "services are stopped in any case");
+    };
+    let mut job = running();
+    well(&mut job);
+    for at in [10_300, 15_300, 20_300] {
+        assert!(job.deadline().expect("WAIT") <= ms(at));
+        step(&mut job, Event::Unread, at);
+    }
+    assert_eq!(stop_all(&mut job, 22_000), Verdict::well());
+
+    let mut job = running();
+    well(&mut job);
+    let orders = step(&mut job, Event::Interrupted { signal: 2 }, 9000);
+    assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
+    step(&mut job, Event::Unread, 14_000);
+    assert_eq!(job.verdict().unwrap().code, 130, "what is lost is not told as well");
+}
+
+#[test]
 fn a_service_that_says_nonsense_is_not_believed() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);

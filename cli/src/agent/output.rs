@@ -1,0 +1,108 @@
+//! What one process writes on one of its outputs, on its way to the launcher.
+//!
+//! Nothing of it is lost and nothing is guessed by time: when the process has ended, what it wrote
+//! is in the pipe, and the system says how much that is. Whoever inherited the pipe may hold it
+//! open for as long as it likes.
+
+use std::os::fd::AsFd;
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    sync::{mpsc, oneshot},
+};
+
+use super::split::{MAX_STRETCH, Splitter};
+use crate::protocol::{LineEnd, Report, Role, Stream, Text};
+
+/// An output that is being passed on.
+#[derive(Debug)]
+pub struct Pump {
+    ended: oneshot::Sender<()>,
+    /// Ends once all is passed on that was written by the process's end.
+    drained: oneshot::Receiver<()>,
+}
+
+impl Pump {
+    /// The process has ended: waits until all that it had written has been passed on.
+    pub async fn drain(self) {
+        // It may have read to the end by itself.
+        let _ = self.ended.send(());
+        let _ = self.drained.await;
+    }
+}
+
+/// One output of one process.
+#[derive(Debug)]
+pub struct Output {
+    role: Role,
+    stream: Stream,
+    reports: mpsc::Sender<Report>,
+    splitter: Splitter,
+}
+
+impl Output {
+    /// The output `stream` of `role`, which becomes reports.
+    pub fn new(role: Role, stream: Stream, reports: mpsc::Sender<Report>) -> Self {
+        Self { role, stream, reports, splitter: Splitter::default() }
+    }
+
+    /// Passes on what comes out of `pipe`, until nobody holds it any more.
+    pub fn start(self, pipe: impl AsyncRead + AsFd + Unpin + Send + 'static) -> Pump {
+        let ((end, ended), (drained, all)) = (oneshot::channel(), oneshot::channel());
+        tokio::spawn(self.pump(pipe, ended, drained));
+        Pump { ended: end, drained: all }
+    }
+
+    async fn pump(
+        mut self,
+        mut pipe: impl AsyncRead + AsFd + Unpin,
+        mut ended: oneshot::Receiver<()>,
+        drained: oneshot::Sender<()>,
+    ) {
+        let mut bytes = vec![0; MAX_STRETCH];
+        loop {
+            let length = tokio::select! {
+                biased;
+                _ = &mut ended => break,
+                read = pipe.read(&mut bytes) => read.unwrap_or(0),
+            };
+            if length == 0 {
+                return self.finish().await;
+            }
+            self.pass_on(&bytes[..length]).await;
+        }
+        let mut left = rustix::io::ioctl_fionread(&pipe).unwrap_or(0);
+        while left > 0 {
+            let length = pipe.read(&mut bytes).await.unwrap_or(0);
+            if length == 0 {
+                break;
+            }
+            left = left.saturating_sub(length as u64);
+            self.pass_on(&bytes[..length]).await;
+        }
+        self.finish().await;
+        drop(drained);
+        while let Ok(length @ 1..) = pipe.read(&mut bytes).await {
+            self.pass_on(&bytes[..length]).await;
+        }
+        self.finish().await;
+    }
+
+    async fn pass_on(&mut self, bytes: &[u8]) {
+        for line in self.splitter.push(bytes) {
+            self.report(line).await;
+        }
+    }
+
+    /// Passes on a last line that has no end.
+    async fn finish(&mut self) {
+        if let Some(line) = self.splitter.finish() {
+            self.report(line).await;
+        }
+    }
+
+    async fn report(&self, (text, end): (Text, LineEnd)) {
+        let (role, stream) = (self.role, self.stream);
+        let _ = self.reports.send(Report::Output { role, stream, text, end }).await;
+    }
+}

@@ -1,0 +1,59 @@
+//! Signals that ask this process to end.
+//!
+//! One that was ignored when the process began stays ignored: `nohup` asks for that, and a shell
+//! for what it runs in the background.
+
+use std::{fs, future::poll_fn, io, task::Poll};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// What asks for the end: Ctrl-C, `kill`, a terminal that goes away.
+#[derive(Debug)]
+pub struct Endings(Vec<(i32, Signal)>);
+
+impl Endings {
+    /// Listens from now on.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn listen() -> io::Result<Self> {
+        let ignored = ignored();
+        let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let heeded = all.into_iter().filter(|kind| !ignored.contains(&kind.as_raw_value()));
+        let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
+        Ok(Self(heeded.map(listen).collect::<io::Result<_>>()?))
+    }
+
+    /// The next one. Cancel-safe.
+    pub async fn next(&mut self) -> i32 {
+        poll_fn(|context| {
+            for (number, signal) in &mut self.0 {
+                if let Poll::Ready(Some(())) = signal.poll_recv(context) {
+                    return Poll::Ready(*number);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// The signals that this process ignores.
+fn ignored() -> Vec<i32> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    (1..=64).filter(|number| mask >> (number - 1) & 1 == 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_is_read() {
+        // Every Rust program begins by ignoring it.
+        assert!(ignored().contains(&rustix::process::Signal::PIPE.as_raw()));
+        assert!(!ignored().contains(&rustix::process::Signal::TERM.as_raw()));
+    }
+}

@@ -1,0 +1,191 @@
+//! How `gradwire run` ends where something of the outside is slow, gone, ignored or shared: nothing
+//! of its output is lost, and it ends what it has started and nothing else.
+
+mod common;
+
+use std::{
+    fs,
+    io::Read,
+    process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use common::{GRADWIRE, Place, finish, kill, until, wait};
+
+/// Reads a pipe as somebody who scrolls: not at all for a while, then a little at a time, then all.
+fn read_slowly(mut pipe: impl Read, pauses: &[u64]) -> String {
+    let (mut all, mut part) = (Vec::new(), vec![0; 20_000]);
+    for pause in pauses {
+        sleep(Duration::from_millis(*pause));
+        let length = pipe.read(&mut part).unwrap();
+        all.extend_from_slice(&part[..length]);
+    }
+    pipe.read_to_end(&mut all).unwrap();
+    String::from_utf8(all).unwrap()
+}
+
+#[test]
+fn the_last_output_is_not_lost_however_late_it_is_read() {
+    // More than all the pipes and queues on the way hold, at once and at the very end.
+    let script = "i=0; while [ $i -lt 9000 ]; do echo line $i of rank $RANK, which is a long one; \
+                  i=$((i+1)); done; echo the end of rank $RANK; exit $CODE";
+    for (code, hosts) in [(0, "localhost:1,node-b:1"), (3, "localhost:2")] {
+        let place = Place::new();
+        let mut command = place.gradwire(&["run", "-H", hosts, "sh", "-c", script]);
+        let mut child =
+            command.env("CODE", code.to_string()).stderr(Stdio::null()).spawn().unwrap();
+        let all = read_slowly(child.stdout.take().unwrap(), &[6000, 1000, 1000, 4000, 100]);
+        assert_eq!(wait(&mut child).code(), Some(code), "{}", all.len());
+        for rank in 0..2 {
+            let ends = all.contains(&format!("[{rank}] the end of rank {rank}\n"));
+            // The other rank of one that failed may have been stopped before its end.
+            assert!(ends || code != 0, "rank {rank}: {} bytes", all.len());
+            let mine = all.lines().filter(|line| line.starts_with(&format!("[{rank}] line")));
+            assert!(mine.count() == 9000 || code != 0, "rank {rank}: {} bytes", all.len());
+        }
+        assert!(all.contains(" the end of rank "), "{} bytes", all.len());
+        place.assert_clean(false);
+    }
+}
+
+#[test]
+fn output_that_nobody_reads_does_not_keep_who_hurries() {
+    let place = Place::new();
+    let script = "while :; do echo y; done";
+    let mut child = place.gradwire(&["run", "-np", "2", "sh", "-c", script]).spawn().unwrap();
+    let pipe = child.stdout.take().unwrap();
+    until("the ranks write", || Place::running(script).len() >= 3);
+    sleep(Duration::from_millis(500));
+    kill("INT", child.id());
+    assert_eq!(wait(&mut child).code(), Some(130));
+    drop(pipe);
+    place.assert_clean(false);
+}
+
+#[test]
+fn what_is_lost_of_a_good_end_is_no_good_end() {
+    let place = Place::new();
+    let script = "i=0; while [ $i -lt 20000 ]; do echo a line that fills pipes; i=$((i+1)); done";
+    let mut child = place.gradwire(&["run", "sh", "-c", script]).spawn().unwrap();
+    let pipe = child.stdout.take().unwrap();
+    until("the rank runs", || !Place::running("a line that fills pipes").is_empty());
+    until("it has ended", || Place::running(&format!("sh -c {script}")).len() == 1);
+    kill("INT", child.id());
+    assert_eq!(wait(&mut child).code(), Some(130), "some of its output has not come out");
+    drop(pipe);
+    place.assert_clean(false);
+
+    let full = || fs::File::create("/dev/full").unwrap();
+    let child = place.gradwire(&["run", "echo", "hello"]).stdout(full()).spawn().unwrap();
+    let output = finish(child);
+    assert_eq!(output.code, Some(1), "{output:?}");
+    assert!(output.stderr.contains("output can't be written: No space left"), "{output:?}");
+}
+
+#[test]
+fn a_child_that_holds_a_ranks_output_open_is_not_waited_for() {
+    let place = Place::new();
+    // It writes without end, in a session of its own.
+    let script = "setsid sh -c 'while :; do echo noise; done' & printf 'last words'";
+    let output = place.run(&["run", "sh", "-c", script]);
+    assert_eq!(output.code, Some(0));
+    assert!(output.stdout.contains("[0] last words"), "{}", output.stdout.len());
+    place.assert_clean(false);
+}
+
+#[test]
+fn signals_that_were_ignored_stay_ignored() {
+    let place = Place::new();
+    let script = format!("trap 'echo got HUP' HUP; sleep {}", place.nap);
+    let mut command = Command::new("nohup");
+    command.arg(GRADWIRE).args(["run", "-np", "2", "sh", "-c", &script]);
+    let like = place.gradwire(&[]);
+    command.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(place.path()).stdin(Stdio::null());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let nap = format!("sleep {}", place.nap);
+    until("all ranks run", || {
+        Place::running(&nap).iter().filter(|line| line.starts_with(&nap)).count() == 2
+    });
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    let agent: u32 = fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    kill("HUP", child.id());
+    kill("HUP", agent);
+    sleep(Duration::from_secs(1));
+    assert!(!Place::running(&nap).is_empty(), "it ended");
+    kill("TERM", child.id());
+    let output = finish(child);
+    assert_eq!(output.code, Some(143), "{output:?}");
+    place.assert_clean(false);
+}
+
+#[test]
+fn a_connection_that_ssh_shares_with_others_is_left_alone() {
+    let place = Place::new();
+    // As ssh with ControlPersist: the first connection leaves a master in the background.
+    let master = format!("setsid sleep {} </dev/null >/dev/null 2>&1 &", place.nap);
+    let log = "printf '%s\\n' \"$*\" >> \"$FAKE_SSH_LOG\"";
+    let rest = "while [ \"$1\" = -o ]; do shift 2; done; shift; \
+                SSH_CONNECTION=\"127.0.0.1 1 127.0.0.3 22\" exec sh -c \"$*\"";
+    place.script("ssh", &format!("#!/bin/sh\n{log}\n{master}\n{rest}\n"));
+    let output = place.run(&["run", "-H", "node-b:1,localhost:1", "true"]);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    let left = Place::processes(&format!("sleep {}", place.nap));
+    assert_eq!(left.len(), 1, "{left:?}");
+    let log = fs::read_to_string(place.path().join("ssh.log")).unwrap();
+    assert!(log.contains("-o ControlMaster=no -o ControlPath=none"), "{log}");
+    left.keys().for_each(|pid| kill("KILL", *pid));
+    place.assert_clean(true);
+}
+
+#[test]
+fn what_an_ended_rank_leaves_is_asked_to_end_at_once() {
+    let place = Place::new();
+    // One stays in the rank's group, one has a session of its own, one has lost its parent.
+    let script = format!(
+        "for how in '' setsid; do $how sh -c 'trap \"echo asked; exit\" TERM; sleep {0} & wait' & \
+         done; (sleep {0} &); sleep 1",
+        place.nap
+    );
+    // Where they are not asked they are waited for until the test gives up.
+    let mut command = place.gradwire(&["run", "sh", "-c", &script]);
+    let child = command.env("GRADWIRE_LAUNCH__GRACE_MS", "3600000").spawn().unwrap();
+    let output = finish(child);
+    assert_eq!(output.code, Some(0), "{output:?}");
+    assert_eq!(output.stdout.matches("asked").count(), 2, "{output:?}");
+    place.assert_clean(false);
+}
+
+#[test]
+fn lines_without_an_end_are_not_joined() {
+    let place = Place::new();
+    let script = "printf 'no eol'; printf oops >&2; sleep 0.3";
+    let output = place.run(&["run", "-np", "3", "sh", "-c", script]);
+    for (text, what) in [(&output.stdout, "no eol"), (&output.stderr, "oops")] {
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, [0, 1, 2].map(|rank| format!("[{rank}] {what}")), "{output:?}");
+        assert!(text.ends_with('\n'), "{output:?}");
+    }
+}
+
+#[test]
+fn too_few_descriptors_are_told_as_such() {
+    let place = Place::new();
+    for limit in [4, 7, 12, 23, 24, 26, 28, 32] {
+        let limited = format!("ulimit -n {limit}; exec {GRADWIRE} run -np 4 true");
+        let mut command = Command::new("sh");
+        let like = place.gradwire(&[]);
+        command.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.args(["-c", &limited]).stdin(Stdio::null());
+        let output = finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        if output.code == Some(0) {
+            continue;
+        }
+        let told = output.stderr.contains("Too many open files");
+        assert!(told && !output.stderr.contains("panicked"), "ulimit -n {limit}: {output:?}");
+        assert!(!output.stderr.contains("can't be reached"), "ulimit -n {limit}: {output:?}");
+    }
+    place.assert_clean(true);
+}
