@@ -322,10 +322,10 @@ def test_the_process_set_of_a_group_goes_with_it(job: Job) -> None:
     done = job(
         START
         + """
-from gradwire.torch.distributed import _world
+
 from gradwire import _world as job
 rank = start()
-sets = _world.world()._sets
+sets = dist.group.WORLD.world._sets
 
 def gone():
     until = time.monotonic() + 60
@@ -455,6 +455,56 @@ else:
         ranks=3,
     )
     assert len(re.findall("TOLD [01] Cancelled rank 2 has left the process groups", done.stdout)) == 2, done.stdout
+
+
+BESIDE = """
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+groups = [dist.new_group(backend="gradwire"), dist.new_group([2, 0, 1], backend="gradwire")]
+groups.append([dist.new_group([0, 1], backend="gradwire"), dist.new_group([2], backend="gradwire")][rank // 2])
+gloo = torch.full((2,), float(rank))
+dist.all_reduce(gloo)
+for turn, group in enumerate(groups):
+    members = dist.get_process_group_ranks(group)
+    tensor = torch.full((2,), float(rank))
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [float(sum(members))] * 2
+    every = [None] * len(members)
+    dist.all_gather_object(every, rank, group)
+    assert every == members
+dist.destroy_process_group(groups[0])
+after = dist.new_group([0, 2], backend="gradwire")
+if rank != 1:
+    dist.barrier(after)
+dist.barrier()
+print("DONE", gloo[0].item(), dist.get_backend(groups[1]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_groups_beside_another_backend(job: Job, turns: int) -> None:
+    done = job(START + turns * BESIDE, ranks=3)
+    assert done.stdout.count("DONE 3.0 gradwire") == 3 * turns and done.returncode == 0, done.stdout
+
+
+def test_a_group_beside_another_backend_that_some_ranks_know_nothing_of(job: Job) -> None:
+    done = job(
+        START
+        + """
+dist.init_process_group("gloo")
+if dist.get_rank() < 2:
+    try:
+        dist.new_group([0, 1], backend="gradwire", use_local_synchronization=True)
+        print("SUCCESS", flush=True)
+    except gw.GradwireError as error:
+        told(error)
+dist.barrier()
+""",
+        ranks=3,
+        GRADWIRE_LAUNCH__START_TIMEOUT_MS="3000",
+    )
+    assert "SUCCESS" not in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gradwire", "cpu:gradwire"])

@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 HERE = Path(__file__).parent
 PROGRAMS = Path(sys.executable).parent
 # Only whoever names these files runs them.
-RANKS = [str(HERE / "ranks" / name) for name in ("collectives.py", "training.py", "buckets.py", "staging.py")]
+FILES = ("collectives.py", "works.py", "training.py", "buckets.py", "staging.py")
+RANKS = [str(HERE / "ranks" / name) for name in FILES]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
 # Nothing may hang; no test is about how long anything takes.
 LIMIT = 900

@@ -14,9 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from gradwire.torch.distributed import _world
-from gradwire.torch.distributed._base import NAME
+from gradwire.torch.distributed._base import DEVICES, NAME
 from gradwire.torch.distributed._group import ProcessGroupGradwire
 from gradwire.torch.distributed._hook import DdpHookState, ddp_hook
 from gradwire.torch.distributed._work import Work, last_error
@@ -28,18 +29,22 @@ def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
     if backend_options is not None:
         raise NotImplementedError("the gradwire backend has no options: pg_options must be None")
     members = list(opts.global_ranks_in_group)
-    if members:
-        world = _world.world()
-    else:  # the group of all ranks
+    if not members:  # the group of all ranks
         world = _world.open_world(opts.store, opts.group_rank, opts.group_size, opts.timeout)
         members = list(range(opts.group_size))
+    else:
+        everybody = c10d._get_default_group()
+        if isinstance(everybody, ProcessGroupGradwire):
+            world = everybody.world
+        else:
+            world = _world.world_beside(everybody, c10d._get_default_store(), opts.timeout)
     return ProcessGroupGradwire(opts.store, opts.group_rank, world, members, opts.group_id, opts.timeout)
 
 
 def register() -> None:
     """Tells ``torch.distributed`` of the backend; importing this module does it."""
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
 
 
 register()

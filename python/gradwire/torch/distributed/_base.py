@@ -1,31 +1,30 @@
-"""What every process group is and knows, and how its operations start.
-
-Operations are named by the group and a count, not by their kind: ranks that make different calls meet
-under one name and are told so, by a table of who asked for what, instead of waiting for each other until
-a timeout. Only sends and receives, which two ranks make, are counted for themselves.
-"""
+"""What every process group is and knows, and how its operations start (their names: ``_numbering``)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from gradwire import _native, _staging
 from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor
-from gradwire.torch.distributed import _compiler, _memory
+from gradwire.torch.distributed import _compiler, _memory, _threads
+from gradwire.torch.distributed._messages import Way
+from gradwire.torch.distributed._numbering import Numbers, current
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work
 from gradwire.torch.distributed._world import Ranks, World
 
 NAME = "gradwire"
-_CPU = torch.device("cpu")
+DEVICES = ["cpu", "cuda"]
+T = TypeVar("T")
 Tensors = Sequence[torch.Tensor]
 
 
@@ -34,13 +33,25 @@ _REDUCTIONS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 
 
 class Options:
-    """What PyTorch's options of a call say; the older forms of calls give the operation or the root itself."""
+    """What PyTorch's options of a call say. In place of them there are forms of calls with the root, the reduction or
+    the timeout itself."""
 
-    def __init__(self, given: Any, default: timedelta, timeout: timedelta | None = None) -> None:
-        limit = timeout if timeout is not None else getattr(given, "timeout", None)
-        self.timeout = limit if limit is not None and limit > _NOW else default
-        self.root: int = given if isinstance(given, int) else getattr(given, "rootRank", 0)
-        self.op = given if isinstance(given, _REDUCTIONS) else getattr(given, "reduceOp", dist.ReduceOp.SUM)
+    def __init__(
+        self,
+        given: Any,
+        default: timedelta,
+        timeout: timedelta | None = None,
+        op: Any = None,
+        root: int | None = None,
+    ) -> None:
+        if timeout is None:
+            timeout = given if isinstance(given, timedelta) else getattr(given, "timeout", None)
+        if root is None:
+            root = given if isinstance(given, int) else getattr(given, "rootRank", 0)
+        if op is None:
+            op = given if isinstance(given, _REDUCTIONS) else getattr(given, "reduceOp", dist.ReduceOp.SUM)
+        self.timeout = timeout if timeout is not None and timeout > _NOW else default
+        self.root, self.op = root, op
 
 
 def many(tensors: Any) -> list[torch.Tensor]:
@@ -61,7 +72,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, world: World, ranks: Sequence[int], name: str, timeout: timedelta):
         super().__init__(rank, len(ranks))
-        self._store, self._world, self._timeout = store, world, timeout
+        self._store, self.world, self._timeout = store, world, timeout
         self._rank, self._ranks = rank, list(ranks)
         ascending: Ranks = tuple(sorted(ranks))
         self._key = world.key(ascending)
@@ -71,8 +82,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._order = [self._ranks.index(member) for member in ascending]
         self._places = [ascending.index(member) for member in self._ranks]
         self._group_name, self._group_desc = name, "undefined"
-        self._count = 0
-        self._counting = threading.Lock()
+        self._numbers = Numbers(f"{NAME}{world.generation}.{name}")
+        self._ways: dict[tuple[int, int, int], Way] = {}
+        self._monitored = 0
+        _threads.finish_dropped()
 
     # Who it is.
 
@@ -95,6 +108,15 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return NAME
 
     _get_backend_name = getBackendName
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Whose tensors it takes; none while it is being made.
+
+        To what has devices then PyTorch attaches its flight recorder, which can't be for a group without backends of
+        PyTorch's own.
+        """
+        return [torch.device(kind) for kind in DEVICES] if self in c10d._world.pg_map else []
 
     def __repr__(self) -> str:
         return f"ProcessGroupGradwire({self._group_name!r}, ranks={self._ranks})"
@@ -154,7 +176,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         """All members count from 0."""
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._count
+        return self._numbers.count
 
     def shutdown(self) -> None:
         """The end of its process set; with the first group of all ranks, of the world of groups.
@@ -165,10 +187,10 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         if self._left.is_set():
             return
         self._left.set()
-        if self._key == self._world.first:
-            self._world.close()
+        if self._key == self.world.first:
+            self.world.close()
         else:
-            self._world.leave(self._key)
+            self.world.leave(self._key)
 
     def abort(self) -> None:
         """Gives up: every rank of the job is told."""
@@ -176,31 +198,24 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     # How operations start.
 
-    def _next(self) -> str:
+    def _start(self, call: Callable[[str], T]) -> T:
+        """Starts operations of this group by a call that is given the next name."""
         if not _compiler.kept_out:
             _compiler.keep_out()
-        with self._counting:
-            self._count += 1
-            return f"{NAME}{self._world.generation}.{self._group_name}.{self._count}"
+        return current(self._numbers).start(call)
 
-    def _begin(self, call: Callable[..., _native.Handle], *given: Any, **options: Any) -> _native.Handle:
-        """Starts an operation of this group, under the next name. One that is refused at once gives its number
-        back: the other ranks may not have been refused, and all count alike."""
-        name = self._next()
-        mine = self._count
-        try:
-            return call(*given, name=name, process_set=self._set, **options)
-        except BaseException:
-            with self._counting:
-                if self._count == mine:
-                    self._count -= 1
-            raise
+    def _begin(
+        self, call: Callable[..., _native.Handle], *given: Any, into: Tensors = (), **options: Any
+    ) -> _native.Handle:
+        """Starts an operation of this group, whose result is for these tensors."""
+        _memory.check_writable(into)
+        return self._start(lambda name: call(*given, name=name, process_set=self._set, **options))
 
     def _work(
         self,
         what: str,
         handles: _native.Handle | list[_native.Handle],
-        finish: Callable[[list[Any]], None],
+        finish: Callable[[list[Any]], None] | None,
         result: Any,
         timeout: timedelta,
         tensors: Tensors = (),

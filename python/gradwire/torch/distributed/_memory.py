@@ -18,6 +18,9 @@ from gradwire.torch import _cuda
 from gradwire.torch._adapter import as_tensor, describe
 
 _BYTES = "u8"
+_AS_IT_IS = contextlib.nullcontext()
+# What PyTorch says of a tensor that has several elements in one place.
+_OVERLAPS = 1
 
 
 def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
@@ -30,6 +33,19 @@ def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
         if moved and tensor.layout == torch.strided:
             return _BYTES, tensor.numel() * tensor.element_size()
         raise
+
+
+def check_writable(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuses what can't hold a result, before anything is started."""
+    for tensor in tensors:
+        element(tensor, moved=True)
+        # Nobody has expanded a contiguous one.
+        if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+            raise InvalidRequest(
+                f"a result can't be written to a tensor of shape {list(tensor.shape)} and strides "
+                f"{list(tensor.stride())}: several of its elements are in one place. Give a clone() of it",
+                kind="invalid",
+            )
 
 
 def room(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
@@ -97,12 +113,25 @@ def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def store_one(memory: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies what is in shared memory into a tensor of that shape."""
-    if tensor.is_inference() or tensor.requires_grad:
-        with _writing(tensor):
-            _copy_out(memory, tensor)
-    else:
-        _copy_out(memory, tensor)
+    """Copies what is in shared memory into a tensor of that shape.
+
+    Its version stays what it is, as with every other backend: autograd sees no change of a tensor that it has
+    saved. So what is written to is the tensor's data, which has a version of its own.
+    """
+    with _writing(tensor):
+        _copy_out(memory, tensor.data)
+
+
+def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """As ``store_one``, with values on the tensor's own device."""
+    with _writing(tensor):
+        tensor.data.copy_(values)
+
+
+def store_sparse(total: torch.Tensor, tensor: torch.Tensor) -> None:
+    """As ``store_one``, for sparse tensors. Their data is in tensors of its own, which are replaced."""
+    with _writing(tensor), torch.no_grad():
+        tensor.copy_(total)
 
 
 def _copy_out(memory: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -114,4 +143,4 @@ def _copy_out(memory: torch.Tensor, tensor: torch.Tensor) -> None:
 
 def _writing(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """A waiting thread has a mode of its own, and inference tensors take writes in theirs only."""
-    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
+    return torch.inference_mode() if tensor.is_inference() else _AS_IT_IS

@@ -22,14 +22,13 @@ _QUESTION = 16
 class Reductions(Group):
     """allreduce, reduce, reduce_scatter, and their forms for one tensor and for several."""
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        return self._allreduce("allreduce", many(tensors), opts)
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
+        return self._allreduce("allreduce", many(tensors), Options(opts, self._timeout, timeout, op))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
-        return self._allreduce("allreduce_coalesced", many(tensors), opts)
+        return self._allreduce("allreduce_coalesced", many(tensors), Options(opts, self._timeout))
 
-    def _allreduce(self, what: str, tensors: list[torch.Tensor], opts: Any) -> Work:
-        given = Options(opts, self._timeout)
+    def _allreduce(self, what: str, tensors: list[torch.Tensor], given: Options) -> Work:
         reduction = Reduction(given.op)
         if any(tensor.is_sparse for tensor in tensors):
             return self._allreduce_sparse(tensors, reduction, given.timeout)
@@ -39,7 +38,7 @@ class Reductions(Group):
             buffers.append(buffer)
             places.append(memory)
             self._prepare(memory, reduction)
-        handle = self._begin(session().allreduce, buffers, reduction.name)
+        handle = self._begin(session().allreduce, buffers, reduction.name, into=tensors)
 
         def finish(_: list[Any]) -> None:
             # An allreduce is done in place.
@@ -61,30 +60,53 @@ class Reductions(Group):
 
         def finish(results: list[Any]) -> None:
             [(all_indices, _), (all_values, _)] = results[0]
-            rows = as_tensor(all_indices).view(-1, indices.shape[1])
-            entries = as_tensor(all_values).view(-1, *values.shape[1:])
-            total = torch.sparse_coo_tensor(rows.t(), entries, tensor.shape, check_invariants=True).coalesce()
-            with torch.no_grad():
-                tensor.copy_(total)
+            gathered = as_tensor(all_indices), as_tensor(all_values)
+            rows = [_rows(part, like) for part, like in zip(gathered, (indices, values))]
+            # Rows without elements are seen in the other part only; without any in both there is nothing to add.
+            number = next((row for row in rows if row is not None), 0)
+            total = torch.sparse_coo_tensor(
+                gathered[0].view(number, *indices.shape[1:]).t(),
+                gathered[1].view(number, *values.shape[1:]),
+                tensor.shape,
+                check_invariants=True,
+            )
+            _memory.store_sparse(total.coalesce(), tensor)
 
         return self._work("allreduce", handle, finish, tensors, timeout, tensors)
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
-        given = Options(opts, self._timeout, timeout)
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        given = Options(opts, self._timeout, timeout, op, root)
         tensors = many(tensors)
-        reduction = Reduction(op if op is not None else given.op)
+        reduction = Reduction(given.op)
         buffer = self._load(tensors, reduction)
         root = self._member(given.root)
-        handle = self._begin(session().reduce, buffer, root, reduction.name)
+        at_root = self._rank == given.root
+        handle = self._begin(session().reduce, buffer, root, reduction.name, into=tensors if at_root else ())
 
         def finish(results: list[Any]) -> None:
-            if self._rank == given.root:
+            if at_root:
                 _memory.store(results[0][0], tensors)
 
         return self._work("reduce", handle, finish, tensors, given.timeout, tensors)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        given = Options(opts, self._timeout, timeout)
+    def reduce_scatter(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> Work:
+        given = Options(opts, self._timeout, timeout, op)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         if len(outputs) != 1:
@@ -99,12 +121,14 @@ class Reductions(Group):
 
     def _reduce_each(self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta) -> Work:
         """Parts of different sizes: one reduction to each rank, all at once."""
+        _memory.check_writable([output])
         buffers = [self._load([tensor], reduction) for tensor in mine]
-        name = self._next()
-        handles = [
-            session().reduce(buffer, root, reduction.name, name=f"{name}.{member}", process_set=self._set)
-            for member, (buffer, root) in enumerate(zip(buffers, self._ranks))
-        ]
+        handles = self._start(
+            lambda name: [
+                session().reduce(buffer, root, reduction.name, name=f"{name}.{member}", process_set=self._set)
+                for member, (buffer, root) in enumerate(zip(buffers, self._ranks))
+            ]
+        )
 
         def finish(results: list[Any]) -> None:
             _memory.store(results[self._rank][0], [output])
@@ -119,7 +143,7 @@ class Reductions(Group):
         reduction: Reduction,
         timeout: timedelta,
     ) -> Work:
-        handle = self._begin(session().reducescatter, buffers, reduction.name)
+        handle = self._begin(session().reducescatter, buffers, reduction.name, into=outputs)
 
         def finish(results: list[Any]) -> None:
             for buffer, output in zip(results[0], outputs):
@@ -149,3 +173,9 @@ class Reductions(Group):
             return [tensor]
         chunks = tensor.reshape(self.size(), -1)
         return [chunks[member] for member in self._order]
+
+
+def _rows(part: torch.Tensor, like: torch.Tensor) -> int | None:
+    """How many rows of this kind there are; None where rows have no elements."""
+    width = like.shape[1:].numel()
+    return part.numel() // width if width > 0 else None

@@ -5,14 +5,14 @@ ways that there are, three end them with a segmentation fault or give wrong data
 done here is the one that does neither: a Python subclass of ``Work`` whose ``wait`` raises,
 and a future that is *made of* another one by a callback that raises. So no exception is ever
 put into a future, and no work is ever made of one.
+
+A program may drop a work and count on its tensor all the same. So the operation is an object of its
+own, which ends without its work, too.
 """
 
 from __future__ import annotations
 
-import atexit
 import collections
-import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,9 +26,12 @@ from gradwire import _native
 from gradwire._errors import Cancelled, GradwireError, WaitTimeout
 from gradwire._world import before_shutdown
 from gradwire.torch import _cuda
+from gradwire.torch.distributed import _numbering, _threads
+from gradwire.torch.distributed._threads import start
+
+__all__ = ["Operation", "Work", "keep_for_a_while", "last_error", "start"]
 
 _SLICE = 0.2
-_FAREWELL = 5.0
 _last_error: BaseException | None = None
 
 
@@ -70,6 +73,7 @@ _questions: collections.deque[Work] = collections.deque(maxlen=32)
 def keep_for_a_while(work: Work) -> Work:
     """For works of tensors so small that it costs nothing."""
     _questions.append(work)
+    _threads.finish_perhaps(work.operation)
     return work
 
 
@@ -90,47 +94,37 @@ def _outcome(handle: _native.Handle, within: float) -> Any:
     return handle.wait(0.0)
 
 
-_Work: Any = dist._Work  # type: ignore[attr-defined]  # PyTorch exports it without a type
-
-
-class Work(_Work):  # type: ignore[misc]
+class Operation:
     """One operation, or several that were started as one.
 
-    The result is copied where it belongs by whoever sees the end first: ``wait``, ``is_completed`` or the
-    future.
+    The result is copied where it belongs by whoever sees the end first.
     """
 
     def __init__(
         self,
         what: str,
         handles: Sequence[_native.Handle],
-        finish: Callable[[list[Any]], None],
-        result: Any,
-        timeout: timedelta,
-        devices: Sequence[torch.device] = (),
-        source: int = -1,
-        destroyed: threading.Event | None = None,
+        finish: Callable[[list[Any]], None] | None,
+        devices: list[Any],
+        destroyed: threading.Event | None,
     ) -> None:
-        super().__init__()
-        self.what, self._handles, self._finish = what, list(handles), finish
-        self.value, self._source = result, source
+        self.what = what
+        self.name = handles[0].name if handles else what
+        self._handles, self._finish, self._devices = list(handles), finish, devices
         # Whether there still is the group that it belongs to.
         self._destroyed = destroyed
-        self._limit = timeout.total_seconds()
-        self._deadline = time.monotonic() + self._limit
-        self._devices: list[Any] = sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
         self._lock = threading.Lock()
-        self._ended = False
-        self._error: BaseException | None = None
-        # On the GPU's streams of whoever saw the end first: those of who waits come after.
-        self._marks: list[_cuda.Mark] = []
-        self._future: torch.futures.Future[Any] | None = None
-        if _KEEPS:
-            _kept[id(self)] = self
-            if len(_kept) > _MOST_KEPT:
-                _kept.pop(next(iter(_kept)), None)
+        self.ended = False
+        self.error: BaseException | None = None
+        # Nobody counts on its result any more.
+        self.given_up = False
+        # What the streams of whoever started it had to do by then: the result comes after that,
+        # whoever copies it.
+        self._before = _cuda.stage.marks(devices) if devices else []
+        # On the streams of whoever saw the end first: those of who waits come after.
+        self.after: list[_cuda.Mark] = []
 
-    def _end(self, until: float) -> None:
+    def end(self, until: float) -> None:
         """Waits and copies the result to its place; raises what went wrong, or ``_NotYet``."""
         global _last_error
         results = []
@@ -138,25 +132,34 @@ class Work(_Work):  # type: ignore[misc]
             for handle in self._handles:
                 results.append(_outcome(handle, max(0.0, until - time.monotonic())))
         except GradwireError as error:
-            told = self._given_up(error)
+            told = self._told(error)
             with self._lock:
-                self._ended, self._error = True, told
+                self._let_go(told)
             _last_error = told
             raise told from (None if told is error else error)
         with self._lock:
-            if not self._ended:
+            if not self.ended:
                 try:
-                    self._finish(results)
+                    if self._finish is not None:
+                        _cuda.stage.follow(self._before)
+                        self._finish(results)
                     if self._devices:
-                        self._marks = _cuda.stage.marks(self._devices)
+                        self.after = _cuda.stage.marks(self._devices)
                 except BaseException as error:
-                    self._error = _last_error = error
-                self._ended = True
-                self._finish = lambda _: None  # what it held is free
-        if self._error is not None:
-            raise self._error
+                    _last_error = error
+                    self._let_go(error)
+                else:
+                    self._let_go(None)
+        if self.error is not None:
+            raise self.error
 
-    def _given_up(self, error: GradwireError) -> GradwireError:
+    def _let_go(self, error: BaseException | None) -> None:
+        """It has ended: what it held is free."""
+        if not self.ended:
+            self.error, self.ended = error, True
+            self._finish, self._handles = None, []
+
+    def _told(self, error: GradwireError) -> GradwireError:
         """The error in the words of process groups, where what it says is that the process set is no more."""
         gone = self._destroyed is not None and self._destroyed.is_set()
         # What ends the job is about no tensor.
@@ -169,11 +172,74 @@ class Work(_Work):  # type: ignore[misc]
             tensor=error.tensor,
         )
 
+    def poll(self) -> bool:
+        """Whether it can be ended without waiting."""
+        return self.ended or all(handle.poll() for handle in self._handles)
+
+    def try_to_end(self) -> bool:
+        """Ends it if it can be ended now; whether it has ended, well or badly."""
+        if not self.ended and self.poll():
+            try:
+                self.end(time.monotonic())
+            except _NotYet:
+                return False
+            except BaseException:
+                return self.ended
+        return self.ended
+
+    def settle(self) -> bool:
+        """Ends it if it can be ended now; whether there is nothing left to do."""
+        return self.given_up or self.try_to_end()
+
+    def dropped(self) -> None:
+        """Nobody will wait for it."""
+        if not self.ended and not self.given_up:
+            _threads.finish_later(self)
+
+
+_Work: Any = dist._Work  # type: ignore[attr-defined]  # PyTorch exports it without a type
+
+
+class Work(_Work):  # type: ignore[misc]
+    """An operation for PyTorch, which may wait for it, ask it for a future, or drop it."""
+
+    operation: Operation
+
+    def __init__(
+        self,
+        what: str,
+        handles: Sequence[_native.Handle],
+        finish: Callable[[list[Any]], None] | None,
+        result: Any,
+        timeout: timedelta,
+        devices: Sequence[torch.device] = (),
+        source: int = -1,
+        destroyed: threading.Event | None = None,
+    ) -> None:
+        super().__init__()
+        others: list[Any] = sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
+        self.operation = Operation(what, handles, finish, others, destroyed)
+        self.value, self._source, self._devices = result, source, others
+        self._limit = timeout.total_seconds()
+        self._deadline = time.monotonic() + self._limit
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+        if _KEEPS:
+            _kept[id(self)] = self
+            if len(_kept) > _MOST_KEPT:
+                _kept.pop(next(iter(_kept)), None)
+            _threads.finish_perhaps(self.operation)
+
+    def __del__(self) -> None:
+        operation = getattr(self, "operation", None)  # none if it was never started
+        if operation is not None:
+            operation.dropped()
+
     def _late(self, limit: float) -> WaitTimeout:
         global _last_error
         error = WaitTimeout(
-            f"{self.what} did not complete within {limit:g} s, the timeout of the call, of new_group or of "
-            "init_process_group: a rank is late or has not made this call",
+            f"{self.operation.what} did not complete within {limit:g} s, the timeout of the call, of "
+            "new_group or of init_process_group: a rank is late or has not made this call",
             kind="timeout",
         )
         _last_error = error
@@ -184,12 +250,16 @@ class Work(_Work):  # type: ignore[misc]
         limit = timeout.total_seconds()
         until = time.monotonic() + limit if limit > 0 else self._deadline
         try:
-            self._end(until)
-        except _NotYet:
-            raise self._late(limit if limit > 0 else self._limit) from None
+            self.operation.end(until)
+        except BaseException as error:
+            # Whoever was told that it failed must not find a result in the tensor later.
+            self.operation.given_up = True
+            if isinstance(error, _NotYet):
+                raise self._late(limit if limit > 0 else self._limit) from None
+            raise
         finally:
             _kept.pop(id(self), None)
-        _cuda.stage.follow(self._marks)
+        _cuda.stage.follow(self.operation.after)
         return True
 
     def synchronize(self) -> None:
@@ -198,20 +268,15 @@ class Work(_Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Whether ``wait`` would return, or raise, at once."""
-        if not self._ended and all(handle.poll() for handle in self._handles):
-            try:
-                self._end(time.monotonic())
-            except BaseException:
-                return self._ended
-        return self._ended
+        return self.operation.try_to_end()
 
     def is_success(self) -> bool:
         """Whether it has completed, and not failed."""
-        return self.is_completed() and self._error is None
+        return self.is_completed() and self.operation.error is None
 
     def exception(self) -> BaseException | None:
         """What it failed of."""
-        return self._error if self.is_completed() else None
+        return self.operation.error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors with the result, after waiting for it."""
@@ -230,7 +295,7 @@ class Work(_Work):  # type: ignore[misc]
             if self._future is not None:
                 return self._future
             base: torch.futures.Future[Any] = torch.futures.Future(devices=list(self._devices) or None)
-            future = self._future = base.then(unwrap)
+            future = self._future = _numbering.numbered(base.then(unwrap), self.operation.name)
         if self.is_completed():
             self._complete(base)
         else:
@@ -241,73 +306,19 @@ class Work(_Work):  # type: ignore[misc]
         """Completes the future, with a token where there is an error; not once the interpreter ends."""
         while True:
             try:
-                self._end(min(self._deadline, time.monotonic() + _SLICE))
+                self.operation.end(min(self._deadline, time.monotonic() + _SLICE))
             except _NotYet:
                 if time.monotonic() >= self._deadline:
+                    self.operation.given_up = True
                     base.set_result(Failed(self._late(self._limit)))
-                elif _ending.is_set():
+                elif _threads.ending.is_set():
                     return
                 else:
                     continue
             except BaseException as error:
                 base.set_result(Failed(error))
             else:
-                _cuda.stage.follow(self._marks)
+                _cuda.stage.follow(self.operation.after)
                 base.set_result(self.value)
             _kept.pop(id(self), None)
             return
-
-
-_ending = threading.Event()
-_waiters: list[threading.Thread] = []
-_jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-_idle = 0
-_pool = threading.Lock()
-
-
-def start(job: Callable[[], None]) -> None:
-    """Runs it on a thread of its own, an idle one if there is one.
-
-    One for each wait: which operation ends first is up to all ranks, and waiting in turn could wait for one
-    that comes only after another's result was seen.
-    """
-    global _idle
-    with _pool:
-        _waiters[:] = [thread for thread in _waiters if thread.is_alive()]
-        if _idle > 0:
-            _idle -= 1
-        else:
-            thread = threading.Thread(target=_wait_for_others, name="gw-futures", daemon=True)
-            _waiters.append(thread)
-            thread.start()
-        _jobs.put(job)
-
-
-def _wait_for_others() -> None:
-    global _idle
-    while (job := _jobs.get()) is not None:
-        job()
-        del job  # it holds tensors
-        with _pool:
-            _idle += 1
-
-
-def _stop() -> None:
-    """A thread that touches futures while the interpreter goes away would abort the process: none is left."""
-    _ending.set()
-    for _ in _waiters:
-        _jobs.put(None)
-    until = time.monotonic() + _FAREWELL
-    for thread in _waiters:
-        thread.join(max(0.0, until - time.monotonic()))
-
-
-def _forked() -> None:
-    """A forked child has none of the threads."""
-    global _jobs, _idle, _pool
-    _jobs, _idle, _pool = queue.SimpleQueue(), 0, threading.Lock()
-    _waiters.clear()
-
-
-atexit.register(_stop)
-os.register_at_fork(after_in_child=_forked)

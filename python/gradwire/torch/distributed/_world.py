@@ -18,10 +18,11 @@ import json
 import os
 import threading
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _native
+from gradwire import _native, _start
 from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeout
 from gradwire._world import before_removal, before_shutdown, init, is_initialized, session
 from gradwire.torch.distributed import _launch
@@ -39,7 +40,11 @@ class World:
 
     _generations = itertools.count()
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> None:
+        """``beside``: the group of all ranks, where that is another backend's."""
+        # Where the group of all ranks is not ours it does not say that all ranks are there.
+        self._within = timedelta.max if beside is None else timedelta(seconds=_start._timeout())
+        timeout = min(timeout, self._within)
         if not is_initialized():
             _launch.prepare(store, rank, size, timeout)
             init()
@@ -53,7 +58,8 @@ class World:
         self.generation = next(self._generations)
         self.rank, self.size = rank, size
         # The group that ends this world with it.
-        self.first: Key = (tuple(range(size)), 0)
+        self.first: Key | None = (tuple(range(size)), 0) if beside is None else None
+        self._beside = weakref.ref(beside) if beside is not None else None
         self._pid = os.getpid()
         self._serials: dict[Ranks, int] = {}
         self._store = store
@@ -67,6 +73,10 @@ class World:
         self._servant.start()
         atexit.register(self.close)
 
+    def serves(self, everybody: Any) -> bool:
+        """Whether it is the world of the groups that are made beside this group of all ranks."""
+        return self._beside is not None and self._beside() is everybody
+
     def key(self, ranks: Ranks) -> Key:
         """What a new group of these ranks is known by: the same on all of them."""
         number = self._serials.get(ranks, 0)
@@ -78,14 +88,14 @@ class World:
         ranks, serial = key
         if self.rank == ranks[0]:
             self._ask({"ranks": ranks, "group": serial})
-        limit = timeout.total_seconds()
+        limit = min(timeout, self._within).total_seconds()
         with self._changed:
             self._changed.wait_for(lambda: key in self._sets or self._closed is not None, limit)
             made = self._sets.get(key, self._closed)
         if made is None:
             raise WaitTimeout(
                 f"a process group of the ranks {list(ranks)} could not be made within {limit:g} s: "
-                "every rank of the job has to be there, members or not",
+                "every rank of the job has to be there, members or not, and to have made a group of this backend",
                 kind="timeout",
             )
         if isinstance(made, BaseException):
@@ -213,17 +223,17 @@ def _removal(made: _native.ProcessSet) -> _native.Handle:
 _world: World | None = None
 
 
-def world() -> World:
-    """The present one, or an error."""
-    if _world is None:
-        raise InvalidRequest("there is no process group of all ranks: call init_process_group first", kind="invalid")
-    return _world
-
-
-def open_world(store: Any, rank: int, size: int, timeout: timedelta) -> World:
-    """For a new ``init_process_group``."""
+def open_world(store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> World:
+    """For a new ``init_process_group``, or beside that of another backend."""
     global _world
     if _world is not None:
         _world.close()
-    _world = World(store, rank, size, timeout)
+    _world = World(store, rank, size, timeout, beside)
     return _world
+
+
+def world_beside(everybody: Any, store: Any, timeout: timedelta) -> World:
+    """That of the groups beside another backend's group of all ranks. All ranks of the job have to make one."""
+    if _world is not None and _world.serves(everybody):
+        return _world
+    return open_world(store, everybody.rank(), everybody.size(), timeout, everybody)

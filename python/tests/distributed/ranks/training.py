@@ -149,21 +149,46 @@ def test_ddp_hook_with_compression() -> None:
     assert train(model) == pytest.approx(expected, rel=0.01)
 
 
-def test_pytorchs_own_hooks() -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+def own_hooks() -> dict[str, Callable[[], tuple[Any, Any]]]:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
 
-    for state, hook in [
-        (None, default_hooks.allreduce_hook),
-        (None, default_hooks.fp16_compress_hook),
-        (
-            powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=0.5),
-            powerSGD_hook.powerSGD_hook,
-        ),
-    ]:
-        model = DistributedDataParallel(network())
-        model.register_comm_hook(state, hook)
-        losses = train(model)
-        assert losses[0] == pytest.approx(alone()[1][0], rel=0.01) and losses[-1] == losses[-1]
+    def state(feedback: bool = True) -> Any:
+        # Without a warm start PyTorch's hook forgets what other buckets still need.
+        return powerSGD_hook.PowerSGDState(
+            None, start_powerSGD_iter=2, min_compression_rate=0.5, use_error_feedback=feedback
+        )
+
+    return {
+        "allreduce": lambda: (None, default_hooks.allreduce_hook),
+        "fp16": lambda: (None, default_hooks.fp16_compress_hook),
+        "bf16": lambda: (None, default_hooks.bf16_compress_hook),
+        "fp16 around": lambda: (None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)),
+        "powerSGD": lambda: (state(), powerSGD_hook.powerSGD_hook),
+        "powerSGD without feedback": lambda: (state(feedback=False), powerSGD_hook.powerSGD_hook),
+        "powerSGD in fp16": lambda: (state(), default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
+        "quantized": lambda: (None, quantization_hooks.quantization_pertensor_hook),
+        "quantized by channel": lambda: (None, quantization_hooks.quantization_perchannel_hook),
+    }
+
+
+HOOKS = [
+    *("allreduce", "fp16", "bf16", "fp16 around", "powerSGD", "powerSGD without feedback", "powerSGD in fp16"),
+    *("quantized", "quantized by channel"),
+]
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_pytorchs_own_hooks(name: str) -> None:
+    """With many buckets, so that the callbacks of several are under way at a time, in any order."""
+    state, hook = own_hooks()[name]()
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.002)
+    model.register_comm_hook(state, hook)
+    losses = train(model)
+    assert losses[0] == pytest.approx(alone()[1][0], rel=0.01) and losses[-1] == losses[-1]
+    for parameter in model.parameters():
+        every = [torch.empty_like(parameter) for _ in range(size())]
+        dist.all_gather(every, parameter.detach())
+        assert all(torch.equal(one, every[0]) for one in every)
 
 
 def test_join_of_uneven_inputs() -> None:
@@ -337,3 +362,42 @@ def test_models_can_be_copied_beside_it() -> None:
     """The group is held by DDP: what copies a model must not copy the group."""
     model = DistributedDataParallel(network())
     assert copy.deepcopy(model.module)[0].weight.shape == (64, 16)
+
+
+def test_a_model_loaded_by_one_rank() -> None:
+    """The usual way to load a model of FSDP2: the first rank reads it, the others get their parts from it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    model = sharded(init_device_mesh("cpu", (size(),)))
+    full: dict[str, Any] = {}
+    if dist.get_rank() == 0:
+        full = {name: torch.full_like(value, 3.0) for name, value in network().state_dict().items()}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, full, options=options)
+    for parameter in model.parameters():
+        assert bool((parameter.full_tensor() == 3.0).all())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+def test_an_asynchronous_checkpoint(own_group: bool) -> None:
+    """In a group of its own it may go on beside the training."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    fully_sharded()
+    model = sharded(init_device_mesh("cpu", (size(),)))
+    made: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    group = dist.new_group() if own_group else None
+    state = {"model": get_model_state_dict(model)}
+    saved: Any = checkpoint.async_save(state, checkpoint_id=made[0], process_group=group)
+    if own_group:
+        train(model)
+    getattr(saved, "upload_completion", saved).result()
+    dist.barrier()
+    loaded = {"model": get_model_state_dict(model)}
+    checkpoint.load(loaded, checkpoint_id=made[0], process_group=group)
+    set_model_state_dict(model, loaded["model"])
+    for parameter, wanted in zip(model.parameters(), before):
+        assert torch.equal(parameter.full_tensor(), wanted)  # type: ignore[attr-defined]

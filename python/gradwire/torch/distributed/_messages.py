@@ -1,0 +1,68 @@
+"""Messages from rank to rank, as many at a time as a program likes.
+
+Of one way (sender, receiver and tag) Gradwire has a limited number under way at a time. What comes
+on top of that waits here for its turn, without anybody waiting for it: both ends may first start all
+their sends and then all their receives.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gradwire import _native, _staging
+from gradwire._staging import Later
+from gradwire.torch.distributed import _threads
+from gradwire.torch.distributed._work import Operation, Work
+
+# MESSAGES in worker-lib/src/naming.rs.
+_AT_A_TIME = 64
+_PAUSE = 0.002
+Begin = Callable[[], _native.Handle]
+
+
+class Way:
+    """The messages of one way that are under way or wait for their turn, at this end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._count = 0
+        # In the order of the calls. The last ones of the first list have not begun.
+        self._messages: deque[Operation] = deque()
+        self._waiting: deque[tuple[Begin, Later]] = deque()
+
+    def start(self, begin: Begin, work: Callable[[Any], Work]) -> Work:
+        """Starts a message, or has it started once it is its turn. One that is refused is not counted."""
+        with self._lock:
+            self._sweep()
+            if not self._waiting and len(self._messages) < _AT_A_TIME:
+                made = work(begin())
+            else:
+                _staging.arrive()  # what is sent later has to be there later
+                later = Later(self._name, None)
+                self._waiting.append((begin, later))
+                made = work(later)
+                if len(self._waiting) == 1:
+                    _threads.start(self._serve)
+            self._count += 1
+            made.operation.name = f"{self._name}.{self._count}"
+            self._messages.append(made.operation)
+        return made
+
+    def _sweep(self) -> None:
+        while self._messages and self._messages[0].poll():
+            self._messages.popleft()
+
+    def _serve(self) -> None:
+        """Begins those that wait, each when there is room for it."""
+        while not _threads.ending.wait(_PAUSE):
+            with self._lock:
+                self._sweep()
+                while self._waiting and len(self._messages) - len(self._waiting) < _AT_A_TIME:
+                    begin, later = self._waiting.popleft()
+                    later.begin(begin)
+                if not self._waiting:
+                    return

@@ -1,0 +1,153 @@
+"""The threads behind works: some that wait for one operation each, and one that ends what was dropped."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+_FAREWELL = 5.0
+# How long the thread of dropped operations sleeps between two looks at them.
+_SHORTEST, _LONGEST = 0.002, 0.1
+
+ending = threading.Event()
+_waiters: list[threading.Thread] = []
+_jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+_idle = 0
+_pool = threading.Lock()
+
+
+def start(job: Callable[[], None]) -> None:
+    """Runs it on a thread of its own, an idle one if there is one.
+
+    One for each wait: which operation ends first is up to all ranks, and waiting in turn could wait for one
+    that comes only after another's result was seen.
+    """
+    global _idle
+    with _pool:
+        _waiters[:] = [thread for thread in _waiters if thread.is_alive()]
+        if _idle > 0:
+            _idle -= 1
+        else:
+            thread = threading.Thread(target=_wait_for_others, name="gw-futures", daemon=True)
+            _waiters.append(thread)
+            thread.start()
+        _jobs.put(job)
+
+
+def _wait_for_others() -> None:
+    global _idle
+    while (job := _jobs.get()) is not None:
+        job()
+        del job  # it holds tensors
+        with _pool:
+            _idle += 1
+
+
+class Dropped(Protocol):
+    """An operation whose work the program has let go of."""
+
+    def settle(self) -> bool:
+        """Ends it if it can be ended now; whether there is nothing left to do."""
+
+
+# Put to by finalizers, which may run wherever this thread is: a queue that may be entered twice.
+_dropped: queue.SimpleQueue[Dropped | None] = queue.SimpleQueue()
+# Those of which nobody knows whether they were dropped. They are looked at now and then, without a wake-up for each.
+_perhaps: collections.deque[Dropped] = collections.deque()
+_looking = False
+_finisher: threading.Thread | None = None
+
+
+def finish_dropped() -> None:
+    """Sees to it that there is a thread that ends dropped operations. Finalizers can't start one."""
+    global _finisher
+    with _pool:
+        if _finisher is None or not _finisher.is_alive():
+            _finisher = threading.Thread(target=_finish, name="gw-dropped", daemon=True)
+            _finisher.start()
+
+
+def finish_later(operation: Dropped) -> None:
+    """Has an operation ended by the thread for that; from anywhere, finalizers too."""
+    _dropped.put(operation)
+
+
+def finish_perhaps(operation: Dropped) -> None:
+    """As ``finish_later``, for one that most likely somebody waits for."""
+    global _looking
+    _perhaps.append(operation)
+    if not _looking:
+        _looking = True
+        _dropped.put(_LOOK)
+
+
+class _Look:
+    """What makes the thread look at those that were perhaps dropped."""
+
+    def settle(self) -> bool:
+        return True
+
+
+_LOOK = _Look()
+
+
+def _finish() -> None:
+    global _looking
+    pending: list[Dropped] = []
+    pause: float | None = None
+    while not ending.is_set():
+        taken = _take(pause)
+        if None in taken:
+            return
+        soon = any(operation is not _LOOK for operation in taken)
+        _looking = False  # before the look: who comes afterwards asks for another one
+        pending += taken  # type: ignore[arg-type]
+        pending += [_perhaps.popleft() for _ in range(len(_perhaps))]
+        left = [operation for operation in pending if not operation.settle()]
+        if left:
+            _looking = True
+            pause = _SHORTEST if soon else min(2 * (pause or _LONGEST), _LONGEST)
+        else:
+            pause = None
+        pending, taken = left, []  # they hold tensors
+
+
+def _take(within: float | None) -> list[Dropped | None]:
+    """What was dropped; waits for the first one this long at most."""
+    taken: list[Dropped | None] = []
+    try:
+        taken.append(_dropped.get(timeout=within))
+        while True:
+            taken.append(_dropped.get_nowait())
+    except queue.Empty:
+        return taken
+
+
+def _stop() -> None:
+    """A thread that touches futures while the interpreter goes away would abort the process: none is left."""
+    ending.set()
+    for _ in _waiters:
+        _jobs.put(None)
+    _dropped.put(None)
+    until = time.monotonic() + _FAREWELL
+    for thread in [*_waiters, *([_finisher] if _finisher is not None else [])]:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+def _forked() -> None:
+    """A forked child has none of the threads."""
+    global _jobs, _idle, _pool, _dropped, _looking, _finisher
+    _jobs, _idle, _pool = queue.SimpleQueue(), 0, threading.Lock()
+    _dropped, _looking, _finisher = queue.SimpleQueue(), False, None
+    _perhaps.clear()
+    _waiters.clear()
+
+
+atexit.register(_stop)
+os.register_at_fork(after_in_child=_forked)
