@@ -62,7 +62,7 @@ python-oldest: ## all of them with the oldest PyTorch that it works with; python
 	cd python/tests && ../../.venv-python-oldest/bin/pytest -p no:cacheprovider
 
 nightly: export GWTEST_JOBS = all
-nightly: ## every Python test on every kind of job, with the newest and with the oldest PyTorch; 20 minutes
+nightly: ## every Python test on every kind of job and 500 random trainings, with the newest and with the oldest PyTorch
 	$(MAKE) python-test
 	$(MAKE) python-oldest
 

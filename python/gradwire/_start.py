@@ -10,7 +10,8 @@
 What is started here is tied to this process: it ends when the process does, however that ends (CLEAN).
 
 After ``shutdown`` the ranks may meet again, for a job of its own: what they leave in the store for each other bears
-the number of the meeting, which is the same on all of them.
+the number of the meeting, which is the same on all of them. The ranks of ``gradwire run`` do so, too: the launcher's
+job is over then, and it has set torchrun's variables as well.
 """
 
 from __future__ import annotations
@@ -165,10 +166,13 @@ def become(job: dict[str, str], name: str, local_rank: int) -> None:
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
 
 
-def forget(left: bool) -> None:
-    """Takes back the variables that were set here, so that ``init`` can start anew."""
+def forget(left: bool, attached: bool = True) -> None:
+    """Takes back the variables of a job that this process was part of, so that ``init`` can start anew.
+
+    Those of a launcher whose job it did not get into stay.
+    """
     global _met
-    if _met:
+    if _met or attached:
         for name in ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK"):
             os.environ.pop(name, None)
         _met = False
@@ -204,8 +208,8 @@ def _store() -> Any:
         from torch.distributed.rendezvous import rendezvous
     except ImportError:
         raise NotLaunched(
-            "torchrun's variables are set, but PyTorch, whose store the ranks meet in, is not "
-            "installed here: use gradwire run",
+            "the ranks that torchrun has started, and those that call init() again, meet in PyTorch's store, but "
+            "PyTorch is not installed here: use gradwire run, and init() once",
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())

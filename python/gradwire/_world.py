@@ -67,6 +67,14 @@ class ProcessSet:
     def __hash__(self) -> int:
         return hash((self.process_set_id, tuple(self._ranks)))
 
+    def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
+        """A copy of a model, whose layers may know one, works with the same process set."""
+        return self
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Pickled it is its ranks: where they are read it has to be registered."""
+        return ProcessSet, (self._ranks,)
+
 
 class _GlobalProcessSet(ProcessSet):
     """All ranks. It exists before the job does, so that it can be a default."""
@@ -74,6 +82,9 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self._ranks = []
         self._native = None
+
+    def __reduce__(self) -> str:
+        return "global_process_set"
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
@@ -149,7 +160,7 @@ def init(
             _start.prepare()
             made = _native.Session.attach()
         except BaseException:
-            _start.forget(left=False)
+            _start.forget(left=False, attached=False)
             raise
         if comm is not None and sorted(comm) != list(range(made.size)):
             made.abort(f"init(comm={list(comm)}): a job is all of its ranks")

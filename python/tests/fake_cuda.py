@@ -42,8 +42,8 @@ class OnGpu(torch.Tensor):
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory, for kernels."""
-    return tensor.detach().as_subclass(torch.Tensor)
+    """Its memory, for kernels, which don't tell autograd when they write to it at last: it was told before."""
+    return tensor.data.as_subclass(torch.Tensor)
 
 
 class Stream:

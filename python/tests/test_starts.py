@@ -112,6 +112,37 @@ def test_torchrun_again_and_again(tmp_path: Path) -> None:
     assert done.stdout.count("LAST SUM 6 JOBS 5\n") == 3 and done.returncode == 0, done.stdout
 
 
+# An optimizer that is kept goes on exchanging, in memory of the new job.
+KEPT = """
+import torch
+import gradwire.torch as gw
+
+gw.init()
+one = torch.nn.Parameter(torch.zeros(3))
+optimizer = gw.DistributedOptimizer(torch.optim.SGD([one], lr=1.0))
+for turn in range(3):
+    for step in range(2):
+        optimizer.zero_grad()
+        (one * (gw.rank() + 1.0)).sum().backward()
+        optimizer.step()
+    if turn == 1:
+        (one * 1.0).sum().backward()  # is on its way, or waits for its turn, when the job ends
+    total = int(gw.allreduce(torch.full((2,), gw.rank() + 1.0), op=gw.Sum)[0])
+    print(f"TURN {turn} SUM {total} AT {one.tolist()[0]}\\n", end="", flush=True)
+    gw.shutdown()
+    gw.init()
+"""
+
+
+def test_the_launchers_ranks_again_and_again(job: Job) -> None:
+    pytest.importorskip("torch")
+    done = job(KEPT, ranks=2)
+    # The average of 1 and 2, twice a turn.
+    for turn in range(3):
+        assert done.stdout.count(f"TURN {turn} SUM 3 AT {-3.0 * (turn + 1)}\n") == 2, done.stdout
+    assert done.returncode == 0, done.stdout
+
+
 def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"

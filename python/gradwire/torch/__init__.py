@@ -82,7 +82,6 @@ from gradwire.torch._build import (
 )
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._functions import broadcast_optimizer_state, broadcast_parameters
-from gradwire.torch._gradients import gradient_bytes_copied
 from gradwire.torch._mpi_ops import (
     allgather,
     allgather_async,
@@ -109,6 +108,7 @@ from gradwire.torch._mpi_ops import (
     sparse_allreduce_async,
 )
 from gradwire.torch._optimizer import DistributedOptimizer
+from gradwire.torch._slots import gradient_bytes_copied
 from gradwire.torch._sync_batch_norm import SyncBatchNorm
 from gradwire.torch.distributed import DdpHookState, ddp_hook
 

@@ -61,6 +61,16 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
     return name, tuple(tensor.shape)
 
 
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's strides where its elements fill their memory, as those of ``channels_last`` do.
+
+    Otherwise those of a contiguous tensor. So does autograd choose the strides of gradients, and optimizers those
+    of their states; fused kernels pair their raw memory.
+    """
+    like = torch.empty_like(tensor, device="meta")
+    return tensor.stride() if like.stride() == tensor.stride() else like.contiguous().stride()
+
+
 def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
     """A tensor on the very same memory."""
     name = buffer.dtype

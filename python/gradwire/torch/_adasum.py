@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
-from gradwire import _native
-from gradwire._ops import Adasum
+from gradwire import _native, _world
+from gradwire._ops import Adasum, ReduceOp
 from gradwire._world import ProcessSet
+from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
+from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
+from gradwire.torch._wrapping import Wrapped, counted
 
 # Parameters that are combined at a time; a rank may have 256 such tasks.
 AT_ONCE = 128
@@ -40,18 +43,30 @@ class Flight:
         return compression.decompress(collectives.adapter.view(self.buffer, self.small), self.ctx)
 
 
-class DistributedAdasum(torch.optim.Optimizer):
+class DistributedAdasum(Wrapped):
     """Each rank makes its own step; what the steps changed is combined with Adasum."""
 
-    _names: list[tuple[str, torch.Tensor]]
-    _compression: type[Compressor]
-    _process_set: ProcessSet
-
+    op: ReduceOp = Adasum
     backward_passes_per_step: int
+    process_set: ProcessSet
+    _names: list[tuple[str, torch.Tensor]]
+    _prefix: str
+    _compression: type[Compressor]
+    # Copies that were made of this one.
+    _copies: int
 
-    def _begin(self, named: list[tuple[str, torch.Tensor]], compression: Any, passes: int, process_set: Any) -> None:
-        self._names, self._compression, self._process_set = named, compression, process_set
-        self.backward_passes_per_step = passes
+    def _begin(
+        self,
+        prefix: str,
+        named: list[tuple[str, torch.Tensor]],
+        compression: type[Compressor],
+        passes: int,
+        process_set: ProcessSet,
+    ) -> None:
+        self._prefix, self._names, self._compression, self.process_set = prefix, named, compression, process_set
+        self.backward_passes_per_step, self._copies = passes, 0
+        self._agreements = [Agreement(f"{prefix}{what}", process_set, 0) for what in ("agreement", "infinities")]
+        self._session: _native.Session | None = None
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """How many backward passes are added up for a step; autograd does that by itself."""
@@ -66,26 +81,68 @@ class DistributedAdasum(torch.optim.Optimizer):
         raise AssertionError("skip_synchronize() does not go with Adasum: a step is what it exchanges")
         yield
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def _takes_part(self) -> bool:
+        native = _world.session()
+        if native is not self._session:
+            self._session = native
+            for agreement in self._agreements:
+                agreement.forget()
+        return self.process_set.included() is not False
+
+    def infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+        """What one rank has found is found: either all ranks make a step, or none does."""
+        if not self._takes_part():
+            return
+        [anywhere] = self._agreements[1].reach([int(any(bool(inf) for inf in found.values()))])
+        if anywhere:
+            for inf in found.values():
+                inf.fill_(1.0)
+
+    @counted
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """This rank's step, combined with the others'."""
-        if self._process_set.included() is False:
-            return super().step(closure)
+        if not self._takes_part():
+            return self.own_step(closure, *args, **kwargs)
         with torch.no_grad():
-            before = [parameter.detach().clone() for _, parameter in self._names]
-        loss = super().step(closure)
+            # What has no gradient does not change, unless a closure is going to make one.
+            changing = [closure is not None or parameter.grad is not None for _, parameter in self._names]
+            before = [p.detach().clone() if may else p for (_, p), may in zip(self._names, changing)]
+        loss = self.own_step(closure, *args, **kwargs)
+        # What no rank has a gradient for did not change, and what any rank has one for all combine.
+        used = self._agreements[0].reach(
+            _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
+        )
+        changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
         with torch.no_grad():
-            for first in range(0, len(before), AT_ONCE):
-                part = slice(first, first + AT_ONCE)
-                self._combine(before[part], self._names[part])
+            for first in range(0, len(changes), AT_ONCE):
+                self._combine(changes[first : first + AT_ONCE])
         return loss
 
-    def _combine(self, before: list[torch.Tensor], named: list[tuple[str, torch.Tensor]]) -> None:
+    def _combine(self, changes: list[tuple[torch.Tensor, str, torch.Tensor]]) -> None:
         flights = []
-        for at, (old, (name, parameter)) in enumerate(zip(before, named)):
+        for at, (old, name, parameter) in enumerate(changes):
             small, ctx = self._compression.compress(parameter.detach() - old)
             buffer = collectives.place(small)
-            priority = len(named) - at
-            handle = collectives.reduced([buffer], name, Adasum, 1.0, 1.0, self._process_set, priority=priority)
+            priority = len(changes) - at
+            called = f"{self._prefix}{name}"
+            handle = collectives.reduced([buffer], called, Adasum, 1.0, 1.0, self.process_set, priority=priority)
             flights.append(Flight(handle, buffer, small, ctx))
-        for flight, old, (_, parameter) in zip(flights, before, named):
+        # Old and new may be the same tensor: one that did not change here.
+        for flight, (old, _, parameter) in zip(flights, changes):
             parameter.copy_(old + flight.land(self._compression))
+
+    def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
+        self._copies += 1
+        named = [(name, parameter) for (name, _), parameter in zip(self._names, parameters)]
+        prefix = f"{self._prefix}copy{self._copies}."
+        made._begin(prefix, named, self._compression, self.backward_passes_per_step, self.process_set)
+
+    # What scripts read of Horovod's optimizer
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return {parameter: name for name, parameter in self._names}
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return {parameter for _, parameter in self._names if parameter.requires_grad}

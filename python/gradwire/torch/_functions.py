@@ -10,6 +10,7 @@ import torch
 from gradwire._errors import InvalidRequest
 from gradwire._objects import broadcast_object
 from gradwire._world import ProcessSet, global_process_set, rank
+from gradwire.torch._adapter import dense_strides
 from gradwire.torch._mpi_ops import broadcast_async_
 
 
@@ -45,7 +46,7 @@ class _Tensor:
     """Where a tensor was, in what travels as an object."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+        self.shape, self.dtype, self.strides = tuple(tensor.shape), tensor.dtype, dense_strides(tensor)
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -103,7 +104,7 @@ def broadcast_optimizer_state(
     plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
     plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
     if not at_root:
-        tensors = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in _expected(plan)]
+        tensors = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype) for t in _expected(plan)]
     flights = [
         broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set) for at, tensor in enumerate(tensors)
     ]

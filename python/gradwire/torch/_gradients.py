@@ -1,156 +1,39 @@
-"""Gradients in shared memory, and their exchange while the backward pass is still under way.
+"""The exchange of an optimizer's gradients while the backward pass is still under way.
 
-Each parameter has a place in shared memory. Its gradient is a view of that place from the first
-backward pass on: autograd adds into it, ``zero_grad`` clears it, and the exchange copies nothing.
-A gradient that turns up elsewhere (the first one; after ``model.zero_grad()``, which forgets gradients; on
-another device) is copied there, and the bytes are counted.
+A gradient is submitted the moment that the backward pass has it. Before a step (``finish``) the ranks agree on
+which gradients there are (``_agreement``), submit what is missing where any rank has it, and wait for all.
+
+    idle ── a backward pass ──► fired ── the last of its passes ──► submitted ── finish ──► idle, exchanged
+                                  └───────────────── finish ───────────┘
+
+A slot of ``_slots`` knows one gradient: in which memory, whose it is, in how many passes. This file knows when
+they go, and that all ranks do the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from gradwire import _native
-from gradwire._ops import Average, ReduceOp
+from gradwire import _native, _world
+from gradwire._errors import InvalidRequest
+from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
-from gradwire._world import ProcessSet, native_set
-from gradwire.torch import _cuda
-from gradwire.torch._adapter import as_tensor, collectives, describe
+from gradwire._world import ProcessSet, global_process_set, members, native_set
+from gradwire.torch import _agreement
+from gradwire.torch._adapter import collectives
+from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor, NoneCompressor
-from gradwire.torch._mpi_ops import SparseHandle, sparse_allreduce_async
+from gradwire.torch._mpi_ops import sparse_allreduce_async
+from gradwire.torch._slots import Content, Kind, Slot, layout_of
 
 MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before step(): "
     "raise backward_passes_per_step to add gradients up, or call step() or synchronize() in between"
 )
-
-_copied_bytes = 0
-
-
-def gradient_bytes_copied() -> int:
-    """Bytes of gradients that were not in shared memory when they were ready, and were copied there."""
-    return _copied_bytes
-
-
-def copied(tensor: torch.Tensor) -> None:
-    """Counts a gradient that was copied into shared memory."""
-    global _copied_bytes
-    _copied_bytes += tensor.numel() * tensor.element_size()
-
-
-class Slot:
-    """One parameter's gradient and its exchange."""
-
-    def __init__(self, name: str, operation: str, parameter: torch.Tensor, priority: int, passes: int) -> None:
-        # Its own name, and that of its exchange.
-        self.name, self.operation = name, operation
-        self.parameter, self.priority, self.delay = parameter, priority, passes
-        # Those that go in one request with it; None where it goes alone.
-        self.group: list[Slot] | None = None
-        # Made when they are needed: a sparse gradient has no place of its size.
-        self.buffer: _native.Buffer | None = None
-        self.memory: torch.Tensor | None = None
-        # What is exchanged in its stead, what that is a copy of, and what the compressor has to know.
-        self.travelling: tuple[_native.Buffer, torch.Tensor, Any] | None = None
-        self.sparse: SparseHandle | None = None
-        # Of the last sparse gradient: how many of the dimensions are sparse.
-        self.sparse_dim = 0
-
-    def place(self) -> torch.Tensor:
-        """The gradient's place in shared memory."""
-        if self.buffer is None or self.memory is None:
-            dtype, shape = describe(self.parameter)
-            self.buffer = session().buffer(dtype, list(shape))
-            self.memory = as_tensor(self.buffer)
-        return self.memory
-
-    def no_rows(self) -> torch.Tensor:
-        """A sparse gradient of a parameter that this rank did not use."""
-        shape = self.parameter.shape
-        indices = torch.empty((self.sparse_dim, 0), dtype=torch.int64, device=self.parameter.device)
-        values = self.parameter.new_empty((0, *shape[self.sparse_dim :]))
-        return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
-
-    @property
-    def is_in_place(self) -> bool:
-        """Whether the parameter's gradient is the view of its place."""
-        return self.memory is not None and self.parameter.grad is self.memory
-
-    def settled(self, gradient: torch.Tensor) -> _native.Buffer | None:
-        """The gradient's place, with the gradient in it; None where there is more to it than a copy.
-
-        One that was forgotten and made anew is copied: that is one pass, less than to clear it and to add to it.
-        """
-        place = self.memory
-        if gradient is not place:
-            if place is None or gradient.layout != torch.strided or gradient.device.type != "cpu":
-                return None
-            place.copy_(gradient)
-            copied(place)
-            self.parameter.grad = place
-        return self.buffer
-
-    def gather_in(self) -> _native.Buffer:
-        """Sees to it that the gradient is in its place; a parameter without one gives zeros."""
-        place = self.place()
-        gradient = self.parameter.grad
-        if gradient is None:
-            if self.parameter.is_cuda:
-                _cuda.stage.settle()  # the last one may be on its way out of the place
-            place.zero_()
-        elif gradient is not place:
-            if gradient.layout != torch.strided:
-                gradient = gradient.to_dense()
-            assert self.buffer is not None
-            collectives.adapter.load(gradient, self.buffer)
-            copied(place)
-        if self.parameter.device.type == "cpu":
-            self.parameter.grad = place
-        elif gradient is None or gradient.layout != torch.strided:
-            self.parameter.grad = torch.empty_like(self.parameter)
-        assert self.buffer is not None
-        return self.buffer
-
-    def load(self, compression: type[Compressor]) -> _native.Buffer:
-        """What travels: the gradient's place itself, or what the compressor makes of it."""
-        gradient = self.parameter.grad
-        if self.parameter.is_cuda and gradient is not None and compression is not NoneCompressor:
-            # Compressed before it is copied. The result is copied out to where the compressed one was.
-            if gradient.layout != torch.strided:
-                gradient = self.parameter.grad = gradient.to_dense()
-            small, ctx = compression.compress(gradient)
-            travelling = collectives.place(small)
-            self.travelling = (travelling, small, ctx)
-            copied(small)
-            return travelling
-        buffer = self.gather_in()
-        if compression is NoneCompressor:
-            return buffer
-        small, ctx = compression.compress(self.place())
-        if small is self.place():
-            return buffer
-        travelling = collectives.place(small)
-        self.travelling = (travelling, small, ctx)
-        return travelling
-
-    def store(self, compression: type[Compressor]) -> None:
-        """The exchanged gradient becomes the parameter's."""
-        gradient = self.parameter.grad
-        if self.travelling is not None:
-            travelling, like, ctx = self.travelling
-            self.travelling = None
-            large = compression.decompress(collectives.adapter.view(travelling, like), ctx)
-            if gradient is not None and like.is_cuda:
-                gradient.copy_(large)
-                return
-            self.place().copy_(large)
-        if gradient is not None and gradient is not self.memory:
-            assert self.buffer is not None
-            collectives.adapter.store(self.buffer, gradient)
 
 
 class Exchange:
@@ -170,7 +53,7 @@ class Exchange:
         process_set: ProcessSet,
     ) -> None:
         self.prefix, self.compression, self.passes = prefix, compression, passes
-        self.op = op
+        self.op, self.predivide = op, predivide
         self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
         named = list(named)
         # What is used first in the next forward pass goes first; the backward pass ends with it.
@@ -182,27 +65,88 @@ class Exchange:
         for group in self.groups:
             for slot in group:
                 slot.group = group
+        for slot in self.slots.values():
+            if sparse_as_dense or slot.group is not None:
+                slot.kind = Kind.DENSE
+        alone = [[slot] for slot in self.slots.values() if slot.group is None]
+        # What goes in one request.
+        self._requests = [*self.groups, *alone]
         # What contributions are multiplied by, and the result.
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
         self.submitted: set[Slot] = set()
-        self.hooks: list[Any] = []
+        # Everything was exchanged, and since then there was neither a step nor a backward pass.
+        self.exchanged = False
+        # A backward pass has added to a gradient since the last exchange.
+        self.fired = False
+        self._agreement = Agreement(f"{prefix}agreement", process_set, len(named) + 1)
+        self._session: _native.Session | None = None
+        self._takes_part = False
 
     @property
     def in_flight(self) -> bool:
-        """Whether anything was submitted and not waited for."""
-        return bool(self.submitted)
+        """Whether anything was submitted and not waited for, in a session that goes on."""
+        if self.submitted and _world.is_initialized():
+            self.takes_part()
+            return bool(self.submitted)
+        return False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a gradient has had all of its passes, so that a step is what comes next."""
+        if self.in_flight:
+            return True
+        return self.fired and _world.is_initialized() and any(slot.delay == 0 for slot in self.slots.values())
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether every gradient there is was exchanged, and nobody has made one since."""
+        return self.exchanged and not any(slot.look(True) is Content.OWN for slot in self.slots.values())
+
+    # The session
+
+    def takes_part(self) -> bool:
+        """Whether there is anybody to exchange with. What belongs to a session that has ended is forgotten."""
+        native = _world.session()
+        if native is not self._session:
+            self._begin(native)
+        return self._takes_part
+
+    def _begin(self, native: _native.Session) -> None:
+        self._session = native
+        self._agreement.forget()
+        for slot in self.slots.values():
+            slot.place = None
+        self._reset()
+        member = self.process_set is global_process_set or self.process_set.included()
+        # A rank that is not a member steps with its own gradients.
+        self._takes_part = bool(member) and members(self.process_set) > 1
+        if self._takes_part:
+            self.watch()
 
     def watch(self) -> None:
-        """Submits each gradient the moment that the backward pass has it."""
+        """Submits each gradient the moment that the backward pass has it, of every parameter that requires one."""
         for slot in self.slots.values():
-            hook = slot.parameter.register_post_accumulate_grad_hook
-            self.hooks.append(hook(partial(self._ready, slot)))
+            if slot.hooks or not slot.parameter.requires_grad:
+                continue
+            slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(_hook(self, Exchange._ready, slot)))
+            if self.op == Sum:
+                slot.hooks.append(slot.parameter.register_hook(_hook(self, Exchange._before, slot)))
+
+    # The backward pass
+
+    def _before(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """A backward pass is about to add to a gradient; to sums, what was summed already must not count again."""
+        if not slot.fired and self.takes_part() and slot.look(self.exchanged) is Content.COMMON:
+            slot.set_aside()
 
     def _ready(self, slot: Slot, parameter: torch.Tensor) -> None:
         # It runs in the midst of the backward pass, whose data has pushed everything else out of the caches: what
         # is not looked at here costs nothing.
+        if not self.takes_part():
+            return
         if slot.delay <= 0 or slot in self.submitted:
+            slot.note(Content.OWN)
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
         gradient = parameter.grad
         if gradient is not None and gradient.requires_grad:
@@ -210,34 +154,45 @@ class Exchange:
                 f"the gradient of {slot.name} has a graph of its own (backward(create_graph=True)), "
                 "which an exchange between ranks would cut"
             )
+        slot.fired = self.fired = True
+        slot.absent = False
         slot.delay -= 1
-        if slot.delay > 0:
+        if slot.delay > 0 or gradient is None:
             return
         if slot.group is not None:
-            if all(member.delay == 0 for member in slot.group):
-                self._submit(slot.group)
+            learning = [member for member in slot.group if member.parameter.requires_grad]
+            if all(member.delay == 0 for member in learning):
+                self._submit(learning)
             return
-        buffer = slot.settled(gradient) if gradient is not None and self.compression is NoneCompressor else None
+        if gradient.is_sparse and slot.kind is None:
+            return  # another rank may not know yet that it is
+        dense = self.compression is NoneCompressor and slot.kind is not Kind.SPARSE
+        buffer = slot.settled(gradient) if dense else None
         if buffer is not None:
+            slot.kind = Kind.DENSE
+            slot.note(Content.OWN)
             self._start([buffer], [slot], slot.priority)
         else:
             self._submit([slot])
 
     def _submit(self, slots: list[Slot]) -> None:
-        first = slots[0]
-        gradient = first.parameter.grad
-        if gradient is None and first.sparse_dim:
-            gradient = first.no_rows()
-        sparse = len(slots) == 1 and gradient is not None and gradient.is_sparse
-        if sparse and not self.sparse_as_dense:
-            assert gradient is not None
-            first.sparse_dim = gradient.sparse_dim()
-            name = f"{self.prefix}{first.name}"
-            first.sparse = sparse_allreduce_async(gradient, name, self.op, self.process_set)
-            self.submitted.add(first)
-            return
+        """Starts one request, with whatever this rank has for it."""
+        contents = [slot.look(self.exchanged) for slot in slots]
         with torch.no_grad():
-            buffers = [slot.load(self.compression) for slot in slots]
+            for slot, content in zip(slots, contents):
+                if self.op == Sum and content is Content.COMMON:
+                    slot.set_aside()
+            if slots[0].kind is Kind.SPARSE:
+                [slot] = slots
+                gradient = slot.sparse_gradient(contents[0])
+                slot.note(contents[0])
+                slot.sparse = sparse_allreduce_async(gradient, f"{self.prefix}{slot.name}", self.op, self.process_set)
+                self.submitted.add(slot)
+                return
+            buffers = [slot.load(self.compression, content) for slot, content in zip(slots, contents)]
+        for slot, content in zip(slots, contents):
+            slot.kind = Kind.DENSE
+            slot.note(content)
         self._start(buffers, slots, max(slot.priority for slot in slots))
 
     def _start(self, buffers: list[_native.Buffer], slots: list[Slot], priority: int) -> None:
@@ -253,43 +208,188 @@ class Exchange:
         self.handles.append((handle, slots))
         self.submitted.update(slots)
 
-    def _missing(self) -> Iterator[list[Slot]]:
-        for group in self.groups:
-            if any(slot not in self.submitted for slot in group):
-                yield group
-        for slot in self.slots.values():
-            if slot.group is None and slot not in self.submitted:
-                yield [slot]
+    # The step
+
+    def _word(self, slot: Slot) -> int:
+        """What this rank says of a gradient."""
+        word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
+        gradient = slot.parameter.grad
+        if slot in self.submitted or slot.look(self.exchanged) is Content.OWN:
+            word |= _agreement.USED
+            if slot.kind is None:
+                sparse = gradient is not None and gradient.is_sparse
+                word |= _agreement.SPARSE if sparse else _agreement.DENSE
+                if sparse and gradient is not None:
+                    word |= _agreement.sparse_dim_bits(gradient.sparse_dim())
+        if slot.kind is Kind.DENSE:
+            mark = layout_of(slot.parameter).mark() if slot.place is None else slot.place.mark
+            word |= _agreement.DENSE | _agreement.mark_bits(mark)
+        elif slot.kind is Kind.SPARSE:
+            word |= _agreement.ALWAYS_SPARSE | _agreement.sparse_dim_bits(slot.sparse_dim)
+        return word
 
     def finish(self) -> None:
-        """Submits what the backward pass did not reach, and waits for everything.
+        """Submits what the backward pass did not reach and any rank has, and waits for everything.
 
-        A parameter that this rank did not use gives zeros: other ranks may have used it.
+        A parameter that this rank did not use gives zeros if another rank used it. What no rank used stays as it is.
         """
-        for slots in list(self._missing()):
-            self._submit(slots)
+        if not self.takes_part():
+            return
+        self.watch()  # some may require gradients only now
         try:
-            for handle, slots in self.handles:
-                handle.wait()
-                for slot in slots:
-                    if not slot.is_in_place or slot.travelling is not None:
-                        with torch.no_grad():
-                            slot.store(self.compression)
+            words = dict(zip(self.slots.values(), self._agreement.reach(map(self._word, self.slots.values()))))
+            for slot, word in words.items():
+                if slot.kind is None and word & (_agreement.USED | _agreement.ALWAYS_SPARSE):
+                    dense = word & _agreement.DENSE and not word & _agreement.ALWAYS_SPARSE
+                    slot.kind = Kind.DENSE if dense else Kind.SPARSE
+                    slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
+            for request in self._requests:
+                if any(words[slot] & _agreement.USED for slot in request) and self.submitted.isdisjoint(request):
+                    self._submit([s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)])
+            changed = self._wait()
             for slot in self.submitted:
-                if slot.sparse is not None:
-                    slot.parameter.grad = slot.sparse.wait()
+                # What goes along with its group may have been used by nobody.
+                used = bool(words[slot] & _agreement.USED)
+                slot.absent = slot.absent and not used
+                slot.note(Content.COMMON if used else slot.content)
         finally:
-            self.reset()
+            self._reset()
+        self.exchanged = True
+        self._refuse(words, changed)
 
-    def reset(self) -> None:
+    def _wait(self) -> list[Slot]:
+        """Waits for what is under way; returns those whose gradients were changed meanwhile."""
+        changed = []
+        for handle, slots in self.handles:
+            handle.wait()
+            changed += [slot for slot in slots if slot.changed]
+            for slot in slots:
+                if slot.must_store:
+                    with torch.no_grad():
+                        slot.store(self.compression)
+        for slot in self.submitted:
+            if slot.sparse is not None:
+                with torch.no_grad():
+                    slot.store(self.compression)
+        return changed
+
+    def _refuse(self, words: dict[Slot, int], changed: list[Slot]) -> None:
+        """Says what makes a step with these gradients wrong; all that travelled has arrived."""
+        for slot, word in words.items():
+            if _agreement.marks_differ(word):
+                raise InvalidRequest(
+                    f"the gradient of {slot.name} has another element type or other strides on some ranks than "
+                    f"here ({layout_of(slot.parameter)}): give the parameter the same memory format on all ranks",
+                    kind="invalid",
+                )
+            both = _agreement.LEARNS | _agreement.FROZEN
+            if word & both == both:
+                raise InvalidRequest(
+                    f"{slot.name} requires a gradient on some ranks only: freeze and unfreeze it on all of them",
+                    kind="invalid",
+                )
+        if changed:
+            raise AssertionError(
+                f"the gradient of {changed[0].name} was changed while it was on its way to the other ranks: call "
+                "optimizer.synchronize() after the backward pass, and then clip or scale gradients"
+            )
+
+    def _reset(self) -> None:
         """Begins anew, whatever was."""
         self.handles.clear()
         self.submitted.clear()
+        self.exchanged = self.fired = False
         for slot in self.slots.values():
-            slot.delay, slot.sparse, slot.travelling = self.passes, None, None
+            slot.delay, slot.fired = self.passes, False
+            slot.sparse = slot.travelling = slot.base = None
 
-    def clear(self) -> None:
-        """Clears the gradients that are in shared memory, without losing their places."""
-        places = [slot.place() for slot in self.slots.values() if slot.is_in_place]
+    def loss(self, loss: Any) -> Any:
+        """A closure's loss, reduced as its gradients are, if it is a number."""
+        own = torch.tensor(loss, dtype=torch.float64) if isinstance(loss, float) else loss
+        if not isinstance(own, torch.Tensor) or own.numel() != 1 or not own.is_floating_point():
+            return loss
+        if not self.takes_part():
+            return loss
+        name = f"{self.prefix}loss"
+        reduced = collectives.allreduce(own.detach(), name, self.op, *self.scales, self.process_set).wait()
+        return reduced.item() if isinstance(loss, float) else reduced
+
+    def copy(self, prefix: str, parameters: Sequence[torch.Tensor]) -> Exchange:
+        """The same for copies of the parameters, under names of its own."""
+        twins = dict(zip(self.slots, parameters))
+        made = Exchange(
+            [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
+            [[twins[slot.parameter] for slot in group] for group in self.groups],
+            prefix=prefix,
+            compression=self.compression,
+            passes=self.passes,
+            op=self.op,
+            predivide=self.predivide,
+            sparse_as_dense=self.sparse_as_dense,
+            process_set=self.process_set,
+        )
+        made.takes_part()
+        return made
+
+    def set_passes(self, passes: int) -> None:
+        """How many backward passes are added up from now on."""
+        if self.in_flight:
+            self.finish()
+        self.passes = passes
+        for slot in self.slots.values():
+            slot.delay = passes
+
+    # Around the step, and around what clears gradients
+
+    def hide(self) -> None:
+        """Takes away the zeros that stand for no gradient: an optimizer leaves such parameters alone."""
+        for slot in self.slots.values():
+            if slot.absent and slot.look(self.exchanged) is Content.NOTHING:
+                slot.parameter.grad = None
+
+    def show(self) -> None:
+        """Gives them back: the next backward pass adds to them."""
+        for slot in self.slots.values():
+            if slot.absent and slot.place is not None and slot.parameter.grad is None:
+                slot.parameter.grad = slot.place.give()
+
+    def stepped(self) -> None:
+        """After a step: what the gradients are now is what was exchanged, whatever was done to it."""
+        self.show()
+        self.exchanged = False
+        for slot in self.slots.values():
+            slot.note(slot.content)
+
+    def cleared(self, clear: Callable[[], None]) -> None:
+        """Lets gradients be cleared, and sees to it that those in shared memory stay there, as zeros."""
+        kept = [slot for slot in self.slots.values() if slot.keeps]
+        self.hide()  # what is none stays none, whichever way the others are cleared
+        before = {slot: slot.seen for slot in self.slots.values()}
+        clear()
+        forgotten = [slot for slot in kept if slot.parameter.grad is None]
+        places = [slot.place for slot in forgotten if slot.place is not None]
         if places:
-            torch._foreach_zero_(places)
+            torch._foreach_zero_([place.memory for place in places])
+        for slot, place in zip(forgotten, places):
+            slot.parameter.grad = place.give()
+        self._reset()
+        for slot, seen in before.items():
+            # An optimizer may leave some as they are.
+            if seen != slot.seen or seen is None:
+                slot.absent = False
+                slot.note(Content.NOTHING)
+        for slot in forgotten:
+            slot.absent = True
+            slot.note(Content.NOTHING)
+
+
+def _hook(exchange: Exchange, method: Callable[[Exchange, Slot, torch.Tensor], None], slot: Slot) -> Any:
+    """A parameter's hook, which does not keep the optimizer of its exchange alive."""
+    known, its = weakref.ref(exchange), weakref.ref(slot)
+
+    def hook(tensor: torch.Tensor) -> None:
+        alive, own = known(), its()
+        if alive is not None and own is not None:
+            method(alive, own, tensor)
+
+    return hook

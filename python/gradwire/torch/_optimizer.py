@@ -1,6 +1,6 @@
 """``DistributedOptimizer``: an optimizer whose steps use the gradients of all ranks.
 
-It is the optimizer that it was made of, of the same class and with the same state, whose ``step``
+It is the optimizer that it was made of, with the same state, and a class of the same name whose ``step``
 waits for the exchange of the gradients first. The exchange of each gradient begins in the
 backward pass, when it is ready.
 """
@@ -10,16 +10,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
-from gradwire._world import ProcessSet, global_process_set, is_initialized, members, session
+from gradwire._world import ProcessSet, global_process_set, is_initialized, session
+from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, at_least_one
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
+from gradwire.torch._wrapping import Wrapped, become, counted
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -81,18 +84,19 @@ def _groups(
     return [kept for group in groups if (kept := [p for p in group if id(p) in own])]
 
 
-class _Distributed(torch.optim.Optimizer):
+class _Distributed(Wrapped):
     """What a distributed optimizer does before the one that it was made of."""
 
     _exchange: Exchange
-    _synchronized: bool
     _should_synchronize: bool
+    # Copies that were made of this one.
+    _copies: int
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameters. Whoever looks at them may change gradients, as GradScaler does: so what is on
+        """The parameters. Whoever looks at them may change gradients, as clipping does: so what is on
         its way is waited for first."""
-        if self._exchange.in_flight:
+        if self._exchange.is_due:
             self.synchronize()
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
         return groups
@@ -108,14 +112,23 @@ class _Distributed(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes are added up for a step."""
-        self._exchange.passes = at_least_one(passes)
-        self._exchange.reset()
+        self._exchange.set_passes(at_least_one(passes))
 
     def synchronize(self) -> None:
         """Waits until all gradients are exchanged: to clip them, or to look at them, before ``step``."""
-        if self._exchange.hooks:
+        self._check_parameters()
+        # A rank that has looked at param_groups has done it already; the others have not.
+        if not self._exchange.is_exchanged:
             self._exchange.finish()
-        self._synchronized = True
+
+    @property
+    def _synchronized(self) -> bool:
+        """Whether there is nothing left to exchange before the next step."""
+        return self._exchange.exchanged and not self._exchange.fired
+
+    def gradients_are_wanted(self) -> None:
+        if not self._synchronized and self._should_synchronize:
+            self.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -126,37 +139,39 @@ class _Distributed(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    @counted
+    def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """The optimizer's step with the exchanged gradients.
 
         What ``synchronize`` has exchanged is not exchanged again. A closure's gradients are exchanged after
-        each of its calls.
+        each of its calls, and so is its loss, by which some optimizers decide how often they call it.
         """
+        exchange = self._exchange
         if closure is not None and self._should_synchronize:
             inner = closure
 
             def closure() -> Any:
+                exchange.show()
                 loss = inner()
                 self.synchronize()
-                return loss
-        elif self._should_synchronize and (self._exchange.in_flight or not self._synchronized):
+                exchange.hide()
+                return exchange.loss(loss)
+        elif self._should_synchronize and not self._synchronized:
             self.synchronize()
-        self._synchronized = False
-        return super().step(closure)
+        exchange.hide()
+        try:
+            return self.own_step(closure, *args, **kwargs)
+        finally:
+            exchange.stepped()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients. Those in shared memory are set to zero and stay, in both forms."""
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clears the gradients, as the optimizer does. Those in shared memory are set to zero and stay."""
         if self._exchange.in_flight:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(): the "
                 "gradients are on their way to the other ranks"
             )
-        self._exchange.clear()
-        kept = [(s.parameter, s.memory) for s in self._exchange.slots.values() if s.is_in_place]
-        super().zero_grad(set_to_none)
-        for parameter, memory in kept:
-            parameter.grad = memory
-        self._synchronized = False
+        self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Is refused: the new parameters would be left out of the exchange."""
@@ -165,21 +180,59 @@ class _Distributed(torch.optim.Optimizer):
             "not be exchanged"
         )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's; what was on its way is forgotten."""
-        self._exchange.reset()
-        self._synchronized = False
-        super().load_state_dict(state_dict)
+    def _check_parameters(self) -> None:
+        """Parameters that somebody has put into the groups would be left out as well."""
+        groups = self.__dict__["param_groups"]
+        if any(parameter not in self._exchange.slots for group in groups for parameter in group["params"]):
+            self.add_param_group({})
 
+    def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
+        self._copies += 1
+        made._exchange = self._exchange.copy(f"{self._exchange.prefix}copy{self._copies}.", parameters)
+        made._should_synchronize, made._copies = True, 0
 
-def _made_of(kind: type, optimizer: torch.optim.Optimizer) -> Any:
-    """The optimizer itself, with its parameters, its state and its hooks, as one of a new class."""
-    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
-        raise ValueError("this optimizer is distributed already")
-    original = type(optimizer)
-    made: Any = object.__new__(type(original.__name__, (kind, original), {}))
-    made.__dict__.update(optimizer.__dict__)
-    return made
+    # What scripts read of Horovod's optimizer
+
+    @property
+    def op(self) -> ReduceOp:
+        """The reduction."""
+        return self._exchange.op
+
+    @property
+    def gradient_predivide_factor(self) -> float:
+        """Of an average, how much of the division is done before the sum."""
+        return self._exchange.predivide
+
+    @property
+    def sparse_as_dense(self) -> bool:
+        """Whether sparse gradients travel as dense ones."""
+        return self._exchange.sparse_as_dense
+
+    @property
+    def process_set(self) -> ProcessSet:
+        """Who exchanges."""
+        return self._exchange.process_set
+
+    @property
+    def _compression(self) -> type[Compressor]:
+        return self._exchange.compression
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return {parameter: slot.name for parameter, slot in self._exchange.slots.items()}
+
+    @property
+    def _requires_update(self) -> set[torch.Tensor]:
+        return {parameter for parameter in self._exchange.slots if parameter.requires_grad}
+
+    @property
+    def _handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
+        flights = [(slot, handle) for handle, slots in self._exchange.handles for slot in slots]
+        return {slot.parameter: (handle, None) for slot, handle in flights}
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
+        return {parameter: slot.delay for parameter, slot in self._exchange.slots.items()}
 
 
 def DistributedOptimizer(
@@ -195,6 +248,8 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Makes an optimizer use the gradients of all ranks.
+
+    It is the same object afterwards, so that schedulers that were made of it before go on.
 
     - ``named_parameters``: pairs that name every parameter of the optimizer
     - ``compression``: what gradients become for the way
@@ -213,22 +268,28 @@ def DistributedOptimizer(
     if gradient_predivide_factor <= 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive")
     passes = at_least_one(backward_passes_per_step)
+    if isinstance(optimizer, Wrapped):
+        raise ValueError("this optimizer is distributed already")
     named = name_parameters(optimizer.param_groups, named_parameters)
-    trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    trainable = [parameter for _, parameter in named if parameter.requires_grad]
     if num_groups:
         warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    parts = _groups(groups, [parameter for _, parameter in trainable])
+    parts = _groups(groups, trainable)
+    if op == Adasum and (groups is not None or sparse_as_dense):
+        raise InvalidRequest("groups and sparse_as_dense don't go with Adasum", kind="invalid")
     prefix = _prefix(process_set)
+    _scaler.teach()
     if op == Adasum:
-        if groups is not None or sparse_as_dense:
-            raise InvalidRequest("groups and sparse_as_dense don't go with Adasum", kind="invalid")
-        made = _made_of(DistributedAdasum, optimizer)
-        made._begin([(prefix + name, parameter) for name, parameter in trainable], compression, passes, process_set)
+        made = become(optimizer, DistributedAdasum)
+        made._begin(prefix, named, compression, passes, process_set)
         return made
-    made = _made_of(_Distributed, optimizer)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        # It takes no dense gradients, as which both would let them travel.
+        parts, sparse_as_dense = [], False
+    made = become(optimizer, _Distributed)
     made._exchange = Exchange(
-        trainable,
+        named,
         parts,
         prefix=prefix,
         compression=compression,
@@ -238,9 +299,6 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
-    made._synchronized, made._should_synchronize = False, True
-    if process_set is not global_process_set and not process_set.included():
-        return made  # a rank that is not a member steps with its own gradients
-    if members(process_set) > 1:
-        made._exchange.watch()
+    made._should_synchronize, made._copies = True, 0
+    made._exchange.takes_part()
     return made

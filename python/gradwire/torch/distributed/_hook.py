@@ -26,7 +26,7 @@ from gradwire._ops import Average, ReduceOp
 from gradwire._world import ProcessSet, global_process_set
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
-from gradwire.torch._gradients import copied
+from gradwire.torch._slots import copied
 from gradwire.torch.distributed._work import Work
 
 _PLACE = "_gradwire_place"

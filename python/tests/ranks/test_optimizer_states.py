@@ -1,0 +1,419 @@
+"""DistributedOptimizer where gradients, parameters and optimizers change between steps: as one process."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from launching import needs_torch  # noqa: E402
+from small_training import (  # noqa: E402
+    Forked,
+    adam,
+    alone,
+    batch,
+    bits_are_the_same_everywhere,
+    loss_of,
+    model,
+    parameters_are_near,
+    part,
+    sgd,
+)
+
+import gradwire.torch as hvd  # noqa: E402
+
+Optimizer = Any
+
+
+def images(step: int) -> torch.Tensor:
+    return torch.randn(4 * hvd.size(), 3, 4, 4, generator=torch.Generator().manual_seed(step))
+
+
+def channels_last() -> torch.nn.Module:
+    torch.manual_seed(3)
+    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.Tanh(), torch.nn.Conv2d(8, 4, 2), torch.nn.Flatten()]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(4, 2)).to(memory_format=torch.channels_last)
+    net[4].weight = torch.nn.Parameter(torch.randn(4, 2).t())  # as a transposed layer has it
+    return net
+
+
+def trained(net: torch.nn.Module, optimizer: Optimizer, steps: int, given: Callable[[torch.Tensor], Any]) -> Any:
+    for step in range(steps):
+        optimizer.zero_grad()
+        net(given(images(step))).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_fused_optimizers_of_parameters_in_other_strides(kind: str) -> None:
+    needs_torch(2, 4, why="fused optimizers of the processor came with PyTorch 2.4")
+    make = lambda net: getattr(torch.optim, kind)(net.parameters(), lr=0.05, fused=True)  # noqa: E731
+    expected, net = channels_last(), channels_last()
+    trained(expected, make(expected), 3, lambda whole: whole)
+    trained(net, hvd.DistributedOptimizer(make(net), net.named_parameters()), 3, part)
+    parameters_are_near(net, expected)
+    assert all(p.grad.stride() == p.stride() for p in net.parameters())
+
+
+def test_states_have_the_roots_strides() -> None:
+    net = channels_last()
+    needs_torch(2, 4, why="fused optimizers of the processor came with PyTorch 2.4")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.05, fused=True)
+    if hvd.rank() == 0:
+        trained(net, optimizer, 1, part)
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for parameter in net.parameters():
+        assert optimizer.state[parameter]["exp_avg"].stride() == parameter.stride()
+    trained(net, optimizer, 1, lambda whole: whole)
+    bits_are_the_same_everywhere(net)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_scheduler_that_was_made_before(op: Any) -> None:
+    def run(net: torch.nn.Module, wrap: Callable[[Any], Any], given: Callable[[Any], Any]) -> list[float]:
+        plain = sgd(net)
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
+        optimizer, rates = wrap(plain), []
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(net, *map(given, batch(step))).backward()
+            optimizer.step()
+            scheduler.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+    expected, net = model(), model()
+    rates = run(expected, lambda plain: plain, lambda whole: whole)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = run(net, lambda plain: hvd.DistributedOptimizer(plain, net.named_parameters(), op=op), part)
+    assert ours == rates and rates[0] == 0.005
+    bits_are_the_same_everywhere(net)
+    if op == hvd.Average:
+        parameters_are_near(net, expected)
+
+
+@pytest.mark.parametrize("swap", ["data", "type", "share"])
+def test_gradients_whose_storage_is_swapped(swap: str) -> None:
+    expected, net = model(), model()
+    plain, ours = sgd(expected), hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+
+    def swapped(given: torch.nn.Module) -> None:
+        for parameter in given.parameters():
+            if swap == "data":
+                parameter.grad.data = parameter.grad.data.clone()
+        if swap == "type":
+            given.double().float()
+        elif swap == "share":
+            given.share_memory()
+
+    for step in range(4):
+        plain.zero_grad(), ours.zero_grad()
+        loss_of(expected, *batch(step)).backward()
+        loss_of(net, *map(part, batch(step))).backward()
+        if step == 2:  # in the midst of accumulation
+            ours.synchronize()
+            swapped(expected), swapped(net)
+            loss_of(expected, *batch(step + 9)).backward()
+            loss_of(net, *map(part, batch(step + 9))).backward()
+        ours.step(), plain.step()
+        swapped(expected), swapped(net)
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+@pytest.mark.parametrize("options", [{"groups": 2}, {"backward_passes_per_step": 2}, {}])
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_a_synchronize_without_a_step(options: dict[str, Any], broadcast: bool) -> None:
+    expected, net = Forked(), Forked()
+    plain = torch.optim.SGD(expected.parameters(), lr=0.1)
+    ours = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+    given, _ = batch(0)
+    net(part(given), left=True).mean().backward()
+    ours.synchronize()
+    if broadcast:
+        hvd.broadcast_optimizer_state(ours, root_rank=0)
+    net.zero_grad()
+    expected(given, left=True).mean().backward()
+    net(part(given), left=True).mean().backward()
+    ours.step(), plain.step()
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_sums_are_not_summed_again() -> None:
+    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), op=hvd.Sum)
+    size = hvd.size()
+    # Read between two passes.
+    first.sum().backward()
+    assert optimizer.param_groups
+    second.sum().backward()
+    optimizer.step()
+    assert first.tolist() == second.tolist() == [-size] * 2
+    # Added to after an exchange, and after a step.
+    optimizer.zero_grad()
+    first.sum().backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_value_([first], 0.5 * size)
+    (2 * first).sum().backward()
+    optimizer.step()
+    assert first.tolist() == [-size - 2.5 * size] * 2
+    assert second.tolist() == [-size] * 2  # nobody used it
+    first.sum().backward()
+    optimizer.step()
+    assert first.tolist() == [-size - 2.5 * size - 3.5 * size] * 2
+    optimizer.step()  # the same gradient again
+    assert first.tolist() == [-size - 2.5 * size - 7 * size] * 2
+
+
+def test_parameters_that_are_unfrozen_and_frozen() -> None:
+    expected, net = model(), model()
+    make = lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.5, weight_decay=0.5)  # noqa: E731
+    for one in (expected, net):
+        one[0].requires_grad_(False)
+    plain, ours = make(expected), hvd.DistributedOptimizer(make(net), net.named_parameters())
+    for step in range(6):
+        for one in (expected, net):
+            one[0].requires_grad_(step in (2, 3))
+            one[4].requires_grad_(step != 4)
+        plain.zero_grad(), ours.zero_grad()
+        loss_of(expected, *batch(step)).backward()
+        loss_of(net, *map(part, batch(step))).backward()
+        plain.step(), ours.step()
+        parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_a_parameter_that_is_frozen_on_one_rank() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    for step in range(2):
+        net[2].requires_grad_(hvd.rank() > 0 or step == 1)
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        if step == 0:
+            with pytest.raises(hvd.InvalidRequest, match=r"2\.weight requires a gradient on some ranks only"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    bits_are_the_same_everywhere(net)
+
+
+def test_layers_that_no_rank_uses_are_left_alone() -> None:
+    expected, net = Forked(), Forked()
+    make = lambda net: torch.optim.Adam(net.parameters(), lr=0.05, weight_decay=0.1)  # noqa: E731
+    plain, ours = make(expected), hvd.DistributedOptimizer(make(net), net.named_parameters())
+    for step in range(5):
+        given, _ = batch(step)
+        zeros = step == 4  # gradients of zeros, where one asks for them
+        plain.zero_grad(set_to_none=not zeros), ours.zero_grad(set_to_none=not zeros)
+        expected(given, left=step == 1).mean().backward()
+        net(part(given), left=step == 1).mean().backward()
+        if step == 3:
+            ours.synchronize()
+            for one in (expected, net):
+                torch.nn.utils.clip_grad_norm_(one.parameters(), 0.01)
+        plain.step(), ours.step()
+        parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_hooks_run_once() -> None:
+    net, calls = model(), []
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    loss_of(net, *map(part, batch(0))).backward()
+    optimizer.step()
+    assert calls == ["before", "after"]
+
+
+def scaler_of(**options: Any) -> Any:
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this PyTorch has no scaler for the processor")
+    return torch.amp.GradScaler("cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 1}, {"backward_passes_per_step": 2}, {}, {"op": hvd.Adasum}], ids=lambda o: str([*o])
+)
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_a_scaler_that_finds_an_infinity_on_one_rank(options: dict[str, Any], unscaled: bool) -> None:
+    net = Forked()  # one layer of which nobody uses
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+    scaler = scaler_of(init_scale=4.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = net(part(batch(step)[0]), left=True).mean()
+        before = copy.deepcopy(net.state_dict())
+        scaler.scale(loss * (float("inf") if step == 1 and hvd.rank() == hvd.size() - 1 else 1.0)).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before["left.weight"], net.left.weight) == (step == 1)
+        bits_are_the_same_everywhere(net)
+    assert scaler.get_scale() == 2.0
+
+
+def test_clipping_after_a_scaler_that_is_switched_off() -> None:
+    expected, net = model(), model()
+    plain, ours = sgd(expected), hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    scaler = scaler_of(enabled=False)
+    for step in range(3):
+        plain.zero_grad(), ours.zero_grad()
+        loss_of(expected, *batch(step)).backward()
+        scaler.scale(loss_of(net, *map(part, batch(step)))).backward()
+        scaler.unscale_(ours)
+        for one in (expected, net):
+            torch.nn.utils.clip_grad_norm_(one.parameters(), 0.1)
+        plain.step()
+        scaler.step(ours)
+        scaler.update()
+    parameters_are_near(net, expected)
+
+
+def test_gradients_that_are_changed_on_their_way() -> None:
+    if hvd.size() == 1:
+        pytest.skip("one rank exchanges nothing")
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    for _ in range(2):
+        loss_of(net, *map(part, batch(0))).backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        with pytest.raises(AssertionError, match=r"call optimizer\.synchronize\(\)"):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
+    def net() -> torch.nn.Module:
+        torch.manual_seed(2)
+        return torch.nn.ModuleList([torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)])
+
+    expected, ours = net(), net()
+    make = lambda net: torch.optim.SparseAdam(net.parameters(), lr=0.1)  # noqa: E731
+    plain = make(expected)
+    optimizer = hvd.DistributedOptimizer(make(ours), ours.named_parameters(), sparse_as_dense=dense, groups=1)
+    words = (torch.arange(3 * hvd.size()) * 7 % 10).view(-1, 3)
+    for step in range(4):
+        # Only the last rank uses the second one, and in the first step nobody.
+        used = [[0] if step == 0 or rank < hvd.size() - 1 else [0, 1] for rank in range(hvd.size())]
+        plain.zero_grad(), optimizer.zero_grad()
+        losses = [
+            expected[at](words[rank : rank + 1]).square().sum() for rank in range(hvd.size()) for at in used[rank]
+        ]
+        (sum(losses) / hvd.size()).backward()
+        own = words[hvd.rank() : hvd.rank() + 1]
+        sum(ours[at](own).square().sum() for at in used[hvd.rank()]).backward()
+        plain.step(), optimizer.step()
+        parameters_are_near(ours, expected)
+    bits_are_the_same_everywhere(ours)
+
+
+def test_gradients_of_another_type_than_their_parameters() -> None:
+    net = model().to(torch.bfloat16)
+    if not hasattr(net[0].weight, "grad_dtype"):
+        pytest.skip("in this PyTorch gradients have their parameters' type")
+    for parameter in net.parameters():
+        parameter.grad_dtype = torch.float32
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(net, *(part(whole).to(torch.bfloat16) for whole in batch(step))).backward()
+        optimizer.synchronize()
+        assert all(p.grad.dtype == torch.float32 for p in net.parameters())
+        if hvd.size() > 1:
+            # An average that no bfloat16 is.
+            assert any(not torch.equal(p.grad, p.grad.bfloat16().float()) for p in net.parameters())
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of an older manner."""
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        super().zero_grad()
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+
+
+def test_an_optimizer_with_methods_of_its_own() -> None:
+    expected, _ = alone(lambda net: torch.optim.SGD(net.parameters(), lr=0.1), steps=2)
+    net = model()
+    optimizer = hvd.DistributedOptimizer(Own(net.parameters(), lr=0.1), net.named_parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        optimizer.step()
+    parameters_are_near(net, expected)
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_copies(op: Any) -> None:
+    net = model()
+    optimizer = hvd.DistributedOptimizer(adam(net), net.named_parameters(), op=op)
+
+    def step(net: torch.nn.Module, optimizer: Any, at: int) -> None:
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(at))).backward()
+        optimizer.step()
+
+    step(net, optimizer, 0)
+    twin, copied = copy.deepcopy((net, optimizer))
+    assert type(copied).__mro__[1:] == type(optimizer).__mro__[1:] and copied is not optimizer
+    for at in range(1, 3):
+        step(net, optimizer, at), step(twin, copied, at)
+    parameters_are_near(net, twin, within=0.0)
+    bits_are_the_same_everywhere(twin)
+
+
+def test_a_loss_that_decides_how_an_optimizer_goes_on() -> None:
+    def train(net: torch.nn.Module, optimizer: Any, given: Callable[[Any], Any]) -> None:
+        for step in range(2):
+
+            def closure(step: int = step) -> Any:
+                optimizer.zero_grad()
+                loss = loss_of(net, *map(given, batch(step)))
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    make = lambda net: torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe")  # noqa: E731
+    expected, net = model().double(), model().double()
+    train(expected, make(expected), torch.Tensor.double)
+    train(net, hvd.DistributedOptimizer(make(net), net.named_parameters()), lambda whole: part(whole).double())
+    parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
+def test_what_scripts_read_of_horovods_optimizer() -> None:
+    net = model()
+    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), backward_passes_per_step=2)
+    parameters = dict(net.named_parameters())
+    assert optimizer._parameter_names == {parameter: name for name, parameter in parameters.items()}
+    assert optimizer._requires_update == set(parameters.values())
+    assert optimizer._compression is hvd.Compression.none and optimizer.op == hvd.Average
+    assert optimizer.process_set is hvd.global_process_set and optimizer.gradient_predivide_factor == 1.0
+    assert set(optimizer._allreduce_delay.values()) == {2} and optimizer._handles == {}
+    assert not optimizer._synchronized and optimizer._should_synchronize and not optimizer.sparse_as_dense
+    for _ in range(2):
+        loss_of(net, *map(part, batch(0))).backward()
+    if hvd.size() > 1:
+        assert set(optimizer._handles) == set(parameters.values())
+    optimizer.synchronize()
+    assert optimizer._synchronized or hvd.size() == 1

@@ -1,0 +1,34 @@
+"""Random trainings: N ranks with their parts of the batch are one process with all of it (``training_runs.py``)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, LIMIT, jobs_of, needs_torch
+
+# Many runs a job: what takes its time is to start one.
+JOBS = [job for job in jobs_of("127.0.0.1:2", "127.0.0.1:1,127.0.0.2:2") if job != "127.0.0.1:1"]
+RUNS = 500 if os.environ.get("GWTEST_JOBS") == "all" else 40
+FIRST = int(os.environ.get("GWTEST_SEED", "0"))
+
+
+@pytest.mark.parametrize("hosts", JOBS)
+def test_trainings_on_the_ranks_of(hosts: str) -> None:
+    needs_torch(2, 2, why="nothing to train without")
+    count = -(-RUNS // len(JOBS))
+    first = FIRST + JOBS.index(hosts) * count
+    ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+    program = [sys.executable, str(Path(__file__).parent / "training_runs.py"), str(first), str(count)]
+    done = subprocess.run(
+        [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *program],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=4 * LIMIT,
+    )
+    assert done.returncode == 0 and done.stdout.count(f"RUNS {count} DIFFER []\n") == ranks, done.stdout[-20_000:]

@@ -1,0 +1,396 @@
+"""Carries out random trainings (``training_plans``) in one process and on all ranks, and compares them.
+
+    gradwire run -np 2 -- python training_runs.py 0 20
+
+After each step the parameters of N ranks are those of one process with the joined batch, and in the end they have the
+same bits on all ranks. Each rank calculates the one process by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from training_plans import Plan, plan
+
+import gradwire.torch as hvd
+
+ROWS = 4
+WORDS = 12
+
+
+class Net(torch.nn.Module):
+    """A small model with whatever a plan wants."""
+
+    def __init__(self, made: Plan, distributed: bool) -> None:
+        super().__init__()
+        self.made = made
+        if made.model == "conv":
+            self.first = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
+            norm = hvd.SyncBatchNorm if distributed else torch.nn.BatchNorm2d
+            self.norm = norm(8) if made.norm else torch.nn.Identity()
+            self.second = torch.nn.Conv2d(8, 8, 3, padding=1, stride=2)
+        elif made.model == "words":
+            self.words = torch.nn.Embedding(WORDS, 8, sparse=made.sparse is not None)
+        else:
+            self.first = torch.nn.Linear(6, 8)
+        self.left, self.right = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.late = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, WORDS if made.tied else 1, bias=not made.tied)
+        if made.tied:
+            self.head.weight = self.words.weight
+        if made.frozen:
+            self.late.requires_grad_(False)
+
+    def forward(self, given: torch.Tensor, left: bool) -> torch.Tensor:
+        if self.made.model == "conv":
+            if self.made.channels_last:
+                given = given.contiguous(memory_format=torch.channels_last)
+            hidden = torch.tanh(self.second(torch.tanh(self.norm(self.first(given))))).mean((2, 3))
+        elif self.made.model == "words":
+            hidden = torch.tanh(self.words(given).mean(1) * 3)
+        else:
+            hidden = torch.tanh(self.first(given))
+        hidden = torch.tanh((self.left if left else self.right)(hidden))
+        return self.head(hidden + torch.tanh(self.late(hidden)))
+
+
+class Run:
+    """One training, of one process for all shards or of a rank with its own."""
+
+    def __init__(self, made: Plan, distributed: bool) -> None:
+        self.made, self.distributed = made, distributed
+        self.size, self.rank = hvd.size(), hvd.rank()
+        self.ranks = list(range(self.size))  # those that still have data
+        torch.manual_seed(made.seed)
+        self.net = Net(made, distributed).to(made.dtype)
+        if made.channels_last:
+            self.net = self.net.to(memory_format=torch.channels_last)
+        self.hooked = [0, 0]
+        self.optimizers: list[Any] = []
+        self.schedulers: list[Any] = []
+        self.scaler: Any = None
+        if made.scaler is not None:
+            on = made.scaler == "on"
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=on)
+        self._make()
+
+    # Making it
+
+    def _make(self) -> None:
+        made, net = self.made, self.net
+        sparse = [net.words.weight] if made.sparse is not None else []
+        rest = [p for p in net.parameters() if all(p is not q for q in sparse)]
+        plain = [self._optimizer(made.optimizer, rest, made.options)]
+        if sparse:
+            plain.append(getattr(torch.optim, made.sparse)(sparse, lr=0.05))
+        if made.optimizer == "Muon":
+            flat = [p for p in rest if p.dim() != 2]
+            plain[0] = torch.optim.Muon([p for p in rest if p.dim() == 2], lr=0.02, weight_decay=0.0)
+            plain.append(torch.optim.SGD(flat, lr=0.05))
+        if made.hooks:
+            plain[0].register_step_pre_hook(lambda *_: self._count(0))
+            plain[0].register_step_post_hook(lambda *_: self._count(1))
+        if made.scheduled_before:
+            self._schedule(plain)
+        self.optimizers = [self._wrap(optimizer) for optimizer in plain] if self.distributed else plain
+        if not made.scheduled_before:
+            self._schedule(self.optimizers)
+
+    def _count(self, which: int) -> None:
+        self.hooked[which] += 1
+
+    def _optimizer(self, name: str, parameters: list[Any], options: dict[str, Any]) -> Any:
+        made = self.made
+        given: dict[str, Any] = {"lr": 0.5 if name == "LBFGS" else 0.05, **options}
+        if name == "Muon":
+            return None
+        if made.way is not None:
+            given["foreach"] = made.way == "foreach"
+        if made.way == "fused":
+            given.update(fused=True, foreach=None)
+        if made.groups_of_parameters:
+            half = len(parameters) // 2
+            parts = [{"params": parameters[:half]}, {"params": parameters[half:], "lr": 0.01}]
+            return getattr(torch.optim, name)(parts, **given)
+        return getattr(torch.optim, name)(parameters, **given)
+
+    def _wrap(self, optimizer: Any) -> Any:
+        made, options = self.made, dict(self.made.wrapped)
+        if "op" in options:
+            options["op"] = getattr(hvd, options["op"])
+        if "compression" in options:
+            options["compression"] = getattr(hvd.Compression, options["compression"])
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        if made.groups == "lists":
+            options["groups"] = [own[:2], own[2:3], own[4:]]
+        elif made.groups is not None:
+            options["groups"] = made.groups
+        named = [(name, p) for name, p in self.net.named_parameters() if any(p is q for q in own)]
+        return hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=made.passes, **options)
+
+    def _schedule(self, optimizers: list[Any]) -> None:
+        kinds = torch.optim.lr_scheduler
+        for optimizer in optimizers:
+            name = self.made.scheduler
+            if name == "StepLR":
+                self.schedulers.append(kinds.StepLR(optimizer, 2, gamma=0.5))
+            elif name == "ExponentialLR":
+                self.schedulers.append(kinds.ExponentialLR(optimizer, 0.8))
+            elif name == "CosineAnnealingLR":
+                self.schedulers.append(kinds.CosineAnnealingLR(optimizer, 10))
+            elif name == "OneCycleLR":
+                cycled = any(key in optimizer.defaults for key in ("momentum", "betas"))
+                self.schedulers.append(kinds.OneCycleLR(optimizer, 0.06, total_steps=40, cycle_momentum=cycled))
+            elif name == "ReduceLROnPlateau":
+                self.schedulers.append(kinds.ReduceLROnPlateau(optimizer, patience=0, factor=0.5))
+
+    # Its data
+
+    def _batch(self, step: int, micro: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.made
+        random = torch.Generator().manual_seed(made.seed * 1009 + step * 101 + micro * 17 + rank)
+        if made.model == "words":
+            given = torch.randint(WORDS, (ROWS, 3), generator=random)
+        else:
+            shape = (ROWS, 3, 4, 4) if made.model == "conv" else (ROWS, 6)
+            given = torch.randn(shape, generator=random, dtype=torch.float64).to(made.dtype)
+        wanted = torch.randn((ROWS, WORDS if made.tied else 1), generator=random, dtype=torch.float64)
+        return given, wanted.to(made.dtype)
+
+    def _left(self, step: int, rank: int) -> bool:
+        ways = {"left": True, "step": step % 2 == 0, "rank": rank % 2 == 0, "rank and step": (rank + step) % 3 > 0}
+        return ways[self.made.branch]
+
+    def loss(self, step: int, micro: int) -> torch.Tensor:
+        """This rank's, or that of all ranks' data."""
+        made = self.made
+        shards = [self.rank] if self.distributed else self.ranks
+        batches = [self._batch(step, micro, rank) for rank in shards]
+        if made.norm:
+            given, wanted = (torch.cat(parts) for parts in zip(*batches))
+            losses = [F.mse_loss(self.net(given, self._left(step, 0)), wanted) * len(shards)]
+        else:
+            losses = [F.mse_loss(self.net(x, self._left(step, r)), y) for (x, y), r in zip(batches, shards)]
+        if made.infinity is not None and made.infinity[0] == step:
+            broken = made.infinity[1] % self.size
+            if broken in shards:
+                losses[0 if made.norm else shards.index(broken)] *= float("inf")
+        total = sum(losses[1:], losses[0])
+        return total if made.wrapped.get("op") == "Sum" else total / len(shards)
+
+    # Its steps
+
+    def clear(self) -> None:
+        how = self.made.clear
+        if how.startswith("optimizer"):
+            for optimizer in self.optimizers:
+                if how == "optimizer":
+                    optimizer.zero_grad()
+                else:
+                    optimizer.zero_grad(set_to_none=False)
+        elif how.startswith("model"):
+            self.net.zero_grad(set_to_none=how == "model")
+
+    def backward(self, step: int, happens: dict[str, Any]) -> torch.Tensor:
+        total = torch.zeros(())
+        for micro in range(happens["micro"]):
+            loss = self.loss(step, micro)
+            (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
+            total = total + loss.detach()
+        return total
+
+    def before(self, event: str | None) -> None:
+        if event == "load state":
+            for optimizer in self.optimizers:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        elif event == "broadcast" and self.distributed:
+            hvd.broadcast_parameters(self.net.state_dict(), root_rank=0)
+            for optimizer in self.optimizers:
+                hvd.broadcast_optimizer_state(optimizer, root_rank=self.size - 1)
+        elif event == "copy" and self.made.optimizer != "LBFGS" and not self.schedulers and not self.made.hooks:
+            # LBFGS can't be copied in PyTorch.
+            self.net, self.optimizers = copy.deepcopy((self.net, self.optimizers))
+        elif event == "recast":
+            other = torch.float32 if self.made.dtype is torch.float64 else torch.float64
+            self.net.to(other)
+            self.net.to(self.made.dtype)
+        elif event == "share memory" and self.made.sparse is None:
+            self.net.share_memory()
+        elif event in ("freeze", "unfreeze"):
+            self.net.late.requires_grad_(event == "unfreeze")
+        elif event == "restart" and self.distributed:
+            hvd.shutdown()
+            hvd.init()
+
+    def between(self, event: str | None) -> None:
+        if event == "swap storage":
+            self.synchronized()
+            for parameter in self.net.parameters():
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    parameter.grad.data = parameter.grad.data.clone()
+        elif event == "read groups" or (event == "root reads groups" and self.rank == 0):
+            assert all(len(optimizer.param_groups) for optimizer in self.optimizers)
+        elif event == "synchronize":
+            self.synchronized()
+        elif event == "look at gradients" and self.synchronized():
+            norms = [p.grad.detach().norm() for p in self.net.parameters() if p.grad is not None]
+            assert norms or not self.ranks
+
+    def synchronized(self) -> bool:
+        if self.distributed:
+            for optimizer in self.optimizers:
+                optimizer.synchronize()
+        return True
+
+    def _clip(self) -> None:
+        how, made_sparse = self.made.clip, self.made.sparse is not None
+        groups = [p for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]]
+        parameters = [p for p in (groups if how == "norm of groups" else self.net.parameters()) if p.grad is not None]
+        if how == "by hand":
+            for parameter in parameters:
+                parameter.grad.mul_(0.5)
+        elif not parameters or made_sparse:
+            return  # PyTorch's functions take no sparse ones
+        elif how == "value":
+            torch.nn.utils.clip_grad_value_(parameters, 0.05)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+
+    def finish(self, skip: bool) -> None:
+        made, scaler = self.made, self.scaler
+        if made.clip is not None:
+            if scaler is None:
+                self.synchronized()
+            else:
+                for optimizer in self.optimizers:
+                    scaler.unscale_(optimizer)
+            self._clip()
+        with contextlib.ExitStack() as stack:
+            if self.distributed and skip and made.clip is not None:
+                for optimizer in self.optimizers:
+                    stack.enter_context(optimizer.skip_synchronize())
+            for optimizer in self.optimizers:
+                if any(p.grad is not None for g in optimizer.param_groups for p in g["params"]) or scaler is None:
+                    scaler.step(optimizer) if scaler is not None else optimizer.step()
+            if scaler is not None:
+                scaler.update()
+
+    def step(self, step: int, happens: dict[str, Any]) -> None:
+        self.before(happens.get("before"))
+        if self.made.closure:
+            loss = self._by_closure(step, happens)
+        else:
+            self.clear()
+            instead = happens.get("instead")
+            loss = torch.zeros(())
+            if instead != "no backward":
+                loss = self.backward(step, happens)
+                self.between(happens.get("between"))
+            if instead == "begin again":
+                self.synchronized()
+                self.net.zero_grad()
+                loss = self.backward(step, happens)
+            elif instead == "another backward":
+                self.synchronized()
+                loss = loss + self.backward(step + 50, happens)
+            self.finish(skip=step % 2 == 0)
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(step % 2)
+            else:
+                scheduler.step()
+        del loss
+
+    def _by_closure(self, step: int, happens: dict[str, Any]) -> Any:
+        def closure() -> torch.Tensor:
+            self.clear()
+            loss = self.loss(step, 0)
+            loss.backward()
+            if self.distributed:
+                for optimizer in others:
+                    optimizer.synchronize()
+            return loss
+
+        first, *others = self.optimizers
+        loss = first.step(closure)
+        for optimizer in others:
+            optimizer.step()
+        return loss
+
+    def state(self) -> list[torch.Tensor]:
+        return [tensor.detach().clone() for tensor in self.net.state_dict().values()]
+
+    def run(self) -> Iterator[list[torch.Tensor]]:
+        """The parameters after each step."""
+        for step, happens in enumerate(self.made.steps):
+            self.step(step, happens)
+            yield self.state()
+        for step in range(self.made.tail if self.size > 1 else 0):
+            # The first rank has no more data, nor has the second one from the second step on.
+            left = [rank for rank in range(self.size) if rank > min(step, self.size - 2)]
+            if self.distributed and self.rank in self.ranks and self.rank not in left:
+                hvd.join()
+            self.ranks = left
+            if not self.distributed or self.rank in left:
+                self.step(100 + step, {"micro": self.made.passes})
+            yield self.state()
+        if self.distributed and self.made.tail and self.size > 1:
+            if self.rank in self.ranks:
+                hvd.join()
+            hvd.broadcast_parameters(self.net.state_dict(), root_rank=self.size - 1)
+
+
+def compare(seed: int) -> str:
+    """How the ranks' training differs from that of one process; nothing if it does not."""
+    made = plan(seed)
+    alone = Run(made, distributed=False)
+    expected = list(alone.run())
+    ours = Run(made, distributed=True)
+    differences = []
+    for step, (wanted, got) in enumerate(zip(expected, ours.run(), strict=True)):
+        if step >= len(made.steps) and ours.rank not in ours.ranks:
+            continue  # this rank has no more data
+        for name, one, other in zip(ours.net.state_dict(), wanted, got):
+            try:
+                torch.testing.assert_close(other, one, atol=made.within, rtol=made.within, equal_nan=True)
+            except AssertionError as error:
+                differences.append(f"step {step}, {name}: {error}")
+    if ours.hooked != alone.hooked and not made.tail:
+        differences.append(f"hooks ran {ours.hooked} times, not {alone.hooked}")
+    mine = torch.cat([tensor.flatten().double() for tensor in ours.state()])
+    for rank, theirs in enumerate(hvd.allgather(mine.unsqueeze(0))):
+        if not torch.equal(theirs.view(torch.int64), mine.view(torch.int64)):
+            differences.append(f"other bits than on rank {rank}")
+    return "\n".join(differences[:3])
+
+
+def main() -> None:
+    first, count = map(int, sys.argv[1:3])
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    hvd.init()
+    differ = []
+    for seed in range(first, first + count):
+        print(f"SEED {seed}\n", end="", flush=True)
+        try:
+            difference = compare(seed)
+        except BaseException:
+            difference = traceback.format_exc()
+            raise
+        finally:
+            if difference:
+                differ.append(seed)
+                print(f"SEED {seed} DIFFERS on rank {hvd.rank()}: {plan(seed)}\n{difference}\n", end="", flush=True)
+    print(f"RUNS {count} DIFFER {differ}\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
