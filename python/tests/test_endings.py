@@ -111,6 +111,52 @@ def test_an_exit_with_work_in_flight(job: Job) -> None:
     assert "SIGABRT" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 
+def test_a_daemon_that_is_continued_writes_to_no_array_any_more(job: Job) -> None:
+    """It is stopped in the middle of an operation until every wait has failed, and continued."""
+    done = job(
+        """
+        import os, pathlib, signal, threading, time
+        import gradwire as gw, numpy as np
+        from gradwire._world import session
+        gw.init()
+        folder = pathlib.Path(os.environ["TEST_FOLDER"])
+
+        def daemon():
+            job = ("GRADWIRE_JOB=" + os.environ["GRADWIRE_JOB"]).encode()
+            for process in pathlib.Path("/proc").glob("[0-9]*"):
+                try:
+                    is_daemon = (process / "comm").read_text() == "gradwired\\n"
+                    if is_daemon and job in (process / "environ").read_bytes().split(b"\\0"):
+                        return int(process.name)
+                except OSError:
+                    pass
+
+        buffer = session().buffer("f32", [8_000_000])
+        array = np.asarray(buffer)  # of the memory that the daemon writes to
+        steps = 0
+        try:
+            while True:
+                array[:] = gw.rank() + 1
+                session().allreduce([buffer], "sum", name="gradient").wait()
+                steps += 1
+                if steps == 3 and gw.rank() == 0:
+                    threading.Timer(0.2, os.kill, (daemon(), signal.SIGSTOP)).start()
+        except gw.PeerLost as error:
+            print("TOLD", "no sign of life" in str(error), flush=True)
+        before = array.copy()
+        (folder / str(gw.rank())).touch()
+        while not all((folder / rank).exists() for rank in "01"):
+            time.sleep(0.01)
+        if gw.rank() == 0:
+            os.kill(daemon(), signal.SIGCONT)
+        time.sleep(1)
+        print("CHANGED", int((array != before).sum()), flush=True)
+        """
+    )
+    assert done.stdout.count("TOLD True") == 2, done.stdout
+    assert done.stdout.count("CHANGED 0") == 2, done.stdout
+
+
 def test_a_good_end_is_quiet(job: Job) -> None:
     done = job("import gradwire as gw; gw.init(); gw.barrier(); print('RANK', gw.rank())")
     assert done.returncode == 0

@@ -107,7 +107,7 @@ fn round_trip(c: &mut Criterion, name: &str, bell: Option<OwnedFd>, spin: Durati
                 }
                 loop {
                     let seen = worker.epoch();
-                    if worker.pop_completion().is_some() {
+                    if worker.pop_completion().is_ok_and(|popped| popped.is_some()) {
                         break;
                     }
                     worker.wait(seen, Duration::from_secs(1), spin);

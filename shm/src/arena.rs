@@ -3,18 +3,23 @@
 //!
 //! An arena is a few large segments and one list of what is free in them. It grows by a segment
 //! when nothing fits and gives freed blocks out again (best fit, neighbours are joined); segments
-//! live as long as the arena, because the daemon has them mapped.
+//! live as long as the arena, because the daemon has them mapped. Of a daemon that can't be asked
+//! to stop, [`take_back`] makes them independent.
 
 use std::{
     error::Error,
     fmt,
-    os::fd::OwnedFd,
+    ops::Range,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use gradwire_proto::JobId;
 
-use crate::segment::{HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId};
+use crate::segment::{
+    HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId,
+    reserve::{self, Reserve},
+};
 
 mod free_list;
 
@@ -95,9 +100,15 @@ pub struct ArenaStats {
     pub used: u64,
 }
 
+/// A segment, and what it takes to take it back.
+struct Lent {
+    segment: Segment,
+    reserve: Reserve,
+}
+
 #[derive(Default)]
 struct State {
-    segments: Vec<Arc<Segment>>,
+    segments: Vec<Arc<Lent>>,
     free: FreeList,
     stats: ArenaStats,
 }
@@ -166,7 +177,7 @@ impl Arena {
         state.stats.used += room;
         let memory = Arc::clone(&state.segments[index as usize]);
         drop(state);
-        let pointer = memory.as_ptr().wrapping_add(offset as usize);
+        let pointer = memory.segment.as_ptr().wrapping_add(offset as usize);
         let arena = Arc::clone(&self.0);
         Some(ArenaBlock { arena, segment: SegmentId(index), offset, bytes, room, pointer })
     }
@@ -189,13 +200,14 @@ impl Arena {
         let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
         let (segment, fd) = Segment::create(&name, size, *huge)?;
         let bytes = segment.bytes();
+        let reserve = Reserve::of(&segment, fd.as_fd(), *huge)?;
         (self.0.register)(id, &segment, fd).map_err(|source| ArenaError::Register {
             segment: id,
             bytes,
             source,
         })?;
         let mut state = self.0.state();
-        state.segments.push(Arc::new(segment));
+        state.segments.push(Arc::new(Lent { segment, reserve }));
         state.free.add(id.0, bytes);
         state.stats.segments += 1;
         state.stats.reserved += bytes;
@@ -205,10 +217,16 @@ impl Arena {
     /// Where `bytes` bytes from `pointer` lie, if all of them are in one segment of this arena.
     pub fn locate(&self, pointer: *const u8, bytes: u64) -> Option<(SegmentId, u64)> {
         let state = self.0.state();
-        (0..).zip(&state.segments).find_map(|(index, segment)| {
+        (0..).zip(&state.segments).find_map(|(index, lent)| {
+            let segment = &lent.segment;
             let offset = pointer.addr().checked_sub(segment.as_ptr().addr())? as u64;
             segment.range(offset, bytes).map(|_| (SegmentId(index), offset))
         })
+    }
+
+    /// Whether a block is of this arena.
+    pub fn owns(&self, block: &ArenaBlock) -> bool {
+        Arc::ptr_eq(&self.0, &block.arena)
     }
 
     /// How full the arena is.
@@ -257,7 +275,7 @@ impl ArenaBlock {
         let state = self.arena.state();
         // Segments are never taken away.
         let bytes =
-            state.segments.get(self.segment.0 as usize).map_or(0, |segment| segment.bytes());
+            state.segments.get(self.segment.0 as usize).map_or(0, |lent| lent.segment.bytes());
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
     }
 
@@ -265,6 +283,34 @@ impl ArenaBlock {
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer
     }
+}
+
+/// Takes blocks back from a daemon that may be at work on them and can't be asked to stop. After
+/// this it sees nothing that this process writes to any block of their segments. What it writes to
+/// the given bytes of a block has no effect here: they are what they were at some moment during the
+/// call, or zeros in part where there is no memory for copies. Their addresses stay.
+///
+/// # Errors
+/// [`SegmentError`] if the kernel refuses a step, or if a range is not within its block; the daemon
+/// may still write to some blocks then.
+pub fn take_back<'a>(
+    blocks: impl IntoIterator<Item = (&'a ArenaBlock, Range<u64>), IntoIter: Clone>,
+) -> Result<(), SegmentError> {
+    let blocks = blocks.into_iter();
+    let bytes = |(_, range): (_, Range<u64>)| range.end.saturating_sub(range.start);
+    let copied = reserve::fits(blocks.clone().map(bytes).sum());
+    for (block, Range { start, end }) in blocks {
+        if end > block.bytes {
+            return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
+        }
+        let lent = block.arena.state().segments.get(block.segment.0 as usize).cloned();
+        // Segments are never taken away.
+        let Some(lent) = lent else { continue };
+        lent.reserve.replace(&lent.segment)?;
+        let range = block.offset + start..block.offset + end;
+        lent.reserve.settle(&lent.segment, range, copied)?;
+    }
+    Ok(())
 }
 
 impl fmt::Debug for ArenaBlock {

@@ -27,6 +27,7 @@ use rustix::{
     process::Resource,
 };
 
+pub(crate) mod reserve;
 mod room;
 
 /// A segment's number within its worker's attachment: 0, 1, 2 … in the order of hand-over.

@@ -39,8 +39,8 @@ fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
     });
     // What came before the wait ends it, too.
     assert!(worker.wait(seen, LONG, SPIN));
-    assert_eq!(worker.pop_completion(), Some(Completion { ticket: 5, aux: 9 }));
-    assert_eq!(worker.pop_completion(), None);
+    assert_eq!(worker.pop_completion(), Ok(Some(Completion { ticket: 5, aux: 9 })));
+    assert_eq!(worker.pop_completion(), Ok(None));
 
     let seen = worker.epoch();
     thread::scope(|scope| {
@@ -79,7 +79,7 @@ fn many_threads_submit_and_many_threads_answer() {
             scope.spawn(|| {
                 loop {
                     let seen = worker.epoch();
-                    while let Some(Completion { ticket, .. }) = worker.pop_completion() {
+                    while let Some(Completion { ticket, .. }) = worker.pop_completion().unwrap() {
                         assert!(answered.lock().unwrap().insert(ticket), "{ticket} came twice");
                     }
                     if answered.lock().unwrap().len() as u64 == 2 * EACH {

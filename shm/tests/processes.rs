@@ -113,7 +113,7 @@ fn worker(part: &Part) -> Result<(), &'static str> {
         }
         let seen = control.epoch();
         let before = completed;
-        while let Some(Completion { ticket, .. }) = control.pop_completion() {
+        while let Some(Completion { ticket, .. }) = control.pop_completion().unwrap() {
             assert_eq!(ticket, completed, "answers come in order here");
             completed += 1;
             if completed == 1 {

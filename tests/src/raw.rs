@@ -304,7 +304,7 @@ impl RawWorker {
     pub fn completed(&self) -> Result<Completion> {
         let begin = Instant::now();
         loop {
-            if let Some(completion) = self.control.pop_completion() {
+            if let Some(completion) = self.control.pop_completion()? {
                 self.control.answered();
                 return Ok(completion);
             }

@@ -132,7 +132,7 @@ fn a_rank_that_dies_between_two_steps_is_named() {
     raw.add_segment(4096).unwrap();
     submit(&raw, 1, "step", 10);
     let seen = raw.control.epoch();
-    while raw.control.pop_completion().is_none() {
+    while raw.control.pop_completion().unwrap().is_none() {
         raw.control.wait(seen, Duration::from_millis(10), Duration::ZERO);
     }
     drop(raw);

@@ -130,6 +130,33 @@ fn a_daemon_that_is_stopped_is_told_by_its_silence() {
     report.assert_code(1);
 }
 
+/// It was in the middle of an operation, and goes on with it when every rank has given it up.
+#[test]
+fn a_daemon_that_is_continued_writes_to_no_tensor_any_more() {
+    let seed = now_us();
+    println!("seed {seed}: replay by putting it in place of now_us()");
+    for round in 0..3 {
+        let steps = ["deaf", "attach", "lend:16000000", "until:gone", "exit:1"];
+        // The daemon finds them silent as soon as it goes on, and the job ends.
+        let launch = Launch::new().ranks(2).set("launch.grace_ms=60000");
+        let mut job = launch.rank(&steps).start();
+        job.until_said("looping", 2);
+        sleep(Duration::from_micros((seed >> round) % 300_000));
+        job.signal(Role::Daemon(0), Signal::STOP);
+        let told = job.until_said("told", 2);
+        for said in told {
+            assert!(said.text.contains("has given no sign of life for"), "{said:?}");
+        }
+        job.signal(Role::Daemon(0), Signal::CONT);
+        sleep(Duration::from_secs(1));
+        job.allow("go");
+        let changed = job.until_said("changed", 2);
+        assert!(changed.iter().all(|said| said.text == "[0, 0]"), "{changed:?}");
+        job.allow("gone");
+        job.finish();
+    }
+}
+
 #[test]
 fn the_daemon_that_hosts_the_coordinator_is_killed_or_stopped() {
     for signal in [Signal::KILL, Signal::STOP] {

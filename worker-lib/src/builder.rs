@@ -114,7 +114,11 @@ impl SessionBuilder {
         let spin = tuning.spin.unwrap_or_else(|| default_spin(world.local_size));
         let shared = Arc::new(Shared::new(control, stream, doorbell, spin));
         let arena = arena(&shared, job.clone(), &tuning);
-        let threads = Threads::start(&shared, &arena, tuning.silence)?;
+        let threads = Threads::start(&shared, &arena, tuning.silence).inspect_err(|error| {
+            // TELL: the others count on this rank by now, and would only see it go.
+            let reason = error.to_string();
+            let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
+        })?;
         let limit = tuning.max_object_bytes;
         Ok(Session::new(shared, arena, world, job, process, threads, limit))
     }

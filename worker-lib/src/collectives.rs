@@ -184,6 +184,8 @@ impl Session {
         let Call { set, name, way, priority, origin, request } = call;
         // Before anything is made room for: nothing is started then.
         request.validate()?;
+        let given = if let Target::Given(given) = into { Some(*given) } else { None };
+        self.check_memory(inputs.iter().copied().chain(given))?;
         let number = set.number();
         let expected = request.expected(
             gradwire_proto::Rank(self.rank()),
@@ -214,7 +216,13 @@ impl Session {
             let (input, output) = (input.unwrap_or(any), output.unwrap_or(any));
             from.push(input.place());
             to.push(output.place());
-            memory.extend([input.keep(), output.keep()]);
+            // What the program gave it sees again, however the operation ends. New memory it sees
+            // only if the operation succeeds.
+            let result = match into {
+                Target::New => output.lend(),
+                Target::InPlace | Target::Given(_) => output.lend_mut(),
+            };
+            memory.extend([input.lend(), result]);
         }
         // Last, so that a call that is refused is counted by nobody: other ranks don't know of it.
         let numbered = match (way, &name) {

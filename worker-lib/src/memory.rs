@@ -6,10 +6,14 @@
 //! keeps a [`Keep`] for as long as the operation runs: it keeps the memory from being given to
 //! another tensor, and can't look into it. A [`SharedBuffer`] has no slices at all, so that others
 //! may have views of it.
+//!
+//! A session may end while the daemon is still at work on an operation: it was stopped, for one.
+//! Before anybody who waits for the operation is told, its memory is taken back ([`Keep::take_back`]).
 
 use std::{
     fmt,
     marker::PhantomData,
+    ops::Range,
     slice,
     sync::{
         Arc,
@@ -18,7 +22,11 @@ use std::{
 };
 
 use gradwire_proto::{DType, Shape};
-use gradwire_shm::{arena::ArenaBlock, control::Place};
+use gradwire_shm::{
+    arena::{self, Arena, ArenaBlock},
+    control::Place,
+    segment::SegmentError,
+};
 
 use crate::{
     element::Element,
@@ -28,8 +36,21 @@ use crate::{
 /// Keeps a buffer's memory taken without access to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Keep {
-    #[expect(dead_code, reason = "held for its drop")]
     block: Arc<ArenaBlock>,
+    /// The bytes of the block that the daemon writes.
+    written: Range<u64>,
+}
+
+impl Keep {
+    /// Makes memory independent of what the daemon does with it from now on.
+    ///
+    /// # Errors
+    /// If the kernel refuses that; the daemon may still write to it then.
+    pub(crate) fn take_back<'a>(
+        all: impl IntoIterator<Item = &'a Self, IntoIter: Clone>,
+    ) -> Result<(), SegmentError> {
+        arena::take_back(all.into_iter().map(|keep| (&*keep.block, keep.written.clone())))
+    }
 }
 
 /// Where a tensor is and what it is, without a way to its bytes.
@@ -63,8 +84,19 @@ impl Memory {
         Place { segment: self.block.segment().0, offset: self.block.offset() + self.start }
     }
 
-    pub(crate) fn keep(&self) -> Keep {
-        Keep { block: self.block.clone() }
+    /// Whether it is in this arena: in another one the same place is another tensor's.
+    pub(crate) fn is_in(&self, arena: &Arena) -> bool {
+        arena.owns(&self.block)
+    }
+
+    /// Keeps the memory taken while the daemon reads it.
+    pub(crate) fn lend(&self) -> Keep {
+        Keep { block: self.block.clone(), written: 0..0 }
+    }
+
+    /// Keeps the memory taken while the daemon writes it.
+    pub(crate) fn lend_mut(&self) -> Keep {
+        Keep { written: self.start..self.start + self.byte_len(), ..self.lend() }
     }
 
     /// Writes all of it. Others that have a way to the same memory may see some of it earlier.
@@ -148,7 +180,8 @@ impl Buffer {
         // SAFETY: the block is this long and stays mapped while it lives, which is as long as the
         // borrow of `self`. In this process only a `&mut Buffer` gives a way to write to it. The
         // daemon writes between a submission and its end only, and `self` is borrowed mutably or
-        // owned by the handle for that long.
+        // owned by the handle for that long. Where that ends before the daemon is known to have
+        // stopped, the memory was taken back.
         unsafe { slice::from_raw_parts(self.as_ptr(), self.memory.byte_len() as usize) }
     }
 

@@ -18,7 +18,7 @@ use crate::{
     error::{GradwireError, Result},
     launch::{Launch, Tuning},
     link::{Node, World},
-    memory::{Buffer, Tensor},
+    memory::{Buffer, Memory, Tensor},
     naming::Names,
     process_set::{ProcessSet, ProcessSets},
     shared::{End, FAREWELL, Shared, lock},
@@ -280,6 +280,16 @@ impl Session {
     /// The largest object that this rank gives to others.
     pub(crate) fn max_object_bytes(&self) -> u64 {
         self.0.max_object_bytes
+    }
+
+    /// Refuses memory of another session: its places are other tensors' here.
+    pub(crate) fn check_memory<'a>(&self, all: impl IntoIterator<Item = &'a Memory>) -> Result<()> {
+        if all.into_iter().all(|memory| memory.is_in(&self.0.arena)) {
+            return Ok(());
+        }
+        let text = "a tensor was made by another session, perhaps one that was shut down; make it \
+                    with this session and copy the values";
+        Err(GradwireError::Invalid(text.to_owned()))
     }
 
     pub(crate) fn shared(&self) -> &Shared {

@@ -4,6 +4,11 @@
 //! - WAIT: every wait ends with an outcome, the session's end, or a deadline. Who waits wakes up
 //!   once a second at least and looks whether the threads that bring news are still there.
 //! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for room.
+//!
+//! While an operation is in flight its memory is lent to the daemon. A session that ends for a
+//! reason of this side, or without a word of the daemon, can't know that the daemon has stopped: it
+//! may be in the middle of a write, or go on with one when it is continued. So the memory of all that
+//! is in flight is taken back first, and only then anybody who waits is told ([`Shared::finish`]).
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,7 +25,10 @@ use gradwire_proto::{
     Collective, Failure, FailureKind, ProcessSetId, Request, TensorName,
     pb::{self, worker_message::Message},
 };
-use gradwire_shm::control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl};
+use gradwire_shm::{
+    control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl},
+    ring::Nonsense,
+};
 
 use crate::{
     error::{GradwireError, Result},
@@ -28,7 +36,7 @@ use crate::{
     memory::Keep,
     naming::MESSAGES,
     room::Output,
-    tickets::{self, InFlight, Key, Tickets},
+    tickets::{self, Key, NoTicket, Tickets},
 };
 
 /// The longest sleep of a waiter.
@@ -145,9 +153,35 @@ impl Shared {
         }
     }
 
-    /// Ends the session; only the first cause counts (TELL). Wakes everybody who waits.
+    /// Ends the session; only the first cause counts (TELL). Takes the memory of all that is in
+    /// flight back from the daemon, and wakes everybody who waits.
     pub(crate) fn finish(&self, end: End) {
-        let _ = self.end.set(end);
+        self.finish_once(end, |lent| {
+            if let Err(error) = Keep::take_back(lent.iter().flatten()) {
+                // Whoever is told that an operation has ended uses its memory again: no error is
+                // worse than what could become of that.
+                eprintln!("gradwire: memory can't be taken back from the daemon: {error}");
+                std::process::abort();
+            }
+        });
+    }
+
+    /// As [`Shared::finish`], where the daemon says that its data threads have stopped.
+    pub(crate) fn finish_stopped(&self, end: End) {
+        self.finish_once(end, |_| {});
+    }
+
+    fn finish_once(&self, end: End, take_back: impl FnOnce(&[Vec<Keep>])) {
+        // Nobody sees the end before the memory is back, and a second cause waits for the first.
+        self.end.get_or_init(|| {
+            // What had succeeded by now has, and nothing succeeds later: the daemon's results don't
+            // reach memory that was taken back.
+            let _ = self.take_completed();
+            let lent = lock(&self.tickets).close();
+            take_back(&lent);
+            // Its own reason is the first cause where this process gave up by itself.
+            self.giving_up.get().cloned().map_or(end, End::Failed)
+        });
         // Under the lock: who waits for a segment either sees the end or is woken. So nobody may call
         // this who holds it.
         drop(lock(&self.segments));
@@ -190,14 +224,14 @@ impl Shared {
         self.check()
     }
 
-    /// Gives up: tells the daemon why, waits until it has let go of our memory, and ends the session
-    /// with the reason.
+    /// Gives up: tells the daemon why, waits until it has heard it, and ends the session with the
+    /// reason.
     pub(crate) fn give_up(&self, failure: Failure) {
         let _ = self.giving_up.set(failure.clone());
         let give_up = pb::GiveUp { reason: failure.what.clone() };
         let _ = self.send(Message::GiveUp(give_up), None);
-        // The daemon may be writing to our tensors now. It takes the half-closed connection for
-        // our death, stops, and closes its half; then the watcher ends the session.
+        // It takes the half-closed connection for our death and closes its half; then the watcher
+        // ends the session.
         let _ = self.stream.shutdown(Shutdown::Write);
         let deadline = Instant::now() + FAREWELL;
         while self.ended().is_none() && Instant::now() < deadline {
@@ -207,11 +241,6 @@ impl Shared {
             }
         }
         self.finish(End::Failed(failure));
-    }
-
-    /// Why this process gives up by itself, if it does.
-    pub(crate) fn own_reason(&self) -> Option<&Failure> {
-        self.giving_up.get()
     }
 
     /// Notes that the daemon has taken a segment.
@@ -248,9 +277,15 @@ impl Shared {
             operation;
         request.validate()?;
         self.check()?;
+        // A name is free when its operation has ended, whether anybody asked for that or not.
+        self.collect();
         let key = (process_set, name.clone());
         let opened = lock(&self.tickets).open(key, &request, operation.movable, operation.memory);
-        let ticket = opened.map_err(|first| twice(&name, &first, &request))?;
+        let ticket = opened.map_err(|refused| match refused {
+            NoTicket::InFlight { number, request: first } => twice(&name, number, &first, &request),
+            // The end is known as soon as the memory is back.
+            NoTicket::Closed => self.end.wait().clone().into(),
+        })?;
         let bytes = request.bytes();
         let process_set = process_set.0;
         let submission =
@@ -301,16 +336,30 @@ impl Shared {
         }
     }
 
-    /// Takes what has completed into the table. Pops under the table's lock: a completion is
-    /// either in the ring, and moves the epoch for those who wait, or in the table.
+    /// Takes what has completed into the table.
     fn collect(&self) {
+        if let Err(nonsense) = self.take_completed() {
+            // WAIT: no answer comes any more.
+            let what = format!("the control page is damaged: {nonsense}");
+            let failure = Failure::new(FailureKind::Internal, what)
+                .hint("look for writes past the end of a tensor");
+            self.finish(End::Failed(failure));
+        }
+    }
+
+    /// Pops under the table's lock: a completion is either in the ring, and moves the epoch for those
+    /// who wait, or in the table.
+    fn take_completed(&self) -> Result<(), Nonsense> {
         let mut freed = Vec::new();
         let mut tickets = lock(&self.tickets);
-        while let Some(completion) = self.control.pop_completion() {
+        while !tickets.is_closed()
+            && let Some(completion) = self.control.pop_completion()?
+        {
             freed.push(tickets.end(completion.ticket, Ok(completion.aux)));
         }
         // The memory goes back to the arena without our lock.
         drop(tickets);
+        Ok(())
     }
 
     /// What was asked for by an operation whose results may be put elsewhere.
@@ -378,7 +427,7 @@ impl Shared {
     /// Lets go of everything that is in flight. Only when nobody can start anything any more and
     /// the connection is gone: the memory's arena holds on to this, and this to the memory.
     pub(crate) fn forget(&self) {
-        let forgotten = std::mem::take(&mut *lock(&self.tickets));
+        let forgotten = lock(&self.tickets).clear();
         drop(forgotten);
     }
 
@@ -401,7 +450,7 @@ impl Drop for Unwatched<'_> {
 }
 
 /// The error of a name that is in flight twice.
-fn twice(name: &TensorName, first: &InFlight, second: &Request) -> GradwireError {
+fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> GradwireError {
     if second.collective == Collective::SendReceive {
         // Their names are not the program's.
         return GradwireError::Invalid(format!(
@@ -409,9 +458,8 @@ fn twice(name: &TensorName, first: &InFlight, second: &Request) -> GradwireError
         ));
     }
     GradwireError::Invalid(format!(
-        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {} and has not ended, now {} comes under the same name; wait for the first one, or give each its own name",
-        described(&first.request),
-        first.number,
+        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} and has not ended, now {} comes under the same name; wait for the first one, or give each its own name",
+        described(first),
         described(second),
     ))
 }

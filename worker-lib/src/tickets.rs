@@ -4,6 +4,9 @@
 //! of the handle: memory that the daemon may still write to is never given to another tensor. How
 //! many entries there can be is bounded by the submission ring (BOUND). An operation whose results
 //! turn out to be of another size than expected gets room for them (`R`) while it is in flight.
+//!
+//! When the session ends the table is closed: nothing is added to it, and nothing in it succeeds
+//! any more, because its memory is not where the daemon's result goes.
 
 use std::collections::{HashMap, hash_map};
 
@@ -49,21 +52,27 @@ pub(crate) struct Tickets<K, R> {
     next: u64,
     entries: HashMap<u64, Entry<K, R>>,
     names: HashMap<Key, u64>,
+    closed: bool,
 }
 
 impl<K, R> Default for Tickets<K, R> {
     fn default() -> Self {
-        Self { next: 1, entries: HashMap::new(), names: HashMap::new() }
+        Self { next: 1, entries: HashMap::new(), names: HashMap::new(), closed: false }
     }
 }
 
-/// An operation of that name is in flight already.
+/// Why there is no ticket for an operation.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct InFlight {
-    /// The how-manieth operation of this session it is.
-    pub(crate) number: u64,
-    /// What it asks for.
-    pub(crate) request: Request,
+pub(crate) enum NoTicket {
+    /// The table is closed.
+    Closed,
+    /// An operation of that name is in flight already.
+    InFlight {
+        /// The how-manieth operation of this session it is.
+        number: u64,
+        /// What it asks for.
+        request: Request,
+    },
 }
 
 impl<K, R> Tickets<K, R> {
@@ -75,14 +84,17 @@ impl<K, R> Tickets<K, R> {
         request: &Request,
         movable: bool,
         memory: K,
-    ) -> Result<u64, InFlight> {
+    ) -> Result<u64, NoTicket> {
+        if self.closed {
+            return Err(NoTicket::Closed);
+        }
         let vacant = match self.names.entry(key.clone()) {
             hash_map::Entry::Vacant(vacant) => vacant,
             hash_map::Entry::Occupied(first) => {
                 let number = *first.get();
                 let first = self.entries.get(&number).map(|entry| &entry.request);
                 let request = first.unwrap_or(request).clone();
-                return Err(InFlight { number, request });
+                return Err(NoTicket::InFlight { number, request });
             }
         };
         let ticket = self.next;
@@ -142,6 +154,26 @@ impl<K, R> Tickets<K, R> {
             None
         };
         Some((memory, room, left))
+    }
+
+    /// Closes the table. Gives the memory of what is in flight, which stays taken.
+    pub(crate) fn close(&mut self) -> Vec<K>
+    where
+        K: Clone,
+    {
+        self.closed = true;
+        self.entries.values().filter_map(|entry| entry.memory.clone()).collect()
+    }
+
+    /// Whether it is closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Gives up everything in a closed table, for the caller to drop outside of any lock.
+    pub(crate) fn clear(&mut self) -> impl Sized + use<K, R> {
+        self.closed = true;
+        (std::mem::take(&mut self.entries), std::mem::take(&mut self.names))
     }
 
     /// Fetches an operation's outcome, once it has one.
@@ -233,7 +265,7 @@ mod tests {
         let mut tickets = Tickets::<(), ()>::default();
         let first = tickets.open(key("a"), &request(), false, ()).unwrap();
         let again = tickets.open(key("a"), &Request::barrier(), false, ());
-        assert_eq!(again, Err(InFlight { number: first, request: request() }));
+        assert_eq!(again, Err(NoTicket::InFlight { number: first, request: request() }));
         let elsewhere = (ProcessSetId(3), TensorName::new("a").unwrap());
         assert!(tickets.open(elsewhere, &request(), false, ()).is_ok());
         tickets.withdraw(first);
@@ -243,6 +275,26 @@ mod tests {
         assert!(tickets.open(key("a"), &request(), false, ()).is_ok());
         tickets.abandon(second);
         assert_eq!(tickets.entries.len(), 2);
+    }
+
+    #[test]
+    fn nothing_is_added_to_a_closed_table_and_the_memory_in_it_stays_taken() {
+        let memory = Arc::new(());
+        let mut tickets = Tickets::<_, ()>::default();
+        let ended = tickets.open(key("ended"), &request(), false, Arc::new(())).unwrap();
+        tickets.end(ended, Ok(0));
+        let dropped = tickets.open(key("dropped"), &request(), false, memory.clone()).unwrap();
+        tickets.abandon(dropped);
+        let in_flight = tickets.close();
+        assert!(tickets.is_closed());
+        assert!(in_flight.len() == 1 && Arc::ptr_eq(&in_flight[0], &memory));
+        drop(in_flight);
+        assert_eq!(Arc::strong_count(&memory), 2);
+        let late = tickets.open(key("late"), &request(), false, Arc::new(()));
+        assert_eq!(late, Err(NoTicket::Closed));
+        assert!(tickets.take(ended).is_some(), "it had succeeded before");
+        drop(tickets.clear());
+        assert_eq!(Arc::strong_count(&memory), 1);
     }
 
     #[test]

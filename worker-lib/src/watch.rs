@@ -107,7 +107,10 @@ fn watch(shared: &Shared, order: &mpsc::SyncSender<pb::Allocate>) {
                         ));
                     }
                 }
-                Message::Aborted(failure) => break End::Failed(failure.into()),
+                // By then the daemon's data threads have stopped.
+                Message::Aborted(failure) => {
+                    return shared.finish_stopped(End::Failed(failure.into()));
+                }
                 Message::Detached(_) => break End::Closed,
                 Message::Challenge(_) | Message::Attached(_) | Message::Refused(_) => {
                     break End::Failed(Failure::new(
@@ -119,9 +122,7 @@ fn watch(shared: &Shared, order: &mpsc::SyncSender<pb::Allocate>) {
             Err(error) => break lost(&error),
         }
     };
-    // Its own reason is the first cause where this process gave up by itself.
-    let own = shared.own_reason().cloned().map(End::Failed);
-    shared.finish(own.unwrap_or(end));
+    shared.finish(end);
 }
 
 /// What the end of the connection means.

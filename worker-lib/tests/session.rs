@@ -1,5 +1,6 @@
 //! Sessions against a fake daemon with a real socket and real shared memory.
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod fake;
 
 use std::{

@@ -1,5 +1,6 @@
 //! The distributed optimizer and the broadcast of parameters, with ranks as threads of one process.
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 mod fake;
 
 use std::{num::NonZeroU32, thread};

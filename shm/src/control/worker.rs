@@ -19,7 +19,7 @@ use super::{
     SubmitError, page::Page, record,
 };
 use crate::{
-    ring::{ANY, PushError},
+    ring::{ANY, Nonsense, PushError},
     segment::{HugePages, Segment, SegmentError},
 };
 
@@ -99,13 +99,17 @@ impl WorkerControl {
         }
     }
 
-    /// Takes the next answer, if there is one. A page that something has written over has none
-    /// any more; the next submission says so, and waiting has a deadline.
-    pub fn pop_completion(&self) -> Option<Completion> {
+    /// Takes the next answer, if there is one.
+    ///
+    /// # Errors
+    /// [`Nonsense`] if something has written over the page: then no answer comes any more.
+    pub fn pop_completion(&self) -> Result<Option<Completion>, Nonsense> {
         let mut completed = lock(&self.completed);
-        let [ticket, _, aux] = self.page.completions().pop(&mut completed).ok().flatten()?;
-        self.answered();
-        Some(Completion { ticket, aux })
+        let popped = self.page.completions().pop(&mut completed)?;
+        Ok(popped.map(|[ticket, _, aux]| {
+            self.answered();
+            Completion { ticket, aux }
+        }))
     }
 
     /// Counts a ticket as answered whose failure came over the socket: once per failed ticket.

@@ -23,7 +23,8 @@ use anyhow::{Context, Result, bail, ensure};
 use gradwire_proto::ReduceOp;
 use gradwire_tests::{launched::now_us, script::Script};
 use gradwire_worker::{
-    AllgatherOptions, AllreduceOptions, Session, SparseOptions, SparseRows, Tensor,
+    AllgatherOptions, AllreduceOptions, FailureKind, GradwireError, Session, SparseOptions,
+    SparseRows, Tensor,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -103,6 +104,8 @@ impl Rank {
             }
             "loop" => self.repeat(numbers(step)?)?,
             "submit" => self.submit(numbers(step)?)?,
+            "lend" => self.lend(numbers(step)?)?,
+            "lonely" => self.lonely(numbers(step)?)?,
             "gather" => self.gather(numbers(step)?)?,
             "random" => self.random(numbers(step)?)?,
             "sparse" => self.sparse(numbers(step)?)?,
@@ -157,6 +160,67 @@ impl Rank {
             check(&handle.wait()?, session.size(), i)?;
         }
         say("done", "");
+        Ok(())
+    }
+
+    /// Sums so many elements in place, in shared memory and in ordinary memory in turn, until that
+    /// fails. Then says so, and once it may go on how many elements have changed meanwhile.
+    fn lend(&self, [elements]: [u64; 1]) -> Result<()> {
+        let session = self.session()?;
+        let elements = usize::try_from(elements)?;
+        let mut tensor = session.zeros::<f32>(&[elements])?;
+        let mut slice = vec![0.0f32; elements / 8];
+        let own = session.rank() as f32 + 1.0;
+        let sum = |name: &str| AllreduceOptions::named(name).op(ReduceOp::Sum);
+        let mut step = 0;
+        let error = loop {
+            tensor.as_mut_slice().fill(own);
+            slice.fill(own);
+            let done = session
+                .allreduce(&mut tensor, sum("tensor"))
+                .and_then(|()| session.allreduce_slice(&mut slice, sum("slice")));
+            if let Err(error) = done {
+                break error;
+            }
+            if step == 0 {
+                say("looping", "");
+            }
+            step += 1;
+        };
+        let before = [tensor.as_slice().to_vec(), slice.clone()];
+        say("told", &error);
+        until(Path::new("go"))?;
+        let now = [tensor.as_slice(), &slice];
+        let changed = before.iter().zip(now).map(|(before, now)| {
+            before.iter().zip(now).filter(|(before, now)| before != now).count()
+        });
+        say("changed", format_args!("{:?}", changed.collect::<Vec<_>>()));
+        Ok(())
+    }
+
+    /// Submits so many tensors that another rank leaves without, and says how many of them failed as
+    /// they should.
+    fn lonely(&self, [tensors]: [u64; 1]) -> Result<()> {
+        let session = self.session()?;
+        let mut handles = Vec::new();
+        for i in 0..tensors {
+            let options = AllreduceOptions::named(format!("lonely.{i}"));
+            handles.push(session.allreduce_async(session.zeros::<f32>(&[1])?, options)?);
+        }
+        say("submitted", "");
+        let mut left = 0;
+        for handle in handles {
+            let name = handle.name().clone();
+            match handle.wait() {
+                Err(GradwireError::Failed(failure)) if failure.kind == FailureKind::RankLeft => {
+                    ensure!(failure.tensor == name.as_str(), "'{name}': {failure}");
+                    left += 1;
+                }
+                Err(other) => bail!("'{name}': {other}"),
+                Ok(_) => bail!("'{name}' was done by one rank alone"),
+            }
+        }
+        say("lonely", left);
         Ok(())
     }
 

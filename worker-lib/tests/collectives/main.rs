@@ -1,6 +1,7 @@
 //! Every collective through the public API, with ranks as threads and a fake daemon that has a real
 //! socket and real shared memory.
 
+#[expect(dead_code, reason = "other tests use the rest of it")]
 #[path = "../fake/mod.rs"]
 mod fake;
 

@@ -5,6 +5,7 @@
 //! - `abort…`: the job fails
 //! - `freeze…`: the daemon stops, as by SIGSTOP: its sockets stay open
 //! - `die…`: the daemon ends without a word
+//! - `deaf…`: the daemon stops, and its socket takes no messages any more
 //! - anything else: once all members of its process set have submitted it, what it is, by the same
 //!   flows as the real one; see [`operations`]
 
@@ -16,14 +17,17 @@ use std::{
     os::{
         fd::{AsFd, OwnedFd},
         linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixListener, UnixStream},
+        unix::{
+            fs::FileExt,
+            net::{SocketAddr, UnixListener, UnixStream},
+        },
     },
     sync::{
         Arc, Barrier, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{
@@ -32,7 +36,7 @@ use gradwire_proto::{
     pb::{self, daemon_message::Message, worker_message},
 };
 use gradwire_shm::{
-    control::{CompletionWriter, DaemonControl},
+    control::{Completion, CompletionWriter, DaemonControl, Place},
     handover,
 };
 use gradwire_worker::{Session, SessionBuilder};
@@ -42,6 +46,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// The fake. Ends with its workers' connections, or when dropped.
 pub(crate) struct FakeDaemon {
+    world: Arc<World>,
     socket: String,
     job: JobId,
     secret: Secret,
@@ -84,7 +89,7 @@ impl FakeDaemon {
             stop: stop.clone(),
         });
         let acceptor = thread::spawn({
-            let (stop, secret) = (stop.clone(), secret.clone());
+            let (stop, secret, world) = (stop.clone(), secret.clone(), world.clone());
             move || {
                 let mut threads = Vec::new();
                 while !stop.load(SeqCst) {
@@ -103,7 +108,7 @@ impl FakeDaemon {
                 }
             }
         });
-        Self { socket: format!("@{name}"), job, secret, stop, acceptor: Some(acceptor) }
+        Self { world, socket: format!("@{name}"), job, secret, stop, acceptor: Some(acceptor) }
     }
 
     /// A rank that is about to attach.
@@ -118,11 +123,51 @@ impl FakeDaemon {
             .start_timeout(Duration::from_secs(20))
     }
 
+    /// What a rank has lent to the daemon by a submission of this name, in place; waits for it.
+    pub(crate) fn lent(&self, rank: u32, name: &str) -> Lent {
+        let begin = Instant::now();
+        loop {
+            if let Some(submission) = operations::waiting(&self.world, rank, name) {
+                let peers = self.world.peers.lock().unwrap();
+                let segments = peers[&rank].segments.lock().unwrap();
+                let memory = |(part, place): (usize, &Place)| {
+                    let file = segments[place.segment as usize].try_clone().unwrap();
+                    (file, place.offset, submission.request.bytes_of(part) as usize)
+                };
+                let memory = submission.outputs.iter().enumerate().map(memory).collect();
+                return Lent {
+                    memory,
+                    writer: peers[&rank].writer.clone(),
+                    ticket: submission.ticket,
+                };
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "'{name}' was not submitted");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// A job of one rank.
     pub(crate) fn alone() -> (Self, Session) {
         let daemon = Self::start(1);
         let session = daemon.rank(0).attach().unwrap();
         (daemon, session)
+    }
+}
+
+/// An operation with which the daemon may go on whatever the rank thinks of it.
+pub(crate) struct Lent {
+    memory: Vec<(File, u64, usize)>,
+    writer: Arc<CompletionWriter>,
+    ticket: u64,
+}
+
+impl Lent {
+    /// Writes a result and says that it is there, as a daemon does that was stopped and is continued.
+    pub(crate) fn go_on(&self) {
+        for (file, offset, bytes) in &self.memory {
+            file.write_all_at(&vec![0xEE; *bytes], *offset).unwrap();
+        }
+        let _ = self.writer.push(Completion { ticket: self.ticket, aux: 0 });
     }
 }
 

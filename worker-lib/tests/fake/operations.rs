@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::Shutdown,
     os::unix::fs::FileExt,
     sync::atomic::Ordering::SeqCst,
     thread,
@@ -71,6 +72,12 @@ impl State {
     }
 }
 
+/// What a rank has submitted under a name, while other ranks or something else are waited for.
+pub(super) fn waiting(world: &World, rank: u32, name: &str) -> Option<Submission> {
+    let state = world.state.lock().unwrap();
+    state.waiting.get(&(0, name.to_owned()))?.get(&rank).cloned()
+}
+
 /// Reads all submissions; false when the daemon is to die.
 pub(super) fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) -> bool {
     while let Some(submission) = reader.pop().unwrap() {
@@ -78,7 +85,11 @@ pub(super) fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) 
         if name.starts_with("die") {
             return false;
         }
-        while name.starts_with("freeze") && !world.stop.load(SeqCst) {
+        if name.starts_with("deaf") {
+            world.peers.lock().unwrap()[&rank].stream.shutdown(Shutdown::Read).unwrap();
+        }
+        let stops = name.starts_with("freeze") || name.starts_with("deaf");
+        while stops && !world.stop.load(SeqCst) {
             thread::sleep(Duration::from_millis(5));
         }
         let mut state = world.state.lock().unwrap();
