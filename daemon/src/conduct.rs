@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     executor::lane::{Lane, LaneConfig, LaneEvents},
-    intake::WorkerEnd,
     metrics,
     negotiate::{Instruction, World, client::Conduct},
     node::{Node, Running},
@@ -174,10 +173,7 @@ impl Conductor {
                 continue;
             };
             metrics::allocate_request();
-            if let Err(error) = worker.allocate(answer.ticket, &outcome) {
-                let why = format!("it can't be asked for room for tensor '{name}': {error}");
-                self.node.worker_failed(&worker, &WorkerEnd::Silent(why));
-            }
+            self.node.told(&worker, worker.allocate(answer.ticket, &outcome));
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use gradwire_proto::Failure;
+use gradwire_proto::{Failure, FailureKind};
 use tokio::sync::{mpsc, watch};
 
 use crate::negotiate::{Outgoing, World};
@@ -26,6 +26,25 @@ pub(crate) enum Phase {
     Forming,
     Running(Arc<World>),
     Over(Ending),
+}
+
+/// Reports a panic of the thread or task that holds it: others wait for what it does (TELL).
+#[derive(Debug)]
+pub(crate) struct ReportPanic {
+    pub(crate) job: Job,
+    /// Who it is, and where, for the text.
+    pub(crate) who: &'static str,
+    pub(crate) host: String,
+}
+
+impl Drop for ReportPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = format!("{} of gradwired has panicked", self.who);
+            let failure = Failure::new(FailureKind::Internal, what).host(self.host.clone());
+            self.job.report(failure.hint("its log says where; please report it"));
+        }
+    }
 }
 
 /// Shared by all parts of the daemon; cheap to clone.

@@ -16,11 +16,11 @@ use crate::{
         piece::Piece,
     },
     intake::{
-        Worker, WorkerEnd, Workers,
+        OutboxError, Worker, WorkerEnd, Workers,
         fate::{Fate, Fates},
         submissions::Intake,
     },
-    job::{Ending, Job},
+    job::{Ending, Job, ReportPanic},
     metrics,
     negotiate::{Outgoing, World},
     ops::OperationManager,
@@ -70,6 +70,11 @@ impl Node {
         self.running.get().map(|running| &*running.queue)
     }
 
+    /// To be held by a thread or task that others wait for.
+    pub(crate) fn report_panic(&self, who: &'static str) -> ReportPanic {
+        ReportPanic { job: self.job.clone(), who, host: self.config.host.clone() }
+    }
+
     /// Brings the gauges up to date.
     pub(crate) fn count_workers(&self) {
         let workers = self.workers.all();
@@ -96,6 +101,20 @@ impl Node {
             .hint(hint);
         metrics::failure(kind);
         self.job.report(failure);
+    }
+
+    /// A worker that can't be told something can't go on, and nor can those who wait for it (TELL).
+    pub(crate) fn told(&self, worker: &Worker, told: Result<(), OutboxError>) {
+        if let Err(error) = told {
+            self.worker_failed(worker, &WorkerEnd::Silent(error.to_string()));
+        }
+    }
+
+    /// Sends workers what they had no room for before.
+    pub(crate) fn flush_workers(&self) {
+        for worker in self.workers.all() {
+            worker.flush();
+        }
     }
 
     /// All of this node is to end, for this reason.
@@ -236,14 +255,18 @@ impl Node {
         self.job.tell(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
-        for (key, removed) in running.queue.leave(local_rank) {
-            let failure = self.rank_left(rank, &key.name);
-            self.fail(&key, removed, &failure);
+        let gone = running.queue.leave(local_rank);
+        // All at once: they may be many, and the workers name the tensors.
+        let tickets: Vec<Ticket> =
+            gone.iter().flat_map(|(_, r)| r.tickets.iter().chain(&r.duplicates)).copied().collect();
+        self.fail_tickets(&tickets, &self.rank_left(rank));
+        for (key, removed) in gone {
+            self.submit_again(&key, removed.later);
         }
     }
 
-    /// What is told of a tensor that needs a rank of this node that has left.
-    pub(crate) fn rank_left(&self, gone: Rank, name: &TensorName) -> Failure {
+    /// What is told of tensors that need a rank of this node that has left.
+    pub(crate) fn rank_left(&self, gone: Rank) -> Failure {
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         let failure = if self.workers.never_came(gone.0.saturating_sub(first.0)) {
             Failure::never_came(gone)
@@ -253,7 +276,7 @@ impl Node {
                 .rank(gone)
                 .hint("all ranks must submit the same tensors before any of them leaves")
         };
-        failure.host(self.config.host.clone()).tensor(name.as_str())
+        failure.host(self.config.host.clone())
     }
 
     /// The data threads touch nothing any more when this returns.
@@ -292,7 +315,7 @@ impl Node {
     pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
         for (local_rank, tickets) in Self::by_worker(tickets) {
             if let Some(worker) = self.workers.get(local_rank) {
-                worker.fail(tickets, failure);
+                self.told(&worker, worker.fail(tickets, failure));
             }
         }
     }

@@ -90,14 +90,7 @@ pub enum HandoverError {
 /// `InvalidInput` if frame or descriptors are over the limits, otherwise what the socket says.
 /// After an error other than `InvalidInput` part of the frame may be sent: drop the stream.
 pub fn send(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    if frame.len() > MAX_FRAME || fds.len() > MAX_FDS {
-        let text = format!(
-            "a frame has at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, not {} and {}",
-            frame.len(),
-            fds.len()
-        );
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
+    check(frame.len(), fds.len())?;
     let length = (frame.len() as u32).to_le_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -115,6 +108,25 @@ pub fn send(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Re
         IoSlice::advance_slices(&mut left, sent);
     }
     Ok(())
+}
+
+fn check(bytes: usize, fds: usize) -> io::Result<()> {
+    if bytes <= MAX_FRAME && fds <= MAX_FDS {
+        return Ok(());
+    }
+    let text = format!(
+        "a frame has at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, not {bytes} and {fds}"
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
+/// The bytes of a frame without descriptors, for who sends them bit by bit.
+///
+/// # Errors
+/// `InvalidInput` if the frame is over the limit.
+pub fn encode(frame: &[u8]) -> io::Result<Vec<u8>> {
+    check(frame.len(), 0)?;
+    Ok([&(frame.len() as u32).to_le_bytes(), frame].concat())
 }
 
 /// Receives the next frame; `None` if the peer has ended the connection before it.

@@ -287,6 +287,32 @@ fn ranks_that_leave_at_different_times_end_the_job_in_good_order() {
     }
 }
 
+/// TELL: what the socket does not take is kept for the worker, in order.
+#[test]
+fn failures_that_are_not_read_at_once_are_not_lost() {
+    const SUBMISSIONS: u64 = 4000;
+    let cluster = Cluster::start(&patient(&[2])).unwrap();
+    let other = cluster.start_ranks([0], |session| wait_for_the_end(session, "w")).attached();
+    let raw = RawWorker::attach(&cluster, 1).unwrap();
+    for ticket in 1..=SUBMISSIONS {
+        let nowhere = submission(ticket, &format!("nowhere.{ticket}"), Request::barrier());
+        let nowhere = Submission { process_set: 9, ..nowhere };
+        // The ring may be full until the daemon has read on.
+        while raw.submit(&nowhere).is_err() {
+            thread::yield_now();
+        }
+    }
+    // Long enough for the daemon to have answered most of it.
+    thread::sleep(Duration::from_millis(300));
+    for ticket in 1..=SUBMISSIONS {
+        let (tickets, failure) = raw.failed().unwrap();
+        assert_eq!((tickets, failure.tensor), (vec![ticket], format!("nowhere.{ticket}")));
+    }
+    drop(raw);
+    let cause = one_cause(cluster, other);
+    assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
+}
+
 /// Others go on without it, but it is not there to take part again.
 #[test]
 fn a_rank_that_leaves_while_it_joins_is_named() {

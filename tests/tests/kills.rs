@@ -98,6 +98,24 @@ fn a_worker_that_is_stopped_is_told_as_stopped() {
     }
 }
 
+/// It reads nothing for a while, and far more is to be told than its socket takes (TELL).
+#[test]
+fn a_worker_that_is_stopped_for_a_while_is_told_everything() {
+    let steps = ["attach", "0/lonely:350", "1/until:go", "1/leave", "0/until:gone", "0/leave"];
+    let mut job = start((2, "127.0.0.1:2"), &steps);
+    job.until_said("submitted", 1);
+    sleep(Duration::from_millis(300));
+    job.signal(Role::Rank(0), Signal::STOP);
+    job.allow("go");
+    job.until_said("left", 1);
+    sleep(Duration::from_millis(2000));
+    job.signal(Role::Rank(0), Signal::CONT);
+    let told = job.until_said("lonely", 1);
+    assert_eq!(told[0].text, "350");
+    job.allow("gone");
+    job.finish().assert_code(0);
+}
+
 #[test]
 fn a_daemon_is_killed() {
     for (world, order, own, host) in

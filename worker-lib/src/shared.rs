@@ -379,7 +379,12 @@ impl Shared {
         let mut freed = Vec::new();
         let mut tickets = lock(&self.tickets);
         for &ticket in failed {
-            if let Some(memory) = tickets.end(ticket, Err(failure.clone())) {
+            let mut failure = failure.clone();
+            // One failure may be that of many operations.
+            if let Some(name) = tickets.name(ticket).filter(|_| failure.tensor.is_empty()) {
+                failure.tensor = name.as_str().to_owned();
+            }
+            if let Some(memory) = tickets.end(ticket, Err(failure)) {
                 freed.push(memory);
                 self.control.answered();
             }

@@ -182,6 +182,11 @@ impl<K, R> Tickets<K, R> {
         self.entries.remove(&ticket)?.outcome
     }
 
+    /// What an operation is called.
+    pub(crate) fn name(&self, ticket: u64) -> Option<&TensorName> {
+        self.entries.get(&ticket).map(|entry| &entry.key.1)
+    }
+
     /// Whether [`Tickets::take`] has something to give.
     pub(crate) fn has_ended(&self, ticket: u64) -> bool {
         self.entries.get(&ticket).is_none_or(|entry| entry.outcome.is_some())

@@ -13,7 +13,8 @@ use std::{
         unix::net::UnixStream,
     },
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{
@@ -32,7 +33,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Slot, Worker, WorkerEnd, say, submissions::Source, take};
+use super::{Slot, Worker, WorkerEnd, outbox::Outbox, say, submissions::Source, take};
 use crate::{
     job::{Ending, Phase},
     memory::WorkerMemory,
@@ -47,9 +48,11 @@ const REASON: usize = 4096;
 /// How long a worker may take for its first words, and the socket for each message.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long a worker may take to make room for a message. It has a thread for reading them, and the
-/// control thread waits meanwhile: well below what a heartbeat may take.
+/// How long a worker may take to make room for a message before it is attached.
 const TAKING: Duration = Duration::from_millis(500);
+
+/// How long a worker that leaves may take to read what it is told last.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 /// Room for connections that have not said who they are (BOUND).
 const STRANGERS: usize = 64;
@@ -285,7 +288,7 @@ impl Conversation {
             pid,
             memory: WorkerMemory::default(),
             completions,
-            socket: Mutex::new(Some(self.stream.try_clone().map_err(|e| no_descriptor(&e))?)),
+            outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
         // WAIT: from the first beat on the worker notices our silence, so it comes before it is let in.
         heartbeats.beat();
@@ -315,10 +318,11 @@ impl Conversation {
 
     /// Serves an attached worker until it leaves or dies.
     fn attend(&self, worker: &Arc<Worker>) {
+        let _panics = self.node.report_panic("the thread of a worker");
         let end = loop {
             match self.receive() {
                 Ok(Some((Wish::AddSegment(add), frame))) => match self.add(worker, &add, frame) {
-                    Ok(reply) => worker.say(reply),
+                    Ok(reply) => self.node.told(worker, worker.outbox.send(reply)),
                     Err(why) => break Some(WorkerEnd::Nonsense(why)),
                 },
                 Ok(Some((Wish::Allocated(allocated), _))) => {
@@ -332,7 +336,13 @@ impl Conversation {
                     }
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.left(worker.rank);
-                    worker.say(Reply::Detached(pb::Detached {}));
+                    let detached = Reply::Detached(pb::Detached {});
+                    self.node.told(worker, worker.outbox.send(detached));
+                    // The connection ends with this thread, so what was kept has to go before.
+                    let deadline = Instant::now() + FAREWELL;
+                    while !worker.flush() && Instant::now() < deadline {
+                        thread::sleep(Duration::from_millis(5));
+                    }
                     break None;
                 }
                 Ok(Some((Wish::GiveUp(give_up), _))) => {

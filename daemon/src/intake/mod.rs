@@ -1,6 +1,7 @@
 //! Where the workers' wishes come in, and where the answers go out.
 //!
 //! - `attach`: the Unix socket: who a worker is, its memory, its leaving and its death
+//! - `outbox`: what a worker is told over that socket
 //! - `submissions`: the task that reads the workers' rings
 //! - `fate`: how the workers' processes end, as the launcher's agent says
 //! - `take`: what becomes of a submission, and of the room that a worker makes for a result
@@ -8,13 +9,13 @@
 
 pub(crate) mod attach;
 pub(crate) mod fate;
+mod outbox;
 pub(crate) mod submissions;
 mod take;
 
 use std::{
-    net::Shutdown,
     os::unix::net::UnixStream,
-    sync::{Arc, Mutex, RwLock},
+    sync::{Arc, RwLock},
 };
 
 use gradwire_proto::{Failure, FailureKind, Rank, pb};
@@ -24,7 +25,8 @@ use gradwire_shm::{
 };
 use prost::Message;
 
-use self::fate::Fate;
+pub(crate) use self::outbox::OutboxError;
+use self::{fate::Fate, outbox::Outbox};
 use crate::{memory::WorkerMemory, queue::agreement::Outcome};
 
 /// One attached worker.
@@ -36,8 +38,20 @@ pub(crate) struct Worker {
     pub(crate) pid: u32,
     pub(crate) memory: WorkerMemory,
     completions: CompletionWriter,
-    /// Until a message could not be sent: what follows half a message would be nonsense.
-    socket: Mutex<Option<UnixStream>>,
+    outbox: Outbox,
+}
+
+/// The longest text of a failure that a worker is told, in bytes: a message has a limit (BOUND).
+const MAX_TEXT: usize = 256 << 10;
+
+/// A failure as a worker is told it.
+fn brief(failure: &Failure) -> pb::Failure {
+    let mut failure = failure.clone();
+    if failure.what.len() > MAX_TEXT {
+        failure.what.truncate(failure.what.floor_char_boundary(MAX_TEXT));
+        failure.what.push('…');
+    }
+    failure.into()
 }
 
 impl Worker {
@@ -50,59 +64,47 @@ impl Worker {
     /// Asks the worker to make room for results that it could not expect.
     ///
     /// # Errors
-    /// If it does not take the question: then it can't answer.
-    pub(crate) fn allocate(&self, ticket: u64, outcome: &Outcome) -> std::io::Result<()> {
+    /// If it never gets the question: then it can't answer.
+    pub(crate) fn allocate(&self, ticket: u64, outcome: &Outcome) -> Result<(), OutboxError> {
         let outputs = outcome.iter().map(|(shape, rows)| pb::Output {
             // Who gets nothing gets nothing of one dimension.
             shape: shape.as_ref().map_or_else(|| vec![0], |shape| shape.dims().to_vec()),
             rows: rows.clone(),
         });
         let allocate = pb::Allocate { ticket, outputs: outputs.collect() };
-        self.send(pb::daemon_message::Message::Allocate(allocate))
+        self.outbox.send(pb::daemon_message::Message::Allocate(allocate))
     }
 
-    /// Tells the worker that operations have failed.
-    pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) {
+    /// Tells the worker that operations have failed. Where the failure names no tensor the worker
+    /// names each operation's own.
+    ///
+    /// # Errors
+    /// If it never hears of it (TELL): whoever calls this has to end the job.
+    pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) -> Result<(), OutboxError> {
         for _ in &tickets {
             self.completions.answered();
         }
-        let failure = Some(failure.clone().into());
-        let failed = pb::TensorFailed { tickets, failure };
-        self.say(pb::daemon_message::Message::TensorFailed(failed));
+        let failed = pb::TensorFailed { tickets, failure: Some(brief(failure)) };
+        self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
     }
 
     /// Tells the worker that the job is over.
     pub(crate) fn abort(&self, failure: &Failure) {
-        self.say(pb::daemon_message::Message::Aborted(failure.clone().into()));
+        let told = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
+        if let Err(error) = told {
+            tracing::warn!(rank = %self.rank, %error, "a worker can't be told that the job is over");
+        }
     }
 
     /// Ends the connection where it is: its process has ended, but somebody that it had forked may
     /// hold its end open. What it said before is still read.
     pub(crate) fn hang_up(&self) {
-        if let Some(socket) = &*self.socket.lock().expect("no panic while it is held") {
-            // It may have ended by itself.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
+        self.outbox.hang_up();
     }
 
-    /// Sends a message. A worker that does not take it is about to be found dead by its own
-    /// thread, so nothing is to be done here.
-    fn say(&self, message: pb::daemon_message::Message) {
-        if let Err(error) = self.send(message) {
-            tracing::debug!(rank = %self.rank, %error, "a worker did not take a message");
-        }
-    }
-
-    /// Sends a message. A worker that does not read is waited for once and not again: it must not
-    /// keep the control thread from all others (WAIT).
-    fn send(&self, message: pb::daemon_message::Message) -> std::io::Result<()> {
-        let mut socket = self.socket.lock().expect("no panic while it is held");
-        let Some(open) = &*socket else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
-        let sent = say(open, message);
-        if sent.is_err() {
-            *socket = None;
-        }
-        sent
+    /// Sends what the worker had no room for before.
+    pub(crate) fn flush(&self) -> bool {
+        self.outbox.flush()
     }
 }
 

@@ -134,6 +134,8 @@ impl Reader {
         let mut clock = interval(CHECK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
+        let _panics =
+            self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
             while let Ok(wish) = self.wishes.try_recv() {
                 self.fulfil(&node, wish);
@@ -141,6 +143,7 @@ impl Reader {
             let came = self.read(&node);
             if checked.elapsed() >= CHECK {
                 checked = Instant::now();
+                node.flush_workers();
                 self.check(&node);
                 node.tell_cramped(checked);
                 // Waits that began together are told of together.

@@ -63,7 +63,10 @@ fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitte
     match submitted {
         Submitted::Waits => {}
         Submitted::Announce(announced) => node.job.tell(Outgoing::Ready(announced)),
-        Submitted::RankLeft(gone) => worker.fail(vec![ticket], &node.rank_left(gone, name)),
+        Submitted::RankLeft(gone) => {
+            let failure = node.rank_left(gone).tensor(name.as_str());
+            node.told(worker, worker.fail(vec![ticket], &failure));
+        }
         Submitted::Refused(refusal) => {
             let invalid = Invalid { what: refusal.to_string(), hint: refusal.hint() };
             fail(node, worker, ticket, name.as_str(), invalid);
@@ -79,7 +82,7 @@ fn fail(node: &Node, worker: &Worker, ticket: u64, name: &str, invalid: Invalid)
         .tensor(name)
         .hint(invalid.hint);
     metrics::failure(failure.kind);
-    worker.fail(vec![ticket], &failure);
+    node.told(worker, worker.fail(vec![ticket], &failure));
 }
 
 /// Joins at once: other local ranks are not waited for.

@@ -1,0 +1,173 @@
+//! What a worker is told over its socket, in order and without waiting for it.
+//!
+//! A worker that is stopped for a while, or busy, does not read. The socket takes some messages for
+//! it, and the rest is kept here: no failure is lost (TELL), and no thread of the daemon waits (WAIT).
+//! What is kept has a limit (BOUND), and whoever does not read for long is given up by its heartbeats
+//! anyway.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::{Mutex, MutexGuard},
+};
+
+use gradwire_proto::pb;
+use gradwire_shm::handover;
+use prost::Message;
+use rustix::{io::Errno, net::SendFlags};
+
+/// The most bytes that are kept for a worker: room for a failure with a table of all ranks for each
+/// operation that it may have in flight.
+const MAX_KEPT: usize = 32 << 20;
+
+/// Why a worker can't be told something.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OutboxError {
+    /// It does not read.
+    #[error("it does not read its messages: {bytes} bytes wait for it")]
+    Full { bytes: usize },
+    /// The message is none.
+    #[error("a message for it can't be sent: {0}")]
+    Invalid(io::Error),
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    frames: VecDeque<Vec<u8>>,
+    /// Bytes of the first frame that were sent.
+    sent: usize,
+    /// Bytes of all frames.
+    bytes: usize,
+    /// The worker is gone.
+    closed: bool,
+}
+
+/// The way to one worker.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    socket: UnixStream,
+    kept: Mutex<Kept>,
+}
+
+impl Outbox {
+    pub(crate) fn new(socket: UnixStream) -> Self {
+        Self { socket, kept: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().expect("no panic while it is held")
+    }
+
+    /// Sends a message, or keeps it. One for a worker that is gone is dropped: the thread that reads
+    /// from it finds that out, after what the worker had to say of it.
+    ///
+    /// # Errors
+    /// [`OutboxError`]: the worker will never get the message. Where that is because it does not
+    /// read, it won't get those before either; there is room again for the news that the job is over.
+    pub(crate) fn send(&self, message: pb::daemon_message::Message) -> Result<(), OutboxError> {
+        let message = pb::DaemonMessage { message: Some(message) };
+        let frame = handover::encode(&message.encode_to_vec()).map_err(OutboxError::Invalid)?;
+        let mut kept = self.lock();
+        if kept.bytes + frame.len() > MAX_KEPT {
+            let bytes = kept.bytes;
+            // What follows half a message would be nonsense.
+            let begun = usize::from(kept.sent > 0);
+            kept.frames.truncate(begun);
+            kept.bytes = kept.frames.iter().map(Vec::len).sum();
+            return Err(OutboxError::Full { bytes });
+        }
+        kept.bytes += frame.len();
+        kept.frames.push_back(frame);
+        self.flush_kept(&mut kept);
+        Ok(())
+    }
+
+    /// Sends of what was kept as much as the socket takes. True when nothing is left.
+    pub(crate) fn flush(&self) -> bool {
+        let mut kept = self.lock();
+        self.flush_kept(&mut kept);
+        kept.frames.is_empty()
+    }
+
+    /// Ends the connection, both ways.
+    pub(crate) fn hang_up(&self) {
+        // It may have ended by itself.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn flush_kept(&self, kept: &mut Kept) {
+        while let Some(frame) = kept.frames.front().filter(|_| !kept.closed) {
+            let rest = &frame[kept.sent..];
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::io::retry_on_intr(|| rustix::net::send(&self.socket, rest, flags)) {
+                Ok(sent) if sent == rest.len() => {
+                    kept.bytes -= frame.len();
+                    kept.sent = 0;
+                    kept.frames.pop_front();
+                }
+                Ok(sent) => kept.sent += sent,
+                // It has no room now, or the system has no memory: both pass.
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return,
+                Err(error) => {
+                    tracing::debug!(%error, "a worker is gone");
+                    kept.closed = true;
+                }
+            }
+        }
+        if kept.closed {
+            *kept = Kept { closed: true, ..Kept::default() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::{Failure, FailureKind};
+
+    use super::*;
+
+    fn failure(number: usize, bytes: usize) -> pb::daemon_message::Message {
+        let failure = Failure::new(FailureKind::RankLeft, "x".repeat(bytes));
+        pb::daemon_message::Message::TensorFailed(pb::TensorFailed {
+            tickets: vec![number as u64],
+            failure: Some(failure.into()),
+        })
+    }
+
+    /// TELL: far more than the socket takes arrives whole and in order once it is read.
+    #[test]
+    fn what_is_not_read_is_kept() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let outbox = Outbox::new(ours);
+        for number in 0..2000 {
+            outbox.send(failure(number, 1000)).unwrap();
+        }
+        assert!(!outbox.flush());
+        for number in 0..2000 {
+            let frame = handover::receive(&theirs).unwrap().unwrap();
+            let message = pb::DaemonMessage::decode(&frame.bytes[..]).unwrap().message;
+            assert_eq!(message, Some(failure(number, 1000)));
+            outbox.flush();
+        }
+        assert!(outbox.flush());
+        assert_eq!(outbox.lock().bytes, 0);
+    }
+
+    #[test]
+    fn who_never_reads_is_told_of_and_who_is_gone_is_not() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let outbox = Outbox::new(ours);
+        let full = (0..1000).find_map(|number| outbox.send(failure(number, 100_000)).err());
+        let text = full.unwrap().to_string();
+        assert!(text.contains("it does not read its messages"), "{text}");
+        assert!(outbox.lock().bytes <= MAX_KEPT, "BOUND");
+        let text = outbox.send(failure(0, 2 << 20)).unwrap_err().to_string();
+        assert!(text.contains("a frame has at most"), "{text}");
+        drop(theirs);
+        outbox.flush();
+        assert_eq!(outbox.lock().bytes, 0);
+        assert!(outbox.send(failure(0, 100)).is_ok());
+    }
+}
