@@ -23,7 +23,7 @@ use crate::{
     job::{Ending, Job, ReportPanic},
     metrics,
     negotiate::{Outgoing, World},
-    ops::OperationManager,
+    ops::{OperationManager, Overdue},
     queue::{LocalTensor, Removed, Stalled, TensorKey, TensorQueue, Ticket},
 };
 
@@ -188,11 +188,12 @@ impl Node {
         self.running.get().map(|running| &running.operations)
     }
 
-    /// A rank that does not make room for its result is waited for no longer than data is (WAIT).
+    /// A rank that does not make room for its result is waited for no longer than data is, and as
+    /// long as its memory may take (WAIT).
     pub(crate) fn tell_cramped(&self, now: Instant) {
         let limit = self.config.progress_timeout;
         let cramped = self.operations().map(|operations| operations.cramped(now, limit));
-        for (answer, name) in cramped.unwrap_or_default() {
+        for Overdue { answer, name, waited } in cramped.unwrap_or_default() {
             let Some(worker) = self.workers.get(answer.local_rank) else {
                 self.left_without_room(answer.local_rank, &name);
                 continue;
@@ -200,7 +201,7 @@ impl Node {
             let why = format!(
                 "it was asked for room for the result of tensor '{name}' and has not answered for \
                  {:.1} s",
-                limit.as_secs_f64()
+                waited.as_secs_f64()
             );
             self.worker_failed(&worker, &WorkerEnd::Silent(why));
         }

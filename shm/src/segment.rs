@@ -18,6 +18,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{AtomicU32, AtomicU64},
+    time::Duration,
 };
 
 use rustix::{
@@ -63,6 +64,12 @@ impl HugePages {
             Self::Never | Self::Advise => rustix::param::page_size() as u64,
         }
     }
+}
+
+/// How long it may take to fill, hand over and map memory of so many bytes, on a machine that is
+/// slow or busy: at 64 MiB a second.
+pub fn time_to_fill(bytes: u64) -> Duration {
+    Duration::from_millis(bytes / ((64 << 20) / 1000))
 }
 
 /// Why there is no segment. Each text names the size that was asked for and what to do.

@@ -17,7 +17,7 @@ use gradwire_proto::{
 use gradwire_shm::{
     arena::{Arena, ArenaConfig},
     control::WorkerControl,
-    segment::HugePages,
+    segment::{self, HugePages, Segment, SegmentId},
 };
 
 #[cfg(doc)]
@@ -137,17 +137,16 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
     config.huge = tuning.huge_pages;
     let (max_segments, within) = (tuning.max_segments, tuning.start_timeout);
     let shared = shared.clone();
-    let register = move |id: gradwire_shm::segment::SegmentId, segment: &_, fd| {
-        let segment: &gradwire_shm::segment::Segment = segment;
+    let register = move |id: SegmentId, memory: &Segment, fd| {
         if id.0 >= max_segments {
             let text = format!(
                 "this rank may have {max_segments} segments; raise worker.max_segments or worker.arena_segment_bytes"
             );
             return Err(text.into());
         }
-        let add = pb::AddSegment { segment: id.0, bytes: segment.bytes() };
+        let add = pb::AddSegment { segment: id.0, bytes: memory.bytes() };
         shared.send(Message::AddSegment(add), Some(&fd))?;
-        shared.wait_for_segment(id.0, within)?;
+        shared.wait_for_segment(id.0, within + segment::time_to_fill(memory.bytes()))?;
         Ok(())
     };
     Arena::new(config, Box::new(register))

@@ -38,8 +38,8 @@ pub(crate) trait LaneEvents: Send + Sync + 'static {
 #[derive(Debug)]
 pub(crate) enum Order {
     Start(Piece),
-    /// The piece of this number will be started later than its turn: what peers send for it waits.
-    Hold(Sequence),
+    /// Ranks have made room for their results: pieces that waited for it can be published.
+    RoomMade,
     /// A connection with a peer stands: which of those that this lane has with it, and its buffers,
     /// if they are to fit the path.
     Connected {
@@ -162,7 +162,8 @@ impl Runner {
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Start(piece) => self.start(piece),
-                    Order::Hold(sequence) => self.ordered.hold(sequence),
+                    // It is looked for with everything else that is complete.
+                    Order::RoomMade => {}
                     Order::Connected { peer, number, stream, window } => {
                         let stream = self.watch(peer, number, stream)?;
                         let link = Self::link(&mut self.links, &self.config, peer);
@@ -271,7 +272,7 @@ impl Runner {
         let complete: Vec<Sequence> = self
             .pieces
             .iter()
-            .filter(|(_, piece)| piece.progress.is_complete())
+            .filter(|(_, piece)| piece.progress.is_complete() && piece.piece.has_room())
             .map(|(sequence, _)| *sequence)
             .collect();
         for sequence in &complete {
@@ -317,7 +318,10 @@ impl Runner {
     /// A piece that stands still for too long is a failure of those it waits for (WAIT).
     fn check_patience(&self) -> Result<(), Failure> {
         let now = Instant::now();
-        let late = |p: &Running| now.duration_since(p.last_progress) > self.config.patience;
+        // One that is complete waits for a rank of this node, which has a deadline of its own.
+        let late = |p: &Running| {
+            !p.progress.is_complete() && now.duration_since(p.last_progress) > self.config.patience
+        };
         let Some(piece) = self.pieces.values().find(|p| late(p)) else { return Ok(()) };
         let waiting = piece.waiting_for();
         let hosts: Vec<&str> =

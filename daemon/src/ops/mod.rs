@@ -6,7 +6,7 @@
 //!
 //! - `make`: from an order to its piece
 //! - `plans`: from the way of a piece to its schedule
-//! - `room`: pieces that are held until ranks have made room for their results
+//! - `room`: who has to make room for results, and what waits for it
 
 mod make;
 mod plans;
@@ -19,7 +19,7 @@ use std::{
 
 use gradwire_proto::{Failure, Sequence, TensorName};
 
-pub(crate) use self::room::Asked;
+pub(crate) use self::room::{Asked, Overdue};
 use self::{make::Maker, plans::Plans, room::Room};
 use crate::{
     executor::{
@@ -39,7 +39,7 @@ const QUICK_BYTES: u64 = 32 << 10;
 /// What becomes of an operation.
 #[derive(Debug)]
 pub(crate) enum Started {
-    /// Its lane has it, or will once these ranks have made room; they have to be asked for it.
+    /// Its lane has it, or will once these ranks have made room, for which they have to be asked.
     Given(Vec<RoomWanted>),
     /// It concerns no other node and is done sooner than handed over: the caller is to run it.
     Quick(Piece),
@@ -66,7 +66,7 @@ impl OperationManager {
         Self { maker, lanes, mesh, room: Room::default() }
     }
 
-    /// Starts an operation, or holds it until ranks have made room for its results.
+    /// Starts an operation; its results may have to wait for ranks that make room for them.
     ///
     /// # Errors
     /// A [`Failure`] when the order does not fit what was announced.
@@ -97,6 +97,9 @@ impl OperationManager {
     /// A rank has made the room that it was asked for: what waited for nobody else is started.
     pub(crate) fn make_room(&self, answer: Ticket, spans: Vec<Span>) {
         self.room.make(answer, spans, |sequence, order| self.tell(sequence, order));
+        for lane in self.lanes.iter() {
+            lane.tell(Order::RoomMade);
+        }
     }
 
     /// A tensor that waits for a rank to make room.
@@ -104,9 +107,9 @@ impl OperationManager {
         self.room.wanted_of(local_rank)
     }
 
-    /// Who has let others wait for room for as long as `limit`, and for which tensor (WAIT); each is
-    /// told once.
-    pub(crate) fn cramped(&self, now: Instant, limit: Duration) -> Vec<(Ticket, TensorName)> {
+    /// Who has let others wait for room for longer than `limit` and what its memory takes (WAIT);
+    /// each is told once.
+    pub(crate) fn cramped(&self, now: Instant, limit: Duration) -> Vec<Overdue> {
         self.room.overdue(now, limit)
     }
 

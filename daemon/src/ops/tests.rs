@@ -159,6 +159,7 @@ impl TestNode {
         taker.outputs = sizes.map(|bytes| Bytes::new(&vec![0xEE; bytes])).collect();
         let spans = taker.outputs.iter().map(Bytes::span).collect();
         self.room.make(answer, spans, |sequence, order| self.tell(sequence, order));
+        self.lanes.iter().for_each(|lane| lane.tell(Order::RoomMade));
         assert!(self.room.asked(answer).is_none());
     }
 
@@ -318,9 +319,8 @@ proptest! {
     }
 }
 
-/// WAIT: who is asked for room and does not answer is told of, once.
-#[test]
-fn who_makes_no_room_is_told_of() {
+/// Two ranks on one node that have been asked to make room for the result of a gathering.
+fn asked_for_room() -> TestNode {
     let set = [Rank(0), Rank(1)];
     let mut node = TestNode::new(0, &[2], 1, &set);
     let rows =
@@ -335,11 +335,18 @@ fn who_makes_no_room_is_told_of() {
     let world = node.world.clone();
     let (_, wanted) = node.execute(orders(&world, &agreed, &set, &[], 100));
     assert_eq!(wanted.len(), 2);
+    node
+}
+
+/// WAIT: who is asked for room and does not answer is told of, once.
+#[test]
+fn who_makes_no_room_is_told_of() {
+    let node = asked_for_room();
     let (now, limit) = (Instant::now(), Duration::from_secs(5));
     assert_eq!(node.room.overdue(now, limit), []);
     let late = node.room.overdue(now + limit * 2, limit);
     let late: Vec<_> =
-        late.iter().map(|(answer, name)| (answer.local_rank, name.as_str())).collect();
+        late.iter().map(|late| (late.answer.local_rank, late.name.as_str())).collect();
     assert_eq!(late, [(0, "t"), (1, "t")]);
     assert_eq!(node.room.overdue(now + limit * 2, limit), []);
     node.lanes.iter().for_each(Lane::stop);

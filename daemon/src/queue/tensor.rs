@@ -146,6 +146,12 @@ impl QueuedTensor {
         self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
+    /// As if so many local ranks had yet to make room.
+    #[cfg(test)]
+    pub(crate) fn wait_for_room_of(&self, ranks: u32) {
+        self.cramped.store(ranks, Ordering::Relaxed);
+    }
+
     /// A local rank has made room.
     pub(crate) fn make_room(&self, local_rank: u32, spans: Vec<Span>) {
         let local = self.locals.iter().find(|local| local.local_rank == local_rank);

@@ -5,7 +5,7 @@
 //! frame says where its bytes belong. Never blocks, never allocates for what the peer announces
 //! (TRUST, BOUND).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use gradwire_proto::{NodeId, Sequence};
 
@@ -25,24 +25,16 @@ pub(crate) type Pieces = BTreeMap<Sequence, Running>;
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
     last: Option<Sequence>,
-    /// Those that will be started later than their turn.
-    held: BTreeSet<Sequence>,
 }
 
 impl Ordered {
     pub(crate) fn start(&mut self, sequence: Sequence) {
-        self.held.remove(&sequence);
-        self.last = self.last.max(Some(sequence));
-    }
-
-    pub(crate) fn hold(&mut self, sequence: Sequence) {
-        self.held.insert(sequence);
         self.last = self.last.max(Some(sequence));
     }
 
     /// Whether one that is not running here will be, for all that is known.
     fn may_come(&self, sequence: Sequence) -> bool {
-        self.last.is_none_or(|last| sequence > last) || self.held.contains(&sequence)
+        self.last.is_none_or(|last| sequence > last)
     }
 }
 
@@ -133,8 +125,7 @@ impl Inbound {
 
     /// The step that a frame is for. A frame of a piece that has not been started here waits, and
     /// with it what is behind it on its connection: the start is on its way from the coordinator,
-    /// or waits for a rank to make room, and neither waits for data. So no wait goes in a circle
-    /// (ORD).
+    /// which does not wait for data. So no wait goes in a circle (ORD).
     pub(crate) fn admit(
         &self,
         header: &Header,

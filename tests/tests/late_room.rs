@@ -1,0 +1,58 @@
+//! A rank that has to make room for a result of another size than it could expect may take its time
+//! for that: nobody on other nodes waits for it.
+
+use gradwire_daemon::Ending;
+use gradwire_proto::{
+    Collective, DType, Request, Shape,
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+};
+use gradwire_tests::{
+    cluster::{Cluster, Plan},
+    raw::{RawWorker, submission},
+};
+use gradwire_worker::{AllgatherOptions, AllreduceOptions, ReduceOp};
+
+/// Larger than what sockets hold; one piece.
+const BYTES: usize = 6 << 20;
+
+#[test]
+fn peers_do_not_wait_for_a_rank_that_makes_room() {
+    let plan = Plan::nodes(&[1, 1])
+        .set("job.timeout_ms=61000")
+        .set("heartbeat.timeout_ms=60000")
+        .set("negotiation.piece_bytes=16MiB");
+    let cluster = Cluster::start(&plan).unwrap();
+    let first = cluster.start_ranks([0], |session| {
+        let own = session.tensor(&vec![7u8; BYTES], &[BYTES]).unwrap();
+        let options = AllgatherOptions::default().name("rows");
+        let all = session.allgather(&own, options).unwrap();
+        assert_eq!((all.rows, all.tensor.as_slice().len()), (vec![BYTES as u64, 0], BYTES));
+        // What comes after it goes on, too.
+        session
+            .allreduce_slice(&mut [1i32], AllreduceOptions::named("after").op(ReduceOp::Sum))
+            .unwrap();
+    });
+    let mut raw = RawWorker::attach(&cluster, 1).unwrap();
+    raw.add_segment(4096).unwrap();
+    let nothing = Request::plain(Collective::Allgather, DType::U8, Shape::new(&[0]).unwrap());
+    raw.submit(&submission(1, "rows", nothing)).unwrap();
+    let Some((Reply::Allocate(asked), _)) = raw.socket.hear().unwrap() else {
+        panic!("it must be asked for room");
+    };
+    assert_eq!((asked.ticket, &asked.outputs[0].shape), (1, &vec![BYTES as u64]));
+    let sum = Request::allreduce(DType::I32, Shape::new(&[1]).unwrap(), ReduceOp::Sum);
+    raw.submit(&submission(2, "after", sum)).unwrap();
+    // Not before the other rank has gone on without it.
+    assert_eq!(raw.completed().unwrap().ticket, 2);
+    let segment = raw.add_segment(BYTES as u64).unwrap();
+    let places = vec![pb::Place { segment, offset: 0 }];
+    raw.socket.say(Wish::Allocated(pb::Allocated { ticket: 1, places }), &[]).unwrap();
+    assert_eq!(raw.completed().unwrap().ticket, 1);
+    first.join().unwrap();
+    raw.socket.say(Wish::Detach(pb::Detach {}), &[]).unwrap();
+    assert!(matches!(raw.socket.hear().unwrap(), Some((Reply::Detached(_), _))));
+    drop(raw);
+    for ending in cluster.finish().unwrap() {
+        assert_eq!(ending, Ending::Finished);
+    }
+}
