@@ -37,17 +37,26 @@ pub enum WireError {
     Type(#[from] TypeError),
 }
 
-/// What is asked of integers and can't be given.
-fn check_scale(field: &'static str, dtype: DType, factor: f64) -> Result<(), WireError> {
-    if factor == 1.0 || (dtype.is_float() && factor.is_finite()) {
+/// Refuses factors that are no numbers, and factors of what can't be multiplied.
+fn check_scale(
+    field: &'static str,
+    op: ReduceOp,
+    dtype: DType,
+    factor: f64,
+) -> Result<(), WireError> {
+    if factor == 1.0 {
         return Ok(());
     }
-    let reason = if dtype.is_float() {
-        format!("{factor} is not a finite number")
-    } else {
-        format!("a factor of {factor} can't be applied to {dtype}; use 1 or a float tensor")
-    };
-    Err(invalid(field, reason))
+    if !factor.is_finite() {
+        return Err(invalid(field, format!("{factor} is not a finite number")));
+    }
+    match op.refuses_factors(dtype) {
+        Some(what) => {
+            let reason = format!("a factor of {factor} can't be applied to {what}; use 1");
+            Err(invalid(field, reason))
+        }
+        None => Ok(()),
+    }
 }
 
 fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
@@ -66,8 +75,8 @@ impl Request {
             Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
         );
         for dtype in (0..self.parts()).map(|part| self.dtype_of(part)) {
-            check_scale("prescale", dtype, self.prescale)?;
-            check_scale("postscale", dtype, self.postscale)?;
+            check_scale("prescale", self.reduce_op, dtype, self.prescale)?;
+            check_scale("postscale", self.reduce_op, dtype, self.postscale)?;
             if let Some(why) = self.reduce_op.refuses(dtype).filter(|_| reduces) {
                 let reason = format!("{} of {dtype} is not possible: {why}", self.reduce_op);
                 return Err(invalid("reduce_op", reason));
@@ -206,8 +215,9 @@ impl TryFrom<pb::Request> for Request {
 /// [`WireError`] with the field.
 pub fn piece(wire: pb::Request) -> Result<Request, WireError> {
     let request = unchecked(wire)?;
-    check_scale("prescale", request.dtype, request.prescale)?;
-    check_scale("postscale", request.dtype, request.postscale)?;
+    let Request { reduce_op, dtype, prescale, postscale, .. } = request;
+    check_scale("prescale", reduce_op, dtype, prescale)?;
+    check_scale("postscale", reduce_op, dtype, postscale)?;
     Ok(request)
 }
 
@@ -289,8 +299,30 @@ mod tests {
                 "more: a group of more than 288230376151711744 bytes",
             ),
             (
-                pb::Request { dtype: DType::I32.to_wire(), postscale: 0.5, ..good },
-                "postscale: a factor of 0.5 can't be applied to i32",
+                pb::Request {
+                    dtype: DType::I32.to_wire(),
+                    prescale: f64::INFINITY,
+                    ..good.clone()
+                },
+                "prescale: inf is not a finite",
+            ),
+            (
+                pb::Request {
+                    dtype: DType::Bool.to_wire(),
+                    reduce_op: ReduceOp::Max.to_wire(),
+                    postscale: 0.5,
+                    ..good.clone()
+                },
+                "postscale: a factor of 0.5 can't be applied to truth values",
+            ),
+            (
+                pb::Request {
+                    dtype: DType::I32.to_wire(),
+                    reduce_op: ReduceOp::BitOr.to_wire(),
+                    postscale: 0.5,
+                    ..good
+                },
+                "postscale: a factor of 0.5 can't be applied to bits",
             ),
         ];
         for (wire, text) in cases {

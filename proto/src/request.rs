@@ -36,9 +36,9 @@ pub struct Request {
     /// Broadcast, reduce, gather, scatter: the root; send and receive: the sender; a global rank.
     /// Others carry 0.
     pub root: Rank,
-    /// Each contribution is multiplied by this first. 1 for none; floats and reductions only.
+    /// Each contribution is multiplied by this first. 1 for none; in reductions only.
     pub prescale: f64,
-    /// The result is multiplied by this. 1 for none; floats and reductions only.
+    /// The result is multiplied by this. 1 for none; in reductions only.
     pub postscale: f64,
     /// Alltoall: how many of the rows each member of the process set gets, in rank order; empty for
     /// the same number each. Scatter: the same, at the root. Send and receive: the receiver.

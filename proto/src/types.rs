@@ -319,7 +319,7 @@ impl DType {
         }
     }
 
-    /// Whether scaling by a factor makes sense.
+    /// Whether it is a float, or made of floats.
     pub fn is_float(self) -> bool {
         match self {
             Self::F32
@@ -373,6 +373,15 @@ wire_enum! {
 }
 
 impl ReduceOp {
+    /// Why what is reduced so can't be multiplied by a factor; none if it can.
+    pub fn refuses_factors(self, dtype: DType) -> Option<&'static str> {
+        match self {
+            Self::BitAnd | Self::BitOr | Self::BitXor => Some("bits"),
+            _ if dtype == DType::Bool => Some("truth values"),
+            _ => None,
+        }
+    }
+
     /// Why elements of a type can't be reduced so; none if they can.
     pub fn refuses(self, dtype: DType) -> Option<&'static str> {
         let bitwise = matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor);

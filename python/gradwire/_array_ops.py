@@ -2,7 +2,7 @@
 
 Where nothing else is said: ``name`` says which calls of different ranks belong together (by
 default their order does), ``process_set`` who takes part, and factors multiply before and after a reduction
-(floats only).
+(integers are multiplied as floats of 64 bits and truncated).
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// Compares the result of reducing `inputs`, by rank. Integers are exact. For floats with the
+    /// Compares the result of reducing `inputs`, by rank. Integers are exact, and what factors make of
+    /// them is computed in f64 and truncated. For floats with the
     /// unit roundoff u the error is at most ((1+u)^k − 1) times the sum of the absolute values
     /// (product: the absolute value) that were reduced, where k roundings may happen: of the types
     /// that are summed in f32 two on each node and one for the result, of the others two for each of
@@ -165,6 +166,8 @@ impl Reduction {
     fn check_integer(&self, values: &[i128], got: &[u8]) -> Result<(), String> {
         let dtype = self.dtype;
         let truth = dtype == DType::Bool;
+        let values: Vec<i128> =
+            values.iter().map(|&value| scaled(dtype, value, self.prescale, 1)).collect();
         let first = values[0];
         let all = values[1..].iter().fold(first, |all, &value| {
             let both = match self.op {
@@ -179,8 +182,11 @@ impl Reduction {
             };
             wrap(dtype, both)
         });
-        let average = self.op == ReduceOp::Average;
-        let right = if average { all / values.len() as i128 } else { all };
+        let divisor = if self.op == ReduceOp::Average { values.len() as i128 } else { 1 };
+        let right = match self.postscale {
+            1.0 => all / divisor,
+            factor => scaled(dtype, all, factor, divisor),
+        };
         // Truth values come back as 0 and 1 and nothing else.
         let got = if truth { i128::from(got[0]) } else { integer(dtype, got) };
         if got == right {
@@ -231,6 +237,20 @@ impl Reduction {
         };
         if same { Ok(()) } else { Err(format!("{got:e} instead of {right:e}, from {values:?}")) }
     }
+}
+
+/// What a factor makes of an integer: the product in f64, truncated, within the type's range.
+fn scaled(dtype: DType, value: i128, factor: f64, divisor: i128) -> i128 {
+    if factor == 1.0 {
+        return value;
+    }
+    let product = value as f64 * factor / divisor as f64;
+    let bits = 8 * dtype.size() as u32;
+    let range = match wrap(dtype, -1) {
+        -1 => -(1i128 << (bits - 1))..=(1i128 << (bits - 1)) - 1,
+        _ => 0..=(1i128 << bits) - 1,
+    };
+    (product as i128).clamp(*range.start(), *range.end())
 }
 
 /// Adasum by its formula (docs/collectives.md): ranks are combined in pairs, then pairs in pairs; an

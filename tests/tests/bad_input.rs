@@ -245,10 +245,14 @@ const REFUSED: &[(Ask, &str)] = &[
     ),
     (
         |s| {
-            let mut mixed = [zeros(s, &[2]).into_buffer(), s.zeros::<i8>(&[2])?.into_buffer()];
-            s.grouped_allreduce(&mut mixed, AllreduceOptions::default().prescale(0.5))
+            let truth = s.buffer(DType::Bool, shape(&[2]))?;
+            let mut mixed = [zeros(s, &[2]).into_buffer(), truth];
+            s.grouped_allreduce(
+                &mut mixed,
+                AllreduceOptions::default().op(ReduceOp::Sum).prescale(0.5),
+            )
         },
-        "a factor of 0.5 can't be applied to i8",
+        "a factor of 0.5 can't be applied to truth values",
     ),
     (
         |s| {

@@ -304,9 +304,10 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
                 let mut tensor = session.tensor(&[1i32, 2], &[2]).unwrap();
                 session.allreduce(&mut tensor, options).unwrap_err().to_string()
             };
+            let or = || sum("w").op(ReduceOp::BitOr);
             let cases = [
-                (sum("w").prescale(0.5), "prescale: a factor of 0.5 can't be applied to i32"),
-                (sum("w").postscale(2.0), "postscale: a factor of 2 can't be applied to i32"),
+                (or().prescale(0.5), "prescale: a factor of 0.5 can't be applied to bits"),
+                (or().postscale(2.0), "postscale: a factor of 2 can't be applied to bits"),
                 (sum(""), "1 to 1024 bytes"),
                 (sum("a\nb"), "no control characters"),
                 (sum(&"x".repeat(1025)), "1 to 1024 bytes"),
@@ -319,8 +320,8 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
             assert!(nan.unwrap_err().to_string().contains("NaN is not a finite number"));
             // Large slices have several parts, and are refused before the first.
             let mut large = vec![1i32; 1 << 20];
-            let half = session.allreduce_slice(&mut large, sum("w").prescale(0.5)).unwrap_err();
-            assert!(half.to_string().contains("can't be applied to i32"), "{half}");
+            let half = session.allreduce_slice(&mut large, or().prescale(0.5)).unwrap_err();
+            assert!(half.to_string().contains("can't be applied to bits"), "{half}");
             let long = session.allreduce_slice(&mut large, sum(&"x".repeat(1020))).unwrap_err();
             assert!(long.to_string().contains("may have 1008 bytes"), "{long}");
             let wrong = session.tensor(&[1u8, 2, 3], &[2, 2]).unwrap_err().to_string();

@@ -18,6 +18,7 @@ use super::{
     level::{Baseline, Level},
     op::{And, Max, Min, Operation, Or, Product, Sum, Xor},
     scalar,
+    scaled::{self, Scaled},
     sweep::sweep,
 };
 
@@ -85,16 +86,17 @@ unsafe fn float<E: Element>(level: Level, job: &Job<'_>) {
 }
 
 /// `U` is `E` without a sign.
-unsafe fn integer<E: Element, U: Element>(level: Level, job: &Job<'_>) {
+unsafe fn integer<E: Element + Scaled, U: Element>(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise; both types are of one size.
     unsafe {
         match job.combine.op {
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bits(level, job),
+            _ if job.has_factors() => scaled::run::<E>(level, job),
             // Signs matter when it is divided.
             ReduceOp::Sum | ReduceOp::Average => with_op::<E, Sum>(level, job),
             ReduceOp::Min => with_op::<E, Min>(level, job),
             ReduceOp::Max => with_op::<E, Max>(level, job),
             ReduceOp::Product => with_op::<U, Product>(level, job),
-            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bits(level, job),
         }
     }
 }

@@ -11,8 +11,9 @@
 //!   are combined in f32 over all the inputs and rounded once, to nearest, ties to even. What is too
 //!   large for them then is infinity, or NaN in f8e4m3, which has no infinity.
 //! - Complex numbers are summed part by part: c64 as twice as many f32, c128 as f64.
-//! - Integers wrap in sums and products. They take no scale factors: those are ignored here and
-//!   refused where a request is checked.
+//! - Integers wrap in sums and products. What a scale factor makes of one is computed in f64 and
+//!   truncated, for each contribution and for the result; see [`scaled`]. Bits and truth values take
+//!   no factors: those are ignored here and refused where a request is checked.
 //! - Of truth values any byte but 0 is true, and what is computed is 0 or 1: sum, maximum and bit-or
 //!   are "any", product, minimum and bit-and are "all", bit-xor is "an odd number".
 //! - In minimum and maximum a NaN wins, −0 is less than +0, and operands may be swapped.
@@ -23,7 +24,8 @@
 //!   where only one rank contributes; with two everybody has the computed value (SAME).
 //! - [`ReduceOp::Average`] is a sum whose [`Finish`] divides: floats by the number of contributors
 //!   in one correctly rounded division, or, where there is a postscale too, in one multiplication by
-//!   `postscale / contributors`, computed in f64; integers with truncation towards zero.
+//!   `postscale / contributors`, computed in f64; integers with truncation towards zero, and where
+//!   there is a postscale as `sum · postscale / contributors` in f64, truncated once.
 //!
 //! # Memory that others write
 //!
@@ -39,6 +41,7 @@ mod level;
 mod op;
 mod safe;
 mod scalar;
+mod scaled;
 mod short;
 mod sweep;
 #[cfg(test)]
@@ -80,7 +83,7 @@ impl Finish {
 
     /// Whether the result is the combined value, bit for bit.
     pub fn is_identity(&self) -> bool {
-        self.divisor() == 1 && (self.postscale == 1.0 || !self.dtype.is_float())
+        self.divisor() == 1 && self.postscale == 1.0
     }
 
     fn divisor(&self) -> u32 {

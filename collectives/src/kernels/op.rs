@@ -6,7 +6,7 @@ pub(super) trait Number: Copy + PartialEq {
     const ZERO: Self;
     /// The factor as this type.
     fn factor(factor: f64) -> Self;
-    /// Multiplied by a factor; integers take none.
+    /// Multiplied by a factor; integers are left as they are, their factors are `scaled`'s.
     fn scale(self, factor: Self) -> Self;
     /// Divided by the number of contributors, at least 1.
     fn divide(self, contributors: u32) -> Self;

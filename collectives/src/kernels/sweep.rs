@@ -38,7 +38,7 @@ impl<N: Number> Last<N> {
             let alone = job.inputs.len() == 1 && job.prescale == 1.0;
             // A truth value is 0 or 1 even where only one rank contributes.
             if alone && job.combine.dtype != DType::Bool { Self::Copy } else { Self::Keep }
-        } else if job.finish.postscale == 1.0 || !job.combine.dtype.is_float() {
+        } else if job.finish.postscale == 1.0 {
             Self::Divide(divisor)
         } else {
             Self::Scale(N::factor(job.finish.postscale / f64::from(divisor)))

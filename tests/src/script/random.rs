@@ -135,8 +135,8 @@ fn op(dice: &mut Dice, kinds: &[DType]) -> ReduceOp {
 }
 
 fn factors(dice: &mut Dice, of: Collective, op: ReduceOp, kinds: &[DType]) -> (f64, f64) {
-    let floats = kinds.iter().all(|dtype| dtype.is_float());
-    if !floats || !reduces(of) || dice.one_in(2) {
+    let scales = kinds.iter().all(|dtype| op.refuses_factors(*dtype).is_none());
+    if !scales || !reduces(of) || dice.one_in(2) {
         return (1.0, 1.0);
     }
     // Factors of a product multiply up, out of a small float's range.

@@ -89,6 +89,94 @@ fn integers_wrap_and_averages_truncate() {
     assert_eq!(run(ReduceOp::Max, &[-128, 127], 2), 127);
 }
 
+macro_rules! scaled_integers {
+    ($($int:ident $dtype:ident),+) => {
+        /// What a factor makes of an integer is computed in f64 and truncated, for each contribution
+        /// and for the result, over more than one tile; what is too large is the largest there is.
+        #[test]
+        #[expect(clippy::cast_lossless, reason = "the casts are of all widths")]
+        fn factors_of_integers_are_computed_in_f64_and_truncated() {
+            let seed = 33;
+            let mut random = Random::new(seed);
+            let factors = [1.0, 0.5, -2.0, 1.0 / 3.0, 1e300];
+            $(for op in
+                [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product]
+            {
+                let (prescale, postscale) = (factors[random.below(5)], factors[random.below(5)]);
+                let (count, by) = (1 + random.below(2500), 1 + random.below(6));
+                let mut draw = || random.draw() >> [0, 32, 56, 60][random.below(4)];
+                let inputs: Vec<Vec<$int>> =
+                    (0..by).map(|_| (0..count).map(|_| draw() as $int).collect()).collect();
+                let bytes: Vec<Vec<u8>> = inputs
+                    .iter()
+                    .map(|input| input.iter().flat_map(|value| value.to_ne_bytes()).collect())
+                    .collect();
+                let slices: Vec<&[u8]> = bytes.iter().map(|input| &input[..]).collect();
+                let dtype = DType::$dtype;
+                let finish = Finish { dtype, op, contributors: by as u32, postscale };
+                let mut out = vec![0; bytes[0].len()];
+                let (combine, dsts) = (Combine { dtype, op }, &mut [&mut out[..]]);
+                let store = [Store::Cached, Store::Streaming][random.below(2)];
+                reduce_finish_slices(level(), combine, prescale, &finish, dsts, &slices, store)
+                    .unwrap();
+                let times = |value: $int, factor: f64, by: f64| match factor {
+                    1.0 => value,
+                    factor => (value as f64 * factor / by) as $int,
+                };
+                for (at, is) in out.chunks(size_of::<$int>()).enumerate() {
+                    let all = inputs.iter().map(|input| times(input[at], prescale, 1.0));
+                    let all = all.reduce(|a, b| match op {
+                        ReduceOp::Min => a.min(b),
+                        ReduceOp::Max => a.max(b),
+                        ReduceOp::Product => a.wrapping_mul(b),
+                        _ => a.wrapping_add(b),
+                    });
+                    let all = all.unwrap();
+                    let by = if op == ReduceOp::Average { by } else { 1 };
+                    let should = match postscale {
+                        1.0 => (all as i128 / by as i128) as $int,
+                        factor => times(all, factor, by as f64),
+                    };
+                    let is = $int::from_ne_bytes(is.try_into().unwrap());
+                    let values: Vec<_> = inputs.iter().map(|input| input[at]).collect();
+                    assert_eq!(
+                        is, should,
+                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, seed {seed}"
+                    );
+                }
+            })+
+        }
+    };
+}
+
+scaled_integers!(i8 I8, u8 U8, i16 I16, u16 U16, i32 I32, u32 U32, i64 I64, u64 U64);
+
+/// As Horovod: 7 and -7 are halved to 3 and -3. An average with a factor that is a whole number is
+/// that number, also where 1/n is not exact.
+#[test]
+fn scaled_integers_are_truncated_towards_zero() {
+    let run = |op, prescale, postscale, inputs: &[i64]| {
+        let bytes: Vec<[u8; 8]> = inputs.iter().map(|v| v.to_ne_bytes()).collect();
+        let slices: Vec<&[u8]> = bytes.iter().map(|b| &b[..]).collect();
+        let dtype = DType::I64;
+        let finish = Finish { dtype, op, contributors: inputs.len() as u32, postscale };
+        let mut out = [0; 8];
+        let (combine, dsts) = (Combine { dtype, op }, &mut [&mut out[..]]);
+        let store = Store::Cached;
+        reduce_finish_slices(level(), combine, prescale, &finish, dsts, &slices, store).unwrap();
+        i64::from_ne_bytes(out)
+    };
+    assert_eq!(run(ReduceOp::Sum, 0.5, 1.0, &[7, 7]), 6);
+    assert_eq!(run(ReduceOp::Sum, 0.5, 1.0, &[-7, -7]), -6);
+    assert_eq!(run(ReduceOp::Sum, 1.0, 0.5, &[-8, 1]), -3);
+    assert_eq!(run(ReduceOp::Max, -1.0, 2.5, &[3, 5]), -7);
+    assert_eq!(run(ReduceOp::Average, 1.0, 0.5, &[2; 49]), 1, "98 · 0.5 / 49");
+    assert_eq!(run(ReduceOp::Sum, 1e300, 1.0, &[1]), i64::MAX);
+    // Where nothing is scaled nothing is rounded.
+    assert_eq!(run(ReduceOp::Sum, 1.0, 1.0, &[i64::MAX - 2, 1]), i64::MAX - 1);
+    assert_eq!(run(ReduceOp::Min, 1.0, 0.5, &[8, i64::MAX - 2]), 4);
+}
+
 /// The division in floats is the integer division, for the numbers that come closest.
 #[test]
 fn averages_of_integers_are_exact() {
