@@ -15,7 +15,7 @@ use clap::Parser;
 use gradwire_coordinator::host::{self, Hosted};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, Word, metrics};
 use gradwire_proto::{Rank, VERSION};
-use gradwire_settings::{Layers, Settings, table::LogFormat};
+use gradwire_settings::{Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
@@ -57,9 +57,15 @@ fn start(arguments: Arguments) -> anyhow::Result<Ending> {
     };
     let environment: HashMap<String, String> = std::env::vars_os().filter_map(text).collect();
     let layers = Layers { file: arguments.config, environment, flags: Vec::new() };
-    let settings = Settings::load(&layers)?.settings;
+    let Loaded { settings, without_effect, .. } = Settings::load(&layers)?;
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
+    let first = layers.environment.get("GRADWIRE_COORDINATOR").is_some_and(|at| at == host::HERE);
+    // Once for a job, however it was started.
+    if first && !without_effect.is_empty() {
+        let variables = without_effect.join(" ");
+        tracing::warn!(variables, "these variables of horovod's have no counterpart here");
+    }
     check_limits()?;
     // One thread of control is plenty; the bytes have threads of their own. It is made here and not
     // by tokio, which panics where the system refuses one.

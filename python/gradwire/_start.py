@@ -43,6 +43,12 @@ def prepare() -> None:
     """Makes sure that the variables ``GRADWIRE_…`` are there, and a daemon behind them."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
+    if "HOROVOD_RANK" in os.environ and "RANK" not in os.environ:
+        # Each of its processes would be a job of its own.
+        raise NotLaunched(
+            "HOROVOD_RANK is set, as horovodrun does: start the job with gradwire run or torchrun, or unset it",
+            kind="not-launched",
+        )
     given = [name for name in _TORCHRUN if name in os.environ]
     if len(given) == len(_TORCHRUN):
         _join_torchrun()
@@ -58,14 +64,18 @@ def prepare() -> None:
 
 
 def _timeout() -> float:
-    text = os.environ.get("GRADWIRE_LAUNCH__START_TIMEOUT_MS", "30000")
-    try:
-        return int(text) / 1000
-    except ValueError:
-        raise InvalidRequest(
-            f"GRADWIRE_LAUNCH__START_TIMEOUT_MS={text!r}: it must be a number of milliseconds",
-            kind="invalid",
-        ) from None
+    """How long a start may take, in seconds; Gradwire's own variable comes before Horovod's."""
+    for name, unit, per_second in (
+        ("GRADWIRE_LAUNCH__START_TIMEOUT_MS", "milliseconds", 1000),
+        ("HOROVOD_START_TIMEOUT", "seconds", 1),
+    ):
+        text = os.environ.get(name, "").strip()
+        if not text:
+            continue
+        if not text.isdecimal():
+            raise InvalidRequest(f"{name}={text!r}: it must be a number of {unit}", kind="invalid")
+        return int(text) / per_second
+    return 30.0
 
 
 def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:

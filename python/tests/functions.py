@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gradwire
 
 
@@ -19,3 +21,9 @@ def raises() -> None:
     if gradwire.rank() == 1:
         raise LookupError("nothing there")
     gradwire.barrier()
+
+
+def horovods_variables() -> dict[str, str]:
+    """What Horovod calls a rank's place."""
+    prefix = "HOROVOD_"
+    return {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from functions import raises, shares
+from functions import horovods_variables, raises, shares
 from launching import LIMIT, Job
 
 import gradwire
@@ -175,6 +175,75 @@ def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
         assert f"RANK {rank} of 3 local {local} of {slots} sum 6.0" in said, said
         assert f"AGAIN 3 {local}" in said, said
         assert process.returncode == 0, said
+
+
+# Horovod's variables, which scripts read; and what else begins with its name.
+NAMES = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE HOSTNAME"
+VARIABLES = """
+import os
+import gradwire as gw
+at_start = "HOROVOD_RANK" in os.environ
+gw.init()
+found = [os.environ[f"HOROVOD_{name}"] for name in "NAMES".split()]
+ours = [gw.rank(), gw.size(), gw.local_rank(), gw.local_size(), gw.cross_rank(), gw.cross_size()]
+assert found[:-1] == [str(number) for number in ours] and found[-1], found
+gw.shutdown()
+assert ("HOROVOD_RANK" in os.environ) == at_start
+print(f"RIGHT {found[0]} of {found[1]} at {found[-1]}\\n", end="", flush=True)
+""".replace("NAMES", NAMES)
+
+
+@pytest.mark.parametrize("way", ["alone", "gradwire run", "torchrun", "gradwire.run"])
+def test_horovods_variables_of_a_rank(way: str, job: Job, tmp_path: Path) -> None:
+    if way == "gradwire.run":
+        everybody = gradwire.run(horovods_variables, np=2)
+        assert [(each["RANK"], each["SIZE"], each["LOCAL_RANK"]) for each in everybody] == [
+            ("0", "2", "0"),
+            ("1", "2", "1"),
+        ]
+        return
+    if way == "torchrun":
+        done, ranks = torchrun(VARIABLES, tmp_path, 2), 2
+    else:
+        ranks = 1 if way == "alone" else 2
+        done = job(VARIABLES, ranks=None if way == "alone" else ranks)
+    for rank in range(ranks):
+        assert f"RIGHT {rank} of {ranks} at " in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+TUNED = """
+import gradwire as gw, numpy as np
+gw.init()
+assert gw.allreduce(np.ones(3), op=gw.Sum)[0] == gw.size()
+gw.shutdown()
+"""
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
+    done = job(
+        TUNED,
+        ranks=ranks,
+        HOROVOD_FUSION_THRESHOLD="134217728",
+        HOROVOD_CYCLE_TIME="(None,)",
+        HOROVOD_TIMELINE="/tmp/timeline.json",
+        HOROVOD_STALL_CHECK_TIME_SECONDS="60",
+        HOROVOD_LOG_LEVEL="WARNING",
+        HOROVOD_HIERARCHICAL_ALLREDUCE="1",
+    )
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stdout.splitlines() if "HOROVOD" in line]
+    assert "HOROVOD_CYCLE_TIME HOROVOD_TIMELINE" in line, line
+    for variable, value in (("FUSION_THRESHOLD", "(None,)"), ("LOG_LEVEL", "loud"), ("STALL_CHECK_TIME_SECONDS", "-1")):
+        done = job(TUNED, ranks=ranks, **{f"HOROVOD_{variable}": value})
+        assert done.returncode != 0, done.stdout
+        assert f"(environment HOROVOD_{variable}): expected" in done.stdout, done.stdout
+
+
+def test_horovodruns_variables_without_it(job: Job) -> None:
+    done = job(SCRIPT, ranks=None, HOROVOD_RANK="1", HOROVOD_SIZE="2")
+    assert done.returncode != 0 and "NotLaunched" in done.stdout and "gradwire run" in done.stdout, done.stdout
 
 
 def test_half_of_torchruns_variables(job: Job) -> None:

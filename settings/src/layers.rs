@@ -1,4 +1,4 @@
-//! From layers to [`Loaded`]: defaults < file < environment < flags.
+//! From layers to [`Loaded`]: defaults < Horovod's variables < file < environment < flags.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,6 +10,7 @@ use config::{Environment, File, FileFormat, Map, Source, Value, ValueKind};
 
 use crate::{
     error::SettingsError,
+    horovod,
     key::{Checked, Key},
     rules,
     table::{KEYS, Settings},
@@ -69,7 +70,8 @@ impl fmt::Display for Origin {
 pub struct Layers {
     /// A TOML file that must exist.
     pub file: Option<PathBuf>,
-    /// The process's environment; only names that begin with `GRADWIRE_` are looked at.
+    /// The process's environment; only names that begin with `GRADWIRE_` are looked at, and those
+    /// of [`horovod::VARIABLES`].
     pub environment: HashMap<String, String>,
     /// The texts of `--set`, each `section.key=value`; the last one of a key counts.
     pub flags: Vec<String>,
@@ -93,6 +95,8 @@ pub struct Loaded {
     pub settings: Settings,
     /// One row for each key, in the order of [`KEYS`].
     pub rows: Vec<Row>,
+    /// The variables of Horovod's that are set and have no counterpart here.
+    pub without_effect: Vec<&'static str>,
 }
 
 impl Loaded {
@@ -122,8 +126,14 @@ impl Settings {
     /// [`SettingsError`] with the key, the place it was written in and what would be accepted.
     pub fn load(layers: &Layers) -> Result<Loaded, SettingsError> {
         let mut values: BTreeMap<&'static str, (Checked, Origin)> = BTreeMap::new();
-        let layers =
-            [defaults(), file(layers)?, environment(&layers.environment)?, flags(&layers.flags)?];
+        let without_effect = horovod::without_effect(&layers.environment);
+        let layers = [
+            defaults(),
+            horovods(&layers.environment)?,
+            file(layers)?,
+            environment(&layers.environment)?,
+            flags(&layers.flags)?,
+        ];
         for (name, value, origin) in layers.into_iter().flatten() {
             let key = find(&name, &origin)?;
             let checked = key.kind.check(&value).map_err(|expected| SettingsError::Value {
@@ -144,7 +154,7 @@ impl Settings {
             unreachable!("every key has a default of its kind; a test loads them all")
         };
         rules::validate(&settings).map_err(SettingsError::Rule)?;
-        Ok(Loaded { settings, rows })
+        Ok(Loaded { settings, rows, without_effect })
     }
 }
 
@@ -152,6 +162,11 @@ type Layer = Vec<(String, Value, Origin)>;
 
 fn defaults() -> Layer {
     KEYS.iter().map(|k| (k.name.to_owned(), Value::from(k.default), Origin::Default)).collect()
+}
+
+fn horovods(environment: &HashMap<String, String>) -> Result<Layer, SettingsError> {
+    let layer = horovod::settings(environment)?.into_iter();
+    Ok(layer.map(|(key, value, origin)| (key.to_owned(), Value::from(value), origin)).collect())
 }
 
 fn file(layers: &Layers) -> Result<Layer, SettingsError> {

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, path::PathBuf, time::Duration};
 
-use gradwire_settings::{KEYS, Layers, Origin, RESERVED_VARIABLES, Settings, SettingsError};
+use gradwire_settings::{
+    KEYS, Layers, Origin, RESERVED_VARIABLES, Settings, SettingsError,
+    horovod::{Effect, VARIABLES},
+};
 
 fn env(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
@@ -182,5 +185,106 @@ fn values_that_contradict_each_other_are_refused() {
         let error = Settings::load(&layers).unwrap_err();
         assert!(matches!(error, SettingsError::Rule(_)));
         assert!(error.to_string().starts_with(expected), "{error}");
+    }
+}
+
+#[test]
+fn horovods_variables_are_below_all_that_is_gradwires() {
+    let given = [
+        ("HOROVOD_FUSION_THRESHOLD", "33554432"),
+        ("HOROVOD_CACHE_CAPACITY", "2048"),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "90"),
+        ("HOROVOD_LOG_LEVEL", "WARNING"),
+        ("HOROVOD_GLOO_TIMEOUT_SECONDS", "120"),
+        ("HOROVOD_START_TIMEOUT", "600"),
+        ("HOROVOD_CYCLE_TIME", "nonsense"),
+        ("HOROVOD_TIMELINE", "/tmp/timeline.json"),
+        ("HOROVOD_AUTOTUNE", ""),
+        ("HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
+        ("HOROVOD_RANK", "1"),
+    ];
+    let loaded = Settings::load(&Layers { environment: env(&given), ..Layers::default() }).unwrap();
+    let settings = &loaded.settings;
+    assert_eq!(settings.negotiation.piece_bytes, 32 << 20);
+    assert_eq!(settings.negotiation.max_tensors, 2048);
+    assert_eq!(settings.negotiation.stall_warning, Duration::from_secs(90));
+    assert_eq!(settings.log.level, "warn");
+    assert_eq!(settings.job.timeout, Duration::from_secs(120));
+    assert_eq!(settings.launch.start_timeout, Duration::from_secs(600));
+    assert_eq!(loaded.without_effect, ["HOROVOD_CYCLE_TIME", "HOROVOD_TIMELINE"]);
+    let row = loaded.rows.iter().find(|row| row.key.name == "log.level").unwrap();
+    assert_eq!(row.origin.to_string(), "environment HOROVOD_LOG_LEVEL");
+    // Other processes get them by our names.
+    assert!(loaded.variables().any(|(name, _)| name == "GRADWIRE_NEGOTIATION__PIECE_BYTES"));
+
+    let (_dir, path) = file("[negotiation]\npiece_bytes = \"1MiB\"\n[log]\nlevel = \"info\"\n");
+    let mut environment = env(&given);
+    environment.insert("GRADWIRE_LOG__LEVEL".into(), "debug".into());
+    let flags = flags(&["negotiation.max_tensors=7"]);
+    let settings =
+        Settings::load(&Layers { file: Some(path), environment, flags }).unwrap().settings;
+    assert_eq!(settings.negotiation.piece_bytes, 1 << 20);
+    assert_eq!(settings.log.level, "debug");
+    assert_eq!(settings.negotiation.max_tensors, 7);
+}
+
+#[test]
+fn horovods_values_become_the_nearest_that_there_are() {
+    let piece = |text| {
+        let environment = env(&[("HOROVOD_FUSION_THRESHOLD", text)]);
+        let layers = Layers { environment, ..Layers::default() };
+        Settings::load(&layers).unwrap().settings.negotiation.piece_bytes
+    };
+    // 128 MiB is Horovod's default, 0 is no fusion there.
+    assert_eq!(
+        (piece("134217728"), piece("0"), piece(" 1048576 ")),
+        (64 << 20, 256 << 10, 1 << 20)
+    );
+    let stall = |given: &[(&str, &str)]| {
+        let layers = Layers { environment: env(given), ..Layers::default() };
+        Settings::load(&layers).unwrap().settings.negotiation.stall_warning
+    };
+    let seconds = ("HOROVOD_STALL_CHECK_TIME_SECONDS", "30");
+    assert_eq!(stall(&[seconds, ("HOROVOD_STALL_CHECK_DISABLE", "0")]).as_secs(), 30);
+    assert_eq!(stall(&[seconds, ("HOROVOD_STALL_CHECK_DISABLE", "1")]).as_secs(), 86_400);
+    assert_eq!(stall(&[("HOROVOD_STALL_CHECK_TIME_SECONDS", "0")]).as_millis(), 100);
+    for level in ["trace", "DEBUG", "info", "warning", "Error", "fatal"] {
+        let environment = env(&[("HOROVOD_LOG_LEVEL", level)]);
+        Settings::load(&Layers { environment, ..Layers::default() }).unwrap();
+    }
+}
+
+#[test]
+fn a_value_of_horovods_that_can_not_be_read_is_named() {
+    let cases = [
+        ("HOROVOD_FUSION_THRESHOLD", "64MB", "expected a whole number, as in Horovod"),
+        ("HOROVOD_CACHE_CAPACITY", "(None,)", "expected a whole number, as in Horovod"),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "1.5", "expected a whole number of seconds"),
+        ("HOROVOD_STALL_CHECK_DISABLE", "yes", "expected a whole number: 1 or 0"),
+        ("HOROVOD_LOG_LEVEL", "loud", "expected one of trace, debug, info, warning, error, fatal"),
+    ];
+    for (name, value, expected) in cases {
+        let text = error(Layers { environment: env(&[(name, value)]), ..Layers::default() });
+        assert!(text.contains(&format!("{value:?} (environment {name}): {expected}")), "{text}");
+    }
+}
+
+/// The table of the documentation has every variable, and the setting of those that set one.
+#[test]
+fn every_variable_of_horovods_is_documented() {
+    let docs = include_str!("../../docs/horovod.md");
+    for (name, effect) in VARIABLES {
+        let name = name.strip_prefix("HOROVOD_").unwrap();
+        let row = docs.lines().find(|line| {
+            line.starts_with('|')
+                && line.split('|').nth(1).is_some_and(|first| {
+                    first.split(',').any(|one| one.trim().trim_matches('`') == name)
+                })
+        });
+        let row = row.unwrap_or_else(|| panic!("{name} is not in docs/horovod.md"));
+        if let Effect::Sets { key, .. } = effect {
+            assert!(KEYS.iter().any(|known| known.name == *key), "{key}");
+            assert!(row.contains(&format!("`{key}`")), "{row}");
+        }
     }
 }

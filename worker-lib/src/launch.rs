@@ -15,6 +15,7 @@ const SOCKET: &str = "GRADWIRE_SOCKET";
 const LOCAL_RANK: &str = "GRADWIRE_LOCAL_RANK";
 const LAUNCHED: [&str; 4] = [JOB, SECRET, SOCKET, LOCAL_RANK];
 const START_TIMEOUT: &str = "GRADWIRE_LAUNCH__START_TIMEOUT_MS";
+const HOROVODS_TIMEOUT: &str = "HOROVOD_START_TIMEOUT";
 const WORKER: &str = "GRADWIRE_WORKER__";
 
 /// All that a session needs to know before it attaches.
@@ -94,6 +95,9 @@ impl Launch {
         if let Some(text) = get(START_TIMEOUT) {
             let ms = number(START_TIMEOUT, &text, 1, 86_400_000)?;
             tuning.start_timeout = Duration::from_millis(ms);
+        } else if let Some(text) = get(HOROVODS_TIMEOUT).filter(|text| !text.trim().is_empty()) {
+            let seconds = number(HOROVODS_TIMEOUT, text.trim(), 0, u64::MAX)?;
+            tuning.start_timeout = Duration::from_secs(seconds.clamp(1, 86_400));
         }
         for name in worker {
             if let Some(text) = get(name) {

@@ -171,15 +171,22 @@ impl Plan {
         let before = self.nodes[..node].iter().filter(|n| n.ranks > local).count();
         let mut all = self.worker_settings.clone();
         all.extend(self.job_variables());
+        // Under our name, and under Horovod's for the scripts that read it.
+        for (name, value) in variables([
+            ("RANK", rank.to_string()),
+            ("SIZE", self.size().to_string()),
+            ("LOCAL_RANK", local.to_string()),
+            ("LOCAL_SIZE", here.ranks.to_string()),
+            ("CROSS_RANK", before.to_string()),
+            ("CROSS_SIZE", across.to_string()),
+        ]) {
+            all.insert(format!("GRADWIRE_{name}"), value.clone());
+            all.insert(format!("HOROVOD_{name}"), value);
+        }
         all.extend(variables([
             ("GRADWIRE_SOCKET", self.socket(node)),
-            ("GRADWIRE_RANK", rank.to_string()),
-            ("GRADWIRE_SIZE", self.size().to_string()),
-            ("GRADWIRE_LOCAL_RANK", local.to_string()),
-            ("GRADWIRE_LOCAL_SIZE", here.ranks.to_string()),
-            ("GRADWIRE_CROSS_RANK", before.to_string()),
-            ("GRADWIRE_CROSS_SIZE", across.to_string()),
             ("GRADWIRE_HOST", here.host.clone()),
+            ("HOROVOD_HOSTNAME", here.host.clone()),
             ("GRADWIRE_DAEMON_METRICS", places.daemon_metrics[node].clone()),
             ("GRADWIRE_COORDINATOR_METRICS", places.daemon_metrics[0].clone()),
             ("RANK", rank.to_string()),
@@ -279,6 +286,13 @@ mod tests {
             ("GRADWIRE_CROSS_RANK", "1"),
             ("GRADWIRE_CROSS_SIZE", "2"),
             ("GRADWIRE_HOST", "c"),
+            ("HOROVOD_RANK", "5"),
+            ("HOROVOD_SIZE", "6"),
+            ("HOROVOD_LOCAL_RANK", "1"),
+            ("HOROVOD_LOCAL_SIZE", "2"),
+            ("HOROVOD_CROSS_RANK", "1"),
+            ("HOROVOD_CROSS_SIZE", "2"),
+            ("HOROVOD_HOSTNAME", "c"),
             ("GRADWIRE_DAEMON_METRICS", "127.0.0.1:2"),
             ("RANK", "5"),
             ("WORLD_SIZE", "6"),

@@ -1,0 +1,189 @@
+//! Horovod's variables: those that say what a setting says are a layer of their own, below all
+//! that is written for Gradwire.
+//!
+//! A value is Horovod's, in Horovod's unit. One that is beyond what the setting takes becomes the
+//! nearest that it takes, for Horovod's ranges are others. One that can't be read is an error, not
+//! a 0. Empty ones count as not set.
+
+use std::collections::HashMap;
+
+use crate::{
+    error::SettingsError,
+    key::{Key, Kind},
+    layers::Origin,
+    table::KEYS,
+};
+
+/// What a variable of Horovod's does here.
+#[derive(Debug, Clone, Copy)]
+pub enum Effect {
+    /// It sets a setting.
+    Sets {
+        /// The setting's key.
+        key: &'static str,
+        /// How the value is read.
+        value: Reading,
+    },
+    /// What it asks for is always so.
+    Always,
+    /// There is nothing like it.
+    Nothing,
+}
+
+/// How a value of Horovod's becomes one of a setting.
+#[derive(Debug, Clone, Copy)]
+pub enum Reading {
+    /// A number, as it is; the setting gets at least so much.
+    Number {
+        /// The least that goes with the defaults of other settings.
+        least: u64,
+    },
+    /// Seconds, of which the setting gets milliseconds, at least so many.
+    Seconds {
+        /// The least that goes with the defaults of other settings, in milliseconds.
+        least: u64,
+    },
+    /// A number above 0 stands for the setting's largest value; 0 sets nothing.
+    Largest,
+    /// One of Horovod's log levels.
+    Level,
+}
+
+const fn sets(key: &'static str, value: Reading) -> Effect {
+    Effect::Sets { key, value }
+}
+
+/// Every variable that tunes Horovod at run time; docs/horovod.md says what becomes of each.
+pub const VARIABLES: &[(&str, Effect)] = &[
+    // Not below data.chunk_bytes.
+    (
+        "HOROVOD_FUSION_THRESHOLD",
+        sets("negotiation.piece_bytes", Reading::Number { least: 256 << 10 }),
+    ),
+    ("HOROVOD_CYCLE_TIME", Effect::Nothing),
+    ("HOROVOD_CACHE_CAPACITY", sets("negotiation.max_tensors", Reading::Number { least: 1 })),
+    // Before the one that disables the check, which then counts.
+    (
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        sets("negotiation.stall_warning_ms", Reading::Seconds { least: 0 }),
+    ),
+    ("HOROVOD_STALL_CHECK_DISABLE", sets("negotiation.stall_warning_ms", Reading::Largest)),
+    ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", Effect::Nothing),
+    ("HOROVOD_LOG_LEVEL", sets("log.level", Reading::Level)),
+    ("HOROVOD_LOG_HIDE_TIME", Effect::Nothing),
+    // Not below heartbeat.timeout_ms.
+    ("HOROVOD_GLOO_TIMEOUT_SECONDS", sets("job.timeout_ms", Reading::Seconds { least: 4000 })),
+    ("HOROVOD_START_TIMEOUT", sets("launch.start_timeout_ms", Reading::Seconds { least: 0 })),
+    ("HOROVOD_HIERARCHICAL_ALLREDUCE", Effect::Always),
+    ("HOROVOD_HIERARCHICAL_ALLGATHER", Effect::Always),
+    ("HOROVOD_DYNAMIC_PROCESS_SETS", Effect::Always),
+    ("HOROVOD_ENABLE_ASYNC_COMPLETION", Effect::Always),
+    ("HOROVOD_TORUS_ALLREDUCE", Effect::Nothing),
+    ("HOROVOD_DISABLE_GROUP_FUSION", Effect::Nothing),
+    ("HOROVOD_TIMELINE", Effect::Nothing),
+    ("HOROVOD_TIMELINE_MARK_CYCLES", Effect::Nothing),
+    ("HOROVOD_DISABLE_NVTX_RANGES", Effect::Nothing),
+    ("HOROVOD_AUTOTUNE", Effect::Nothing),
+    ("HOROVOD_AUTOTUNE_LOG", Effect::Nothing),
+    ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", Effect::Nothing),
+    ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", Effect::Nothing),
+    ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", Effect::Nothing),
+    ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", Effect::Nothing),
+    ("HOROVOD_ADASUM_MPI_CHUNK_SIZE", Effect::Nothing),
+    ("HOROVOD_BATCH_D2D_MEMCOPIES", Effect::Nothing),
+    ("HOROVOD_NUM_NCCL_STREAMS", Effect::Nothing),
+    ("HOROVOD_THREAD_AFFINITY", Effect::Nothing),
+    ("HOROVOD_MPI_THREADS_DISABLE", Effect::Nothing),
+    ("HOROVOD_CPU_OPERATIONS", Effect::Nothing),
+    ("HOROVOD_CONTROLLER", Effect::Nothing),
+    ("HOROVOD_GLOO_IFACE", Effect::Nothing),
+    ("HOROVOD_CCL_CACHE", Effect::Nothing),
+    ("HOROVOD_ENABLE_XLA_OPS", Effect::Nothing),
+    ("HOROVOD_ELASTIC", Effect::Nothing),
+    ("HOROVOD_ELASTIC_TIMEOUT", Effect::Nothing),
+];
+
+/// Horovod's levels and ours.
+const LEVELS: &[(&str, &str)] = &[
+    ("trace", "trace"),
+    ("debug", "debug"),
+    ("info", "info"),
+    ("warning", "warn"),
+    ("error", "error"),
+    ("fatal", "error"),
+];
+
+/// The settings that the variables set: key, value and variable, in the order of [`VARIABLES`].
+///
+/// # Errors
+/// [`SettingsError::Value`] with the variable of a value that can't be read.
+pub(crate) fn settings(
+    environment: &HashMap<String, String>,
+) -> Result<Vec<(&'static str, String, Origin)>, SettingsError> {
+    let mut all = Vec::new();
+    for &(name, effect) in VARIABLES {
+        let Effect::Sets { key, value } = effect else { continue };
+        let Some(given) = given(environment, name) else { continue };
+        let Some(key) = KEYS.iter().find(|known| known.name == key) else {
+            unreachable!("a test finds every key of the table")
+        };
+        let origin = Origin::Variable(name.to_owned());
+        match value.read(key, given) {
+            Ok(Some(value)) => all.push((key.name, value, origin)),
+            Ok(None) => {}
+            Err(expected) => {
+                let (key, given) = (key.name, given.to_owned());
+                return Err(SettingsError::Value { key, given, origin, expected });
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The variables that are set and change nothing.
+pub(crate) fn without_effect(environment: &HashMap<String, String>) -> Vec<&'static str> {
+    VARIABLES
+        .iter()
+        .filter(|(name, effect)| {
+            matches!(effect, Effect::Nothing) && given(environment, name).is_some()
+        })
+        .map(|(name, _)| *name)
+        .collect()
+}
+
+fn given<'a>(environment: &'a HashMap<String, String>, name: &str) -> Option<&'a str> {
+    environment.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+}
+
+impl Reading {
+    /// The setting's value as one would write it; none if nothing is set. The error says what is
+    /// expected.
+    fn read(self, key: &Key, given: &str) -> Result<Option<String>, String> {
+        let (least, most) = match key.kind {
+            Kind::Number { min, max } | Kind::Bytes { min, max } => (min, max),
+            _ => (0, u64::MAX),
+        };
+        let number = |what: &str| {
+            given
+                .parse::<u64>()
+                .map_err(|_| format!("expected a whole number{what}, as in Horovod"))
+        };
+        Ok(Some(match self {
+            Self::Number { least: floor } => number("")?.clamp(least.max(floor), most).to_string(),
+            Self::Seconds { least: floor } => {
+                let ms = number(" of seconds")?.saturating_mul(1000);
+                ms.clamp(least.max(floor), most).to_string()
+            }
+            Self::Largest => match number(": 1 or 0")? {
+                0 => return Ok(None),
+                _ => most.to_string(),
+            },
+            Self::Level => {
+                let level = LEVELS.iter().find(|(theirs, _)| given.eq_ignore_ascii_case(theirs));
+                let all =
+                    || LEVELS.iter().map(|(theirs, _)| *theirs).collect::<Vec<_>>().join(", ");
+                level.ok_or_else(|| format!("expected one of {}", all()))?.1.to_owned()
+            }
+        }))
+    }
+}
