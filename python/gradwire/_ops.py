@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from gradwire import _native
+from gradwire._arguments import factor, rows, whole
 from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, native_set
@@ -154,10 +155,11 @@ class Collectives(Generic[Array]):
     ) -> _native.Handle:
         """Starts an allreduce of memory that is in place already."""
         op = reduce_op(op)
+        before, after = _factors(prescale_factor, postscale_factor)
         called = None if name is None else f"allreduce.{name}"
         set_ = native_set(process_set)
         if op == Adasum:
-            if len(buffers) != 1 or (prescale_factor, postscale_factor) != (1.0, 1.0):
+            if len(buffers) != 1 or (before, after) != (1.0, 1.0):
                 raise InvalidRequest("Adasum takes one tensor, and no scale factors", kind="invalid")
             return session().adasum(buffers[0], name=called, priority=priority, process_set=set_)
         return session().allreduce(
@@ -165,8 +167,8 @@ class Collectives(Generic[Array]):
             op.name,
             name=called,
             priority=priority,
-            prescale=prescale_factor,
-            postscale=postscale_factor,
+            prescale=before,
+            postscale=after,
             process_set=set_,
         )
 
@@ -210,14 +212,16 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[Array | None]:
+        root_rank = whole("root_rank", root_rank)
+        before, after = _factors(prescale_factor, postscale_factor)
         buffer = self.place(array)
         handle = session().reduce(
             buffer,
             root_rank,
             reduce_op(op).name,
             name=None if name is None else f"reduce.{name}",
-            prescale=prescale_factor,
-            postscale=postscale_factor,
+            prescale=before,
+            postscale=after,
             process_set=native_set(process_set),
         )
         view = self._view(array)
@@ -232,6 +236,7 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
         in_place: bool = False,
     ) -> Handle[Array]:
+        root_rank = whole("root_rank", root_rank)
         buffer = self.place(array)
         handle = session().broadcast(
             buffer,
@@ -264,6 +269,7 @@ class Collectives(Generic[Array]):
     def gather(
         self, array: Array, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]] | None]:
+        root_rank = whole("root_rank", root_rank)
         buffer = self.place(array)
         handle = session().gather(
             buffer,
@@ -290,12 +296,14 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
     ) -> Handle[Array]:
         """Elsewhere than at the root the array says only of which kind the result is."""
+        root_rank = whole("root_rank", root_rank)
         at_root = session().rank == root_rank
+        given = rows("splits", splits) if at_root else None
         buffer = self.place(array) if at_root else None
         handle = session().scatter(
             buffer,
             root_rank,
-            splits=list(splits) if splits is not None and at_root else None,
+            splits=given,
             dtype=self.adapter.describe(array)[0],
             name=None if name is None else f"scatter.{name}",
             process_set=native_set(process_set),
@@ -311,13 +319,14 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[list[Array]]:
+        before, after = _factors(prescale_factor, postscale_factor)
         buffers = [self.place(array) for array in some(arrays)]
         handle = session().reducescatter(
             buffers,
             reduce_op(op).name,
             name=None if name is None else f"reducescatter.{name}",
-            prescale=prescale_factor,
-            postscale=postscale_factor,
+            prescale=before,
+            postscale=after,
             process_set=native_set(process_set),
         )
         return Handle(handle, self._views(arrays))
@@ -325,22 +334,25 @@ class Collectives(Generic[Array]):
     def alltoall(
         self, array: Array, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]]]:
+        given = rows("splits", splits)
         buffer = self.place(array)
         handle = session().alltoall(
             buffer,
-            splits=None if splits is None else list(splits),
+            splits=given,
             name=None if name is None else f"alltoall.{name}",
             process_set=native_set(process_set),
         )
         return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
 
     def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:
+        to_rank, tag = whole("to_rank", to_rank), whole("tag", tag)
         buffer = self.place(array)
         handle = session().send(buffer, to_rank, tag=tag, process_set=native_set(process_set))
         return Handle(handle, lambda _: None)
 
     def receive(self, like: Array, from_rank: int, tag: int, process_set: ProcessSet) -> Handle[Array]:
         """A new array of the kind of ``like``, of whatever size is sent."""
+        from_rank, tag = whole("from_rank", from_rank), whole("tag", tag)
         dtype, shape = self.adapter.describe(like)
         handle = session().receive(
             from_rank,
@@ -350,6 +362,10 @@ class Collectives(Generic[Array]):
             process_set=native_set(process_set),
         )
         return Handle(handle, self._view(like))
+
+
+def _factors(prescale_factor: float, postscale_factor: float) -> tuple[float, float]:
+    return factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
 
 
 def some(arrays: Sequence[Array]) -> Sequence[Array]:

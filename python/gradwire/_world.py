@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
-from gradwire import _native, _start
+from gradwire import _native, _start, _variables
+from gradwire._arguments import whole, wholes
 from gradwire._errors import Forked, InvalidRequest, NotInitialized
 
 
@@ -23,14 +25,17 @@ class ProcessSet:
     process_set_id: int | None = None
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks = sorted({int(rank) for rank in ranks})
+        self._ranks = sorted(set(wholes("ranks", ranks)))
         if not self._ranks:
             raise InvalidRequest("a process set needs at least one rank", kind="invalid")
         self._native: _native.ProcessSet | None = None
+        self._numbers: Iterator[int] = itertools.count(1)
 
     def _registered(self, native: _native.ProcessSet) -> None:
         self._native, self.process_set_id = native, native.id
         self._ranks = native.ranks
+        # For what all members count alike; see `SyncBatchNorm`. Each registration counts anew.
+        self._numbers = itertools.count(1)
 
     def _removed(self) -> None:
         self._native, self.process_set_id = None, None
@@ -82,6 +87,7 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         self._ranks = []
         self._native = None
+        self._numbers = itertools.count(1)
 
     def __reduce__(self) -> str:
         return "global_process_set"
@@ -115,12 +121,15 @@ def session() -> _native.Session:
 
 def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | None:
     """What the native half calls a process set; None for all ranks."""
-    if process_set is None or process_set is global_process_set or process_set == 0:
+    if process_set is None or process_set is global_process_set:
         return None
-    if isinstance(process_set, int):
-        known = _sets.get(process_set)
+    if not isinstance(process_set, ProcessSet):
+        number = whole("process_set", process_set)
+        known = _sets.get(number)
+        if number == 0:
+            return None
         if known is None or known._native is None:
-            raise InvalidRequest(f"there is no process set {process_set}", kind="invalid")
+            raise InvalidRequest(f"there is no process set {number}", kind="invalid")
         return known._native
     if process_set._native is None:
         raise InvalidRequest(
@@ -133,7 +142,7 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
 
 def members(process_set: ProcessSet) -> int:
     """How many members a registered process set has."""
-    return len(process_set._ranks) if process_set._native is not None else session().size
+    return len(process_set._ranks) if process_set._native is not None else _place().size
 
 
 def init(
@@ -148,6 +157,7 @@ def init(
     nothing: process sets can always be added later. Calling it again does nothing.
     """
     global _session, _process
+    among = None if comm is None else wholes("comm", comm)
     with _lock:
         if _session is not None and _process == os.getpid():
             return
@@ -162,13 +172,14 @@ def init(
         except BaseException:
             _start.forget(left=False, attached=False)
             raise
-        if comm is not None and sorted(comm) != list(range(made.size)):
-            made.abort(f"init(comm={list(comm)}): a job is all of its ranks")
+        if among is not None and sorted(among) != list(range(made.size)):
+            made.abort(f"init(comm={among}): a job is all of its ranks")
             raise InvalidRequest(
-                f"init(comm={list(comm)}): a job is all of its {made.size} ranks; use process sets for less",
+                f"init(comm={among}): a job is all of its {made.size} ranks; use process sets for less",
                 kind="invalid",
             )
         _session, _process = made, os.getpid()
+        _variables.set_for(made)
         global_process_set._registered(made.global_process_set())
         _watch_exceptions()
     if process_sets is not None and not isinstance(process_sets, str):
@@ -185,6 +196,7 @@ def shutdown() -> None:
         for prepare in before_shutdown:
             prepare()
         ended, _session = _session, None
+        _variables.take_back()
         for process_set in _sets.values():
             process_set._removed()
         _sets.clear()
@@ -198,7 +210,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is a rank."""
+    """Whether this process is a rank, or was forked from one: it knows who and where that is."""
+    return _session is not None
+
+
+def is_rank() -> bool:
+    """Whether this process itself is a rank, and can do collectives."""
     return _session is not None and _process == os.getpid()
 
 
@@ -240,39 +257,47 @@ def _at_exit() -> None:
         _start.stop()
 
 
+def _place() -> _native.Session:
+    """The session as far as it says who and where the rank is.
+
+    A process that was forked from the rank may ask, too: a ``DataLoader``'s worker shards its data by it.
+    """
+    return session() if _session is None else _session
+
+
 def rank() -> int:
     """This process's number in the job, from 0."""
-    return session().rank
+    return _place().rank
 
 
 def size() -> int:
     """How many ranks the job has."""
-    return session().size
+    return _place().size
 
 
 def local_rank() -> int:
     """This process's number on its node, from 0."""
-    return session().local_rank
+    return _place().local_rank
 
 
 def local_size() -> int:
     """How many ranks this node has."""
-    return session().local_size
+    return _place().local_size
 
 
 def cross_rank() -> int:
     """This node's number among the nodes that have this local rank."""
-    return session().cross_rank
+    return _place().cross_rank
 
 
 def cross_size() -> int:
     """How many nodes have this local rank."""
-    return session().cross_size
+    return _place().cross_size
 
 
 def is_homogeneous() -> bool:
     """Whether every node has the same number of ranks."""
-    return len({slots for _, _, slots in session().nodes}) == 1
+    return len({slots for _, _, slots in _place().nodes}) == 1
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -86,7 +86,7 @@ class Exchange:
     @property
     def in_flight(self) -> bool:
         """Whether anything was submitted and not waited for, in a session that goes on."""
-        if self.submitted and _world.is_initialized():
+        if self.submitted and _world.is_rank():
             self.takes_part()
             return bool(self.submitted)
         return False
@@ -96,7 +96,7 @@ class Exchange:
         """Whether a gradient has had all of its passes, so that a step is what comes next."""
         if self.in_flight:
             return True
-        return self.fired and _world.is_initialized() and any(slot.delay == 0 for slot in self.slots.values())
+        return self.fired and _world.is_rank() and any(slot.delay == 0 for slot in self.slots.values())
 
     @property
     def is_exchanged(self) -> bool:

@@ -19,7 +19,8 @@ def test_what_can_not_be_asked_for() -> None:
         (lambda: gw.allreduce(np.zeros(2), op=17), "is no reduction"),
         (lambda: gw.allreduce(np.zeros(2), op="sum"), "give gradwire.Average, gradwire.Sum, "),
         (lambda: gw.broadcast(np.zeros(2), gw.size()), f"no rank {gw.size()}"),
-        (lambda: gw.allreduce(np.zeros(2, "i4"), prescale_factor=0.5), "factor"),
+        (lambda: gw.allreduce(np.zeros(2, bool), op=gw.Max, prescale_factor=0.5), "factor"),
+        (lambda: gw.allreduce(np.zeros(2, "i4"), op=gw.BitOr, postscale_factor=0.5), "factor"),
         (lambda: gw.allreduce(np.zeros(2, bool)), "average"),
         (lambda: gw.allreduce(np.zeros(2), op=gw.BitOr), "bit"),
         (lambda: gw.alltoall(np.zeros(2 * gw.size()), [1] * (gw.size() + 1)), "splits"),
@@ -33,6 +34,79 @@ def test_what_can_not_be_asked_for() -> None:
         with pytest.raises(gw.InvalidRequest, match=text) as caught:
             call()
         assert isinstance(caught.value, (ValueError, gw.GradwireError)) and caught.value.kind == "invalid"
+
+
+def test_numbers_that_are_none() -> None:
+    """Every whole number and every factor that a function takes."""
+    two = np.zeros(2)
+    roots = [gw.broadcast, gw.broadcast_async, gw.broadcast_, gw.reduce, gw.gather, gw.scatter]
+    for odd in (-1, 1.0, 2**32, 2**70, "0", None, np.float32(1), np.zeros(2, int)):
+        for call in roots:
+            with pytest.raises(gw.InvalidRequest, match="root_rank="):
+                call(two, odd)
+        with pytest.raises(gw.InvalidRequest, match="root_rank="):
+            gw.broadcast_object(1, odd)
+        with pytest.raises(gw.InvalidRequest, match="to_rank="):
+            gw.send(two, odd)
+        with pytest.raises(gw.InvalidRequest, match="from_rank="):
+            gw.receive(two, odd)
+        for call in (gw.send, gw.receive):
+            with pytest.raises(gw.InvalidRequest, match="tag="):
+                call(two, 0, odd)
+        for make in (gw.ProcessSet, gw.add_process_set):
+            with pytest.raises(gw.InvalidRequest, match=r"ranks\[0\]="):
+                make([odd])
+        if odd is not None:
+            with pytest.raises(gw.InvalidRequest, match="process_set="):
+                gw.allreduce(two, process_set=odd)
+    for odd in ([-1] * gw.size(), [1.0] * gw.size(), [2**64] * gw.size(), 3, 1.5, "1" * gw.size()):
+        with pytest.raises(gw.InvalidRequest, match="splits"):
+            gw.alltoall(np.zeros(gw.size()), odd)
+        with pytest.raises(gw.InvalidRequest, match="splits"):
+            gw.scatter(np.zeros(gw.size()), gw.rank(), odd)
+    for odd in ("2", None, 1j, [1.0, 2.0], float("nan"), float("inf"), 10**400):
+        for call in (gw.allreduce, gw.allreduce_async, gw.allreduce_, gw.reduce, gw.reducescatter):
+            for which in ("prescale_factor", "postscale_factor"):
+                with pytest.raises(gw.InvalidRequest, match=f"{which}="):
+                    call(two, **{which: odd})
+        for call in (gw.grouped_allreduce, gw.grouped_allreduce_async, gw.grouped_reducescatter):
+            with pytest.raises(gw.InvalidRequest, match="prescale_factor="):
+                call([two, two], prescale_factor=odd)
+    for odd in (-1, 1.5, [0.5], ["0"]):
+        with pytest.raises(gw.InvalidRequest, match="ranks"):
+            gw.ProcessSet(odd)
+    # Whatever is a whole number, is one.
+    assert gw.broadcast(np.ones(2), np.int64(0)).tolist() == [1.0, 1.0]
+    assert gw.alltoall(np.ones(gw.size()), np.ones(gw.size(), "u1"))[1] == [1] * gw.size()
+    assert gw.allreduce(np.ones(2), op=gw.Sum, prescale_factor=np.float32(2)).tolist() == [2.0 * gw.size()] * 2
+
+
+def test_numbers_that_are_none_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    import gradwire.torch as hvd
+
+    two = torch.zeros(2)
+    for odd in (-1, 1.0, 2**32, "0", None, torch.tensor(1.0), torch.zeros(2, dtype=torch.int64)):
+        for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_):
+            with pytest.raises(hvd.InvalidRequest, match="root_rank="):
+                call(two, odd)
+        with pytest.raises(hvd.InvalidRequest, match="root_rank="):
+            hvd.broadcast_parameters([two], odd)
+        with pytest.raises(hvd.InvalidRequest, match="root_rank="):
+            hvd.broadcast_optimizer_state(torch.optim.SGD([two], 0.1), odd)
+    for odd in ([-1] * hvd.size(), [1.5] * hvd.size(), torch.full((hvd.size(),), -1), 3):
+        for call in (hvd.alltoall, hvd.alltoall_async):
+            with pytest.raises(hvd.InvalidRequest, match="splits"):
+                call(torch.zeros(hvd.size()), odd)
+    for odd in ("2", None, float("nan"), torch.zeros(2)):
+        for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_):
+            for op in (hvd.Sum, hvd.Max):
+                with pytest.raises(hvd.InvalidRequest, match="postscale_factor="):
+                    call(two, op=op, postscale_factor=odd)
+        for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_reducescatter):
+            with pytest.raises(hvd.InvalidRequest, match="prescale_factor="):
+                call([two], op=hvd.Sum, prescale_factor=odd)
+    assert hvd.broadcast(torch.ones(2), torch.tensor(0)).tolist() == [1.0, 1.0]
 
 
 def test_a_name_is_in_flight_once() -> None:

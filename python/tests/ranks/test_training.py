@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -198,13 +199,24 @@ def test_what_an_optimizer_refuses() -> None:
         hvd.DistributedOptimizer(made)
 
 
+def is_of_rank(rank: int, size: int, worker: int) -> None:
+    assert hvd.is_initialized() and (hvd.rank(), hvd.size()) == (rank, size)
+
+
 def test_batches_from_forked_processes() -> None:
     given, wanted = batch(0)
     data = torch.utils.data.TensorDataset(part(given), part(wanted))
     expected, _ = alone(sgd, steps=0)
     net = model()
     optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
-    loader = torch.utils.data.DataLoader(data, batch_size=PER_RANK, num_workers=1, multiprocessing_context="fork")
+    loader = torch.utils.data.DataLoader(
+        data,
+        batch_size=PER_RANK,
+        num_workers=1,
+        multiprocessing_context="fork",
+        # As where a worker picks its rank's part of the data.
+        worker_init_fn=partial(is_of_rank, hvd.rank(), hvd.size()),
+    )
     for _ in range(2):
         for some in loader:
             optimizer.zero_grad()
