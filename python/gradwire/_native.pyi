@@ -134,6 +134,7 @@ class Session:
         tensors: list[Buffer],
         *,
         name: str | None = None,
+        object: str | None = None,
         priority: int = 0,
         process_set: ProcessSet | None = None,
     ) -> Handle: ...

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwire import _native
+from gradwire._arguments import whole
 from gradwire._errors import InvalidRequest
 from gradwire._world import ProcessSet, global_process_set, native_set, session
 
@@ -32,9 +33,10 @@ def _filled(data: bytes) -> _native.Buffer:
     return buffer
 
 
-def exchange(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
-    """Every member's bytes, in rank order."""
-    handle = session().allgather([_filled(data)], name=name, process_set=native_set(process_set))
+def exchange(data: bytes, kind: str, name: str | None, process_set: ProcessSet) -> list[bytes]:
+    """Every member's bytes, in rank order. Without a name they are counted by their kind."""
+    name = None if name is None else f"{kind.replace('-', '_')}.{name}"
+    handle = session().allgather([_filled(data)], name=name, object=kind, process_set=native_set(process_set))
     [(buffer, rows)] = handle.wait()
     everything = buffer.read()
     parts = []
@@ -42,17 +44,6 @@ def exchange(data: bytes, name: str, process_set: ProcessSet) -> list[bytes]:
         parts.append(everything[:length])
         everything = everything[length:]
     return parts
-
-
-_unnamed: dict[tuple[str, int], int] = {}
-
-
-def _name(kind: str, name: str | None, process_set: ProcessSet) -> str:
-    if name is not None:
-        return f"{kind}.{name}"
-    key = (kind, process_set.process_set_id or 0)
-    _unnamed[key] = _unnamed.get(key, 0) + 1
-    return f"{kind}.#{_unnamed[key]}"
 
 
 def broadcast_object(
@@ -63,16 +54,17 @@ def broadcast_object(
 ) -> Any:
     """The root's object on every rank; the others' arguments are not looked at."""
     members: Sequence[int] = process_set.ranks
+    root_rank = whole("root_rank", root_rank)
     if root_rank not in members:
         raise InvalidRequest(f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid")
     at_root = session().rank == root_rank
     data = dumps(obj) if at_root else b""
-    parts = exchange(data, _name("broadcast_object", name, process_set), process_set)
+    parts = exchange(data, "broadcast-object", name, process_set)
     # The members that have joined give no part; the root is not one of them.
     return obj if at_root else pickle.loads(max(parts, key=len))
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """Every rank's object, in rank order."""
-    parts = exchange(dumps(obj), _name("allgather_object", name, process_set), process_set)
+    parts = exchange(dumps(obj), "allgather-object", name, process_set)
     return [pickle.loads(part) for part in parts]

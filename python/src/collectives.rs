@@ -15,7 +15,7 @@ use crate::{
     buffer::{self, Buffer},
     error::{Raise, Told},
     handle::Handle,
-    options::{Common, apply, reduce_op},
+    options::{Common, apply, object_kind, reduce_op},
     session::{ProcessSet, Session},
 };
 
@@ -134,19 +134,24 @@ impl Session {
         Ok(Handle::new(common.called("broadcast"), handle))
     }
 
-    /// Gives every rank all ranks' rows; several buffers are one group.
-    #[pyo3(signature = (tensors, *, name=None, priority=0, process_set=None))]
+    /// Gives every rank all ranks' rows; several buffers are one group. `object` says which kind of
+    /// exchange of objects the rows are bytes of, if they are.
+    #[pyo3(signature = (tensors, *, name=None, object=None, priority=0, process_set=None))]
     fn allgather(
         &self,
         py: Python<'_>,
         tensors: Vec<PyRef<'_, Buffer>>,
         name: Option<String>,
+        object: Option<&str>,
         priority: i32,
         process_set: Set<'_>,
     ) -> PyResult<Handle> {
         let common = common(name, priority, &process_set);
-        let options = apply!(common, AllgatherOptions::default());
-        let called = common.called("allgather");
+        let mut options = apply!(common, AllgatherOptions::default());
+        if let Some(kind) = object {
+            options = options.objects(object_kind(kind).or_raise(py)?);
+        }
+        let called = common.called(object.unwrap_or("allgather"));
         let parts = parts(tensors);
         py.detach(|| match parts {
             Parts::One(tensor) => {

@@ -1,6 +1,6 @@
 //! What all collectives are told alike: name, priority, process set, and how to reduce.
 
-use gradwire_worker::{ProcessSet, ReduceOp};
+use gradwire_worker::{ObjectKind, ProcessSet, ReduceOp};
 
 use crate::{error::Told, session};
 
@@ -43,6 +43,14 @@ macro_rules! apply {
 }
 
 pub(crate) use apply;
+
+/// The exchange of objects of that name.
+pub(crate) fn object_kind(name: &str) -> Result<ObjectKind, Told> {
+    ObjectKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+        let all = ObjectKind::ALL.map(ObjectKind::name);
+        Told::invalid(format!("objects are not exchanged by {name:?}, but by {}", all.join(", ")))
+    })
+}
 
 /// The reduction of that name.
 pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, Told> {

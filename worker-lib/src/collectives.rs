@@ -23,7 +23,7 @@ use gradwire_shm::control::Origin;
 pub(crate) use options::Common;
 pub use options::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
-    BroadcastOptions, GatherOptions, JoinOptions, ReceiveOptions, ReduceOptions,
+    BroadcastOptions, GatherOptions, JoinOptions, ObjectKind, ReceiveOptions, ReduceOptions,
     ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 
@@ -53,6 +53,8 @@ pub(crate) struct Call {
     pub(crate) set: ProcessSet,
     /// Empty for a number.
     pub(crate) name: Option<String>,
+    /// As what it is counted without one.
+    pub(crate) kind: &'static str,
     /// Of a message, which has no other name.
     pub(crate) way: Option<Way>,
     pub(crate) priority: i32,
@@ -155,9 +157,10 @@ fn as_rows(part: Part) -> Result<Part> {
 impl Session {
     /// The set, name and priority of an operation that asks for `request`.
     pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
-        let Common { name, priority, process_set, origin } = common;
+        let Common { name, priority, process_set, origin, kind } = common;
         let set = self.sets().of_member(process_set)?;
-        Ok(Call { set, name, way: None, priority, origin, request })
+        let kind = kind.unwrap_or(request.collective.name());
+        Ok(Call { set, name, kind, way: None, priority, origin, request })
     }
 
     /// The next message of a way, which has its number now.
@@ -181,7 +184,7 @@ impl Session {
     }
 
     fn start_checked(&self, call: Call, inputs: &[&Memory], into: &Target<'_>) -> Result<Started> {
-        let Call { set, name, way, priority, origin, request } = call;
+        let Call { set, name, kind, way, priority, origin, request } = call;
         // Before anything is made room for: nothing is started then.
         request.validate()?;
         let given = if let Target::Given(given) = into { Some(*given) } else { None };
@@ -227,7 +230,7 @@ impl Session {
         // Last, so that a call that is refused is counted by nobody: other ranks don't know of it.
         let numbered = match (way, &name) {
             (Some(way), _) => Some(self.message_of(number, way)?),
-            (None, None) => Some(self.names().unnamed(number, request.collective.name())),
+            (None, None) => Some(self.names().unnamed(number, kind)),
             (None, Some(_)) => None,
         };
         let name = numbered.as_ref().map(|numbered| numbered.name.clone()).or(name);

@@ -99,8 +99,8 @@ mod watch;
 pub use builder::SessionBuilder;
 pub use collectives::{
     AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
-    BroadcastOptions, GatherOptions, Gathered, JoinOptions, ReceiveOptions, ReduceOptions,
-    ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
+    BroadcastOptions, GatherOptions, Gathered, JoinOptions, ObjectKind, ReceiveOptions,
+    ReduceOptions, ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
 };
 pub use element::{Bool, Element};
 pub use error::GradwireError;

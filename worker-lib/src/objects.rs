@@ -8,7 +8,7 @@ use gradwire_shm::control::Origin;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    collectives::{AllgatherOptions, BroadcastOptions},
+    collectives::{AllgatherOptions, BroadcastOptions, ObjectKind},
     error::{GradwireError, Result},
     handle::Handle,
     memory::Tensor,
@@ -184,7 +184,7 @@ impl Session {
         // Before it has a name: an object's own code may panic.
         let packed =
             own.map_or(Ok(Vec::new()), |object| pack(object, self.rank(), self.max_object_bytes()));
-        let parts = self.parts(common, "broadcast-object", Origin::Object)?;
+        let parts = self.parts(common, ObjectKind::Broadcast.name(), Origin::Object)?;
         Ok((parts, packed))
     }
 
@@ -226,7 +226,7 @@ impl Session {
     ) -> Result<(Parts, Vec<u8>)> {
         // As for a broadcast.
         let packed = pack(object, self.rank(), self.max_object_bytes());
-        let parts = self.parts(options.common, "allgather-object", Origin::Object)?;
+        let parts = self.parts(options.common, ObjectKind::Allgather.name(), Origin::Object)?;
         Ok((parts, labelled(self.rank(), packed)))
     }
 

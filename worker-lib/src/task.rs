@@ -224,7 +224,8 @@ impl Session {
         let Common { name, priority, process_set, .. } = common;
         let set = self.sets().of_member(process_set)?;
         let place = Arc::new(self.shared().noted(Place::take(self, &set, name, kind))?);
-        let common = Common { name: None, priority, process_set: Some(set.clone()), origin };
+        let process_set = Some(set.clone());
+        let common = Common { name: None, priority, process_set, origin, kind: None };
         Ok(Parts { place, set, common })
     }
 }

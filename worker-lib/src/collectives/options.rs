@@ -13,6 +13,30 @@ pub(crate) struct Common {
     pub(crate) process_set: Option<ProcessSet>,
     /// What it is a part of; not a caller's affair.
     pub(crate) origin: Origin,
+    /// As what it is counted where it has no name; the collective's own where this is not set.
+    pub(crate) kind: Option<&'static str>,
+}
+
+/// The exchanges of objects, by which those without a name are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ObjectKind {
+    /// The root's object for every rank.
+    Broadcast,
+    /// All ranks' objects for every rank.
+    Allgather,
+}
+
+impl ObjectKind {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Broadcast, Self::Allgather];
+
+    /// The name that people read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast => "broadcast-object",
+            Self::Allgather => "allgather-object",
+        }
+    }
 }
 
 /// How a reduction reduces.
@@ -84,13 +108,14 @@ macro_rules! reduction {
                 self
             }
 
-            /// A factor for each rank's tensor before it is reduced; floats only.
+            /// A factor for each rank's tensor before it is reduced. What it makes of an integer is
+            /// computed in f64 and truncated. Truth values and bitwise operations take none.
             pub fn prescale(mut self, factor: f64) -> Self {
                 self.reduction.prescale = factor;
                 self
             }
 
-            /// A factor for the result; floats only.
+            /// A factor for the result; as for [`Self::prescale`].
             pub fn postscale(mut self, factor: f64) -> Self {
                 self.reduction.postscale = factor;
                 self
@@ -160,6 +185,16 @@ pub struct AllgatherOptions {
     pub(crate) common: Common,
 }
 common!(named AllgatherOptions);
+
+impl AllgatherOptions {
+    /// The rows are bytes of objects that the program packs itself. They are counted with others of
+    /// their kind where they have no name, and shown as objects in the metrics.
+    pub fn objects(mut self, kind: ObjectKind) -> Self {
+        self.common.origin = Origin::Object;
+        self.common.kind = Some(kind.name());
+        self
+    }
+}
 
 /// Who gathers: rank 0 where nothing else is said.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
