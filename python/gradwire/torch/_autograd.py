@@ -1,11 +1,17 @@
-"""The collectives as functions that autograd knows the gradients of."""
+"""The collectives as functions that autograd knows the gradients of.
+
+A gradient is computed by such functions again, so that it can be differentiated, too (``create_graph``). All
+ranks make the same calls in a backward pass: where a rank's part of a gradient is zero, it still takes part.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from gradwire._arguments import factor, whole
 from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from gradwire._world import ProcessSet, global_process_set, members, rank
 from gradwire.torch._adapter import collectives
@@ -16,19 +22,32 @@ def _backward_name(name: str | None) -> str | None:
 
 
 def _reduce(
-    gradients: list[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
     name: str | None,
     op: ReduceOp,
     scale: float,
     process_set: ProcessSet,
-) -> list[torch.Tensor]:
-    return collectives.grouped_allreduce(gradients, name, op, scale, 1.0, process_set).wait()
+) -> Sequence[torch.Tensor]:
+    results: Sequence[torch.Tensor] = GroupedAllreduce.apply(name, op, scale, 1.0, process_set, *gradients)
+    return results
 
 
-def _extremum(
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """The product, computed in f32 at least and rounded once."""
+    if factor == 1.0:
+        return tensor
+    wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
+    return (tensor.to(wide) * factor).to(tensor.dtype)
+
+
+def _had(given: torch.Tensor, extremum: torch.Tensor) -> torch.Tensor:
+    """Where a rank's tensor has the minimum or maximum of all."""
+    return (given == extremum) | (given.isnan() & extremum.isnan())
+
+
+def _extremum_gradient(
     gradient: torch.Tensor,
-    given: torch.Tensor,
-    result: torch.Tensor,
+    had: torch.Tensor,
     name: str | None,
     scale: float,
     process_set: ProcessSet,
@@ -37,64 +56,13 @@ def _extremum(
 
     Horovod gives everybody the extremum of the gradients, which is the gradient of nothing.
     """
-    had = (given == result).to(gradient.dtype)
-    total, holders = _reduce([gradient, had], name, Sum, 1.0, process_set)
-    return total * scale * had / holders.clamp(min=1)
-
-
-def _reduced_gradient(
-    gradients: list[torch.Tensor],
-    given: list[torch.Tensor],
-    results: list[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    scale: float,
-    process_set: ProcessSet,
-) -> list[torch.Tensor]:
-    name = _backward_name(name)
-    if op == Product or op not in (Average, Sum, Adasum, Min, Max):
-        raise NotImplementedError(f"an allreduce with {op!r} can't be differentiated")
-    if op in (Min, Max):
-        # The comparison is with what was reduced: the scaled input.
-        both = zip(gradients, given, results)
-        return [
-            _extremum(g, x, y, None if name is None else f"{name}.{at}", scale, process_set)
-            for at, (g, x, y) in enumerate(both)
-        ]
-    if op == Adasum:
-        return [collectives.allreduce(g, name, op, 1.0, 1.0, process_set).wait() for g in gradients]
-    return _reduce(gradients, name, op, scale, process_set)
-
-
-class Allreduce(torch.autograd.Function):
-    """Of a sum the gradient is the sum of the ranks' gradients, of an average their average."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        name: str | None,
-        op: ReduceOp,
-        prescale_factor: float,
-        postscale_factor: float,
-        process_set: ProcessSet,
-    ) -> torch.Tensor:
-        result = collectives.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set).wait()
-        ctx.asked = (name, op, prescale_factor, postscale_factor, process_set)
-        if op in (Min, Max):
-            ctx.save_for_backward(tensor * prescale_factor, result / postscale_factor)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        name, op, before, after, process_set = ctx.asked
-        saved = [[tensor] for tensor in ctx.saved_tensors] or [[], []]
-        reduced = _reduced_gradient([gradients[0]], saved[0], saved[1], name, op, before * after, process_set)
-        return reduced[0], None, None, None, None, None
+    own = had.to(gradient.dtype)
+    total, holders = _reduce([gradient, own], name, Sum, 1.0, process_set)
+    return total * scale * own / holders.detach().clamp(min=1)
 
 
 class GroupedAllreduce(torch.autograd.Function):
-    """The same of several tensors in one request."""
+    """Of a sum the gradient is the sum of the ranks' gradients, of an average their average."""
 
     @staticmethod
     def forward(
@@ -106,28 +74,37 @@ class GroupedAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        results = collectives.grouped_allreduce(
-            tensors, name, op, prescale_factor, postscale_factor, process_set
-        ).wait()
-        ctx.asked = (name, op, prescale_factor, postscale_factor, process_set)
-        if op in (Min, Max):
-            before = [tensor * prescale_factor for tensor in tensors]
-            ctx.save_for_backward(*before, *[result / postscale_factor for result in results])
-        return tuple(results)
+        before, after = factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
+        ctx.asked = (name, op, before * after, process_set)
+        ctx.had = None
+        scales = all(tensor.is_floating_point() for tensor in tensors) or before == after == 1.0
+        if op not in (Min, Max) or not scales:
+            return tuple(collectives.grouped_allreduce(tensors, name, op, before, after, process_set).wait())
+        # Who had the extremum is found by comparing bits. So the factors are applied here: how a factor that is
+        # applied on the way rounds short floats depends on where the ranks are.
+        given = [_scaled(tensor.detach(), before) for tensor in tensors]
+        extrema = collectives.grouped_allreduce(given, name, op, 1.0, 1.0, process_set).wait()
+        if any(ctx.needs_input_grad):
+            # Not among the saved tensors, so that each output may be gone back through by itself.
+            ctx.had = [_had(*pair) for pair in zip(given, extrema)]
+        return tuple(_scaled(extremum, after) for extremum in extrema)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        name, op, before, after, process_set = ctx.asked
-        count = len(ctx.saved_tensors) // 2
-        reduced = _reduced_gradient(
-            list(gradients),
-            list(ctx.saved_tensors[:count]),
-            list(ctx.saved_tensors[count:]),
-            name,
-            op,
-            before * after,
-            process_set,
-        )
+        name, op, scale, process_set = ctx.asked
+        name = _backward_name(name)
+        if op == Product or op not in (Average, Sum, Adasum, Min, Max):
+            raise NotImplementedError(f"an allreduce with {op!r} can't be differentiated")
+        if op in (Min, Max):
+            if ctx.had is None:
+                raise NotImplementedError(f"{op!r} of integers with factors can't be differentiated")
+            reduced: Sequence[torch.Tensor] = [
+                _extremum_gradient(g, had, None if name is None else f"{name}.{at}", scale, process_set)
+                for at, (g, had) in enumerate(zip(gradients, ctx.had))
+            ]
+        else:
+            # Adasum has no factors, and takes one tensor.
+            reduced = _reduce(gradients, name, op, scale, process_set)
         return None, None, None, None, None, *reduced
 
 
@@ -149,7 +126,7 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         name, process_set = ctx.asked
-        reduced = _reduce(list(gradients), _backward_name(name), Average, 1.0, process_set)
+        reduced = _reduce(gradients, _backward_name(name), Average, 1.0, process_set)
         own = [gradient.narrow(0, *rows).reshape(shape) for gradient, rows, shape in zip(reduced, ctx.rows, ctx.shapes)]
         return None, None, *own
 
@@ -161,6 +138,7 @@ class Broadcast(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
+        root_rank = whole("root_rank", root_rank)
         ctx.asked = (root_rank, name, process_set)
         return collectives.broadcast(tensor, root_rank, name, process_set).wait()
 
@@ -168,9 +146,9 @@ class Broadcast(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         root_rank, name, process_set = ctx.asked
         [reduced] = _reduce([gradients[0]], _backward_name(name), Average, 1.0, process_set)
-        if rank() != root_rank:
-            reduced = torch.zeros_like(reduced)
-        return reduced, None, None, None
+        # Zeros that come of what was reduced: who differentiates them has all ranks' company again.
+        at_root = torch.tensor(rank() == root_rank, device=reduced.device)
+        return torch.where(at_root, reduced, torch.zeros_like(reduced)), None, None, None
 
 
 class Alltoall(torch.autograd.Function):
@@ -193,7 +171,7 @@ class Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         name, process_set, received, shape = ctx.asked
-        back, _ = collectives.alltoall(gradients[0], received, _backward_name(name), process_set).wait()
+        back, _ = Alltoall.apply(gradients[0], received, _backward_name(name), process_set)
         # Rows that the splits left out went nowhere.
         left = shape[0] - back.shape[0]
         if left:
@@ -214,8 +192,9 @@ class ReduceScatter(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.asked = (name, op, prescale_factor * postscale_factor, process_set)
-        results = collectives.reducescatter(tensors, name, op, prescale_factor, postscale_factor, process_set).wait()
+        before, after = factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
+        ctx.asked = (name, op, before * after, process_set)
+        results = collectives.reducescatter(tensors, name, op, before, after, process_set).wait()
         return tuple(results)
 
     @staticmethod
@@ -223,11 +202,9 @@ class ReduceScatter(torch.autograd.Function):
         name, op, scale, process_set = ctx.asked
         if op not in (Average, Sum):
             raise NotImplementedError(f"a reducescatter with {op!r} can't be differentiated")
-        factor = scale * (members(process_set) if op == Sum else 1)
-        gathered = collectives.allgather(
-            [gradient * factor for gradient in gradients], _backward_name(name), process_set
-        ).wait()
-        return None, None, None, None, None, *[result for result, _ in gathered]
+        by = scale * (members(process_set) if op == Sum else 1)
+        scaled = [gradient * by for gradient in gradients]
+        return None, None, None, None, None, *Allgather.apply(_backward_name(name), process_set, *scaled)
 
 
 def _position(givers: int, name: str | None, process_set: ProcessSet) -> int:

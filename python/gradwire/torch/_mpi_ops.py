@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradwire._arguments import rows
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
 from gradwire._world import ProcessSet, global_process_set
@@ -60,7 +61,7 @@ def allreduce(
     """The reduction of all ranks' tensors: the average, or what ``op`` says."""
     op = handle_average(op, average)
     small, ctx = compression.compress(tensor)
-    result = _autograd.Allreduce.apply(small, name, op, prescale_factor, postscale_factor, process_set)
+    [result] = _autograd.GroupedAllreduce.apply(name, op, prescale_factor, postscale_factor, process_set, small)
     return compression.decompress(result, ctx)
 
 
@@ -241,9 +242,7 @@ def _splits(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
                 kind="invalid",
             )
         splits = splits.tolist()
-    if any(rows < 0 for rows in splits):
-        raise InvalidRequest(f"splits={list(splits)}: none may be negative", kind="invalid")
-    return [int(rows) for rows in splits]
+    return rows("splits", splits)
 
 
 def alltoall_async(

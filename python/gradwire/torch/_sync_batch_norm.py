@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,9 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradwire._ops import Sum
 from gradwire._world import ProcessSet, global_process_set, is_initialized, members
 from gradwire.torch._adapter import collectives
-
-# Layers have names of their own, so that two may be under way at once.
-_layers = 0
+from gradwire.torch._autograd import GroupedAllreduce
 
 
 class _SyncBatchNorm(torch.autograd.Function):
@@ -34,8 +33,8 @@ class _SyncBatchNorm(torch.autograd.Function):
         name: str,
         process_set: ProcessSet,
     ) -> torch.Tensor:
-        axes = [axis for axis in range(given.dim()) if axis != 1]
-        own = given.detach().to(torch.promote_types(given.dtype, torch.float32))
+        axes = _axes(given)
+        own = given.detach().to(_wider(given.dtype))
         count = own.numel() // own.shape[1]
         channels = own.shape[1]
         if count:
@@ -58,29 +57,67 @@ class _SyncBatchNorm(torch.autograd.Function):
             unbiased = variance * (total / (total - 1))
             running[1].lerp_(unbiased.to(running[1].dtype), momentum)
         normal = (own - _wide(mean, own)) * _wide(scale, own)
-        result = normal
-        if weight is not None and bias is not None:
-            result = normal * _wide(weight, own) + _wide(bias, own)
-        ctx.save_for_backward(normal, scale, weight, total)
-        ctx.asked = (name, process_set, axes)
-        return result.to(given.dtype)
+        ctx.save_for_backward(given, weight, bias, mean, scale, total)
+        ctx.asked = (eps, name, process_set)
+        return _shifted(normal, weight, bias).to(given.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        normal, scale, weight, total = ctx.saved_tensors
-        name, process_set, axes = ctx.asked
+        given, weight, bias, mean, scale, total = ctx.saved_tensors
+        eps, name, process_set = ctx.asked
+        nothing = (None, None, None, None, None)
+        if torch.is_grad_enabled():
+            # The gradient is to be differentiated itself.
+            asked = [tensor for tensor, needed in zip((given, weight, bias), ctx.needs_input_grad) if needed]
+            result = _by_definition(given, weight, bias, total, eps, f"{name}.again", process_set)
+            made = iter(torch.autograd.grad(result, asked, gradients[0], create_graph=True))
+            return *[next(made) if needed else None for needed in ctx.needs_input_grad[:3]], *nothing
+        own = given.to(scale.dtype)
+        normal = (own - _wide(mean, own)) * _wide(scale, own)
         gradient = gradients[0].to(normal.dtype)
+        axes = _axes(given)
         sums = torch.stack([gradient.sum(axes), (gradient * normal).sum(axes)])
         for_weight = sums[1] if weight is not None else None
-        for_bias = sums[0] if weight is not None else None
+        for_bias = sums[0] if bias is not None else None
         if not ctx.needs_input_grad[0]:
-            return None, for_weight, for_bias, None, None, None, None, None
+            return None, for_weight, for_bias, *nothing
         everybody = collectives.allreduce(sums, f"{name}.backward", Sum, 1.0, 1.0, process_set)
         means = everybody.wait().to(normal.device) / total
         inner = gradient - _wide(means[0], normal) - normal * _wide(means[1], normal)
         factor = scale if weight is None else scale * weight
         back = (inner * _wide(factor, normal)).to(gradients[0].dtype)
-        return back, for_weight, for_bias, None, None, None, None, None
+        return back, for_weight, for_bias, *nothing
+
+
+def _by_definition(
+    given: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    total: torch.Tensor,
+    eps: float,
+    name: str,
+    process_set: ProcessSet,
+) -> torch.Tensor:
+    """What ``_SyncBatchNorm`` computes, of functions that autograd knows any number of gradients of."""
+
+    def mean_of_all(summed: torch.Tensor, what: str) -> torch.Tensor:
+        [everybody] = GroupedAllreduce.apply(f"{name}.{what}", Sum, 1.0, 1.0, process_set, summed)
+        return everybody.to(summed.device) / total
+
+    own, axes = given.to(_wider(given.dtype)), _axes(given)
+    centred = own - _wide(mean_of_all(own.sum(axes), "mean"), own)
+    variance = mean_of_all(centred.square().sum(axes), "variance")
+    normal = centred * _wide(torch.rsqrt(variance + eps), own)
+    return _shifted(normal, weight, bias).to(given.dtype)
+
+
+def _axes(given: torch.Tensor) -> list[int]:
+    """All but the channels'."""
+    return [axis for axis in range(given.dim()) if axis != 1]
+
+
+def _wider(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _wide(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -88,10 +125,18 @@ def _wide(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return per_channel.to(like.dtype).view(shape)
 
 
+def _shifted(normal: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    if weight is None or bias is None:
+        return normal
+    return normal * _wide(weight, normal) + _wide(bias, normal)
+
+
 class SyncBatchNorm(_BatchNorm):
     """As ``torch.nn.BatchNorm…d`` of any number of dimensions, over the batches of all ranks; on any device.
 
-    Every rank must come by in each pass; a rank's batch may be empty.
+    Every rank of the process set must come by in each pass; a rank's batch may be empty. Layers that only
+    some ranks have do no harm as long as they are not used to train: layers are told apart by the order in which
+    the ranks first train with them.
     """
 
     def __init__(
@@ -104,9 +149,20 @@ class SyncBatchNorm(_BatchNorm):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        global _layers
-        _layers += 1
-        self._name, self._process_set = f"sync_batch_norm{_layers}", process_set
+        self._process_set = process_set
+        # This layer's number, and the count of the process set that it is from.
+        self._numbered: tuple[Iterator[int], int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is a layer of its own.
+        return {**self.__dict__, "_numbered": None}
+
+    def _called(self) -> str:
+        """A name of its own, so that two layers may be under way at once, and the same on all members."""
+        numbers = self._process_set._numbers
+        if self._numbered is None or self._numbered[0] is not numbers:
+            self._numbered = numbers, next(numbers)
+        return f"sync_batch_norm{self._numbered[1]}"
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -127,6 +183,6 @@ class SyncBatchNorm(_BatchNorm):
                 momentum = 1.0 / float(self.num_batches_tracked)
             running = (self.running_mean, self.running_var)
         result: torch.Tensor = _SyncBatchNorm.apply(
-            input, self.weight, self.bias, running, self.eps, momentum, self._name, self._process_set
+            input, self.weight, self.bias, running, self.eps, momentum, self._called(), self._process_set
         )
         return result
