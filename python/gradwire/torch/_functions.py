@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradwire._arguments import whole
 from gradwire._errors import InvalidRequest
 from gradwire._objects import broadcast_object
 from gradwire._world import ProcessSet, global_process_set, rank
@@ -15,23 +16,26 @@ from gradwire.torch._mpi_ops import broadcast_async_
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    params: Mapping[str, Any] | Iterable[tuple[str, Any]] | Iterable[torch.Tensor],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank the root's parameters, in place: a ``state_dict()`` or ``named_parameters()``."""
-    if isinstance(params, Mapping):
-        pairs = sorted(params.items())
-    elif isinstance(params, Iterable):
-        pairs = list(params)
-    else:
+    """Gives every rank the root's parameters, in place.
+
+    They are a ``state_dict()``, ``named_parameters()``, or ``parameters()``, which go by their places.
+    """
+    if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
-            f"broadcast_parameters takes a state_dict() or named_parameters(), not {type(params).__name__}"
+            f"broadcast_parameters takes a state_dict(), named_parameters() or parameters(), not a "
+            f"{type(params).__name__}"
         )
+    pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     flights = []
-    for pair in pairs:
+    for place, pair in enumerate(pairs):
+        if isinstance(pair, torch.Tensor):
+            pair = (f"#{place}", pair)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ValueError("broadcast_parameters takes pairs (name, parameter)")
+            raise ValueError("broadcast_parameters takes parameters, or pairs (name, parameter)")
         name, parameter = pair
         if parameter is None:
             continue
@@ -99,6 +103,7 @@ def broadcast_optimizer_state(
     del model
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidRequest(f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid")
+    root_rank = whole("root_rank", root_rank)
     at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
     plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
@@ -111,5 +116,29 @@ def broadcast_optimizer_state(
     for flight in flights:
         flight.wait()
     if not at_root:
-        # It moves each to its parameter's device.
-        optimizer.load_state_dict(_with_tensors(plan, tensors))
+        given = _with_tensors(plan, tensors)
+        # It moves each to its parameter's device, and makes its type the parameter's.
+        optimizer.load_state_dict(given)
+        _keep_types(optimizer, given)
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+    """Makes a state's tensors of the root's types again.
+
+    Those of NAdam and ASGD are wider than bf16 parameters are, and the ranks would go apart.
+    """
+    numbers = [number for group in given["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters):
+        if parameter in optimizer.state and number in given["state"]:
+            optimizer.state[parameter] = _of_type(optimizer.state[parameter], given["state"][number])
+
+
+def _of_type(loaded: Any, given: Any) -> Any:
+    if isinstance(loaded, torch.Tensor) and isinstance(given, torch.Tensor):
+        return loaded if loaded.dtype == given.dtype else given.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(given, dict):
+        return {key: _of_type(value, given.get(key)) for key, value in loaded.items()}
+    if type(loaded) is type(given) and type(loaded) in (list, tuple):
+        return type(loaded)(_of_type(*pair) for pair in zip(loaded, given))
+    return loaded

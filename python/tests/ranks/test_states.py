@@ -1,0 +1,94 @@
+"""Making ranks alike: parameters, the state of optimizers, objects."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_training import bits_are_the_same_everywhere  # noqa: E402
+
+import gradwire.torch as hvd  # noqa: E402
+
+
+def test_parameters_in_every_form() -> None:
+    def net() -> torch.nn.Module:
+        torch.manual_seed(hvd.rank())
+        return torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+
+    forms = [
+        lambda net: net.state_dict(),
+        lambda net: list(net.named_parameters()),
+        lambda net: net.named_parameters(),
+        lambda net: list(net.parameters()),
+        lambda net: net.parameters(),
+        lambda net: [None, *net.parameters()][1:],
+    ]
+    for form in forms:
+        made = net()
+        hvd.broadcast_parameters(form(made), 0)
+        bits_are_the_same_everywhere(made)
+    for wrong in (3, torch.zeros(2), [3], ["ab"], [("a", 3)]):
+        with pytest.raises(ValueError, match="broadcast"):
+            hvd.broadcast_parameters(wrong, 0)
+
+
+OPTIMIZERS = ["NAdam", "ASGD", "Adam", "SGD", "RAdam", "Adagrad", "LBFGS"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_keeps_its_types(name: str, dtype: torch.dtype) -> None:
+    def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = net(torch.ones(2, 3, dtype=dtype)).square().sum()
+            value.backward()
+            return value
+
+        for _ in range(steps):
+            optimizer.step(loss)
+
+    torch.manual_seed(4)
+    net = torch.nn.Linear(3, 2).to(dtype)
+    made = getattr(torch.optim, name)(net.parameters(), lr=0.01)
+    if hvd.rank() == 0:
+        train(net, made, 3)
+    hvd.broadcast_parameters(net.state_dict(), 0)
+    hvd.broadcast_optimizer_state(made, 0)
+
+    def types(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype)
+        if isinstance(value, dict):
+            return {key: types(inner) for key, inner in value.items()}
+        return [types(inner) for inner in value] if isinstance(value, (list, tuple)) else type(value).__name__
+
+    everybody = hvd.allgather_object(types(made.state_dict()["state"]))
+    assert all(one == everybody[0] for one in everybody), everybody
+    train(net, made, 3)
+    bits_are_the_same_everywhere(net)
+
+
+def test_objects_after_a_join() -> None:
+    for at in range(3):
+        # Some ranks have made more calls than others when they join.
+        for batch in range(hvd.rank() + at):
+            everybody = hvd.allgather_object((hvd.rank(), batch))
+            assert (hvd.rank(), batch) in everybody
+        hvd.join()
+        assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+        assert hvd.broadcast_object(hvd.rank(), hvd.size() - 1) == hvd.size() - 1
+
+
+def test_objects_of_process_sets_that_come_and_go() -> None:
+    if hvd.size() < 3:
+        pytest.skip("needs three ranks")
+    for first in range(hvd.size() - 1):
+        # A rank of an earlier set has made calls that the other one has not.
+        pair = hvd.add_process_set([first, first + 1])
+        if pair.included():
+            for _ in range(2):
+                assert hvd.allgather_object(hvd.rank(), process_set=pair) == pair.ranks
+            assert hvd.broadcast_object(hvd.rank(), first + 1, process_set=pair) == first + 1
+        hvd.remove_process_set(pair)
