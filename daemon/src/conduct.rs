@@ -56,10 +56,11 @@ impl Conduct for Conductor {
             .map(|index| {
                 let lane = LaneConfig {
                     index,
+                    me: world.node,
                     hosts: hosts.clone(),
                     epoch: world.epoch.0 as u32,
                     chunk: config.chunk_bytes,
-                    patience: config.progress_timeout,
+                    limit: config.progress_timeout,
                     streaming_bytes: config.streaming_bytes,
                 };
                 // A lane must not keep alive what stops it.
@@ -80,7 +81,7 @@ impl Conduct for Conductor {
         let mesh_config = MeshConfig {
             connect_timeout: config.connect_timeout,
             streams: config.streams,
-            user_timeout: config.progress_timeout,
+            limit: config.progress_timeout,
             socket_buffer: config.socket_buffer_bytes,
             congestion_control: config.congestion_control.clone(),
         };
@@ -92,7 +93,7 @@ impl Conduct for Conductor {
             node.job.clone(),
             self.cancel.clone(),
         );
-        tokio::spawn(mesh.clone().serve(listener));
+        node.spawn("the listener of the data plane", mesh.clone().serve(listener));
         let everybody = Arc::new(Members::everybody(&world));
         let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
         metrics::process_sets(queue.process_sets());

@@ -213,7 +213,8 @@ impl Daemon {
             node.fates.expect();
         }
         let stop = CancellationToken::new();
-        let accept = tokio::spawn(intake::attach::serve(node.clone(), workers, stop.clone()));
+        let accept = intake::attach::serve(node.clone(), workers, stop.clone());
+        let accept = node.spawn("the workers' listener", accept);
         let pulse = Arc::new(Pulse::new());
         heartbeat::start(&node, pulse.clone())?;
 
@@ -275,9 +276,8 @@ impl Daemon {
         };
         tokio::select! { () = gone => {} () = hear(&node, &mut words) => {} }
         stop.cancel();
-        if accept.await.is_err() {
-            tracing::error!("the workers' listener has panicked");
-        }
+        // A panic of it was reported.
+        let _ = accept.await;
         if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
             // CLEAN: names in the file system outlive their process.
             let _ = std::fs::remove_file(path);

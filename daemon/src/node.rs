@@ -8,11 +8,13 @@ use std::{
 
 use gradwire_proto::{Failure, FailureKind, JobId, NodeId, Rank, Secret, TensorName};
 
+use tokio::task::JoinHandle;
+
 use crate::{
     Word,
     config::DaemonConfig,
     executor::{
-        lane::{Lane, LaneEvents},
+        lane::{Disconnected, Lane, LaneEvents},
         piece::Piece,
     },
     intake::{
@@ -63,6 +65,19 @@ impl Node {
         let intake = Intake::new();
         let (fates, running) = (Fates::default(), OnceLock::new());
         Ok(Arc::new(Self { config, job, workers, intake, fates, running }))
+    }
+
+    /// Runs a task on the current runtime. A panic in it ends the job.
+    pub(crate) fn spawn(
+        &self,
+        who: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
+        let report = self.report_panic(who);
+        tokio::spawn(async move {
+            let _report = report;
+            task.await;
+        })
     }
 
     /// The tensor queue, once the world has formed.
@@ -391,6 +406,12 @@ impl LaneEvents for Node {
         let host = &running.world.nodes[peer.0 as usize].host;
         metrics::moved(host, sent, received);
     }
+
+    fn disconnected(&self, connection: Disconnected) {
+        if let Some(operations) = self.operations().filter(|_| self.job.ending().is_none()) {
+            operations.disconnected(connection);
+        }
+    }
 }
 
 impl LaneEvents for Weak<Node> {
@@ -409,6 +430,12 @@ impl LaneEvents for Weak<Node> {
     fn moved(&self, peer: NodeId, sent: u64, received: u64) {
         if let Some(node) = self.upgrade() {
             node.moved(peer, sent, received);
+        }
+    }
+
+    fn disconnected(&self, connection: Disconnected) {
+        if let Some(node) = self.upgrade() {
+            node.disconnected(connection);
         }
     }
 }

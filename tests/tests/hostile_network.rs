@@ -15,7 +15,7 @@ use std::{
 
 use gradwire_daemon::{
     Ending,
-    transport::handshake::{self, HandshakeError, Identity, Line, Verdict},
+    transport::handshake::{self, Attempt, HandshakeError, Identity, Line, Verdict},
 };
 use gradwire_proto::{Epoch, FailureKind, JobId, NodeId, ReduceOp, Secret, auth::NONCE_BYTES};
 use gradwire_tests::{
@@ -109,15 +109,15 @@ fn hello(cluster: &Cluster, from: u32, to: u32, lane: u32) -> Vec<u8> {
     job[..cluster.job().as_str().len()].copy_from_slice(cluster.job().as_str().as_bytes());
     [
         &b"GRADWIRE"[..],
-        &1u32.to_le_bytes(),
+        &2u32.to_le_bytes(),
         &1u64.to_le_bytes(),
         &from.to_le_bytes(),
         &to.to_le_bytes(),
         &lane.to_le_bytes(),
         &2u32.to_le_bytes(),
+        &[0; 20],
         &job,
         &[7; NONCE_BYTES],
-        &[0; 8],
     ]
     .concat()
 }
@@ -127,14 +127,15 @@ fn nonsense_is_turned_away() {
     let job = Working::start();
     for port in job.ports() {
         let mut nonsense =
-            vec![b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(8), vec![0; 124], vec![0xff; 9999]];
+            vec![b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(8), vec![0; 136], vec![0xff; 9999]];
         for seed in 0..10 {
             let mut dice = Dice::of(&[seed]);
-            nonsense.push((0..124 + dice.below(5000)).map(|_| dice.roll() as u8).collect());
+            nonsense.push((0..136 + dice.below(5000)).map(|_| dice.roll() as u8).collect());
         }
         // Each field of a hello that is otherwise right, and one that is cut.
         let good = hello(&job.cluster, 0, 1, 0);
-        for at in (0..84).step_by(4) {
+        // But for the attempt, which may be any.
+        for at in (0..36).chain(56..104).step_by(4) {
             let mut bytes = good.clone();
             bytes[at] ^= 0x40;
             nonsense.push(bytes);
@@ -189,7 +190,7 @@ fn who_does_not_know_the_secret_is_turned_away() {
         runtime.block_on(async move {
             let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
             let line = Line { peer: NodeId(1), number: 0 };
-            let dialled = handshake::dial(&mut stream, &me, line);
+            let dialled = handshake::dial(&mut stream, &me, line, Attempt::default());
             tokio::time::timeout(PATIENCE, dialled).await.unwrap()
         })
     };
@@ -261,7 +262,7 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
                     use tokio::io::AsyncWriteExt;
                     let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
                     let line = Line { peer: NodeId(1), number: 0 };
-                    handshake::dial(&mut stream, &me, line).await.unwrap();
+                    handshake::dial(&mut stream, &me, line, Attempt::default()).await.unwrap();
                     stream.write_all(&[0x55; 64]).await.unwrap();
                 });
             }

@@ -5,6 +5,7 @@
 
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
@@ -17,10 +18,13 @@ use gradwire_collectives::kernels::Store;
 use gradwire_proto::{Failure, FailureKind, NodeId, Sequence};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::piece::{Piece, Running};
+use super::{
+    piece::{Piece, Running},
+    stall::{Activity, NOTICES, Stall, Wait},
+};
 use crate::transport::{
-    link::{Link, LinkConfig, LinkError, MOST_STREAMS, Ordered, Pieces, Turn},
-    stream::Stream,
+    frame::Totals,
+    link::{Broken, Link, LinkConfig, LinkError, MOST_STREAMS, Ordered, Pieces, Turn},
     window::Window,
 };
 
@@ -32,6 +36,38 @@ pub(crate) trait LaneEvents: Send + Sync + 'static {
     fn failed(&self, failure: Failure);
     /// Bytes went to and came from a peer since the last call.
     fn moved(&self, peer: NodeId, sent: u64, received: u64);
+    /// A connection of this lane broke between two frames; if nothing was under way, another one may
+    /// take its place.
+    fn disconnected(&self, connection: Disconnected);
+}
+
+/// A connection that broke.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Disconnected {
+    pub(crate) peer: NodeId,
+    pub(crate) lane: u32,
+    /// Which of the lane's with that peer.
+    pub(crate) number: u32,
+    /// What went over it and those before it.
+    pub(crate) totals: Totals,
+    /// The peer has ended it in good order: it is likely to go, and has to be asked for another
+    /// connection only when there is something to do with it.
+    pub(crate) is_closed: bool,
+}
+
+/// A connection that has passed its handshake.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) peer: NodeId,
+    /// Which of those that the lane has with that peer.
+    pub(crate) number: u32,
+    pub(crate) stream: std::net::TcpStream,
+    /// Its buffers, if they are to fit the path.
+    pub(crate) window: Option<Window>,
+    /// Which attempt of the dialler's it is.
+    pub(crate) attempt: u32,
+    /// What went over those before it, as the dialler has counted; none on the dialler itself.
+    pub(crate) theirs: Option<Totals>,
 }
 
 /// What a lane is told.
@@ -40,14 +76,11 @@ pub(crate) enum Order {
     Start(Piece),
     /// Ranks have made room for their results: pieces that waited for it can be published.
     RoomMade,
-    /// A connection with a peer stands: which of those that this lane has with it, and its buffers,
-    /// if they are to fit the path.
-    Connected {
-        peer: NodeId,
-        number: u32,
-        stream: std::net::TcpStream,
-        window: Option<Window>,
-    },
+    /// A connection with a peer stands.
+    Connected(Connected),
+    /// A test wants to see what becomes of it.
+    #[cfg(test)]
+    Panic,
     /// Drop everything and end.
     Stop,
 }
@@ -56,13 +89,15 @@ pub(crate) enum Order {
 #[derive(Debug, Clone)]
 pub(crate) struct LaneConfig {
     pub(crate) index: u32,
+    /// This node.
+    pub(crate) me: NodeId,
     /// Hosts of all nodes, for texts.
     pub(crate) hosts: Arc<[String]>,
     pub(crate) epoch: u32,
     /// Bytes that are reduced, sent and received at once.
     pub(crate) chunk: u64,
     /// How long a piece may stand still.
-    pub(crate) patience: Duration,
+    pub(crate) limit: Duration,
     /// Results at least this large bypass the cache on their way to the ranks.
     pub(crate) streaming_bytes: u64,
 }
@@ -90,6 +125,7 @@ impl Lane {
             pieces: Pieces::new(),
             ordered: Ordered::default(),
             spare: Vec::new(),
+            next_look: Instant::now(),
             events,
         };
         let thread = std::thread::Builder::new().name(name).spawn(move || runner.run())?;
@@ -111,7 +147,7 @@ impl Lane {
         if let Some(thread) = thread
             && thread.join().is_err()
         {
-            tracing::error!("a data thread has panicked");
+            tracing::error!("a data thread panicked while it reported a failure");
         }
     }
 }
@@ -121,6 +157,9 @@ const WAKE: Token = Token(usize::MAX);
 /// system call, and those that were ready mostly still are.
 const LOOK_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
+
+/// Names in a failure's text.
+const NAMES: usize = 3;
 
 /// What the events of a connection are known by.
 fn token(peer: NodeId, number: u32) -> Token {
@@ -142,17 +181,32 @@ struct Runner {
     ordered: Ordered,
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
     spare: Vec<Vec<u8>>,
+    /// When it is looked next whether anything is late, and peers are told of what waits.
+    next_look: Instant,
     events: Arc<dyn LaneEvents>,
 }
 
 impl Runner {
     fn run(mut self) {
         let events = self.events.clone();
-        if let Err(failure) = self.serve() {
+        // After a panic nothing of it is used any more but the inbox.
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let result = served.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let what = format!("a data thread of gradwired has panicked: {}", text.unwrap_or("…"));
+            let failure = Failure::new(FailureKind::Internal, what);
+            Err(failure.host(self.host(self.config.me)).hint("its log says where; please report it"))
+        });
+        if let Err(failure) = result {
             events.failed(failure);
             // Until it is stopped nothing more is done: the job is about to end.
             while !matches!(self.orders.recv(), Ok(Order::Stop) | Err(_)) {}
         }
+    }
+
+    fn host(&self, node: NodeId) -> &str {
+        &self.config.hosts[node.0 as usize]
     }
 
     fn serve(&mut self) -> Result<(), Failure> {
@@ -164,11 +218,9 @@ impl Runner {
                     Order::Start(piece) => self.start(piece),
                     // It is looked for with everything else that is complete.
                     Order::RoomMade => {}
-                    Order::Connected { peer, number, stream, window } => {
-                        let stream = self.watch(peer, number, stream)?;
-                        let link = Self::link(&mut self.links, &self.config, peer);
-                        link.connect(number, Stream::new(stream, window));
-                    }
+                    Order::Connected(connected) => self.connect(connected)?,
+                    #[cfg(test)]
+                    Order::Panic => panic!("it was asked to"),
                     Order::Stop => return Ok(()),
                 }
             }
@@ -177,7 +229,8 @@ impl Runner {
             if moved && !turns.is_multiple_of(LOOK_EVERY) {
                 continue;
             }
-            let timeout = if moved { Duration::ZERO } else { IDLE_CHECK };
+            let idle = IDLE_CHECK.min(self.config.limit / NOTICES);
+            let timeout = if moved { Duration::ZERO } else { idle };
             match self.poll.poll(&mut ready, Some(timeout)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -195,9 +248,7 @@ impl Runner {
                     stream.notice(event);
                 }
             }
-            if !moved {
-                self.check_patience()?;
-            }
+            self.look_after_stalls()?;
         }
     }
 
@@ -212,12 +263,10 @@ impl Runner {
         }
         for index in 0..self.links.len() {
             let Some(link) = &mut self.links[index] else { continue };
-            let result = link
-                .send(&mut self.pieces)
-                .and_then(|sent| Ok((sent, link.receive(&mut self.pieces, &self.ordered)?)));
-            match result {
-                Ok((sent, received)) => moved |= sent == Turn::Moved || received == Turn::Moved,
-                Err(error) => self.lost(index, &error)?,
+            let sent = link.send(&mut self.pieces);
+            match link.receive(&mut self.pieces, &self.ordered) {
+                Ok(received) => moved |= sent == Turn::Moved || received == Turn::Moved,
+                Err(broken) => self.lost(index, &broken)?,
             }
         }
         moved |= self.finish_complete();
@@ -248,8 +297,25 @@ impl Runner {
     }
 
     fn link<'a>(links: &'a mut [Option<Link>], config: &LaneConfig, peer: NodeId) -> &'a mut Link {
-        let link_config = LinkConfig { epoch: config.epoch, chunk: config.chunk };
+        let nodes = config.hosts.len() as u32;
+        let link_config = LinkConfig { epoch: config.epoch, chunk: config.chunk, nodes };
         links[peer.0 as usize].get_or_insert_with(|| Link::new(peer, link_config))
+    }
+
+    fn connect(&mut self, connected: Connected) -> Result<(), Failure> {
+        let Connected { peer, number, stream, window, attempt, theirs } = connected;
+        let stream = self.watch(peer, number, stream)?;
+        let link = Self::link(&mut self.links, &self.config, peer);
+        let prepared = link.prepare(number, attempt, theirs, &mut self.pieces, &self.ordered);
+        match prepared {
+            Ok(true) => link.connect(number, stream, window),
+            Ok(false) => {
+                let peer = self.host(peer);
+                tracing::debug!(peer, attempt, "a data connection came after a later one");
+            }
+            Err(error) => return Err(self.link_failed(peer, &error)),
+        }
+        Ok(())
     }
 
     fn watch(
@@ -293,52 +359,119 @@ impl Runner {
 
     fn names(&self, of: impl Fn(&Running) -> bool) -> String {
         let names: Vec<String> =
-            self.pieces.values().filter(|p| of(p)).take(3).map(|p| p.piece.names()).collect();
+            self.pieces.values().filter(|p| of(p)).take(NAMES).map(|p| p.piece.names()).collect();
         names.join(", ")
     }
 
-    /// A connection is lost. While no piece needs it that is the orderly end of a peer.
-    fn lost(&mut self, index: usize, error: &LinkError) -> Result<(), Failure> {
+    fn concerns(&self, peer: NodeId) -> bool {
+        self.pieces.values().any(|running| running.piece.nodes.contains(&peer))
+    }
+
+    /// A connection is lost. Where no frame was under way another one may take its place: who accepts it
+    /// compares what both have counted. While no piece needs it, its end is that of a peer in good order.
+    fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
+        let Broken { number, error } = broken;
         let peer = NodeId(index as u32);
-        let concerned = |p: &Running| p.piece.nodes.contains(&peer);
-        let names = self.names(concerned);
-        self.links[index] = None;
-        if names.is_empty() && matches!(error, LinkError::Closed | LinkError::Io(_)) {
-            tracing::debug!(peer = %self.config.hosts[index], %error, "data connection ended");
-            return Ok(());
+        let is_concerned = self.concerns(peer);
+        let is_closed = matches!(error, LinkError::Closed);
+        let Some(link) = &mut self.links[index] else { return Ok(()) };
+        if !error.is_end() || is_closed && is_concerned {
+            return Err(self.link_failed(peer, error));
         }
+        match link.disconnect(*number) {
+            Some(totals) => {
+                let (peer_host, lane) = (self.host(peer), self.config.index);
+                tracing::debug!(peer = peer_host, lane, number, %error, "a data connection ended");
+                let number = *number;
+                self.events.disconnected(Disconnected { peer, lane, number, totals, is_closed });
+                Ok(())
+            }
+            None if is_closed => Ok(()),
+            None => Err(self.link_failed(peer, error)),
+        }
+    }
+
+    fn link_failed(&self, peer: NodeId, error: &LinkError) -> Failure {
         let kind = match error {
-            LinkError::Closed | LinkError::Io(_) => FailureKind::ConnectionLost,
+            LinkError::Closed | LinkError::Io(_) | LinkError::Lost { .. } => {
+                FailureKind::ConnectionLost
+            }
             _ => FailureKind::Protocol,
         };
         let what = format!("the data connection with this host failed: {error}");
-        Err(Failure::new(kind, what).host(self.config.hosts[index].clone()).tensor(names))
+        let names = self.names(|running| running.piece.nodes.contains(&peer));
+        Failure::new(kind, what).host(self.host(peer)).tensor(names)
     }
 
-    /// A piece that stands still for too long is a failure of those it waits for (WAIT).
-    fn check_patience(&self) -> Result<(), Failure> {
+    /// A few times within the limit: whether a piece is late (WAIT), and what peers are to know of those
+    /// that wait here.
+    fn look_after_stalls(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
+        if now < self.next_look {
+            return Ok(());
+        }
+        let limit = self.config.limit;
+        self.next_look = now + limit / NOTICES;
+        for link in self.links.iter_mut().flatten() {
+            link.look(now);
+        }
+        let me = self.config.me;
+        let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();
         // One that is complete waits for a rank of this node, which has a deadline of its own.
-        let late = |p: &Running| {
-            !p.progress.is_complete() && now.duration_since(p.last_progress) > self.config.patience
+        let unfinished = |running: &&Running| !running.progress.is_complete();
+        for running in self.pieces.values().filter(unfinished) {
+            let waits = self.waits(running);
+            let stall = Stall::of(me, running.last_progress, &waits, limit, now);
+            if stall.is_late(limit, now) {
+                return Err(self.late(&stall, &waits));
+            }
+            for &peer in &running.piece.plan.peers {
+                let peer = running.piece.nodes[peer as usize];
+                let waits: Vec<Wait> = waits.iter().map(|wait| wait.as_told_to(peer)).collect();
+                let stall = Stall::of(me, running.last_progress, &waits, limit, now);
+                let notice = &mut notices[peer.0 as usize];
+                // The peer's other pieces are no worse off than this one.
+                if notice.is_none_or(|notice| notice.since < stall.since) {
+                    *notice = Some(stall);
+                }
+            }
+        }
+        for link in self.links.iter_mut().flatten() {
+            let peer = link.peer();
+            if let Some(stall) = notices[peer.0 as usize] {
+                link.give_notice(stall.notice(now));
+            }
+        }
+        Ok(())
+    }
+
+    fn waits(&self, running: &Running) -> Vec<Wait> {
+        let wait = |peer: NodeId| {
+            let link = self.links[peer.0 as usize].as_ref();
+            let activity = link.map_or(Activity::new(running.last_progress), Link::activity);
+            Wait { peer, activity }
         };
-        let Some(piece) = self.pieces.values().find(|p| late(p)) else { return Ok(()) };
-        let waiting = piece.waiting_for();
-        let hosts: Vec<&str> =
-            waiting.iter().map(|node| self.config.hosts[node.0 as usize].as_str()).collect();
-        let unconnected = waiting.iter().all(|node| {
-            self.links[node.0 as usize].as_ref().is_none_or(|link| !link.is_connected())
-        });
-        let why = if unconnected { "no connection with" } else { "nothing has come from" };
-        let what = format!(
-            "no data has moved for {} ms: {why} {}",
-            self.config.patience.as_millis(),
-            hosts.join(", ")
-        );
-        let host = hosts.first().copied().unwrap_or_default();
-        Err(Failure::new(FailureKind::ConnectionLost, what)
-            .host(host)
-            .tensor(self.names(late))
-            .hint("look at that host and at the network between; job.timeout_ms sets the limit"))
+        running.waits_for(self.config.chunk).into_iter().map(wait).collect()
+    }
+
+    /// A piece that stands still for too long is the failure of whom it waits for in the end (WAIT).
+    fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
+        let root = self.host(stall.root);
+        let is_direct = waits.iter().any(|wait| wait.peer == stall.root);
+        let link = self.links[stall.root.0 as usize].as_ref();
+        let why = if !is_direct {
+            let hosts: Vec<&str> = waits.iter().map(|wait| self.host(wait.peer)).collect();
+            format!("{} waits for {root}", hosts.join(", "))
+        } else if link.is_none_or(|link| !link.is_connected()) {
+            format!("no connection with {root}")
+        } else {
+            format!("nothing gets through between {root} and {}", self.host(self.config.me))
+        };
+        let what = format!("no data has moved for {} ms: {why}", self.config.limit.as_millis());
+        let names = self.names(|running| running.last_progress <= stall.since);
+        Failure::new(FailureKind::ConnectionLost, what)
+            .host(root)
+            .tensor(names)
+            .hint("look at that host and at the network between; job.timeout_ms sets the limit")
     }
 }

@@ -10,6 +10,7 @@
 //! - `ranges`: which bytes of a block have been dealt with (pure)
 //! - `piece`: one piece: inputs, staging, progress
 //! - `staging`: where its result takes shape, in the form in which it travels
+//! - `stall`: when a piece is late, and which node is at fault (pure)
 //! - `lane`: the thread
 
 pub(crate) mod lane;
@@ -17,6 +18,7 @@ pub(crate) mod piece;
 pub(crate) mod plan;
 mod ranges;
 mod staging;
+pub(crate) mod stall;
 
 #[cfg(test)]
 pub(crate) mod tests;

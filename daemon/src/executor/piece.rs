@@ -321,25 +321,19 @@ impl Running {
         self.staging.publish(&self.piece, store);
     }
 
-    /// The nodes that it still has to receive from or send to, for texts.
-    pub(crate) fn waiting_for(&self) -> Vec<NodeId> {
+    /// The nodes that it waits for: those from which something is yet to come, and those that something
+    /// is ready for which has not gone. `chunk`: what is sent at once.
+    pub(crate) fn waits_for(&self, chunk: u64) -> Vec<NodeId> {
         let plan = &self.piece.plan;
-        let unfinished = |step: u32| {
-            let planned = &plan.steps[step as usize];
-            self.progress.done(step) < planned.bytes
+        let is_ready = |step: u32| {
+            let begun = self.progress.begun(step).prefix();
+            begun > self.progress.done(step) || self.available(step, begun, chunk) > 0
         };
-        let mut nodes: Vec<NodeId> = plan
-            .receivers()
-            .filter(|&(step, _)| unfinished(step))
-            .map(|(_, peer)| self.piece.nodes[peer as usize])
-            .collect();
-        if nodes.is_empty() {
-            nodes = plan
-                .senders()
-                .filter(|&(step, _)| unfinished(step))
-                .map(|(_, peer)| self.piece.nodes[peer as usize])
-                .collect();
-        }
+        let is_unfinished = |step: u32| self.progress.done(step) < plan.steps[step as usize].bytes;
+        let receives = plan.receivers().filter(|&(step, _)| is_unfinished(step));
+        let sends = plan.senders().filter(|&(step, _)| is_unfinished(step) && is_ready(step));
+        let mut nodes: Vec<NodeId> =
+            receives.chain(sends).map(|(_, peer)| self.piece.nodes[peer as usize]).collect();
         nodes.sort_unstable();
         nodes.dedup();
         nodes

@@ -1,6 +1,7 @@
 //! Real lanes over real sockets: several nodes in one process, each with its own lanes and
 //! workers' segments, run the same pieces. Only the control plane is missing.
 
+mod links;
 mod peer;
 mod short;
 
@@ -30,7 +31,7 @@ use proptest::prelude::*;
 use socket2::SockRef;
 
 use super::{
-    lane::{Lane, LaneConfig, LaneEvents, Order},
+    lane::{Connected, Disconnected, Lane, LaneConfig, LaneEvents, Order},
     piece::{Piece, PieceSegment},
     plan::Plan,
 };
@@ -43,6 +44,7 @@ use crate::{
 enum Event {
     Finished,
     Failed(Failure),
+    Disconnected(Disconnected),
 }
 
 struct Events(Sender<Event>);
@@ -55,6 +57,9 @@ impl LaneEvents for Events {
         let _ = self.0.send(Event::Failed(failure));
     }
     fn moved(&self, _: NodeId, _: u64, _: u64) {}
+    fn disconnected(&self, connection: Disconnected) {
+        let _ = self.0.send(Event::Disconnected(connection));
+    }
 }
 
 /// One tensor's bytes on one rank, in a segment of its own.
@@ -101,6 +106,12 @@ fn identity() -> Finish {
     Finish { dtype: DType::F32, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
 }
 
+/// A connection that is the first of its number.
+pub(crate) fn connected(peer: NodeId, number: u32, stream: TcpStream) -> Order {
+    let first = Connected { peer, number, stream, window: None, attempt: 1, theirs: None };
+    Order::Connected(first)
+}
+
 /// Connects the lanes of all nodes, each `streams` times. `buffer`: bytes of the sockets' buffers, so
 /// small that hardly anything is under way.
 pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
@@ -118,8 +129,7 @@ pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
                         SockRef::from(&stream).set_recv_buffer_size(bytes).unwrap();
                     }
                     let peer = NodeId(peer as u32);
-                    let order = Order::Connected { peer, number, stream, window: None };
-                    nodes[node][lane].tell(order);
+                    nodes[node][lane].tell(connected(peer, number, stream));
                 }
             }
         }
@@ -132,19 +142,20 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(nodes: u32, lanes: u32, chunk: u64, patience: Duration) -> Self {
+    fn new(nodes: u32, lanes: u32, chunk: u64, limit: Duration) -> Self {
         let hosts: Arc<[String]> = (0..nodes).map(|n| format!("n{n}")).collect();
         let (mut all, mut events) = (Vec::new(), Vec::new());
-        for _ in 0..nodes {
+        for me in (0..nodes).map(NodeId) {
             let (sender, receiver) = channel();
             let sink = Arc::new(Events(sender));
             let start = |index| {
                 let config = LaneConfig {
                     index,
+                    me,
                     hosts: hosts.clone(),
                     epoch: 5,
                     chunk,
-                    patience,
+                    limit,
                     streaming_bytes: 1 << 16,
                 };
                 Lane::start(config, sink.clone()).unwrap()
@@ -427,12 +438,7 @@ fn nonsense_and_a_closed_connection_are_told_apart() {
         let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        cluster.lanes[0][0].tell(Order::Connected {
-            peer: NodeId(1),
-            number: 0,
-            stream,
-            window: None,
-        });
+        cluster.lanes[0][0].tell(connected(NodeId(1), 0, stream));
         std::io::Write::write_all(&mut there, bytes).unwrap();
         if bytes.is_empty() {
             drop(there);

@@ -23,7 +23,7 @@ pub(crate) use self::room::{Asked, Overdue};
 use self::{make::Maker, plans::Plans, room::Room};
 use crate::{
     executor::{
-        lane::{Lane, Order},
+        lane::{Disconnected, Lane, Order},
         piece::Piece,
     },
     memory::Span,
@@ -87,6 +87,11 @@ impl OperationManager {
     fn tell(&self, sequence: Sequence, order: Order) {
         let lane = sequence.0 % self.lanes.len() as u64;
         self.lanes[lane as usize].tell(order);
+    }
+
+    /// A lane has lost a connection on which nothing was under way.
+    pub(crate) fn disconnected(&self, connection: Disconnected) {
+        self.mesh.disconnected(connection);
     }
 
     /// What a rank was asked to make room for.

@@ -23,7 +23,7 @@ use self::reference::{Bytes, Case, KINDS, Taker, encode, requests, value};
 use super::*;
 use crate::{
     executor::{
-        lane::{LaneConfig, LaneEvents},
+        lane::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
         tests::connect,
     },
@@ -50,6 +50,7 @@ impl LaneEvents for Events {
         let _ = self.0.send(Event::Failed(failure));
     }
     fn moved(&self, _: NodeId, _: u64, _: u64) {}
+    fn disconnected(&self, _: Disconnected) {}
 }
 
 /// One node: all that is between the coordinator's stream and the workers' sockets.
@@ -89,10 +90,11 @@ impl TestNode {
         let start = |index| {
             let config = LaneConfig {
                 index,
+                me: world.node,
                 hosts: hosts.clone(),
                 epoch: 5,
                 chunk: 256,
-                patience: Duration::from_secs(20),
+                limit: Duration::from_secs(20),
                 streaming_bytes: 1 << 10,
             };
             Lane::start(config, sink.clone()).unwrap()

@@ -4,14 +4,24 @@
 //!  0        2    3    4            8                    16                  24        28       32
 //!  ├────────┼────┼────┼────────────┼────────────────────┼───────────────────┼─────────┼────────┤
 //!  │ "GW"   │ver │ 0  │ message    │ sequence           │ offset            │ length  │ epoch  │
+//!  │ "GW"   │ver │ 1  │ root       │ stalled, in ms     │ 0                 │ 0       │ epoch  │
 //!  └────────┴────┴────┴────────────┴────────────────────┴───────────────────┴─────────┴────────┘
 //! ```
 //!
-//! All numbers are little endian. `sequence` names the operation, `message` the n-th message of
-//! it from this sender to this receiver (as the schedule numbers them), `offset` the first byte
-//! of the payload within that message's block, `length` the bytes that follow; `epoch` is the low
-//! half of the world's epoch. A message travels as frames of ascending offset; a connection ends
-//! only between frames.
+//! All numbers are little endian. The fourth byte is the kind of the frame.
+//!
+//! - 0, data: `sequence` names the operation, `message` the n-th message of it from this sender to
+//!   this receiver (as the schedule numbers them), `offset` the first byte of the payload within
+//!   that message's block, `length` the bytes that follow. A message travels as frames of ascending
+//!   offset.
+//! - 1, a notice: the sender waits itself. `root` is the node that it waits for in the end, and
+//!   `stalled` how long nothing has moved for it.
+//!
+//! `epoch` is the low half of the world's epoch. A connection ends only between frames.
+
+use std::time::Duration;
+
+use gradwire_proto::NodeId;
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 32;
@@ -20,9 +30,69 @@ pub const HEADER_BYTES: usize = 32;
 pub const MAX_PAYLOAD: u32 = 4 << 20;
 
 const MAGIC: [u8; 2] = *b"GW";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
-/// A frame's header.
+/// What has gone over a connection after its handshake, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Written to the socket.
+    pub written: u64,
+    /// Read from the socket.
+    pub read: u64,
+}
+
+/// What a frame is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame {
+    /// A part of a message follows.
+    Data(Header),
+    /// The sender waits itself; nothing follows.
+    Notice(Notice),
+}
+
+/// What a node that waits tells those that may wait for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notice {
+    /// The node that it waits for in the end: itself, where it holds a piece back.
+    pub root: NodeId,
+    /// How long nothing has moved for it, to the millisecond.
+    pub stalled: Duration,
+}
+
+impl Notice {
+    /// The bytes on the wire.
+    pub fn encode(&self, epoch: u32) -> [u8; HEADER_BYTES] {
+        let stalled = u64::try_from(self.stalled.as_millis()).unwrap_or(u64::MAX);
+        encode(Kind::Notice, self.root.0, [stalled, 0], 0, epoch)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Kind {
+    Data = 0,
+    Notice = 1,
+}
+
+fn encode(
+    kind: Kind,
+    message: u32,
+    [sequence, offset]: [u64; 2],
+    length: u32,
+    epoch: u32,
+) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..2].copy_from_slice(&MAGIC);
+    (bytes[2], bytes[3]) = (VERSION, kind as u8);
+    bytes[4..8].copy_from_slice(&message.to_le_bytes());
+    bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
+    bytes[16..24].copy_from_slice(&offset.to_le_bytes());
+    bytes[24..28].copy_from_slice(&length.to_le_bytes());
+    bytes[28..].copy_from_slice(&epoch.to_le_bytes());
+    bytes
+}
+
+/// The header of a frame with data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// The operation.
@@ -60,18 +130,13 @@ pub enum FrameError {
 impl Header {
     /// The bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[..2].copy_from_slice(&MAGIC);
-        bytes[2] = VERSION;
-        bytes[4..8].copy_from_slice(&self.message.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.length.to_le_bytes());
-        bytes[28..].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes
+        let Self { sequence, message, offset, length, epoch } = *self;
+        encode(Kind::Data, message, [sequence, offset], length, epoch)
     }
+}
 
-    /// Reads and checks a header.
+impl Frame {
+    /// Reads and checks what a frame begins with.
     ///
     /// # Errors
     /// [`FrameError`] if it isn't one of this version and epoch with a length within the limit.
@@ -79,23 +144,27 @@ impl Header {
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let mark = [0, 1, 2, 3].map(|i| bytes[i]);
-        if mark != [MAGIC[0], MAGIC[1], VERSION, 0] {
+        if mark[..3] != [MAGIC[0], MAGIC[1], VERSION] || mark[3] > Kind::Notice as u8 {
             return Err(FrameError::Mark(mark));
         }
-        let header = Self {
+        let header = Header {
             sequence: long(8),
             message: word(4),
             offset: long(16),
             length: word(24),
             epoch: word(28),
         };
-        if header.length == 0 || header.length > MAX_PAYLOAD {
-            return Err(FrameError::Length(header.length));
-        }
         if header.epoch != epoch {
             return Err(FrameError::Epoch { received: header.epoch, expected: epoch });
         }
-        Ok(header)
+        if mark[3] == Kind::Notice as u8 {
+            let stalled = Duration::from_millis(header.sequence);
+            return Ok(Self::Notice(Notice { root: NodeId(header.message), stalled }));
+        }
+        if header.length == 0 || header.length > MAX_PAYLOAD {
+            return Err(FrameError::Length(header.length));
+        }
+        Ok(Self::Data(header))
     }
 }
 
@@ -111,25 +180,34 @@ mod tests {
 
     #[test]
     fn a_header_survives_the_wire() {
-        assert_eq!(Header::decode(&header().encode(), 9), Ok(header()));
+        assert_eq!(Frame::decode(&header().encode(), 9), Ok(Frame::Data(header())));
+    }
+
+    #[test]
+    fn a_notice_survives_the_wire() {
+        let notice = Notice { root: NodeId(3), stalled: Duration::from_millis(5 << 33) };
+        assert_eq!(Frame::decode(&notice.encode(9), 9), Ok(Frame::Notice(notice)));
     }
 
     #[test]
     fn nonsense_is_named() {
         let mut bytes = header().encode();
-        assert!(matches!(Header::decode(&bytes, 8), Err(FrameError::Epoch { received: 9, .. })));
-        bytes[2] = 2;
-        assert!(matches!(Header::decode(&bytes, 9), Err(FrameError::Mark(_))));
+        assert!(matches!(Frame::decode(&bytes, 8), Err(FrameError::Epoch { received: 9, .. })));
+        for (at, wrong) in [(0, b'H'), (2, 1), (3, 2)] {
+            let right = std::mem::replace(&mut bytes[at], wrong);
+            assert!(matches!(Frame::decode(&bytes, 9), Err(FrameError::Mark(_))));
+            bytes[at] = right;
+        }
         for length in [0, MAX_PAYLOAD + 1, u32::MAX] {
             let bytes = Header { length, ..header() }.encode();
-            assert_eq!(Header::decode(&bytes, 9), Err(FrameError::Length(length)));
+            assert_eq!(Frame::decode(&bytes, 9), Err(FrameError::Length(length)));
         }
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_it_panic(bytes in any::<[u8; HEADER_BYTES]>(), epoch: u32) {
-            let _ = Header::decode(&bytes, epoch);
+            let _ = Frame::decode(&bytes, epoch);
         }
     }
 }

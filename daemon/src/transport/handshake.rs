@@ -2,11 +2,17 @@
 //!
 //! ```text
 //!   dialler                                       acceptor
-//!     │ Hello: who, to whom, number, epoch, job, nonce ► │  124 bytes, fixed
+//!     │ Hello: who, to whom, number, epoch, job, nonce ► │  136 bytes, fixed
 //!     │ ◄── Challenge: its nonce, proof over the Hello   │   64 bytes
 //!     │ proof over its nonce and the Hello ────────────► │   32 bytes
 //!     │ ◄── Verdict                                      │    1 byte
+//!     │ Begin ─────────────────────────────────────────► │    1 byte
 //! ```
+//!
+//! Each attempt of a dialler's to make a connection has a number of its own, and the latest one stands:
+//! a Verdict that was lost on its way leaves nothing behind. Who has accepted sends nothing before
+//! Begin, without which the dialler may not know that it was accepted. The Hello also says what has
+//! gone over the connection whose place this one is to take.
 //!
 //! Both prove the job's secret over the other's nonce, so neither an overheard handshake nor a
 //! daemon of another job or epoch gets through (TRUST). Nothing is allocated from what the other
@@ -18,11 +24,12 @@ use gradwire_proto::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::link::MOST_STREAMS;
+use super::{frame::Totals, link::MOST_STREAMS};
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
-const VERSION: u32 = 1;
-const HELLO_BYTES: usize = 8 + 4 + 8 + 4 + 4 + 4 + 4 + JobId::MAX_BYTES + NONCE_BYTES + 8;
+const VERSION: u32 = 2;
+const HELLO_BYTES: usize = 8 + 4 + 8 + 5 * 4 + 2 * 8 + JobId::MAX_BYTES + NONCE_BYTES;
+const BEGIN: u8 = 1;
 
 /// Why a connection did not come to be.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +59,7 @@ pub enum Verdict {
     Welcome = 0,
     /// The dialler's proof is wrong.
     Secret = 1,
-    /// There is such a connection already.
+    /// There is such a connection already, of the same attempt or a later one.
     Taken = 2,
 }
 
@@ -99,7 +106,21 @@ impl Line {
     }
 }
 
-fn hello(me: &Identity, line: Line, nonce: &[u8; NONCE_BYTES]) -> [u8; HELLO_BYTES] {
+/// Which attempt to make a connection this is, and what it takes the place of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attempt {
+    /// Attempts of one dialler to make one connection have ascending numbers.
+    pub number: u32,
+    /// What has gone over the connections before it, as the dialler has counted.
+    pub totals: Totals,
+}
+
+fn hello(
+    me: &Identity,
+    line: Line,
+    attempt: Attempt,
+    nonce: &[u8; NONCE_BYTES],
+) -> [u8; HELLO_BYTES] {
     let mut bytes = [0; HELLO_BYTES];
     let mut at = 0;
     let mut put = |part: &[u8]| {
@@ -115,6 +136,9 @@ fn hello(me: &Identity, line: Line, nonce: &[u8; NONCE_BYTES]) -> [u8; HELLO_BYT
     put(&line.peer.0.to_le_bytes());
     put(&line.number.to_le_bytes());
     put(&me.lanes.to_le_bytes());
+    put(&attempt.number.to_le_bytes());
+    put(&attempt.totals.written.to_le_bytes());
+    put(&attempt.totals.read.to_le_bytes());
     put(&job);
     put(nonce);
     bytes
@@ -124,12 +148,17 @@ fn hello(me: &Identity, line: Line, nonce: &[u8; NONCE_BYTES]) -> [u8; HELLO_BYT
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
-pub async fn dial<S>(stream: &mut S, me: &Identity, line: Line) -> Result<(), HandshakeError>
+pub async fn dial<S>(
+    stream: &mut S,
+    me: &Identity,
+    line: Line,
+    attempt: Attempt,
+) -> Result<(), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let nonce = nonce();
-    let hello = hello(me, line, &nonce);
+    let hello = hello(me, line, attempt, &nonce);
     stream.write_all(&hello).await?;
     let mut challenge = [0; NONCE_BYTES + PROOF_BYTES];
     stream.read_exact(&mut challenge).await?;
@@ -141,41 +170,43 @@ where
     let claim = Claim::DataDialler { challenge: theirs, hello: &hello };
     stream.write_all(&me.secret.prove(&claim)).await?;
     match stream.read_u8().await? {
-        0 => Ok(()),
+        0 => Ok(stream.write_u8(BEGIN).await?),
         1 => Err(HandshakeError::Refused(Verdict::Secret)),
         2 => Err(HandshakeError::Refused(Verdict::Taken)),
         _ => Err(HandshakeError::NotGradwire),
     }
 }
 
-/// Makes sure of whoever dialled; `admit` says whether such a connection is still to be had, and is
-/// the last to see the connection before the other side may send.
+/// Makes sure of whoever dialled; `admit` says whether such a connection is to be had by this attempt,
+/// and is the last to see the connection before the other side may send.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
 pub async fn accept<S>(
     stream: &mut S,
     me: &Identity,
-    admit: impl FnOnce(Line, &S) -> bool,
-) -> Result<Line, HandshakeError>
+    admit: impl FnOnce(Line, Attempt, &S) -> bool,
+) -> Result<(Line, Attempt), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut received = [0; HELLO_BYTES];
     stream.read_exact(&mut received).await?;
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| received[at + i]));
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     if received[..8] != MAGIC || word(8) != VERSION {
         return Err(HandshakeError::NotGradwire);
     }
     let line = Line { peer: NodeId(word(20)), number: word(28) };
+    let totals = Totals { written: long(40), read: long(48) };
+    let attempt = Attempt { number: word(36), totals };
     // What the dialler must have said, with its nonce, epoch and addressee as they have to be.
     let mut theirs = [0; NONCE_BYTES];
-    let at = HELLO_BYTES - NONCE_BYTES - 8;
-    theirs.copy_from_slice(&received[at..at + NONCE_BYTES]);
+    theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
     let dialler = Identity { node: line.peer, ..me.clone() };
-    let expected = hello(&dialler, Line { peer: me.node, number: line.number }, &theirs);
+    let expected = hello(&dialler, Line { peer: me.node, number: line.number }, attempt, &theirs);
     if received != expected || line.peer.0 >= me.nodes || line.number >= me.lanes * MOST_STREAMS {
-        let epoch = u64::from(word(12)) | u64::from(word(16)) << 32;
+        let epoch = long(12);
         return Err(HandshakeError::Stranger(format!(
             "it says node {} to node {}, connection {}, epoch {epoch}",
             line.peer,
@@ -193,14 +224,17 @@ where
     let claim = Claim::DataDialler { challenge: &nonce, hello: &received };
     let verdict = if !me.secret.verify(&claim, &answer) {
         Verdict::Secret
-    } else if !admit(line, stream) {
+    } else if !admit(line, attempt, stream) {
         Verdict::Taken
     } else {
         Verdict::Welcome
     };
     stream.write_u8(verdict as u8).await?;
     match verdict {
-        Verdict::Welcome => Ok(line),
+        Verdict::Welcome => match stream.read_u8().await? {
+            BEGIN => Ok((line, attempt)),
+            _ => Err(HandshakeError::NotGradwire),
+        },
         Verdict::Secret => Err(HandshakeError::Secret),
         Verdict::Taken => Err(HandshakeError::Refused(verdict)),
     }
@@ -234,16 +268,16 @@ mod tests {
         acceptor: Identity,
         line: Line,
         admit: bool,
-    ) -> (Result<(), HandshakeError>, Result<Line, HandshakeError>) {
+    ) -> (Result<(), HandshakeError>, Result<(Line, Attempt), HandshakeError>) {
         let (mut a, mut b) = tokio::io::duplex(64);
         let both = async {
             let dial = async {
-                let result = dial(&mut a, &dialler, line).await;
+                let result = dial(&mut a, &dialler, line, ATTEMPT).await;
                 drop(a);
                 result
             };
             let accept = async {
-                let result = accept(&mut b, &acceptor, |_, _| admit).await;
+                let result = accept(&mut b, &acceptor, |_, _, _| admit).await;
                 drop(b);
                 result
             };
@@ -253,12 +287,14 @@ mod tests {
     }
 
     const LINE: Line = Line { peer: NodeId(1), number: 1 };
+    const ATTEMPT: Attempt =
+        Attempt { number: 7, totals: Totals { written: 5 << 40, read: 6 << 33 } };
 
     #[tokio::test]
     async fn two_nodes_of_one_job_find_each_other() {
         let (dialled, accepted) = shake(identity(0), identity(1), LINE, true).await;
         dialled.unwrap();
-        assert_eq!(accepted.unwrap(), Line { peer: NodeId(0), number: 1 });
+        assert_eq!(accepted.unwrap(), (Line { peer: NodeId(0), number: 1 }, ATTEMPT));
     }
 
     /// What is done to a connection by whoever admits it is done before its first byte can come.
@@ -269,12 +305,12 @@ mod tests {
         let dialler = {
             let welcomed = welcomed.clone();
             tokio::spawn(async move {
-                dial(&mut a, &identity(0), LINE).await.unwrap();
+                dial(&mut a, &identity(0), LINE, ATTEMPT).await.unwrap();
                 welcomed.store(true, Relaxed);
             })
         };
         let acceptor = identity(1);
-        let admit = |_, _: &_| {
+        let admit = |_, _, _: &_| {
             // Long enough for a dialler who has been told already.
             std::thread::sleep(Duration::from_millis(50));
             !welcomed.load(Relaxed)
@@ -317,6 +353,28 @@ mod tests {
         );
     }
 
+    /// Until the dialler has begun it may not know that it was accepted.
+    #[tokio::test]
+    async fn who_does_not_begin_has_no_connection() {
+        let (mut a, mut b) = tokio::io::duplex(4096);
+        let cut = async {
+            let nonce = nonce();
+            let hello = hello(&identity(0), LINE, ATTEMPT, &nonce);
+            a.write_all(&hello).await.unwrap();
+            let mut challenge = [0; NONCE_BYTES + PROOF_BYTES];
+            a.read_exact(&mut challenge).await.unwrap();
+            let claim = Claim::DataDialler { challenge: &challenge[..NONCE_BYTES], hello: &hello };
+            a.write_all(&identity(0).secret.prove(&claim)).await.unwrap();
+            assert_eq!(a.read_u8().await.unwrap(), Verdict::Welcome as u8);
+            drop(a);
+        };
+        let acceptor = identity(1);
+        let accepted = accept(&mut b, &acceptor, |_, _, _| true);
+        let both = async { tokio::join!(cut, accepted).1 };
+        let accepted = tokio::time::timeout(Duration::from_secs(5), both).await.unwrap();
+        assert!(matches!(accepted, Err(HandshakeError::Io(_))), "{accepted:?}");
+    }
+
     #[tokio::test]
     async fn other_protocols_and_cut_hellos_end_it() {
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &MAGIC] {
@@ -324,7 +382,7 @@ mod tests {
             a.write_all(bytes).await.unwrap();
             drop(a);
             let me = identity(1);
-            let accepted = accept(&mut b, &me, |_, _| true);
+            let accepted = accept(&mut b, &me, |_, _, _| true);
             let accepted = tokio::time::timeout(Duration::from_secs(5), accepted).await.unwrap();
             assert!(accepted.is_err());
         }

@@ -5,15 +5,19 @@
 //! frame says where its bytes belong. Never blocks, never allocates for what the peer announces
 //! (TRUST, BOUND).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Instant,
+};
 
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
-    frame::{FrameError, Header},
+    frame::{FrameError, Header, Notice, Totals},
     stream::{Outgoing, Stream},
+    window::Window,
 };
-use crate::executor::{piece::Running, plan::Work};
+use crate::executor::{piece::Running, plan::Work, stall::Activity};
 
 /// The most connections that one lane has with a peer.
 pub(crate) const MOST_STREAMS: u32 = 16;
@@ -47,6 +51,10 @@ pub(crate) enum LinkError {
     Io(#[from] std::io::Error),
     #[error("the peer sent nonsense: {0}")]
     Frame(#[from] FrameError),
+    #[error("the peer says that it waits for node {0}, and there is none of that number")]
+    NoNode(NodeId),
+    #[error("the connection broke, and bytes were lost: {written} were sent, {read} have come")]
+    Lost { written: u64, read: u64 },
     #[error("the peer sent message {message} of operation {sequence}, which expects none such")]
     Unexpected { sequence: u64, message: u32 },
     #[error(
@@ -54,6 +62,13 @@ pub(crate) enum LinkError {
          a block of {block} bytes: not whole elements of it that had not come before, or too few"
     )]
     OutOfPlace { sequence: u64, message: u32, offset: u64, length: u32, block: u64 },
+}
+
+impl LinkError {
+    /// Whether it is the connection that ended, and not the peer that is at fault.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(self, Self::Closed | Self::Io(_))
+    }
 }
 
 /// What a turn at a link came to.
@@ -104,12 +119,16 @@ fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
 pub(crate) struct LinkConfig {
     pub(crate) epoch: u32,
     pub(crate) chunk: u64,
+    /// How many nodes there are.
+    pub(crate) nodes: u32,
 }
 
 /// What connections ask of their link when a frame comes.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) peer: NodeId,
+    pub(crate) activity: Activity,
+    nodes: u32,
     held: VecDeque<Held>,
     /// Buffers of frames that are held no more, and how many bytes they take.
     spare: Vec<Vec<u8>>,
@@ -121,6 +140,15 @@ pub(crate) struct Inbound {
 impl Inbound {
     pub(crate) fn piece(pieces: &mut Pieces, sequence: Sequence) -> &mut Running {
         pieces.get_mut(&sequence).expect("a piece outlives its receives")
+    }
+
+    /// The peer has given notice of what it waits for.
+    pub(crate) fn told(&mut self, notice: Notice) -> Result<(), LinkError> {
+        if notice.root.0 >= self.nodes {
+            return Err(LinkError::NoNode(notice.root));
+        }
+        self.activity.told(notice, Instant::now());
+        Ok(())
     }
 
     /// The step that a frame is for. A frame of a piece that has not been started here waits, and
@@ -198,31 +226,68 @@ impl Inbound {
     }
 }
 
-/// The connections to a peer, or the place of those that are still being made.
+/// The place of a connection, whether there is one or not.
+#[derive(Debug, Default)]
+struct Slot {
+    stream: Option<Stream>,
+    /// Which attempt of the dialler's made it.
+    attempt: u32,
+    /// What went over those that there were.
+    totals: Totals,
+    /// A frame that one that broke has left.
+    unsent: Option<Outgoing>,
+}
+
+impl Slot {
+    /// Ends the connection, if there is one. False if a frame was under way.
+    fn end(&mut self) -> bool {
+        let Some(stream) = self.stream.take() else { return true };
+        self.totals = stream.totals();
+        let between = stream.end();
+        let is_between = between.is_some();
+        self.unsent = between.flatten();
+        is_between
+    }
+}
+
+/// A connection that is of no use any more.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    /// Which of its lane's with the peer.
+    pub(crate) number: u32,
+    pub(crate) error: LinkError,
+}
+
+/// The connections to a peer, or the places of those that are still being made.
 #[derive(Debug)]
 pub(crate) struct Link {
     config: LinkConfig,
-    streams: Vec<Option<Stream>>,
+    slots: Vec<Slot>,
     /// Which connection is asked first: each chunk that is handed out moves it on.
     first: usize,
     queue: VecDeque<(Sequence, u32)>,
     inbound: Inbound,
+    /// Whether anything was sent since the last look.
+    has_sent: bool,
 }
 
 impl Link {
     pub(crate) fn new(peer: NodeId, config: LinkConfig) -> Self {
         Self {
             config,
-            streams: Vec::new(),
+            slots: Vec::new(),
             first: 0,
             queue: VecDeque::new(),
             inbound: Inbound {
                 peer,
+                activity: Activity::new(Instant::now()),
+                nodes: config.nodes,
                 held: VecDeque::new(),
                 spare: Vec::new(),
                 spare_bytes: 0,
                 least: config.chunk.min(LEAST_PAYLOAD),
             },
+            has_sent: false,
         }
     }
 
@@ -230,29 +295,119 @@ impl Link {
         self.inbound.peer
     }
 
-    /// Whether there is any connection.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.streams.iter().any(Option::is_some)
+    /// What is known of when something moved here.
+    pub(crate) fn activity(&self) -> Activity {
+        self.inbound.activity
     }
 
-    /// Takes a connection that has passed its handshake.
-    pub(crate) fn connect(&mut self, number: u32, stream: Stream) {
+    fn streams(&mut self) -> impl Iterator<Item = &mut Stream> {
+        self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut())
+    }
+
+    /// Whether there is any connection.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.slots.iter().any(|slot| slot.stream.is_some())
+    }
+
+    /// Makes room for a connection that has passed its handshake: what has come over the one that
+    /// was there is taken in first. `theirs` is what went over it as the peer has counted, where it is
+    /// for this node to compare. False if a later attempt has been made already.
+    ///
+    /// # Errors
+    /// [`LinkError`] if something was under way when the connection broke that was there.
+    pub(crate) fn prepare(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        theirs: Option<Totals>,
+        pieces: &mut Pieces,
+        ordered: &Ordered,
+    ) -> Result<bool, LinkError> {
         let index = number as usize;
-        if self.streams.len() <= index {
-            self.streams.resize_with(index + 1, || None);
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, Slot::default);
         }
-        self.streams[index] = Some(stream);
+        let slot = &mut self.slots[index];
+        if attempt < slot.attempt {
+            return Ok(false);
+        }
+        slot.attempt = attempt;
+        if let Some(stream) = &mut slot.stream {
+            stream.is_replaced();
+            let mut receive =
+                || stream.receive(&mut self.inbound, pieces, ordered, self.config.epoch);
+            let end = loop {
+                match receive() {
+                    Ok(Turn::Moved) => {}
+                    Ok(Turn::Idle) => break None,
+                    Err(error) => break Some(error),
+                }
+            };
+            if let Some(error) = end.filter(|error| !error.is_end()) {
+                return Err(error);
+            }
+        }
+        let is_between = slot.end();
+        let ours = slot.totals;
+        if let Some(theirs) = theirs {
+            for (written, read) in [(theirs.written, ours.read), (ours.written, theirs.read)] {
+                if written != read || !is_between {
+                    return Err(LinkError::Lost { written, read });
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the connection for which there is room now.
+    pub(crate) fn connect(
+        &mut self,
+        number: u32,
+        socket: mio::net::TcpStream,
+        window: Option<Window>,
+    ) {
+        let slot = &mut self.slots[number as usize];
+        slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
+    }
+
+    /// Ends a connection that broke. Gives what went over it, if no frame was under way.
+    pub(crate) fn disconnect(&mut self, number: u32) -> Option<Totals> {
+        let slot = &mut self.slots[number as usize];
+        slot.end().then_some(slot.totals)
     }
 
     /// One of the connections.
     pub(crate) fn stream(&mut self, number: u32) -> Option<&mut Stream> {
-        self.streams.get_mut(number as usize)?.as_mut()
+        self.slots.get_mut(number as usize)?.stream.as_mut()
     }
 
     /// Bytes sent and received since the last call.
     pub(crate) fn take_moved(&mut self) -> (u64, u64) {
-        let moved = self.streams.iter_mut().flatten().map(Stream::take_moved);
+        let moved = self.streams().map(Stream::take_moved);
         moved.fold((0, 0), |(sent, received), (s, r)| (sent + s, received + r))
+    }
+
+    /// Looks what the system knows of what has moved; what waits for a piece to be started here does not
+    /// have to.
+    pub(crate) fn look(&mut self, now: Instant) {
+        let mut has_moved = false;
+        for stream in self.streams() {
+            has_moved |= stream.has_been_acknowledged() || stream.is_held();
+        }
+        if has_moved {
+            self.inbound.activity.moved(now);
+        }
+    }
+
+    /// Gives the peer notice, where nothing was sent since the last time that would tell it as much.
+    pub(crate) fn give_notice(&mut self, notice: Notice) {
+        if std::mem::take(&mut self.has_sent) {
+            return;
+        }
+        let epoch = self.config.epoch;
+        if let Some(stream) = self.streams().find(|stream| stream.writable && stream.is_free()) {
+            stream.carry(Outgoing::bare(notice.encode(epoch)));
+        }
     }
 
     /// A step of a started piece will send to this peer.
@@ -261,23 +416,23 @@ impl Link {
     }
 
     /// Sends what can be sent, at most one chunk on each connection.
-    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Result<Turn, LinkError> {
-        let (mut turn, count) = (Turn::Idle, self.streams.len());
+    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Turn {
+        let (mut turn, count) = (Turn::Idle, self.slots.len());
         let first = self.first;
         for index in (0..count).map(|i| (first + i) % count) {
-            let Some(stream) = self.streams[index].as_mut().filter(|s| s.writable) else {
-                continue;
-            };
+            let stream = self.slots[index].stream.as_mut();
+            let Some(stream) = stream.filter(|s| s.writable) else { continue };
             if stream.is_free() {
                 let Some(chunk) = next_chunk(&mut self.queue, self.config, pieces) else {
                     continue;
                 };
                 stream.carry(chunk);
                 self.first = (index + 1) % count;
+                self.has_sent = true;
             }
-            turn = turn.or(stream.send(pieces)?);
+            turn = turn.or(stream.send(pieces));
         }
-        Ok(turn)
+        turn
     }
 
     /// Receives what has come, at most one frame on each connection.
@@ -285,11 +440,12 @@ impl Link {
         &mut self,
         pieces: &mut Pieces,
         ordered: &Ordered,
-    ) -> Result<Turn, LinkError> {
+    ) -> Result<Turn, Broken> {
         let mut turn = self.inbound.take_held(pieces);
-        for stream in self.streams.iter_mut().flatten() {
-            turn =
-                turn.or(stream.receive(&mut self.inbound, pieces, ordered, self.config.epoch)?);
+        for (number, slot) in (0..).zip(&mut self.slots) {
+            let Some(stream) = &mut slot.stream else { continue };
+            let received = stream.receive(&mut self.inbound, pieces, ordered, self.config.epoch);
+            turn = turn.or(received.map_err(|error| Broken { number, error })?);
         }
         Ok(turn)
     }
@@ -322,7 +478,7 @@ fn next_chunk(
             length: length as u32,
             epoch: config.epoch,
         };
-        return Some(Outgoing::new(&header, step));
+        return Some(Outgoing::chunk(&header, step));
     }
     None
 }

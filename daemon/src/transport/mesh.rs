@@ -1,15 +1,16 @@
 //! Makes the connections between nodes: when a schedule first needs a peer, the node with the
 //! smaller number dials, `streams` times per lane, and the other one waits to be dialled. How many
-//! there are is the dialler's choice alone: frames find their place whatever they arrive on.
+//! there are is the dialler's choice alone: frames find their place whatever they arrive on. What it dials
+//! again when a connection has broken is up to `lines`.
 //!
 //! Dialling, accepting and the handshakes are control; what passes goes to the lane, which owns
 //! the socket from then on.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -24,12 +25,14 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{
-    handshake::{self, HandshakeError, Identity, Line},
+    frame::Totals,
+    handshake::{self, Attempt, HandshakeError, Identity, Line},
+    lines::Lines,
     window::Window,
 };
 use crate::{
-    executor::lane::{Lane, Order},
-    job::Job,
+    executor::lane::{Connected, Disconnected, Lane, Order},
+    job::{Job, ReportPanic},
     metrics,
     negotiate::World,
 };
@@ -56,8 +59,8 @@ pub(crate) struct MeshConfig {
     pub(crate) connect_timeout: Duration,
     /// How many connections each lane has with a peer.
     pub(crate) streams: u32,
-    /// How long sent data may stay unacknowledged.
-    pub(crate) user_timeout: Duration,
+    /// How long nothing may move on a connection that is waited for.
+    pub(crate) limit: Duration,
     /// Socket buffers in bytes; 0: they are made to fit the path.
     pub(crate) socket_buffer: usize,
     /// Name of the congestion control; empty: the system's, but reno on loopback.
@@ -76,8 +79,10 @@ pub(crate) struct Mesh {
     cancel: CancellationToken,
     /// What sockets' buffers begin with, in bytes, if they are to fit their path.
     least: Option<usize>,
-    needed: Mutex<HashSet<NodeId>>,
-    taken: Mutex<HashSet<Line>>,
+    /// Those that this node dials.
+    lines: Mutex<Lines>,
+    /// Those that others have dialled, with the latest attempt.
+    taken: Mutex<HashMap<Line, u32>>,
 }
 
 impl Mesh {
@@ -100,32 +105,57 @@ impl Mesh {
             job,
             runtime: Handle::current(),
             cancel,
-            needed: Mutex::default(),
+            lines: Mutex::default(),
             taken: Mutex::default(),
         })
     }
 
-    /// A schedule needs this peer. Dials it if that is this node's part and was not done before.
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().expect("no panic while it is held")
+    }
+
+    /// A schedule needs this peer. Dials what there is no connection for, if that is this node's part.
     pub(crate) fn need(self: &Arc<Self>, peer: NodeId) {
-        let first = self.needed.lock().expect("no panic while it is held").insert(peer);
-        if !first || peer <= self.identity.node {
+        if peer <= self.identity.node {
             return;
         }
-        for number in 0..self.identity.lanes * self.config.streams {
-            let mesh = self.clone();
-            let line = Line { peer, number };
-            self.runtime.spawn(async move {
-                let cancel = mesh.cancel.clone();
-                cancel.run_until_cancelled(mesh.reach(line)).await
-            });
+        let count = self.identity.lanes * self.config.streams;
+        for (line, totals) in self.lines().need(peer, count) {
+            self.start(line, totals);
         }
     }
 
-    async fn reach(&self, line: Line) {
+    /// A connection broke, and no frame was under way on it as far as this node knows.
+    pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
+        let Disconnected { peer, lane, number, totals, is_closed } = connection;
+        if peer <= self.identity.node {
+            return;
+        }
+        let line = Line { peer, number: number * self.identity.lanes + lane };
+        if self.lines().lost(line, totals, is_closed) {
+            self.start(line, totals);
+        }
+    }
+
+    fn start(self: &Arc<Self>, line: Line, totals: Totals) {
+        let mesh = self.clone();
+        let (job, host) = (self.job.clone(), self.world.me().host.clone());
+        let report = ReportPanic { job, who: "a dialler", host };
+        self.runtime.spawn(async move {
+            let _report = report;
+            let cancel = mesh.cancel.clone();
+            cancel.run_until_cancelled(mesh.reach(line, totals)).await;
+        });
+    }
+
+    async fn reach(&self, line: Line, totals: Totals) {
         let node = &self.world.nodes[line.peer.0 as usize];
-        match self.dial(node.address, line).await {
-            Ok((stream, round_trip)) => self.hand_over(line, stream, round_trip),
-            Err(why) => {
+        match self.dial(node.address, line, totals).await {
+            Ok((stream, attempt, round_trip)) => {
+                self.lines().connected(line);
+                self.hand_over(line, attempt, None, stream, round_trip);
+            }
+            Err(why) if self.lines().failed(line, totals) => {
                 let what = format!(
                     "its data plane at {} can't be reached from {}: {why}",
                     node.address,
@@ -136,13 +166,22 @@ impl Mesh {
                     .hint("is the address right, and does a firewall let it through?");
                 self.job.report(failure);
             }
+            Err(why) => {
+                tracing::debug!(peer = %node.host, why, "a data connection can't be made again now");
+            }
         }
     }
 
     /// Dials until the time is used up: a peer may be a moment behind.
-    async fn dial(&self, address: SocketAddr, line: Line) -> Result<(TcpStream, Duration), String> {
+    async fn dial(
+        &self,
+        address: SocketAddr,
+        line: Line,
+        totals: Totals,
+    ) -> Result<(TcpStream, u32, Duration), String> {
         let deadline = Instant::now() + self.config.connect_timeout;
         loop {
+            let number = self.lines().attempt(line);
             let attempt = async {
                 let began = Instant::now();
                 let connected = timeout(FIRST_ANSWER, self.connect(address)).await;
@@ -150,8 +189,9 @@ impl Mesh {
                 // The kernels alone have answered each other: as short as it gets.
                 let round_trip = began.elapsed();
                 self.make_room(&stream, round_trip);
-                handshake::dial(&mut stream, &self.identity, line).await?;
-                Ok::<_, HandshakeError>((stream, round_trip))
+                let attempt = Attempt { number, totals };
+                handshake::dial(&mut stream, &self.identity, line, attempt).await?;
+                Ok::<_, HandshakeError>((stream, number, round_trip))
             };
             let why = match timeout_at(deadline, attempt).await {
                 Ok(Ok(connection)) => return Ok(connection),
@@ -208,15 +248,24 @@ impl Mesh {
 
     async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
         let began = Instant::now();
-        let admit = |line: Line, stream: &TcpStream| {
+        let admit = |line: Line, attempt: Attempt, stream: &TcpStream| {
             // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
             // that are larger than need be, within what the system gives (BOUND).
             self.make_room(stream, began.elapsed());
-            self.taken.lock().expect("no panic while it is held").insert(line)
+            match self.taken.lock().expect("no panic while it is held").entry(line) {
+                Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
+                entry => {
+                    entry.insert_entry(attempt.number);
+                    true
+                }
+            }
         };
         let shake = handshake::accept(&mut stream, &self.identity, admit);
         match timeout(self.config.connect_timeout, shake).await {
-            Ok(Ok(line)) => self.hand_over(line, stream, began.elapsed()),
+            Ok(Ok((line, attempt))) => {
+                let theirs = Some(attempt.totals);
+                self.hand_over(line, attempt.number, theirs, stream, began.elapsed());
+            }
             Ok(Err(error)) => {
                 metrics::rejected_connection();
                 if let Some(left_out) = REFUSALS.admits() {
@@ -233,15 +282,23 @@ impl Mesh {
         }
     }
 
-    fn hand_over(&self, line: Line, stream: TcpStream, round_trip: Duration) {
+    fn hand_over(
+        &self,
+        line: Line,
+        attempt: u32,
+        theirs: Option<Totals>,
+        stream: TcpStream,
+        round_trip: Duration,
+    ) {
         let prepared = self.prepare(&stream).and_then(|()| stream.into_std());
         match prepared {
             Ok(stream) => {
                 let (lane, number) = line.place(self.identity.lanes);
                 let window = |size| Window::new(size, round_trip, Instant::now().into_std());
                 let window = self.least.map(window);
-                let order = Order::Connected { peer: line.peer, number, stream, window };
-                self.lanes[lane as usize].tell(order);
+                let peer = line.peer;
+                let connected = Connected { peer, number, stream, window, attempt, theirs };
+                self.lanes[lane as usize].tell(Order::Connected(connected));
             }
             Err(error) => {
                 let what = format!("a data connection can't be set up: {error}");
@@ -267,9 +324,13 @@ impl Mesh {
     fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
         let socket = SockRef::from(stream);
         socket.set_tcp_nodelay(true)?;
-        // A peer that vanishes without a word is noticed by the kernel too, not only by the
-        // heartbeats.
-        socket.set_tcp_user_timeout(Some(self.config.user_timeout))?;
+        // After an outage the line is used again while there is time. The lane alone decides when
+        // a connection that is waited for is dead: a user timeout would also end one whose peer is
+        // there and has no room. One that is idle is probed by the system.
+        let most = self.config.limit / 4;
+        if let Err(error) = gradwire_net::limit_retransmission_interval(stream, most) {
+            tracing::debug!(%error, "the system chooses when lost data is sent again");
+        }
         let probe = Duration::from_secs(1);
         let keepalive = TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3);
         socket.set_tcp_keepalive(&keepalive)?;

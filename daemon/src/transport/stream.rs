@@ -5,7 +5,7 @@
 //! socket is full or empty, so it is not asked again before it says so.
 
 use std::{
-    io::{ErrorKind, IoSlice, IoSliceMut, Read, Write},
+    io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
     time::Instant,
 };
 
@@ -14,16 +14,23 @@ use mio::{event::Event, net::TcpStream};
 use socket2::SockRef;
 
 use super::{
-    frame::{HEADER_BYTES, Header},
+    frame::{Frame, HEADER_BYTES, Header, Totals},
     link::{Inbound, LinkError, Ordered, Pieces, Turn},
     window::Window,
 };
 
-/// A chunk on its way out.
+/// A frame on its way out.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     header: [u8; HEADER_BYTES],
     header_sent: usize,
+    /// What follows the header; nothing follows that of a notice.
+    payload: Option<Payload>,
+}
+
+/// A chunk of a piece.
+#[derive(Debug)]
+struct Payload {
     sequence: Sequence,
     step: u32,
     offset: u64,
@@ -32,16 +39,21 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(crate) fn new(header: &Header, step: u32) -> Self {
-        Self {
-            header: header.encode(),
-            header_sent: 0,
+    /// A chunk of the piece that `header` names, which `step` of it sends.
+    pub(crate) fn chunk(header: &Header, step: u32) -> Self {
+        let payload = Payload {
             sequence: Sequence(header.sequence),
             step,
             offset: header.offset,
             length: header.length.into(),
             sent: 0,
-        }
+        };
+        Self { header: header.encode(), header_sent: 0, payload: Some(payload) }
+    }
+
+    /// A frame that is nothing but its header.
+    pub(crate) fn bare(header: [u8; HEADER_BYTES]) -> Self {
+        Self { header, header_sent: 0, payload: None }
     }
 }
 
@@ -64,27 +76,45 @@ pub(crate) struct Stream {
     /// The peer will send no more: what is there has to be read to its end, for which the socket
     /// gives no further sign.
     closing: bool,
+    /// Why nothing can be sent any more. What had come before is still there to be read.
+    broken: Option<io::Error>,
     outgoing: Option<Outgoing>,
     incoming: Incoming,
     header: [u8; HEADER_BYTES],
     scratch: Vec<u8>,
     /// The size of the socket's buffer for what goes out, where it is ours to choose.
     window: Option<Window>,
+    /// With what went over the connections whose place this one has taken.
+    totals: Totals,
+    /// How much had been written when the last chunk was.
+    chunks_end: u64,
+    /// How much of that the peer's system has acknowledged, as far as was looked.
+    acknowledged: u64,
     sent: u64,
     received: u64,
 }
 
 impl Stream {
     /// A connection that has passed its handshake, with a buffer for what goes out like `window`, which
-    /// grows as far as the path needs it; without it stays as it is.
-    pub(crate) fn new(socket: TcpStream, window: Option<Window>) -> Self {
+    /// grows as far as the path needs it; without it stays as it is. `totals` went over those before it,
+    /// which have left `unsent`.
+    pub(crate) fn new(
+        socket: TcpStream,
+        window: Option<Window>,
+        totals: Totals,
+        unsent: Option<Outgoing>,
+    ) -> Self {
         Self {
             socket,
             window,
+            totals,
+            chunks_end: totals.written,
+            acknowledged: totals.written,
             readable: true,
             writable: true,
             closing: false,
-            outgoing: None,
+            broken: None,
+            outgoing: unsent,
             incoming: Incoming::Header { filled: 0 },
             header: [0; HEADER_BYTES],
             scratch: Vec::new(),
@@ -95,9 +125,21 @@ impl Stream {
 
     /// The socket has changed.
     pub(crate) fn notice(&mut self, event: &Event) {
-        self.closing |= event.is_read_closed() || event.is_error();
+        self.closing |= event.is_read_closed();
         self.readable |= event.is_readable() || self.closing;
-        self.writable |= event.is_writable();
+        self.writable |= event.is_writable() && self.broken.is_none();
+        if event.is_error()
+            && let Ok(Some(error)) = self.socket.take_error()
+        {
+            self.breaks(error);
+        }
+    }
+
+    /// Nothing can be sent any more. What has come is read to its end.
+    fn breaks(&mut self, error: io::Error) {
+        self.broken.get_or_insert(error);
+        self.writable = false;
+        (self.closing, self.readable) = (true, true);
     }
 
     /// Bytes sent and received since the last call.
@@ -105,39 +147,84 @@ impl Stream {
         (std::mem::take(&mut self.sent), std::mem::take(&mut self.received))
     }
 
-    /// Whether it may be given a chunk to carry.
+    /// What has gone over it and those before it.
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// Ends it. Gives the frame of which nothing has been sent yet; none, if there is one in either
+    /// direction of which a part has gone.
+    pub(crate) fn end(self) -> Option<Option<Outgoing>> {
+        let has_begun = |out: &Outgoing| out.header_sent > 0;
+        let between = matches!(self.incoming, Incoming::Header { filled: 0 })
+            && !self.outgoing.as_ref().is_some_and(has_begun);
+        between.then_some(self.outgoing)
+    }
+
+    /// Whether what has come waits for a piece to be started here.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.incoming, Incoming::Waiting(_))
+    }
+
+    /// Whether the peer's system has acknowledged more of what pieces have sent since the last look.
+    /// Notices don't count: the system of a peer that is stopped takes them, too.
+    pub(crate) fn has_been_acknowledged(&mut self) -> bool {
+        if self.acknowledged == self.chunks_end {
+            return false;
+        }
+        let Ok(missing) = gradwire_net::unacknowledged(&self.socket) else { return false };
+        let acknowledged = self.totals.written.saturating_sub(missing).min(self.chunks_end);
+        let more = acknowledged > self.acknowledged;
+        self.acknowledged = self.acknowledged.max(acknowledged);
+        more
+    }
+
+    /// The peer has another connection in its place: what has come is read to its end.
+    pub(crate) fn is_replaced(&mut self) {
+        self.breaks(ErrorKind::ConnectionReset.into());
+    }
+
+    /// Whether it may be given a frame to carry.
     pub(crate) fn is_free(&self) -> bool {
         self.outgoing.is_none()
     }
 
-    /// Gives it a chunk to carry.
-    pub(crate) fn carry(&mut self, chunk: Outgoing) {
+    /// Gives it a frame to carry.
+    pub(crate) fn carry(&mut self, frame: Outgoing) {
         debug_assert!(self.is_free());
-        self.outgoing = Some(chunk);
+        self.outgoing = Some(frame);
     }
 
-    /// Sends what it carries, as far as it can.
-    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Result<Turn, LinkError> {
-        let Some(out) = &mut self.outgoing else { return Ok(Turn::Idle) };
-        let piece = pieces.get_mut(&out.sequence).expect("a piece outlives its sends");
+    /// Sends what it carries, as far as it can. That it broke is told once what had come is read.
+    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Turn {
+        let Some(out) = &mut self.outgoing else { return Turn::Idle };
         let header = &out.header[out.header_sent..];
-        let payload = piece.outgoing(out.step, out.offset + out.sent, out.length - out.sent);
+        let payload = out.payload.as_ref().map_or(&[][..], |payload| {
+            let piece = pieces.get(&payload.sequence).expect("a piece outlives its sends");
+            piece.outgoing(
+                payload.step,
+                payload.offset + payload.sent,
+                payload.length - payload.sent,
+            )
+        });
         let wanted = header.len() + payload.len();
         let parts = [IoSlice::new(header), IoSlice::new(payload)];
         let written = match self.socket.write_vectored(&parts) {
-            Ok(0) => return Err(LinkError::Closed),
             Ok(written) => written,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.writable = false;
-                return Ok(Turn::Idle);
+                return Turn::Idle;
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(Turn::Moved),
-            Err(error) => return Err(error.into()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Turn::Moved,
+            Err(error) => {
+                self.breaks(error);
+                return Turn::Moved;
+            }
         };
         let of_header = written.min(header.len());
         out.header_sent += of_header;
-        out.sent += (written - of_header) as u64;
         self.sent += written as u64;
+        self.totals.written += written as u64;
         self.writable = written == wanted;
         if let Some(window) = &mut self.window
             && let Some(size) = window.moved(written, Instant::now())
@@ -145,13 +232,20 @@ impl Stream {
         {
             window.settle();
         }
-        if self.writable {
-            piece.sent(out.step, out.offset, out.length);
-            self.outgoing = None;
-        } else {
-            piece.stirred();
+        if let Some(payload) = &mut out.payload {
+            payload.sent += (written - of_header) as u64;
+            self.chunks_end = self.totals.written;
+            let piece = pieces.get_mut(&payload.sequence).expect("a piece outlives its sends");
+            if self.writable {
+                piece.sent(payload.step, payload.offset, payload.length);
+            } else {
+                piece.stirred();
+            }
         }
-        Ok(Turn::Moved)
+        if self.writable {
+            self.outgoing = None;
+        }
+        Turn::Moved
     }
 
     /// Receives what has come, at most to the end of one frame.
@@ -165,26 +259,31 @@ impl Stream {
         loop {
             match self.incoming {
                 Incoming::Header { filled: HEADER_BYTES } => {
-                    self.incoming = Incoming::Waiting(Header::decode(&self.header, epoch)?);
+                    self.incoming = match Frame::decode(&self.header, epoch)? {
+                        Frame::Data(header) => Incoming::Waiting(header),
+                        Frame::Notice(notice) => {
+                            inbound.told(notice)?;
+                            Incoming::Header { filled: 0 }
+                        }
+                    };
                 }
                 Incoming::Header { filled } => {
                     let mut parts = [IoSliceMut::new(&mut self.header[filled..])];
                     let wants = HEADER_BYTES - filled;
-                    let Some(read) = read(
-                        &mut self.socket,
-                        &mut self.readable,
-                        self.closing,
-                        &mut parts,
-                        wants,
-                    )?
-                    else {
+                    let read =
+                        read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants);
+                    let Some(read) = read.map_err(|error| self.cause(error))? else {
                         return Ok(Turn::Idle);
                     };
+                    self.totals.read += read as u64;
                     self.incoming = Incoming::Header { filled: filled + read };
                 }
                 Incoming::Waiting(header) => {
                     let Some(step) = inbound.admit(&header, pieces, ordered)? else {
-                        return Ok(Turn::Idle);
+                        return self
+                            .broken
+                            .take()
+                            .map_or(Ok(Turn::Idle), |error| Err(error.into()));
                     };
                     let piece = Inbound::piece(pieces, Sequence(header.sequence));
                     let direct = piece.copies(step)
@@ -220,11 +319,12 @@ impl Stream {
         // The next header, which is often there already, comes with it.
         let wants = target.len() + HEADER_BYTES;
         let mut parts = [IoSliceMut::new(target), IoSliceMut::new(&mut self.header)];
-        let Some(read) =
-            read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants)?
-        else {
+        let read = read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants);
+        let Some(read) = read.map_err(|error| self.cause(error))? else {
             return Ok(Turn::Idle);
         };
+        inbound.activity.moved(Instant::now());
+        self.totals.read += read as u64;
         let next = (filled + read).saturating_sub(length);
         self.received += (read - next) as u64;
         if filled + read < length {
@@ -239,6 +339,13 @@ impl Stream {
             inbound.take(piece, &header, step, &mut self.scratch);
         }
         Ok(Turn::Moved)
+    }
+}
+
+impl Stream {
+    /// Why it ended: what was seen first.
+    fn cause(&mut self, error: LinkError) -> LinkError {
+        self.broken.take().map_or(error, LinkError::Io)
     }
 }
 

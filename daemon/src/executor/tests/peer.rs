@@ -27,8 +27,7 @@ impl Waiting {
             let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (stream, _) = listener.accept().unwrap();
             stream.set_nonblocking(true).unwrap();
-            let peer = NodeId(1);
-            cluster.lanes[0][0].tell(Order::Connected { peer, number, stream, window: None });
+            cluster.lanes[0][0].tell(connected(NodeId(1), number, stream));
             there
         };
         let peers = (0..streams).map(connect).collect();

@@ -1,0 +1,253 @@
+//! When a piece is late, and which node is at fault (WAIT). Pure: it is told what moved and when.
+//!
+//! How long a piece takes says nothing: a line may be slow, and pieces share it. A piece is late when
+//! nothing has moved for the limit on any of the links that it waits for. Bytes move on a link when
+//! they arrive, or when the peer's system acknowledges them; what has gone into a socket's buffer has not
+//! moved yet.
+//!
+//! A node that waits for another one is not at fault, and says so in a [`Notice`]: how long nothing
+//! has moved for it, and which node it waits for in the end. So all nodes of a chain count from the
+//! same moment and name the same node.
+
+use std::time::{Duration, Instant};
+
+use gradwire_proto::NodeId;
+
+use crate::transport::frame::Notice;
+
+/// How many notices a node sends within the limit while it waits.
+pub(crate) const NOTICES: u32 = 8;
+
+/// What is known of a link, and of the peer at its end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Activity {
+    /// When bytes moved last.
+    moved: Instant,
+    told: Option<Told>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Told {
+    at: Instant,
+    /// When something moved last for the peer.
+    moved: Instant,
+    /// The node that it waits for.
+    root: NodeId,
+}
+
+impl Activity {
+    /// Of a link on which something moved at `moved`, and no notice has come.
+    pub(crate) fn new(moved: Instant) -> Self {
+        Self { moved, told: None }
+    }
+
+    /// Bytes have moved.
+    pub(crate) fn moved(&mut self, now: Instant) {
+        self.moved = now;
+    }
+
+    /// A notice has come.
+    pub(crate) fn told(&mut self, notice: Notice, now: Instant) {
+        // A peer may say what it likes (TRUST): what was before the clock began does not matter.
+        let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);
+        self.told = Some(Told { at: now, moved, root: notice.root });
+    }
+
+    fn last(&self) -> Instant {
+        self.told.map_or(self.moved, |told| told.moved.max(self.moved))
+    }
+}
+
+/// A link that a piece waits for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait {
+    pub(crate) peer: NodeId,
+    pub(crate) activity: Activity,
+}
+
+impl Wait {
+    /// The same without what `peer` itself has told: nobody is told what he said.
+    pub(crate) fn as_told_to(mut self, peer: NodeId) -> Self {
+        if self.peer == peer {
+            self.activity.told = None;
+        }
+        self
+    }
+}
+
+/// A wait: since when nothing has moved, and which node is waited for in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stall {
+    pub(crate) since: Instant,
+    pub(crate) root: NodeId,
+}
+
+impl Stall {
+    /// The wait of a piece on node `me`, which moved something of it at `moved` and waits for
+    /// `waits`. A peer that has given no notice for half of the `limit` is the one at fault; then
+    /// whoever it is that the peers wait for.
+    pub(crate) fn of(
+        me: NodeId,
+        moved: Instant,
+        waits: &[Wait],
+        limit: Duration,
+        now: Instant,
+    ) -> Self {
+        let since = waits.iter().map(|wait| wait.activity.last()).fold(moved, Instant::max);
+        let longest = |waits: &mut dyn Iterator<Item = (NodeId, &Wait)>| {
+            waits.min_by_key(|(_, wait)| wait.activity.last()).map(|(node, _)| node)
+        };
+        let is_silent = |wait: &&Wait| {
+            let told = wait.activity.told;
+            told.is_none_or(|told| now.saturating_duration_since(told.at) > limit / 2)
+        };
+        let root_of = |wait: &Wait| wait.activity.told.map_or(wait.peer, |told| told.root);
+        let root = longest(&mut waits.iter().filter(is_silent).map(|wait| (wait.peer, wait)))
+            .or_else(|| {
+                let roots = waits.iter().map(|wait| (root_of(wait), wait));
+                longest(&mut roots.filter(|(root, _)| *root != me))
+            })
+            // All wait for each other, which must not be.
+            .or_else(|| longest(&mut waits.iter().map(|wait| (wait.peer, wait))))
+            .unwrap_or(me);
+        Self { since, root }
+    }
+
+    pub(crate) fn is_late(&self, limit: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) > limit
+    }
+
+    /// What is said of it to those that may wait for this node.
+    pub(crate) fn notice(&self, now: Instant) -> Notice {
+        Notice { root: self.root, stalled: now.saturating_duration_since(self.since) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(4);
+    const ME: NodeId = NodeId(0);
+    const A: NodeId = NodeId(1);
+    const B: NodeId = NodeId(2);
+    const C: NodeId = NodeId(3);
+
+    fn seconds(seconds: f64) -> Duration {
+        Duration::from_secs_f64(seconds)
+    }
+
+    fn stall(start: Instant, waits: &[Wait], after: f64) -> Stall {
+        Stall::of(ME, start, waits, LIMIT, start + seconds(after))
+    }
+
+    #[test]
+    fn a_slow_line_is_not_a_dead_one() {
+        let start = Instant::now();
+        let mut link = Activity::new(start);
+        for second in 1..100 {
+            let now = start + seconds(f64::from(second) * 3.9);
+            let wait = Stall::of(ME, start, &[Wait { peer: A, activity: link }], LIMIT, now);
+            assert!(!wait.is_late(LIMIT, now), "{second}");
+            link.moved(now);
+        }
+        let wait = [Wait { peer: A, activity: link }];
+        let end = seconds(99.0 * 3.9);
+        assert!(
+            !Stall::of(ME, start, &wait, LIMIT, start + end + LIMIT)
+                .is_late(LIMIT, start + end + LIMIT)
+        );
+        let late = start + end + LIMIT + seconds(0.001);
+        assert!(Stall::of(ME, start, &wait, LIMIT, late).is_late(LIMIT, late));
+    }
+
+    #[test]
+    fn one_link_that_moves_is_enough() {
+        let start = Instant::now();
+        let mut moving = Activity::new(start);
+        moving.moved(start + seconds(9.0));
+        let waits =
+            [Wait { peer: A, activity: Activity::new(start) }, Wait { peer: B, activity: moving }];
+        assert_eq!(stall(start, &waits, 10.0), Stall { since: start + seconds(9.0), root: A });
+    }
+
+    /// In a chain of nodes each counts from the same moment and names the one that is silent.
+    #[test]
+    fn a_node_that_waits_itself_is_not_at_fault() {
+        let start = Instant::now();
+        let at = |after: f64| start + seconds(after);
+        // A waits for B, which is dead, and we wait for A.
+        let to_b = [Wait { peer: B, activity: Activity::new(start) }];
+        let mut from_a = Activity::new(start);
+        for tick in 1..9 {
+            let now = at(f64::from(tick) * 0.5);
+            from_a.told(Stall::of(A, start, &to_b, LIMIT, now).notice(now), now);
+        }
+        let now = at(4.2);
+        let ours = Stall::of(ME, start, &[Wait { peer: A, activity: from_a }], LIMIT, now);
+        assert_eq!(ours.root, B);
+        assert!(ours.is_late(LIMIT, now));
+        assert!(Stall::of(A, start, &to_b, LIMIT, now).is_late(LIMIT, now));
+        // Where B can be reached from here and is as silent, it is still B.
+        let both =
+            [Wait { peer: A, activity: from_a }, Wait { peer: B, activity: Activity::new(start) }];
+        assert_eq!(Stall::of(ME, start, &both, LIMIT, now).root, B);
+    }
+
+    #[test]
+    fn a_peer_that_waits_for_us_is_not_at_fault_if_another_one_is() {
+        let start = Instant::now();
+        let now = start + seconds(5.0);
+        let mut from_a = Activity::new(start);
+        from_a.told(Notice { root: ME, stalled: seconds(5.0) }, now);
+        let mut from_b = Activity::new(start);
+        from_b.told(Notice { root: C, stalled: seconds(5.0) }, now);
+        let a = Wait { peer: A, activity: from_a };
+        let waits = [a, Wait { peer: B, activity: from_b }];
+        assert_eq!(Stall::of(ME, start, &waits, LIMIT, now).root, C);
+        assert_eq!(Stall::of(ME, start, &[a], LIMIT, now).root, A);
+    }
+
+    /// A peer that has become silent is at fault itself, whatever it said before.
+    #[test]
+    fn an_old_notice_excuses_nobody() {
+        let start = Instant::now();
+        let mut from_a = Activity::new(start);
+        from_a.told(Notice { root: B, stalled: Duration::ZERO }, start + seconds(1.0));
+        let wait = [Wait { peer: A, activity: from_a }];
+        assert_eq!(stall(start, &wait, 2.0).root, B);
+        assert_eq!(stall(start, &wait, 5.5), Stall { since: start + seconds(1.0), root: A });
+    }
+
+    /// Two that wait for each other must not keep each other waiting by saying so.
+    #[test]
+    fn nobody_is_told_what_he_said() {
+        let start = Instant::now();
+        let at = |tick: u32| start + seconds(f64::from(tick) * 0.5);
+        let mut ends = [Activity::new(start), Activity::new(start)];
+        for tick in 1..10 {
+            let told = [(ME, A), (A, ME)].map(|(me, peer)| {
+                let activity = ends[me.0 as usize];
+                let wait = Wait { peer, activity }.as_told_to(peer);
+                Stall::of(me, start, &[wait], LIMIT, at(tick)).notice(at(tick))
+            });
+            // A notice takes its time, too.
+            ends[0].told(told[1], at(tick) + seconds(0.4));
+            ends[1].told(told[0], at(tick) + seconds(0.4));
+        }
+        let now = at(10);
+        let stall = Stall::of(ME, start, &[Wait { peer: A, activity: ends[0] }], LIMIT, now);
+        assert!(stall.is_late(LIMIT, now));
+        assert_eq!(stall.root, A);
+    }
+
+    /// TRUST: a peer may say anything.
+    #[test]
+    fn a_notice_from_before_the_clock_began_is_harmless() {
+        let start = Instant::now();
+        let mut from_a = Activity::new(start);
+        from_a.told(Notice { root: A, stalled: Duration::MAX }, start + seconds(1.0));
+        let wait = [Wait { peer: A, activity: from_a }];
+        assert_eq!(stall(start, &wait, 1.0).since, start);
+    }
+}

@@ -1,0 +1,239 @@
+//! Links that are slow, silent, held up or broken, and lanes that wait for each other over them.
+
+use std::{
+    io::{Read, Write},
+    thread::sleep,
+};
+
+use super::*;
+use crate::transport::frame::{HEADER_BYTES, Header, Totals};
+
+const LIMIT: Duration = Duration::from_millis(800);
+
+/// Both ends of a connection: the one for a lane, and the test's.
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    (stream, there)
+}
+
+/// Breaks a connection: the other end hears of it with a reset.
+fn reset(stream: TcpStream) {
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+/// Node `me` of two, which waits for a broadcast of 100 elements from the other one, the test.
+struct Waiting {
+    cluster: Cluster,
+    job: Job,
+    me: u32,
+}
+
+impl Waiting {
+    fn new(me: u32) -> Self {
+        let cluster = Cluster::new(2, 1, 1 << 16, LIMIT);
+        let job = Job::new("grad", 2, 1, 100, Way { source: Some(1 - me), target: None });
+        Self { cluster, job, me }
+    }
+
+    fn tell(&self, order: Order) {
+        self.cluster.lanes[self.me as usize][0].tell(order);
+    }
+
+    fn connect(&self, attempt: u32, theirs: Option<Totals>) -> TcpStream {
+        let (stream, there) = connection();
+        let peer = NodeId(1 - self.me);
+        let one = Connected { peer, number: 0, stream, window: None, attempt, theirs };
+        self.tell(Order::Connected(one));
+        there
+    }
+
+    fn start(&self) {
+        let topology = Topology::flat(2);
+        let piece = piece(0, &[&self.job], self.me, 2, Algorithm::Ring, &topology);
+        self.tell(Order::Start(piece));
+    }
+
+    /// A frame with all of it.
+    fn frame(&self) -> Vec<u8> {
+        let header = Header { sequence: 0, message: 0, offset: 0, length: 400, epoch: 5 };
+        let values = (0..100).flat_map(|i| value(1 - self.me, i).to_le_bytes());
+        header.encode().into_iter().chain(values).collect()
+    }
+
+    fn next(&self) -> Event {
+        self.cluster.wait_for(self.me as usize)
+    }
+
+    fn fails(&self) -> Failure {
+        match self.next() {
+            Event::Failed(failure) => failure,
+            other => panic!("it must fail: {other:?}"),
+        }
+    }
+
+    fn finishes(self) {
+        let event = self.next();
+        assert!(matches!(event, Event::Finished), "{event:?}");
+        self.cluster.stop();
+        let expected: Vec<f32> = (0..100).map(|i| value(1 - self.me, i)).collect();
+        assert!(self.job.buffers[self.me as usize][0].read() == expected);
+    }
+}
+
+/// WAIT: the limit is for a link that stands still, and not for a piece.
+#[test]
+fn a_piece_takes_as_long_as_its_line_does() {
+    let waiting = Waiting::new(0);
+    let mut there = waiting.connect(1, None);
+    waiting.start();
+    for part in waiting.frame().chunks(40) {
+        there.write_all(part).unwrap();
+        sleep(LIMIT / 4);
+    }
+    waiting.finishes();
+}
+
+#[test]
+fn a_line_that_stands_still_is_told_with_the_host_at_its_end() {
+    let waiting = Waiting::new(0);
+    let mut there = waiting.connect(1, None);
+    waiting.start();
+    there.write_all(&waiting.frame()[..100]).unwrap();
+    let failure = waiting.fails();
+    assert_eq!((failure.kind, failure.host.as_str()), (FailureKind::ConnectionLost, "n1"));
+    let what = "no data has moved for 800 ms: nothing gets through between n1 and n0";
+    assert_eq!(failure.what, what);
+    waiting.cluster.stop();
+}
+
+/// What the peer's system has not taken has not moved, however much our own has.
+#[test]
+fn a_peer_that_takes_nothing_is_told() {
+    let cluster = Cluster::new(2, 1, 1 << 16, LIMIT);
+    let job = Job::new("grad", 2, 1, 5_000_000, Way { source: Some(0), target: None });
+    let (stream, _there) = connection();
+    cluster.lanes[0][0].tell(connected(NodeId(1), 0, stream));
+    let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &Topology::flat(2));
+    cluster.lanes[0][0].tell(Order::Start(piece));
+    let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
+    assert_eq!(failure.host, "n1", "{failure}");
+    cluster.stop();
+}
+
+/// TELL: of three nodes one is silent, and the others wait for it and for each other.
+#[test]
+fn all_that_wait_for_a_node_name_that_node() {
+    for (silent, algorithm) in (0..3).flat_map(|s| Algorithm::ALL.iter().map(move |a| (s, *a))) {
+        let cluster = Cluster::new(3, 1, 1 << 16, LIMIT);
+        cluster.connect(1, None);
+        let job = Job::new("grad", 3, 1, 300_000, SUM);
+        let others = (0..3).filter(|node| *node != silent);
+        for node in others.clone() {
+            let piece = piece(0, &[&job], node, 3, algorithm, &Topology::flat(3));
+            cluster.lanes[node as usize][0].tell(Order::Start(piece));
+        }
+        for node in others {
+            let Event::Failed(failure) = cluster.wait_for(node as usize) else { panic!() };
+            let named = failure.host.as_str();
+            assert_eq!(named, format!("n{silent}"), "{algorithm:?}, node {node}: {failure}");
+        }
+        cluster.stop();
+    }
+}
+
+/// A connection that broke between two frames is reported, and its successor carries on.
+#[test]
+fn a_connection_takes_the_place_of_one_that_broke() {
+    for (me, started) in [(0, false), (0, true), (1, true)] {
+        let waiting = Waiting::new(me);
+        let there = waiting.connect(1, None);
+        if started {
+            waiting.start();
+        }
+        reset(there);
+        let Event::Disconnected(broken) = waiting.next() else { panic!("node {me}") };
+        assert_eq!((broken.peer, broken.lane, broken.number), (NodeId(1 - me), 0, 0));
+        assert_eq!((broken.totals, broken.is_closed), (Totals::default(), false));
+        let theirs = (me == 1).then(Totals::default);
+        let mut there = waiting.connect(2, theirs);
+        if !started {
+            waiting.start();
+        }
+        there.write_all(&waiting.frame()).unwrap();
+        waiting.finishes();
+    }
+}
+
+/// The accepting side may learn of the break only by the connection that takes its place.
+#[test]
+fn what_has_come_before_a_connection_is_replaced_counts() {
+    let waiting = Waiting::new(1);
+    waiting.start();
+    let mut first = waiting.connect(1, None);
+    let frame = waiting.frame();
+    first.write_all(&frame).unwrap();
+    let totals = Totals { written: frame.len() as u64, read: 0 };
+    let _second = waiting.connect(2, Some(totals));
+    waiting.finishes();
+}
+
+/// Bytes that were under way are gone: that is told at once, by the side that compares.
+#[test]
+fn a_connection_that_lost_bytes_has_no_successor() {
+    for (written, read) in [(432, 0), (0, 32)] {
+        let waiting = Waiting::new(1);
+        let there = waiting.connect(1, None);
+        waiting.start();
+        reset(there);
+        assert!(matches!(waiting.next(), Event::Disconnected(_)));
+        let began = Instant::now();
+        let _there = waiting.connect(2, Some(Totals { written, read }));
+        let failure = waiting.fails();
+        assert_eq!((failure.kind, failure.host.as_str()), (FailureKind::ConnectionLost, "n0"));
+        assert!(failure.what.contains("bytes were lost"), "{failure} {:?}", began.elapsed());
+        waiting.cluster.stop();
+    }
+}
+
+#[test]
+fn a_connection_that_breaks_within_a_frame_ends_it() {
+    let waiting = Waiting::new(0);
+    let mut there = waiting.connect(1, None);
+    waiting.start();
+    there.write_all(&waiting.frame()[..200]).unwrap();
+    sleep(Duration::from_millis(50));
+    reset(there);
+    let failure = waiting.fails();
+    assert_eq!((failure.kind, failure.host.as_str()), (FailureKind::ConnectionLost, "n1"));
+    waiting.cluster.stop();
+}
+
+/// Who waits says so, to those that may wait for it.
+#[test]
+fn notices_are_given_while_a_piece_waits_and_not_before() {
+    let waiting = Waiting::new(0);
+    let mut there = waiting.connect(1, None);
+    there.set_read_timeout(Some(LIMIT / 2)).unwrap();
+    let mut notice = [0; HEADER_BYTES];
+    assert!(there.read_exact(&mut notice).is_err(), "{notice:?}");
+    waiting.start();
+    there.read_exact(&mut notice).unwrap();
+    assert_eq!(notice[..8], [b'G', b'W', 2, 1, 1, 0, 0, 0]);
+    there.write_all(&waiting.frame()).unwrap();
+    waiting.finishes();
+}
+
+/// TELL: what a lane was to do is not dropped in silence.
+#[test]
+fn a_panic_is_told_as_an_internal_failure() {
+    let waiting = Waiting::new(0);
+    waiting.tell(Order::Panic);
+    waiting.start();
+    let failure = waiting.fails();
+    assert_eq!((failure.kind, failure.host.as_str()), (FailureKind::Internal, "n0"));
+    assert!(failure.what.contains("a data thread of gradwired has panicked: it was asked to"));
+    waiting.cluster.stop();
+}

@@ -1,0 +1,163 @@
+//! Which connections a node dials, and when it does so again. Pure.
+//!
+//! A connection that broke is dialled again at once: what waits for it goes on if nothing was under way,
+//! and is told if something was. One that the peer has ended is dialled again when a schedule next needs
+//! the peer: at the end of a job each node goes at its own time.
+
+use std::collections::HashMap;
+
+use gradwire_proto::NodeId;
+
+use super::{frame::Totals, handshake::Line};
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// There is none. What has gone over those that there were.
+    Down(Totals),
+    /// It is being dialled; `is_needed` if a schedule can't do without.
+    Dialling {
+        is_needed: bool,
+    },
+    Up,
+}
+
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    attempts: u32,
+}
+
+/// The connections with one peer.
+#[derive(Debug)]
+struct Peer {
+    /// By number.
+    lines: Vec<Entry>,
+    /// Whether any of them might have to be dialled when the peer is needed.
+    is_settled: bool,
+}
+
+/// The connections that this node dials.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(HashMap<NodeId, Peer>);
+
+impl Lines {
+    /// A schedule needs a peer, with which there are `count` connections. Gives those to be dialled now,
+    /// with what has gone over them.
+    pub(crate) fn need(&mut self, peer: NodeId, count: u32) -> Vec<(Line, Totals)> {
+        let none = || {
+            let down = || Entry { state: State::Down(Totals::default()), attempts: 0 };
+            Peer { lines: (0..count).map(|_| down()).collect(), is_settled: false }
+        };
+        let there = self.0.entry(peer).or_insert_with(none);
+        if std::mem::replace(&mut there.is_settled, true) {
+            return Vec::new();
+        }
+        let mut due = Vec::new();
+        for (number, entry) in (0..).zip(&mut there.lines) {
+            match entry.state {
+                State::Up => continue,
+                State::Down(totals) => due.push((Line { peer, number }, totals)),
+                State::Dialling { .. } => {}
+            }
+            entry.state = State::Dialling { is_needed: true };
+        }
+        due
+    }
+
+    fn entry(&mut self, line: Line) -> Option<(&mut Entry, &mut bool)> {
+        let there = self.0.get_mut(&line.peer)?;
+        Some((there.lines.get_mut(line.number as usize)?, &mut there.is_settled))
+    }
+
+    /// The number of the next attempt.
+    pub(crate) fn attempt(&mut self, line: Line) -> u32 {
+        let Some((entry, _)) = self.entry(line) else { return 0 };
+        entry.attempts += 1;
+        entry.attempts
+    }
+
+    /// It stands.
+    pub(crate) fn connected(&mut self, line: Line) {
+        if let Some((entry, _)) = self.entry(line) {
+            entry.state = State::Up;
+        }
+    }
+
+    /// It was lost, after `totals` had gone over it. Whether it is to be dialled now.
+    pub(crate) fn lost(&mut self, line: Line, totals: Totals, is_closed: bool) -> bool {
+        let Some((entry, is_settled)) = self.entry(line) else { return false };
+        *is_settled = false;
+        entry.state =
+            if is_closed { State::Down(totals) } else { State::Dialling { is_needed: false } };
+        !is_closed
+    }
+
+    /// It can't be made. Whether a schedule needs it; otherwise it is dialled when one does.
+    pub(crate) fn failed(&mut self, line: Line, totals: Totals) -> bool {
+        let Some((entry, is_settled)) = self.entry(line) else { return true };
+        if matches!(entry.state, State::Dialling { is_needed: true }) {
+            return true;
+        }
+        entry.state = State::Down(totals);
+        *is_settled = false;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: NodeId = NodeId(1);
+    const FIRST: Line = Line { peer: PEER, number: 0 };
+    const SECOND: Line = Line { peer: PEER, number: 1 };
+    const SOME: Totals = Totals { written: 3, read: 4 };
+
+    fn up() -> Lines {
+        let mut lines = Lines::default();
+        let none = Totals::default();
+        assert_eq!(lines.need(PEER, 2), [(FIRST, none), (SECOND, none)]);
+        lines.connected(FIRST);
+        lines.connected(SECOND);
+        lines
+    }
+
+    #[test]
+    fn a_peer_is_dialled_once() {
+        assert_eq!(up().need(PEER, 2), []);
+    }
+
+    #[test]
+    fn a_broken_connection_is_dialled_at_once_and_a_closed_one_when_it_is_needed() {
+        let mut lines = up();
+        assert!(lines.lost(FIRST, SOME, false));
+        assert!(!lines.lost(SECOND, SOME, true));
+        assert_eq!(lines.need(PEER, 2), [(SECOND, SOME)]);
+        assert_eq!(lines.need(PEER, 2), []);
+    }
+
+    #[test]
+    fn what_nobody_needs_may_stay_unreachable() {
+        let mut lines = up();
+        assert!(lines.lost(FIRST, SOME, false));
+        assert!(!lines.failed(FIRST, SOME));
+        assert_eq!(lines.need(PEER, 2), [(FIRST, SOME)]);
+        assert!(lines.failed(FIRST, SOME), "now it is needed");
+    }
+
+    #[test]
+    fn what_is_needed_while_it_is_dialled_must_be_reached() {
+        let mut lines = up();
+        assert!(lines.lost(FIRST, SOME, false));
+        assert_eq!(lines.need(PEER, 2), []);
+        assert!(lines.failed(FIRST, SOME));
+    }
+
+    #[test]
+    fn attempts_ascend_whatever_becomes_of_them() {
+        let mut lines = up();
+        assert_eq!([lines.attempt(FIRST), lines.attempt(FIRST)], [1, 2]);
+        lines.lost(FIRST, SOME, false);
+        assert_eq!([lines.attempt(FIRST), lines.attempt(SECOND)], [3, 1]);
+    }
+}

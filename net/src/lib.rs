@@ -1,0 +1,111 @@
+//! What the system knows of a TCP connection, and an option that no safe library sets. Linux only.
+//!
+//! It decides nothing: how long a connection may stand still is decided by those who use it.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+    time::Duration,
+};
+
+/// `TCP_RTO_MAX_MS` of Linux 6.15.
+const TCP_RTO_MAX_MS: libc::c_int = 44;
+
+/// The range of that option, in milliseconds.
+const RTO_MAX_MS: std::ops::RangeInclusive<u128> = 1000..=120_000;
+
+/// Lets the system send what is not acknowledged again at least as often as this, between one second
+/// and two minutes. By itself it doubles the time between two attempts up to two minutes, so after an
+/// outage a connection would stand still for about as long as the outage was. A connection that
+/// is accepted has the value of its listener.
+///
+/// # Errors
+/// If the system can't (before Linux 6.15), or `socket` is no TCP socket.
+pub fn limit_retransmission_interval(socket: &impl AsFd, most: Duration) -> io::Result<()> {
+    let most = most.as_millis().clamp(*RTO_MAX_MS.start(), *RTO_MAX_MS.end()) as libc::c_int;
+    // SAFETY: the option's value is one int, which lives until the call returns.
+    let failed = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            TCP_RTO_MAX_MS,
+            (&raw const most).cast(),
+            size_of_val(&most) as libc::socklen_t,
+        )
+    };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How many bytes that were written to a TCP socket the peer's system has not acknowledged, whether
+/// they were sent or not.
+///
+/// # Errors
+/// If `socket` is no TCP socket that has been connected.
+pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ, which has the number of TIOCOUTQ, writes one int.
+    let failed = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if failed == 0 { Ok(bytes.unsigned_abs().into()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+        thread::sleep,
+    };
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (here, listener.accept().unwrap().0)
+    }
+
+    /// Waits until the system says what is expected: it may be late.
+    fn until(socket: &TcpStream, expected: impl Fn(u64) -> bool) -> u64 {
+        for _ in 0..5000 {
+            let bytes = unacknowledged(socket).unwrap();
+            if expected(bytes) {
+                return bytes;
+            }
+            sleep(Duration::from_millis(1));
+        }
+        panic!("{} bytes are not acknowledged", unacknowledged(socket).unwrap());
+    }
+
+    #[test]
+    fn what_the_peer_has_no_room_for_is_not_acknowledged() {
+        let (mut here, mut there) = pair();
+        here.write_all(&[0; 1000]).unwrap();
+        until(&here, |bytes| bytes == 0);
+        here.set_nonblocking(true).unwrap();
+        let mut written = 1000;
+        while let Ok(more) = here.write(&[0; 65536]) {
+            written += more;
+        }
+        until(&here, |bytes| bytes > 0);
+        there.read_exact(&mut vec![0; written]).unwrap();
+        until(&here, |bytes| bytes == 0);
+    }
+
+    #[test]
+    fn no_socket_is_an_error() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(unacknowledged(&file).is_err());
+        assert!(limit_retransmission_interval(&file, Duration::from_secs(1)).is_err());
+    }
+
+    #[test]
+    fn the_interval_is_accepted_where_the_system_knows_it() {
+        let (here, _there) = pair();
+        for most in [0, 1, 4, 1000].map(Duration::from_secs) {
+            match limit_retransmission_interval(&here, most) {
+                Ok(()) => {}
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOPROTOOPT)),
+            }
+        }
+    }
+}
