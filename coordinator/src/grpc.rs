@@ -138,6 +138,11 @@ impl Door {
         Self { gate, connections: Arc::default(), strangers }
     }
 
+    /// Where events of nodes go.
+    pub(crate) fn inbox(&self) -> mpsc::Sender<Inbound> {
+        self.gate.inbox.clone()
+    }
+
     /// Begins a node's session: `messages` is what the node says, first of all its `Join`. The same
     /// checks and proofs apply wherever it comes from (TRUST). Must be called within tokio.
     ///

@@ -8,6 +8,7 @@
 //! - [`engine`]: decides; pure
 //! - [`runtime`]: owns the engine, the timers and the nodes' streams; carries out what it decides
 //! - [`grpc`]: the services; proofs and limits
+//! - `beats`: heartbeats that come as datagrams
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
 //! - [`host`]: the coordinator as a daemon hosts it, from variables and settings
 //! - [`metrics`]: every metric, declared once
@@ -23,6 +24,7 @@ pub mod host;
 pub mod metrics;
 pub mod runtime;
 
+mod beats;
 mod error;
 
 pub use engine::{EngineConfig, Outcome, Phase};

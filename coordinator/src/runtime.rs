@@ -31,7 +31,9 @@ use tokio_util::{
 use tonic::Status;
 
 use crate::{
-    CoordinatorError, convert,
+    CoordinatorError,
+    beats::Beats,
+    convert,
     engine::{
         Command, ConnectionId, Engine, EngineConfig, Event, Outcome, Phase,
         command::{Execute, RefusalKind, Severity},
@@ -180,6 +182,22 @@ impl Coordinator {
         tracing::info!(%address, job = %config.engine.job, nodes = config.engine.nodes, "coordinator serves");
 
         let stop_server = CancellationToken::new();
+        // After an outage a stream is to be heard again while there is time. What is accepted has
+        // the listener's options.
+        let limits = config.engine.silence();
+        let limited = gradwire_net::limit_retransmission_interval(&listener, limits.retransmission);
+        if let Err(error) = limited {
+            tracing::debug!(%error, "the system chooses when what was lost is sent again");
+        }
+        let (job, secret) = (config.engine.job.clone(), config.secret.clone());
+        let beats = Beats::bind(address, job, secret, config.engine.epoch, door.inbox());
+        let _beats = match beats.await {
+            Ok(beats) => Some(AbortOnDropHandle::new(tokio::spawn(beats.serve()))),
+            Err(error) => {
+                tracing::warn!(%address, %error, "no heartbeats by UDP: outages have to be shorter");
+                None
+            }
+        };
         let server = grpc::serve(door, listener, stop_server.clone().cancelled_owned());
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{JobId, Secret};
+use gradwire_proto::{JobId, Secret, beat::Limits};
 use gradwire_settings::{
     Settings,
     variables::{VariableError, Variables},
@@ -30,6 +30,8 @@ pub struct DaemonConfig {
     /// The workers' Unix socket: a path, or `@name` in the abstract namespace.
     pub(crate) socket: String,
     pub(crate) start_timeout: Duration,
+    /// How long the system may take to send again what was lost on the stream to the coordinator.
+    pub(crate) retransmission: Duration,
     pub(crate) grace: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -84,6 +86,8 @@ impl DaemonConfig {
             rack: settings.node.rack.clone(),
             socket: env.text("GRADWIRE_SOCKET")?.to_owned(),
             start_timeout: settings.launch.start_timeout,
+            retransmission: Limits::new(settings.heartbeat.interval, settings.heartbeat.timeout)
+                .retransmission,
             grace: settings.launch.grace,
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,

@@ -216,7 +216,7 @@ impl Daemon {
         let accept = intake::attach::serve(node.clone(), workers, stop.clone());
         let accept = node.spawn("the workers' listener", accept);
         let pulse = Arc::new(Pulse::new());
-        heartbeat::start(&node, pulse.clone())?;
+        heartbeat::start(&node, pulse.clone(), door.is_some())?;
 
         let introduction = Introduction {
             job: config.identity.job.clone(),
@@ -229,6 +229,7 @@ impl Daemon {
             order: config.order,
             rack: config.rack.clone(),
             start_timeout: config.start_timeout,
+            retransmission: config.retransmission,
         };
         let mut conductor =
             Conductor { node: node.clone(), listener: Some(data), cancel: stop.clone() };

@@ -39,6 +39,8 @@ pub enum Claim<'a> {
     DataDialler { challenge: &'a [u8], hello: &'a [u8] },
     /// The accepting side of a data connection; `hello` holds the dialler's nonce.
     DataAcceptor { challenge: &'a [u8], hello: &'a [u8] },
+    /// A node or the coordinator is alive; `said` is what stands before the proof.
+    Beat { job: &'a str, said: &'a [u8] },
 }
 
 impl Claim<'_> {
@@ -77,6 +79,11 @@ impl Claim<'_> {
                 take(b"gradwire data acceptor");
                 take(challenge);
                 take(hello);
+            }
+            Self::Beat { job, said } => {
+                take(b"gradwire beat");
+                take(job.as_bytes());
+                take(said);
             }
         }
     }

@@ -13,9 +13,11 @@
 //! - [`float8`]: the two 8-bit floats
 //! - [`failure`]: one failure, told the same way to everybody
 //! - [`auth`]: proofs of the job's secret
+//! - [`beat`]: heartbeats as datagrams
 
 pub mod agreed;
 pub mod auth;
+pub mod beat;
 pub mod compression;
 pub mod convert;
 pub mod failure;

@@ -17,12 +17,14 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
         ));
     }
     // The data plane notices a dead peer too, but can't tell why it is silent: heartbeats first.
-    if job.timeout <= heartbeat.timeout {
+    if job.timeout <= heartbeat.timeout + heartbeat.interval {
         return Err(format!(
-            "job.timeout_ms = {} must be more than heartbeat.timeout_ms = {}, \
-             so that a lost node is named before the operations that wait for it give up",
+            "job.timeout_ms = {} must be more than heartbeat.timeout_ms = {} and \
+             heartbeat.interval_ms = {} together, so that a lost node is named before the \
+             operations that wait for it give up",
             job.timeout.as_millis(),
-            heartbeat.timeout.as_millis()
+            heartbeat.timeout.as_millis(),
+            heartbeat.interval.as_millis()
         ));
     }
     if data.chunk_bytes > negotiation.piece_bytes {

@@ -181,7 +181,7 @@ macro_rules! settings {
 settings! {
     /// The job as a whole.
     job: Job {
-        /// How long an operation between nodes may make no progress at all before it is given up.
+        /// How long nothing may move on any of the connections that an operation waits for before it is given up.
         timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "4000", "ms";
     }
     /// The coordinator.
@@ -229,7 +229,7 @@ settings! {
     heartbeat: Heartbeat {
         /// The time between two heartbeats.
         interval: Duration = "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
-        /// A node or coordinator that is silent for longer is lost. More than twice the interval.
+        /// An outage as long as this is survived; a node or coordinator that is silent for longer, by one interval, is lost. More than twice the interval.
         timeout: Duration = "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms";
     }
     /// This node.

@@ -1,16 +1,11 @@
-//! Nodes on a network that works badly, and then not at all. Needs root, `ip` and `tc`; for lost
-//! packets also `nft`. Where something is missing the test says so and passes.
+//! Nodes on a network that works badly, and then not at all. Needs root, `ip` and `tc`. Where
+//! something is missing the test says so and passes.
 
-use gradwire_tests::launched::{Job, Launch, network::Pair, now_us};
-
-/// Two ranks on each of two hosts, the second reached by a stand-in for ssh.
-fn launch(pair: &Pair) -> Launch {
-    Launch::new().hosts(Pair::TWO_EACH).ssh(&pair.ssh()).in_network(pair.first())
-}
+use gradwire_tests::launched::{Job, network::Pair, now_us};
 
 /// Deaf ranks that work until they are told of a failure.
 fn busy(pair: &Pair) -> Job {
-    let job = launch(pair).words(&["--verbose"]).rank(&["deaf", "attach", "loop:100000:100000"]);
+    let job = pair.launch().words(&["--verbose"]).rank(&["deaf", "attach", "loop:100000:100000"]);
     let job = job.start();
     job.until_said("looping", 4);
     job
@@ -20,7 +15,7 @@ fn busy(pair: &Pair) -> Job {
 fn sums_are_exact_over_a_slow_cable_that_loses_packets() {
     let Some(pair) = Pair::new() else { return };
     let well = |elements: &str| {
-        let report = launch(&pair).rank(&["attach", elements, "leave"]).run();
+        let report = pair.launch().rank(&["attach", elements, "leave"]).run();
         report.assert_code(0);
         assert_eq!(report.said("looped").len(), 4, "{}", report.all());
     };
@@ -28,7 +23,8 @@ fn sums_are_exact_over_a_slow_cable_that_loses_packets() {
     if pair.narrow(100).is_some() {
         well("loop:3:1000000");
     }
-    if pair.lose_one_in(20).is_some() {
+    // One in twenty.
+    if pair.lose(13).is_some() {
         well("loop:10:100000");
     }
 }
@@ -53,14 +49,13 @@ fn a_cable_that_is_cut_is_told_on_both_sides() {
 fn data_ports_that_nothing_gets_through_to_are_told_although_the_nodes_are_heard() {
     let Some(pair) = Pair::new() else { return };
     let job = busy(&pair);
-    let ports = job
+    let ports: Vec<u16> = job
         .served("data")
         .into_iter()
-        .filter_map(|address| address.strip_prefix("10.213.0.2:")?.parse().ok());
+        .filter_map(|address| address.strip_prefix("10.213.0.2:")?.parse().ok())
+        .collect();
     let fault = now_us();
-    for port in ports {
-        pair.swallow_port(port);
-    }
+    pair.swallow_ports(1, &ports);
     let report = job.finish();
     report.assert_told(&[0, 1, 2, 3], fault, &["host 10.213.0.", "no data has moved for 4000 ms"]);
     report.assert_code(1);

@@ -3,7 +3,7 @@
 use std::{fmt::Display, time::Duration};
 
 use gradwire_collectives::CostModel;
-use gradwire_proto::{Compression, Epoch, JobId, Rank};
+use gradwire_proto::{Compression, Epoch, JobId, Rank, beat::Limits};
 
 use super::{algorithm::Algorithm, pack::MIN_PIECE_BYTES};
 use crate::CoordinatorError;
@@ -80,6 +80,11 @@ impl EngineConfig {
             algorithm: None,
             cost: CostModel::default(),
         }
+    }
+
+    /// How long a node may be silent.
+    pub(crate) fn silence(&self) -> Limits {
+        Limits::new(self.heartbeat_interval, self.heartbeat_timeout)
     }
 
     /// Checks every value.

@@ -1,7 +1,7 @@
 //! What may happen to the engine, in checked domain types.
 
 use gradwire_proto::{
-    Failure, Priority, ProcessSetId, Rank, Request, Sequence, convert::TensorRef,
+    Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, convert::TensorRef,
 };
 
 /// One stream to the coordinator; the runtime numbers them in the order in which they come.
@@ -117,6 +117,11 @@ pub enum Event {
         /// Its stream.
         connection: ConnectionId,
     },
+    /// A node is alive, although its stream may say nothing: a datagram of it has come.
+    Felt {
+        /// The node.
+        node: NodeId,
+    },
     /// No further event is waiting: what has become ready together is answered together.
     Drained,
     /// The time of [`Engine::next_deadline`](super::Engine::next_deadline) has come.
@@ -140,7 +145,7 @@ impl Event {
             | Self::Failed { connection, .. }
             | Self::Left { connection, .. }
             | Self::Heard { connection } => Some(*connection),
-            Self::Drained | Self::Tick | Self::Cancel { .. } => None,
+            Self::Felt { .. } | Self::Drained | Self::Tick | Self::Cancel { .. } => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, beat::Silence};
 
 use super::{
     Causes, Chooser, Command, ConnectionId, Engine, Outcome, Output, Phase, ReadyTable, State,
@@ -285,11 +285,21 @@ impl Engine {
                 format!("the coordinator woke up {late} late; nobody is blamed for that time");
             out.commands.push(Command::Report { severity: Severity::Warning, text });
         }
-        if let Some((node, heard)) = self.members.most_silent()
-            && now >= heard + timeout
+        let limits = self.config.silence();
+        if let Some((node, _)) = self.members.first_due(&limits)
+            && let Some(silence) =
+                self.members.get(node).and_then(|member| member.heard.silence(&limits, now))
         {
-            let silent = text::seconds(now - heard);
-            let why = format!("nothing was heard of it for {silent}");
+            let why = match silence {
+                Silence::All(time) => {
+                    format!("nothing was heard of it for {}", text::seconds(time))
+                }
+                Silence::Stream(time) => format!(
+                    "nothing has come on its stream for {}, although it is there: something \
+                     between holds up what goes over TCP to or from the coordinator's port",
+                    text::seconds(time)
+                ),
+            };
             let failure = self.node_lost(node, &why);
             return self.fail(failure, now, out);
         }

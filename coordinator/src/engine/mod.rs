@@ -145,7 +145,7 @@ impl Engine {
         if let Some(node) = event.connection().and_then(|connection| self.members.id(connection))
             && let Some(member) = self.members.get_mut(node)
         {
-            member.heard = now;
+            member.heard.stream = now;
         }
         match event {
             Event::Joined { connection, join } => self.joined(connection, join, now, &mut out),
@@ -154,6 +154,11 @@ impl Engine {
             Event::Tick => self.tick(now, &mut out),
             Event::Drained => self.drained(now, &mut out),
             Event::Heard { .. } => {}
+            Event::Felt { node } => {
+                if let Some(member) = self.members.get_mut(node) {
+                    member.heard.datagram = now;
+                }
+            }
             Event::Nonsense { connection, what } => {
                 let told = Err(Violation::Protocol(format!("sent what is no message: {what}")));
                 self.by_member(connection, now, &mut out, |_, _, _| told);
@@ -185,8 +190,7 @@ impl Engine {
         match &self.state {
             State::Forming { next_report } => Some(self.config.start_timeout.min(*next_report)),
             State::Running => {
-                let silence = self.members.most_silent();
-                let silence = silence.map(|(_, heard)| heard + self.config.heartbeat_timeout);
+                let silence = self.members.first_due(&self.config.silence()).map(|(_, due)| due);
                 [silence, self.stall.deadline()].into_iter().flatten().min()
             }
             State::Failing(causes) => Some(causes.until),

@@ -139,7 +139,7 @@ impl Engine {
     pub fn status(&self, now: Duration) -> Status {
         let nodes = self.members.iter().map(|(_, member)| NodeStatus {
             node: member.node.clone(),
-            silent: now.saturating_sub(member.heard),
+            silent: now.saturating_sub(member.heard.last()),
             left: member.left.keys().copied().collect(),
         });
         let mut pending: Vec<_> = self.table.pending().collect();

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{NodeId, PROTOCOL, Rank, VERSION};
+use gradwire_proto::{
+    NodeId, PROTOCOL, Rank, VERSION,
+    beat::{Heard, Limits},
+};
 
 use super::{
     EngineConfig,
@@ -207,7 +210,7 @@ impl Forming {
             members.all.push(Member {
                 connection,
                 node,
-                heard: now,
+                heard: Heard::at(now),
                 left: BTreeMap::new(),
                 absent: BTreeSet::new(),
                 gone: false,
@@ -222,8 +225,8 @@ impl Forming {
 pub(crate) struct Member {
     pub(crate) connection: ConnectionId,
     pub(crate) node: Node,
-    /// When its last message came.
-    pub(crate) heard: Duration,
+    /// When something of it came last.
+    pub(crate) heard: Heard,
     /// Its ranks that have left in good order, and how many of the job had left before.
     pub(crate) left: BTreeMap<Rank, u32>,
     /// Those of them that had never come.
@@ -305,13 +308,15 @@ impl Members {
         self.get(node).map_or("", |m| m.node.host.as_str())
     }
 
-    /// When the node that has been silent for longest was heard, among those that must be alive.
-    pub(crate) fn most_silent(&self) -> Option<(NodeId, Duration)> {
-        self.iter().filter(|(_, m)| !m.gone).map(|(id, m)| (id, m.heard)).min_by_key(|x| x.1)
+    /// The node that will have been silent for too long first, and when, among those that must be
+    /// alive.
+    pub(crate) fn first_due(&self, limits: &Limits) -> Option<(NodeId, Duration)> {
+        let alive = self.iter().filter(|(_, member)| !member.gone);
+        alive.map(|(id, member)| (id, member.heard.deadline(limits))).min_by_key(|due| due.1)
     }
 
     /// Forgives all silence up to now: it was the coordinator that did not listen.
     pub(crate) fn hear_all(&mut self, now: Duration) {
-        self.all.iter_mut().for_each(|m| m.heard = now);
+        self.all.iter_mut().for_each(|m| m.heard = Heard::at(now));
     }
 }

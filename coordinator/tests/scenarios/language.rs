@@ -7,8 +7,8 @@ use gradwire_coordinator::engine::{
     event::{Announcement, Join, Submitted},
 };
 use gradwire_proto::{
-    Collective, DType, Failure, FailureKind, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank,
-    ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
+    Collective, DType, Failure, FailureKind, JobId, NodeId, PROTOCOL, Part, Priority, ProcessSetId,
+    Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
 };
 
 use crate::show;
@@ -263,6 +263,7 @@ impl Scenario {
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },
             "lost" => Event::Lost { connection, why: rest.to_owned() },
             "heard" => Event::Heard { connection },
+            "felt" => Event::Felt { node: NodeId(node) },
             "nonsense" => Event::Nonsense { connection, what: rest.to_owned() },
             _ => return Err("no such event".to_owned()),
         };

@@ -36,8 +36,8 @@ pub(crate) trait LaneEvents: Send + Sync + 'static {
     fn failed(&self, failure: Failure);
     /// Bytes went to and came from a peer since the last call.
     fn moved(&self, peer: NodeId, sent: u64, received: u64);
-    /// A connection of this lane broke between two frames; if nothing was under way, another one may
-    /// take its place.
+    /// A connection of this lane broke between two frames; if nothing was under way, another one
+    /// may take its place.
     fn disconnected(&self, connection: Disconnected);
 }
 
@@ -158,6 +158,9 @@ const WAKE: Token = Token(usize::MAX);
 const LOOK_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
 
+/// How long after a limit it has passed for certain.
+const TICK: Duration = Duration::from_millis(1);
+
 /// Names in a failure's text.
 const NAMES: usize = 3;
 
@@ -196,7 +199,9 @@ impl Runner {
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
             let what = format!("a data thread of gradwired has panicked: {}", text.unwrap_or("…"));
             let failure = Failure::new(FailureKind::Internal, what);
-            Err(failure.host(self.host(self.config.me)).hint("its log says where; please report it"))
+            Err(failure
+                .host(self.host(self.config.me))
+                .hint("its log says where; please report it"))
         });
         if let Err(failure) = result {
             events.failed(failure);
@@ -229,8 +234,8 @@ impl Runner {
             if moved && !turns.is_multiple_of(LOOK_EVERY) {
                 continue;
             }
-            let idle = IDLE_CHECK.min(self.config.limit / NOTICES);
-            let timeout = if moved { Duration::ZERO } else { idle };
+            let next_look = self.next_look.saturating_duration_since(Instant::now());
+            let timeout = if moved { Duration::ZERO } else { IDLE_CHECK.min(next_look) };
             match self.poll.poll(&mut ready, Some(timeout)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -367,8 +372,9 @@ impl Runner {
         self.pieces.values().any(|running| running.piece.nodes.contains(&peer))
     }
 
-    /// A connection is lost. Where no frame was under way another one may take its place: who accepts it
-    /// compares what both have counted. While no piece needs it, its end is that of a peer in good order.
+    /// A connection is lost. Where no frame was under way another one may take its place: who
+    /// accepts it compares what both have counted. While no piece needs it, its end is that of a
+    /// peer in good order.
     fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
         let Broken { number, error } = broken;
         let peer = NodeId(index as u32);
@@ -403,8 +409,8 @@ impl Runner {
         Failure::new(kind, what).host(self.host(peer)).tensor(names)
     }
 
-    /// A few times within the limit: whether a piece is late (WAIT), and what peers are to know of those
-    /// that wait here.
+    /// A few times within the limit, and when one ends: whether a piece is late (WAIT), and what
+    /// peers are to know of those that wait here.
     fn look_after_stalls(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
         if now < self.next_look {
@@ -425,6 +431,7 @@ impl Runner {
             if stall.is_late(limit, now) {
                 return Err(self.late(&stall, &waits));
             }
+            self.next_look = self.next_look.min(stall.since + limit + TICK);
             for &peer in &running.piece.plan.peers {
                 let peer = running.piece.nodes[peer as usize];
                 let waits: Vec<Wait> = waits.iter().map(|wait| wait.as_told_to(peer)).collect();
@@ -454,7 +461,8 @@ impl Runner {
         running.waits_for(self.config.chunk).into_iter().map(wait).collect()
     }
 
-    /// A piece that stands still for too long is the failure of whom it waits for in the end (WAIT).
+    /// A piece that stands still for too long is the failure of whom it waits for in the end
+    /// (WAIT).
     fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
         let root = self.host(stall.root);
         let is_direct = waits.iter().any(|wait| wait.peer == stall.root);

@@ -321,8 +321,8 @@ impl Running {
         self.staging.publish(&self.piece, store);
     }
 
-    /// The nodes that it waits for: those from which something is yet to come, and those that something
-    /// is ready for which has not gone. `chunk`: what is sent at once.
+    /// The nodes that it waits for: those from which something is yet to come, and those that
+    /// something is ready for which has not gone. `chunk`: what is sent at once.
     pub(crate) fn waits_for(&self, chunk: u64) -> Vec<NodeId> {
         let plan = &self.piece.plan;
         let is_ready = |step: u32| {

@@ -1,9 +1,9 @@
 //! When a piece is late, and which node is at fault (WAIT). Pure: it is told what moved and when.
 //!
-//! How long a piece takes says nothing: a line may be slow, and pieces share it. A piece is late when
-//! nothing has moved for the limit on any of the links that it waits for. Bytes move on a link when
-//! they arrive, or when the peer's system acknowledges them; what has gone into a socket's buffer has not
-//! moved yet.
+//! How long a piece takes says nothing: a line may be slow, and pieces share it. A piece is late
+//! when nothing has moved for the limit on any of the links that it waits for. Bytes move on a link
+//! when they arrive, or when the peer's system acknowledges them; what has gone into a socket's
+//! buffer has not moved yet.
 //!
 //! A node that waits for another one is not at fault, and says so in a [`Notice`]: how long nothing
 //! has moved for it, and which node it waits for in the end. So all nodes of a chain count from the

@@ -18,14 +18,15 @@ use gradwire_coordinator::Door;
 use gradwire_proto::{
     Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
-    pb::{self, coordinator_client::CoordinatorClient, coordinator_message, node_message},
+    beat::{Heard, Limits, Silence},
+    pb::{self, coordinator_message, node_message},
 };
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::{Code, Status, transport::Endpoint};
+use tonic::{Code, Status};
 
-use super::{Instruction, Outgoing, World, translate};
+use super::{Instruction, Outgoing, World, connect::connect, translate};
 use crate::{
     job::{Ending, Job},
     queue::Announced,
@@ -57,6 +58,8 @@ pub(crate) struct Introduction {
     pub(crate) order: u32,
     pub(crate) rack: String,
     pub(crate) start_timeout: Duration,
+    /// How long the system may take to send again what was lost.
+    pub(crate) retransmission: Duration,
 }
 
 impl Introduction {
@@ -99,12 +102,14 @@ impl Introduction {
 pub(crate) struct Pulse {
     begin: Instant,
     heard_ns: AtomicU64,
+    felt_ns: AtomicU64,
     echo_ns: AtomicU64,
 }
 
 impl Pulse {
     pub(crate) fn new() -> Self {
-        Self { begin: Instant::now(), heard_ns: AtomicU64::new(0), echo_ns: AtomicU64::new(0) }
+        let [heard_ns, felt_ns, echo_ns] = [0; 3].map(AtomicU64::new);
+        Self { begin: Instant::now(), heard_ns, felt_ns, echo_ns }
     }
 
     fn now_ns(&self) -> u64 {
@@ -115,10 +120,16 @@ impl Pulse {
         self.heard_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
-    /// How long the coordinator has been silent.
-    pub(crate) fn silence(&self) -> Duration {
-        let heard = self.heard_ns.load(Ordering::Relaxed);
-        Duration::from_nanos(self.now_ns().saturating_sub(heard))
+    /// The coordinator has answered a datagram.
+    pub(crate) fn felt(&self) {
+        self.felt_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// Whether the coordinator has been silent for too long.
+    pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
+        let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
+        let heard = Heard { stream: when(&self.heard_ns), datagram: when(&self.felt_ns) };
+        heard.silence(limits, Duration::from_nanos(self.now_ns()))
     }
 }
 
@@ -153,39 +164,6 @@ fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
             lost(format!("the coordinator at {coordinator} went away"))
         }
         _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),
-    }
-}
-
-/// Connects, trying again until `patience` is used up: daemons may start before the coordinator.
-async fn connect(
-    introduction: &Introduction,
-) -> Result<CoordinatorClient<tonic::transport::Channel>, Failure> {
-    let address = introduction.coordinator;
-    let deadline = Instant::now() + introduction.start_timeout;
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|error| Failure::new(FailureKind::Invalid, format!("{address}: {error}")))?
-        .tcp_nodelay(true)
-        .connect_timeout(Duration::from_secs(3))
-        .http2_keep_alive_interval(Duration::from_secs(5))
-        .keep_alive_timeout(Duration::from_secs(5));
-    loop {
-        match endpoint.connect().await {
-            Ok(channel) => {
-                return Ok(CoordinatorClient::new(channel)
-                    .max_decoding_message_size(MAX_CONTROL_MESSAGE)
-                    .max_encoding_message_size(MAX_CONTROL_MESSAGE));
-            }
-            Err(error) if Instant::now() >= deadline => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                let what = format!(
-                    "the coordinator at {address} can't be reached ({})",
-                    cause.unwrap_or_else(|| error.to_string())
-                );
-                return Err(Failure::new(FailureKind::CoordinatorLost, what)
-                    .hint("is it running, and does GRADWIRE_COORDINATOR name its address?"));
-            }
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
     }
 }
 
@@ -225,13 +203,13 @@ async fn attend(
 }
 
 /// What the coordinator says, from wherever it runs.
-type Heard = Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
+type Messages = Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
 
 /// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
 /// and is asked again.
 async fn open(
     introduction: &Introduction,
-) -> Result<(mpsc::Sender<pb::NodeMessage>, Heard), Failure> {
+) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
     if let Some(door) = &introduction.door {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let heard = door
@@ -273,7 +251,7 @@ struct Session<'a> {
 impl Session<'_> {
     async fn run(
         &mut self,
-        mut stream: Heard,
+        mut stream: Messages,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
         conduct: &mut impl Conduct,
     ) -> Result<Ending, Failure> {

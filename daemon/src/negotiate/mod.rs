@@ -1,11 +1,13 @@
 //! The daemon's side of the negotiation with the coordinator.
 //!
+//! - `connect`: the connection for it: dialled until somebody answers, or nobody will
 //! - `client`: the stream: joins, sends what the node has to say, hands on what comes
 //! - `translate`: ids and names, messages and domain types; with `world` the only place where the
 //!   coordinator's messages are checked (TRUST)
 //! - `world`: the nodes of the job
 
 pub(crate) mod client;
+mod connect;
 mod translate;
 mod world;
 

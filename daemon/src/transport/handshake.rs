@@ -9,10 +9,10 @@
 //!     │ Begin ─────────────────────────────────────────► │    1 byte
 //! ```
 //!
-//! Each attempt of a dialler's to make a connection has a number of its own, and the latest one stands:
-//! a Verdict that was lost on its way leaves nothing behind. Who has accepted sends nothing before
-//! Begin, without which the dialler may not know that it was accepted. The Hello also says what has
-//! gone over the connection whose place this one is to take.
+//! Each attempt of a dialler's to make a connection has a number of its own, and the latest one
+//! stands: a Verdict that was lost on its way leaves nothing behind. Who has accepted sends nothing
+//! before Begin, without which the dialler may not know that it was accepted. The Hello also says
+//! what has gone over the connection whose place this one is to take.
 //!
 //! Both prove the job's secret over the other's nonce, so neither an overheard handshake nor a
 //! daemon of another job or epoch gets through (TRUST). Nothing is allocated from what the other
@@ -177,8 +177,8 @@ where
     }
 }
 
-/// Makes sure of whoever dialled; `admit` says whether such a connection is to be had by this attempt,
-/// and is the last to see the connection before the other side may send.
+/// Makes sure of whoever dialled; `admit` says whether such a connection is to be had by this
+/// attempt, and is the last to see the connection before the other side may send.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.

@@ -1,8 +1,8 @@
 //! Which connections a node dials, and when it does so again. Pure.
 //!
-//! A connection that broke is dialled again at once: what waits for it goes on if nothing was under way,
-//! and is told if something was. One that the peer has ended is dialled again when a schedule next needs
-//! the peer: at the end of a job each node goes at its own time.
+//! A connection that broke is dialled again at once: what waits for it goes on if nothing was under
+//! way, and is told if something was. One that the peer has ended is dialled again when a schedule
+//! next needs the peer: at the end of a job each node goes at its own time.
 
 use std::collections::HashMap;
 
@@ -41,8 +41,8 @@ struct Peer {
 pub(crate) struct Lines(HashMap<NodeId, Peer>);
 
 impl Lines {
-    /// A schedule needs a peer, with which there are `count` connections. Gives those to be dialled now,
-    /// with what has gone over them.
+    /// A schedule needs a peer, with which there are `count` connections. Gives those to be dialled
+    /// now, with what has gone over them.
     pub(crate) fn need(&mut self, peer: NodeId, count: u32) -> Vec<(Line, Totals)> {
         let none = || {
             let down = || Entry { state: State::Down(Totals::default()), attempts: 0 };

@@ -310,8 +310,8 @@ impl Link {
     }
 
     /// Makes room for a connection that has passed its handshake: what has come over the one that
-    /// was there is taken in first. `theirs` is what went over it as the peer has counted, where it is
-    /// for this node to compare. False if a later attempt has been made already.
+    /// was there is taken in first. `theirs` is what went over it as the peer has counted, where it
+    /// is for this node to compare. False if a later attempt has been made already.
     ///
     /// # Errors
     /// [`LinkError`] if something was under way when the connection broke that was there.
@@ -387,8 +387,8 @@ impl Link {
         moved.fold((0, 0), |(sent, received), (s, r)| (sent + s, received + r))
     }
 
-    /// Looks what the system knows of what has moved; what waits for a piece to be started here does not
-    /// have to.
+    /// Looks what the system knows of what has moved; what waits for a piece to be started here
+    /// does not have to.
     pub(crate) fn look(&mut self, now: Instant) {
         let mut has_moved = false;
         for stream in self.streams() {
@@ -399,7 +399,8 @@ impl Link {
         }
     }
 
-    /// Gives the peer notice, where nothing was sent since the last time that would tell it as much.
+    /// Gives the peer notice, where nothing was sent since the last time that would tell it as
+    /// much.
     pub(crate) fn give_notice(&mut self, notice: Notice) {
         if std::mem::take(&mut self.has_sent) {
             return;

@@ -1,7 +1,7 @@
 //! Makes the connections between nodes: when a schedule first needs a peer, the node with the
 //! smaller number dials, `streams` times per lane, and the other one waits to be dialled. How many
-//! there are is the dialler's choice alone: frames find their place whatever they arrive on. What it dials
-//! again when a connection has broken is up to `lines`.
+//! there are is the dialler's choice alone: frames find their place whatever they arrive on. What
+//! it dials again when a connection has broken is up to `lines`.
 //!
 //! Dialling, accepting and the handshakes are control; what passes goes to the lane, which owns
 //! the socket from then on.
@@ -114,7 +114,8 @@ impl Mesh {
         self.lines.lock().expect("no panic while it is held")
     }
 
-    /// A schedule needs this peer. Dials what there is no connection for, if that is this node's part.
+    /// A schedule needs this peer. Dials what there is no connection for, if that is this node's
+    /// part.
     pub(crate) fn need(self: &Arc<Self>, peer: NodeId) {
         if peer <= self.identity.node {
             return;

@@ -95,9 +95,9 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// A connection that has passed its handshake, with a buffer for what goes out like `window`, which
-    /// grows as far as the path needs it; without it stays as it is. `totals` went over those before it,
-    /// which have left `unsent`.
+    /// A connection that has passed its handshake, with a buffer for what goes out like `window`,
+    /// which grows as far as the path needs it; without it stays as it is. `totals` went over those
+    /// before it, which have left `unsent`.
     pub(crate) fn new(
         socket: TcpStream,
         window: Option<Window>,
@@ -166,8 +166,8 @@ impl Stream {
         matches!(self.incoming, Incoming::Waiting(_))
     }
 
-    /// Whether the peer's system has acknowledged more of what pieces have sent since the last look.
-    /// Notices don't count: the system of a peer that is stopped takes them, too.
+    /// Whether the peer's system has acknowledged more of what pieces have sent since the last
+    /// look. Notices don't count: the system of a peer that is stopped takes them, too.
     pub(crate) fn has_been_acknowledged(&mut self) -> bool {
         if self.acknowledged == self.chunks_end {
             return false;

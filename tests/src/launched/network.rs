@@ -1,20 +1,38 @@
-//! Two hosts on one machine: network namespaces joined by a cable (a veth pair) that can be cut,
-//! narrowed, and made to lose what it carries. For root only.
+//! Two hosts on one machine: network namespaces on a switch (a third one, with a bridge) that can
+//! be made to carry less, lose packets, or carry nothing, in one direction or in both. For root
+//! only, with `ip` and `tc`, and `ss` where connections are to be broken.
 //!
-//! Addresses are private to the namespaces, so many pairs can be up at once; names carry the
-//! process id, and all of it goes when the pair is dropped.
+//! What is lost is lost at the switch, as on a real way: a sender's own system would notice if it
+//! dropped packets itself. Addresses are private to the namespaces, so many pairs can be up at
+//! once; names carry the process id, and all of it goes when the pair is dropped.
 
 use std::{
     process::{Command, Output},
     sync::atomic::{AtomicU32, Ordering},
 };
 
+use super::Launch;
+
 /// A pair of hosts.
 #[derive(Debug)]
 pub struct Pair {
-    names: [String; 2],
-    cables: [String; 2],
+    /// The hosts' namespaces and the switch's.
+    names: [String; 3],
 }
+
+/// The hosts' interfaces.
+const CABLE: &str = "cable";
+
+/// The switch's interfaces, each towards one of the hosts.
+const PORTS: [&str; 2] = ["port-a", "port-b"];
+
+/// A port that drops what filters put into class 1:2.
+const SOME: [&str; 4] = [
+    "qdisc root handle 1: htb default 1 r2q 1000000",
+    "class parent 1: classid 1:1 htb rate 10gbit",
+    "class parent 1: classid 1:2 htb rate 10gbit",
+    "qdisc parent 1:2 pfifo limit 0",
+];
 
 static PAIRS: AtomicU32 = AtomicU32::new(0);
 
@@ -46,11 +64,7 @@ impl Pair {
             return None;
         }
         let unique = format!("{}-{}", std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
-        let pair = Self {
-            names: ["a", "b"].map(|end| format!("gwtest-{unique}-{end}")),
-            // An interface's name has 15 characters at most.
-            cables: ["a", "b"].map(|end| format!("gw{unique}{end}")),
-        };
+        let pair = Self { names: ["a", "b", "switch"].map(|end| format!("gwtest-{unique}-{end}")) };
         if let Err(why) = pair.set_up() {
             println!("skipped: no network namespaces here: {why}");
             return None;
@@ -59,22 +73,30 @@ impl Pair {
     }
 
     fn set_up(&self) -> Result<(), String> {
-        let [a, b] = [&self.names[0], &self.names[1]];
-        let [cable_a, cable_b] = [&self.cables[0], &self.cables[1]];
-        run(&["ip", "netns", "add", a])?;
-        run(&["ip", "netns", "add", b])?;
-        run(&[
-            "ip", "link", "add", cable_a, "netns", a, "type", "veth", "peer", "name", cable_b,
-            "netns", b,
-        ])?;
-        for end in 0..2 {
-            let (name, cable) = (&self.names[end], &self.cables[end]);
-            let address = format!("{}/24", Self::HOSTS[end]);
-            run(&["ip", "-n", name, "addr", "add", &address, "dev", cable])?;
+        let switch = self.names[2].as_str();
+        for name in &self.names {
+            run(&["ip", "netns", "add", name])?;
             run(&["ip", "-n", name, "link", "set", "lo", "up"])?;
-            run(&["ip", "-n", name, "link", "set", cable, "up"])?;
+        }
+        run(&["ip", "-n", switch, "link", "add", "name", "bridge", "type", "bridge"])?;
+        run(&["ip", "-n", switch, "link", "set", "bridge", "up"])?;
+        for ((name, port), address) in self.names.iter().zip(PORTS).zip(Self::HOSTS) {
+            run(&[
+                "ip", "link", "add", CABLE, "netns", name, "type", "veth", "peer", "name", port,
+                "netns", switch,
+            ])?;
+            run(&["ip", "-n", switch, "link", "set", port, "master", "bridge"])?;
+            run(&["ip", "-n", switch, "link", "set", port, "up"])?;
+            let address = format!("{address}/24");
+            run(&["ip", "-n", name, "addr", "add", &address, "dev", CABLE])?;
+            run(&["ip", "-n", name, "link", "set", CABLE, "up"])?;
         }
         Ok(())
+    }
+
+    /// A job with two ranks on each host, the second reached by a stand-in for ssh.
+    pub fn launch(&self) -> Launch {
+        Launch::new().hosts(Self::TWO_EACH).ssh(&self.ssh()).in_network(self.first())
     }
 
     /// The namespace of the first host, where the launcher belongs.
@@ -87,53 +109,146 @@ impl Pair {
         format!("exec ip netns exec {} sh -c \"$*\"", self.names[1])
     }
 
-    /// Cuts the cable: nothing arrives any more, and nobody is told.
-    pub fn cut(&self) {
-        // The other end would lose its carrier, which its system could tell.
-        let address = format!("{}/32", Self::HOSTS[0]);
-        must(&["ip", "-n", &self.names[1], "route", "add", "blackhole", &address]);
-        must(&["ip", "-n", &self.names[0], "link", "set", &self.cables[0], "down"]);
+    /// Sets what a port of the switch does with what goes out of it; with nothing, lets all
+    /// through.
+    fn set_port(&self, port: &str, commands: &[&str]) -> Result<(), String> {
+        let switch = self.names[2].as_str();
+        // There is nothing to be removed the first time.
+        let _ = run(&["tc", "-n", switch, "qdisc", "del", "dev", port, "root"]);
+        for command in commands {
+            let (what, rest) = command.split_once(' ').unwrap_or((command, ""));
+            let words = ["tc", "-n", switch, what, "add", "dev", port];
+            let words: Vec<&str> = words.into_iter().chain(rest.split_whitespace()).collect();
+            run(&words)?;
+        }
+        Ok(())
     }
 
-    /// Loses one in so many packets, in both directions. `None`, with the reason printed, where
-    /// that can't be done.
-    pub fn lose_one_in(&self, packets: u32) -> Option<()> {
-        for name in &self.names {
-            let rules = format!(
-                "add table inet gw; add chain inet gw in {{ type filter hook input priority 0; }}; \
-                 add rule inet gw in numgen random mod {packets} == 0 drop"
-            );
-            if let Err(why) = run(&["ip", "netns", "exec", name, "nft", &rules]) {
-                println!("skipped: packets can't be lost here: {why}");
+    /// Both directions.
+    fn set_ports(&self, what: &str, commands: &[&str]) -> Option<()> {
+        for port in PORTS {
+            if let Err(why) = self.set_port(port, commands) {
+                println!("skipped: {what}: {why}");
                 return None;
             }
         }
         Some(())
+    }
+
+    /// Nothing that is sent to one of the hosts, 0 or 1, arrives any more, and nobody is told.
+    pub fn cut_towards(&self, host: usize) {
+        self.set_port(PORTS[host], &["qdisc root pfifo limit 0"]).expect("a port that drops all");
+    }
+
+    /// Nothing arrives any more, and nobody is told.
+    pub fn cut(&self) {
+        [0, 1].into_iter().for_each(|host| self.cut_towards(host));
+    }
+
+    /// Everything arrives again.
+    pub fn mend(&self) {
+        for port in PORTS {
+            self.set_port(port, &[]).expect("a port that lets all through");
+        }
+    }
+
+    /// Loses so many packets of 256, in both directions. `None`, with the reason printed, where
+    /// that can't be done.
+    pub fn lose(&self, of_256: u8) -> Option<()> {
+        let mut commands = SOME.map(str::to_owned).to_vec();
+        // By bytes that are as good as random: of the IP header's checksum, which has a number of
+        // the packet in it, and in a datagram of the proof.
+        let mut below = 0;
+        for bit in (0..8).rev().filter(|bit| of_256 >> bit & 1 == 1) {
+            let mask = 0xff << bit & 0xff;
+            for random in ["6 0xff match u8", "17 0xff match u8"] {
+                let at = if random.starts_with('6') { 11 } else { 60 };
+                commands.push(format!(
+                    "filter parent 1: protocol ip u32 match ip protocol {random} {below:#x} \
+                     {mask:#x} at {at} flowid 1:2"
+                ));
+            }
+            below += 1 << bit;
+        }
+        let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+        self.set_ports("packets can't be lost here", &commands)
     }
 
     /// Lets so many Mbit/s through, in both directions. `None`, with the reason printed, where that
     /// can't be done.
     pub fn narrow(&self, mbit: u32) -> Option<()> {
-        for (name, cable) in self.names.iter().zip(&self.cables) {
-            let rate = format!("{mbit}mbit");
-            let words = [
-                "tc", "-n", name, "qdisc", "add", "dev", cable, "root", "tbf", "rate", &rate,
-                "burst", "64kb", "latency", "50ms",
-            ];
-            if let Err(why) = run(&words) {
-                println!("skipped: the cable can't be narrowed here: {why}");
-                return None;
-            }
+        // Two hundred milliseconds, and a few packets at least.
+        let queue = (mbit * 25_000).max(32 << 10);
+        let commands = [
+            "qdisc root handle 1: htb default 1 r2q 1000".to_owned(),
+            format!("class parent 1: classid 1:1 htb rate {mbit}mbit burst 16kb"),
+            format!("qdisc parent 1:1 bfifo limit {queue}"),
+        ];
+        for name in &self.names[..2] {
+            // As a card would send it: in packets, of which the line takes one at a time.
+            let _ = run(&["ip", "-n", name, "link", "set", CABLE, "gso_max_segs", "1"]);
         }
-        Some(())
+        let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+        self.set_ports("the cable can't be narrowed here", &commands)
     }
 
-    /// Swallows what is sent to or from a TCP port of the second host.
-    pub fn swallow_port(&self, port: u16) {
-        let port = port.to_string();
-        for (end, of) in [(0, "dport"), (1, "sport")] {
-            let words = ["rule", "add", "to", Self::HOSTS[1 - end], "ipproto", "tcp", of, &port];
-            must(&[&["ip", "-n", &self.names[end]][..], &words, &["blackhole"]].concat());
+    /// Limits the size of packets, in bytes.
+    pub fn set_mtu(&self, bytes: u32) {
+        let bytes = bytes.to_string();
+        for (name, port) in self.names.iter().zip(PORTS) {
+            must(&["ip", "-n", &self.names[2], "link", "set", port, "mtu", &bytes]);
+            must(&["ip", "-n", name, "link", "set", CABLE, "mtu", &bytes]);
+        }
+    }
+
+    /// Breaks a host's TCP connections to or from these ports, as an administrator or a firewall
+    /// does: its peer gets a reset. Gives how many there were; `None`, with the reason printed,
+    /// where that can't be done.
+    pub fn reset_connections(&self, host: usize, ports: &[u16]) -> Option<usize> {
+        let mut count = 0;
+        for port in ports {
+            for side in ["sport", "dport"] {
+                let port = format!("= :{port}");
+                let words = [
+                    "ip",
+                    "netns",
+                    "exec",
+                    &self.names[host],
+                    "ss",
+                    "-H",
+                    "-K",
+                    "-tn",
+                    "state",
+                    "established",
+                    side,
+                    &port,
+                ];
+                match run(&words) {
+                    Ok(output) => count += output.stdout.iter().filter(|b| **b == b'\n').count(),
+                    Err(why) => {
+                        println!("skipped: connections can't be broken here: {why}");
+                        return None;
+                    }
+                }
+            }
+        }
+        Some(count)
+    }
+
+    /// Swallows what is sent to or from these TCP ports of a host.
+    pub fn swallow_ports(&self, host: usize, ports: &[u16]) {
+        // At which byte of a packet the port is, towards the host and away from it.
+        for (port_of_switch, at) in [(PORTS[host], 22), (PORTS[1 - host], 20)] {
+            let filters = ports.iter().map(|port| {
+                format!(
+                    "filter parent 1: protocol ip u32 match ip protocol 6 0xff \
+                     match u16 {port} 0xffff at {at} flowid 1:2"
+                )
+            });
+            let commands: Vec<String> =
+                SOME.map(str::to_owned).into_iter().chain(filters).collect();
+            let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+            self.set_port(port_of_switch, &commands).expect("a port that drops some");
         }
     }
 }
@@ -141,7 +256,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         for name in &self.names {
-            // The cable goes with its ends. A namespace that was never made is no matter.
+            // The cables go with their ends. A namespace that was never made is no matter.
             let _ = run(&["ip", "netns", "del", name]);
         }
     }

@@ -1,0 +1,70 @@
+//! Heartbeats that come as datagrams, at the port of the same number as the streams' (see
+//! [`gradwire_proto::beat`]). Each is answered, which is the coordinator's sign of life.
+//!
+//! Who takes part without one is heard on its stream alone; so is everybody, where the port is
+//! taken.
+
+use std::{collections::HashMap, io, net::SocketAddr};
+
+use gradwire_proto::{
+    Epoch, JobId, NodeId, Secret,
+    beat::{BEAT_BYTES, Beat, Side},
+};
+use tokio::{net::UdpSocket, sync::mpsc};
+
+use crate::{engine::Event, runtime::Inbound};
+
+/// Hears and answers the heartbeats of one job's nodes.
+#[derive(Debug)]
+pub(crate) struct Beats {
+    socket: UdpSocket,
+    job: JobId,
+    secret: Secret,
+    epoch: Epoch,
+    inbox: mpsc::Sender<Inbound>,
+    /// How many heartbeats each node had sent before the latest that was heard. At most one for
+    /// each node of the job, because nobody else knows the secret (BOUND).
+    latest: HashMap<NodeId, u64>,
+}
+
+impl Beats {
+    /// Listens at `address`, where the streams are served, too.
+    ///
+    /// # Errors
+    /// If that can't be listened on.
+    pub(crate) async fn bind(
+        address: SocketAddr,
+        job: JobId,
+        secret: Secret,
+        epoch: Epoch,
+        inbox: mpsc::Sender<Inbound>,
+    ) -> io::Result<Self> {
+        let socket = UdpSocket::bind(address).await?;
+        Ok(Self { socket, job, secret, epoch, inbox, latest: HashMap::new() })
+    }
+
+    /// Serves until it is dropped.
+    pub(crate) async fn serve(mut self) {
+        // One byte more: what is longer is no heartbeat.
+        let mut bytes = [0; BEAT_BYTES + 1];
+        loop {
+            // An error is about a datagram that was sent before, to a node that has gone.
+            let Ok((length, from)) = self.socket.recv_from(&mut bytes).await else { continue };
+            let beat =
+                Beat::decode(&bytes[..length], Side::Node, self.epoch, &self.job, &self.secret);
+            let Some(beat) = beat.filter(|beat| self.is_new(*beat)) else { continue };
+            // Where the engine has no room, it is busy with other signs of life.
+            let _ = self.inbox.try_send(Inbound::Event(Event::Felt { node: beat.node }));
+            let answer = Beat { side: Side::Coordinator, ..beat }.encode(&self.job, &self.secret);
+            let _ = self.socket.try_send_to(&answer, from);
+        }
+    }
+
+    fn is_new(&mut self, beat: Beat) -> bool {
+        let is_new = self.latest.get(&beat.node).is_none_or(|latest| beat.count > *latest);
+        if is_new {
+            self.latest.insert(beat.node, beat.count);
+        }
+        is_new
+    }
+}

@@ -1,0 +1,235 @@
+//! Heartbeats as datagrams, beside those on the stream between a node and the coordinator.
+//!
+//! After an outage a stream is silent until its system sends again what was lost, which may take a
+//! second; a datagram gets through as soon as the line does. Where none gets through at all,
+//! because a firewall lets only TCP pass, the stream's own heartbeats are what there is.
+//!
+//! ```text
+//!  0      4      5          8       12          16            24            32              64
+//!  ├──────┼──────┼──────────┼────────┼───────────┼─────────────┼─────────────┼───────────────┤
+//!  │"GWHB"│ side │ 0        │ node   │ 0         │ epoch       │ count       │ proof         │
+//!  └──────┴──────┴──────────┴────────┴───────────┴─────────────┴─────────────┴───────────────┘
+//! ```
+//!
+//! Numbers are little endian. A node counts its heartbeats; the coordinator answers each with the
+//! same count. Both prove the job's secret over all of it (TRUST), and what was overheard is of no
+//! use a second time, because counts that are not new are not heard.
+
+use std::time::Duration;
+
+use crate::{
+    Epoch, JobId, NodeId, Secret,
+    auth::{Claim, PROOF_BYTES},
+};
+
+/// Bytes of a heartbeat.
+pub const BEAT_BYTES: usize = 32 + PROOF_BYTES;
+
+const MAGIC: [u8; 4] = *b"GWHB";
+
+/// How many heartbeats are sent as datagrams in the time between two on the stream.
+pub const BEATS_PER_INTERVAL: u32 = 5;
+
+/// Who sends a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Side {
+    /// A node.
+    Node = 1,
+    /// The coordinator, in answer.
+    Coordinator = 2,
+}
+
+/// A sign of life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// Who sends it.
+    pub side: Side,
+    /// The node that is at either end.
+    pub node: NodeId,
+    /// The world's epoch.
+    pub epoch: Epoch,
+    /// How many the node has sent before.
+    pub count: u64,
+}
+
+impl Beat {
+    fn unproven(&self) -> [u8; BEAT_BYTES] {
+        let mut bytes = [0; BEAT_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = self.side as u8;
+        bytes[8..12].copy_from_slice(&self.node.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.epoch.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    /// The datagram, with the proof of `job`'s secret.
+    pub fn encode(&self, job: &JobId, secret: &Secret) -> [u8; BEAT_BYTES] {
+        let mut bytes = self.unproven();
+        let (said, proof) = bytes.split_at_mut(BEAT_BYTES - PROOF_BYTES);
+        proof.copy_from_slice(&secret.prove(&Claim::Beat { job: job.as_str(), said }));
+        bytes
+    }
+
+    /// Reads a datagram; none, if it is no heartbeat of this `side`, `job` and `epoch`.
+    pub fn decode(
+        bytes: &[u8],
+        side: Side,
+        epoch: Epoch,
+        job: &JobId,
+        secret: &Secret,
+    ) -> Option<Self> {
+        let bytes: &[u8; BEAT_BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let beat = Self { side, node: NodeId(word(8)), epoch, count: long(24) };
+        let (said, proof) = bytes.split_at(BEAT_BYTES - PROOF_BYTES);
+        let is_said = beat.unproven()[..said.len()] == *said;
+        let claim = Claim::Beat { job: job.as_str(), said };
+        (is_said && secret.verify(&claim, proof)).then_some(beat)
+    }
+}
+
+/// How long the other side may be silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// In every way. An outage as long as the configured limit is survived, so this is what comes
+    /// on top of it: the time between two heartbeats, which may have been due when it began.
+    pub all: Duration,
+    /// On the stream, while datagrams come: longer by what its system may take to send again what
+    /// was lost.
+    pub stream: Duration,
+    /// How long the system may take for that, if it can be told.
+    pub retransmission: Duration,
+}
+
+impl Limits {
+    /// The limits where heartbeats are sent at this `interval`, and an outage of `timeout` is
+    /// survived.
+    pub fn new(interval: Duration, timeout: Duration) -> Self {
+        // Systems take no less than a second.
+        let retransmission = (timeout / 4).max(Duration::from_secs(1));
+        let all = timeout + interval;
+        Self { all, stream: all + retransmission, retransmission }
+    }
+}
+
+/// When the other side was heard last, by a clock of one's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heard {
+    /// On the stream.
+    pub stream: Duration,
+    /// By datagram.
+    pub datagram: Duration,
+}
+
+/// That the other side has been silent for too long, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silence {
+    /// In every way.
+    All(Duration),
+    /// On the stream, although datagrams come.
+    Stream(Duration),
+}
+
+impl Heard {
+    /// As if it had been heard in every way.
+    pub fn at(now: Duration) -> Self {
+        Self { stream: now, datagram: now }
+    }
+
+    /// When it was heard in any way.
+    pub fn last(&self) -> Duration {
+        self.stream.max(self.datagram)
+    }
+
+    /// When [`Heard::silence`] is more than is allowed, if nothing is heard until then.
+    pub fn deadline(&self, limits: &Limits) -> Duration {
+        (self.last() + limits.all).min(self.stream + limits.stream)
+    }
+
+    /// Whether it has been silent for too long.
+    pub fn silence(&self, limits: &Limits, now: Duration) -> Option<Silence> {
+        if now >= self.last() + limits.all {
+            Some(Silence::All(now - self.last()))
+        } else if now >= self.stream + limits.stream {
+            Some(Silence::Stream(now - self.stream))
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_as_long_as_the_limit_is_survived() {
+        let (interval, timeout) = (Duration::from_millis(500), Duration::from_secs(3));
+        let limits = Limits::new(interval, timeout);
+        let begin = Duration::from_secs(10);
+        let between = interval / BEATS_PER_INTERVAL;
+        // The last datagram came just before the outage, the next one is sent just after it.
+        let heard = Heard { stream: begin - interval, datagram: begin - between };
+        let back = begin + timeout + between;
+        assert_eq!(heard.silence(&limits, back), None);
+        let heard = Heard { datagram: back, ..heard };
+        // The stream follows when its system sends again.
+        let again = begin + timeout + limits.retransmission;
+        assert_eq!(heard.silence(&limits, again - Duration::from_millis(1)), None);
+    }
+
+    #[test]
+    fn silence_is_told_by_what_is_silent() {
+        let limits = Limits::new(Duration::from_millis(500), Duration::from_secs(3));
+        let seconds = Duration::from_secs_f64;
+        let heard = Heard::at(seconds(1.0));
+        assert_eq!(heard.deadline(&limits), seconds(4.5));
+        assert_eq!(heard.silence(&limits, seconds(4.4)), None);
+        assert_eq!(heard.silence(&limits, seconds(4.5)), Some(Silence::All(seconds(3.5))));
+        // No datagram gets through, ever.
+        let only_stream = Heard { stream: seconds(9.0), datagram: Duration::ZERO };
+        assert_eq!(only_stream.deadline(&limits), seconds(12.5));
+        let only_datagrams = Heard { stream: seconds(1.0), datagram: seconds(5.4) };
+        assert_eq!(only_datagrams.deadline(&limits), seconds(5.5));
+        assert_eq!(only_datagrams.silence(&limits, seconds(5.4)), None);
+        let silence = only_datagrams.silence(&limits, seconds(5.5));
+        assert_eq!(silence, Some(Silence::Stream(seconds(4.5))));
+    }
+
+    fn beat() -> Beat {
+        Beat { side: Side::Node, node: NodeId(3), epoch: Epoch(5 << 40), count: 6 << 33 }
+    }
+
+    #[test]
+    fn a_heartbeat_survives_the_wire() {
+        let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());
+        for side in [Side::Node, Side::Coordinator] {
+            let beat = Beat { side, ..beat() };
+            let bytes = beat.encode(&job, &secret);
+            assert_eq!(Beat::decode(&bytes, side, beat.epoch, &job, &secret), Some(beat));
+        }
+    }
+
+    #[test]
+    fn what_is_changed_cut_or_of_another_job_is_no_heartbeat() {
+        let (job, secret) = (JobId::new("job").unwrap(), Secret::generate());
+        let Beat { side, epoch, .. } = beat();
+        let good = beat().encode(&job, &secret);
+        let read = |bytes: &[u8]| Beat::decode(bytes, side, epoch, &job, &secret);
+        for at in 0..BEAT_BYTES {
+            let mut bytes = good;
+            bytes[at] ^= 1;
+            assert_eq!(read(&bytes), None, "byte {at}");
+            assert_eq!(read(&good[..at]), None);
+        }
+        assert_eq!(read(&[&good[..], &[0]].concat()), None);
+        let other = JobId::new("other").unwrap();
+        assert_eq!(Beat::decode(&good, side, epoch, &other, &secret), None);
+        assert_eq!(Beat::decode(&good, side, epoch, &job, &Secret::generate()), None);
+        assert_eq!(Beat::decode(&good, Side::Coordinator, epoch, &job, &secret), None);
+        assert_eq!(Beat::decode(&good, side, Epoch(1), &job, &secret), None);
+    }
+}

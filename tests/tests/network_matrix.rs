@@ -1,0 +1,246 @@
+//! Every way in which a network may be bad: a job on it goes on, or all of its ranks are told in
+//! time what it is that does not work, with the right host. Needs root, `ip`, `tc` and `ss`; where
+//! something is missing the test says so and passes.
+//!
+//! The larger cases are for `make soak`.
+
+use std::{thread::sleep, time::Duration};
+
+use gradwire_tests::launched::{Job, Launch, Report, network::Pair, now_us};
+
+/// What the second host is called in a failure; the first one's is the coordinator.
+const HOST: &str = "host 10.213.0.2";
+
+/// All ranks have done all of it and left in good order.
+#[track_caller]
+fn assert_went_on(report: &Report, word: &str) {
+    report.assert_code(0);
+    assert_eq!(report.said(word).len(), 4, "{}", report.all());
+}
+
+/// A job that has exchanged something over each connection, and goes on with `steps` when it may.
+fn begun(launch: Launch, steps: &[&str]) -> Job {
+    let before = ["deaf", "attach", "loop:4:1000", "say:begun", "until:go"];
+    let job = launch.words(&["--verbose"]).rank(&[&before, steps].concat()).start();
+    job.until_said("said", 4);
+    job
+}
+
+/// The ports of the hosts' data planes.
+fn data_ports(job: &Job) -> Vec<u16> {
+    let port = |address: &String| address.rsplit(':').next()?.parse().ok();
+    job.served("data").iter().filter_map(port).collect()
+}
+
+fn survives_loss(of_256: u8, steps: &[&str]) {
+    let Some(pair) = Pair::new() else { return };
+    if pair.lose(of_256).is_some() {
+        let steps = [&["attach"], steps, &["leave"]].concat();
+        assert_went_on(&pair.launch().rank(&steps).run(), "looped");
+    }
+}
+
+#[test]
+fn one_packet_in_a_hundred_is_lost() {
+    survives_loss(3, &["loop:20:200000"]);
+}
+
+#[test]
+fn one_packet_in_twenty_is_lost() {
+    survives_loss(13, &["loop:10:200000"]);
+}
+
+#[test]
+fn one_packet_in_five_is_lost() {
+    survives_loss(51, &["loop:3:50000"]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn one_packet_in_five_is_lost_for_long() {
+    survives_loss(51, &["loop:100:50000"]);
+}
+
+/// A limit of three seconds is one of three seconds, when an outage begins while nothing is under
+/// way.
+#[test]
+fn an_idle_job_survives_outages_below_the_limit() {
+    let Some(pair) = Pair::new() else { return };
+    let steps = ["until:1", "loop:1:1000", "until:2", "loop:2:2000", "until:3", "loop:3:3000"];
+    let mut job = begun(pair.launch(), &[&steps[..], &["leave"]].concat());
+    job.allow("go");
+    for (name, milliseconds) in [("1", 1000), ("2", 2000), ("3", 2900)] {
+        pair.cut();
+        // They begin in the midst of it.
+        sleep(Duration::from_millis(milliseconds / 2));
+        job.allow(name);
+        sleep(Duration::from_millis(milliseconds - milliseconds / 2));
+        pair.mend();
+        // What was lost is made up for.
+        sleep(Duration::from_millis(1500));
+    }
+    let report = job.finish();
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), 4 * 4, "{}", report.all());
+}
+
+/// The same in the midst of a transfer.
+#[test]
+fn a_busy_job_survives_outages_below_the_limit() {
+    let Some(pair) = Pair::new() else { return };
+    let launch = pair.launch().set("worker.arena_segment_bytes=64MiB");
+    let mut job = begun(launch, &["loop:30:2000000", "leave"]);
+    job.allow("go");
+    sleep(Duration::from_millis(100));
+    for milliseconds in [1000, 2900] {
+        pair.cut();
+        sleep(Duration::from_millis(milliseconds));
+        pair.mend();
+        sleep(Duration::from_millis(1500));
+    }
+    let report = job.finish();
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), 2 * 4, "{}", report.all());
+}
+
+/// Connections that break while nothing is under way are made again.
+#[test]
+fn idle_connections_that_are_reset_are_made_again() {
+    let Some(pair) = Pair::new() else { return };
+    let mut job =
+        begun(pair.launch(), &["until:1", "loop:4:10000", "until:2", "loop:4:1000", "leave"]);
+    job.allow("go");
+    for (host, name) in [(0, "1"), (1, "2")] {
+        sleep(Duration::from_millis(100));
+        let Some(count) = pair.reset_connections(host, &data_ports(&job)) else { return };
+        assert_eq!(count, 2, "one for each lane");
+        job.allow(name);
+        sleep(Duration::from_millis(500));
+    }
+    let report = job.finish();
+    report.assert_code(0);
+    assert_eq!(report.said("looped").len(), 3 * 4, "{}", report.all());
+}
+
+/// Those that break while something is under way are told at once, with a limit that is far away.
+#[test]
+fn busy_connections_that_are_reset_are_told_at_once() {
+    for host in [0, 1] {
+        let Some(pair) = Pair::new() else { return };
+        if pair.narrow(100).is_none() {
+            return;
+        }
+        let launch = pair.launch().set("job.timeout_ms=60000");
+        let mut job = begun(launch, &["loop:100000:2000000"]);
+        job.allow("go");
+        sleep(Duration::from_millis(500));
+        let fault = now_us();
+        let Some(count) = pair.reset_connections(host, &data_ports(&job)) else { return };
+        assert_eq!(count, 2, "one for each lane");
+        let report = job.finish();
+        let what = ["host 10.213.0.", "the data connection with this host failed"];
+        report.assert_told(&[0, 1, 2, 3], fault, &what);
+        report.assert_code(1);
+    }
+}
+
+fn survives_rate(mbit: u32, set: &[&str], tensors: &str) {
+    let Some(pair) = Pair::new() else { return };
+    if pair.narrow(mbit).is_some() {
+        let launch = pair.launch().set("worker.arena_segment_bytes=64MiB");
+        let launch = set.iter().fold(launch, |launch, setting| launch.set(setting));
+        let launch = launch.within(Duration::from_secs(220));
+        assert_went_on(&launch.rank(&["attach", tensors, "leave"]).run(), "done");
+    }
+}
+
+/// Two megabytes, which take sixteen seconds, in pieces of which the last one waits for nearly all
+/// of them.
+#[test]
+fn one_mbit_per_second_is_slow_and_not_dead() {
+    survives_rate(1, &["negotiation.piece_bytes=256KiB"], "submit:8:62500");
+}
+
+#[test]
+fn ten_mbit_per_second_are_slow_and_not_dead() {
+    survives_rate(10, &[], "submit:2:1250000");
+}
+
+#[test]
+fn thirty_mbit_per_second_are_slow_and_not_dead() {
+    survives_rate(30, &[], "submit:3:2000000");
+}
+
+#[test]
+fn a_hundred_mbit_per_second_are_slow_and_not_dead() {
+    survives_rate(100, &["negotiation.piece_bytes=16MiB"], "submit:8:2000000");
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn large_tensors_pass_a_slow_line() {
+    survives_rate(30, &[], "submit:1:16000000");
+    survives_rate(100, &["negotiation.piece_bytes=16MiB"], "submit:8:4000000");
+    survives_rate(
+        1000,
+        &["negotiation.piece_bytes=64MiB", "negotiation.credit_pieces=16"],
+        "submit:16:16000000",
+    );
+}
+
+#[test]
+fn small_packets_are_enough() {
+    let Some(pair) = Pair::new() else { return };
+    pair.set_mtu(576);
+    let report = pair.launch().rank(&["attach", "loop:10:100000", "leave"]).run();
+    assert_went_on(&report, "looped");
+}
+
+/// Nothing gets to one of the hosts any more, while what it sends arrives.
+#[test]
+fn a_line_that_is_cut_in_one_direction_is_told_on_both_sides() {
+    for towards in [0, 1] {
+        let Some(pair) = Pair::new() else { return };
+        let mut job = begun(pair.launch(), &["loop:100000:100000"]);
+        job.allow("go");
+        job.until_said("looping", 4);
+        let fault = now_us();
+        pair.cut_towards(towards);
+        let report = job.finish();
+        report.assert_told(&[0, 1], fault, &[HOST]);
+        report.assert_told(&[2, 3], fault, &["10.213.0."]);
+        report.assert_code(1);
+    }
+}
+
+/// Where TCP does not get through to the coordinator, but everything else does.
+#[test]
+fn a_coordinator_whose_port_is_blocked_is_told_with_its_address() {
+    let Some(pair) = Pair::new() else { return };
+    pair.swallow_ports(0, &[29_999]);
+    let listen = "coordinator.listen=10.213.0.1:29999";
+    let launch = pair.launch().set(listen).set("launch.start_timeout_ms=9000");
+    let report = launch.rank(&["attach", "leave"]).run();
+    report.assert_code(1);
+    report.assert_verdict(&[
+        "on host 10.213.0.2 ",
+        "the coordinator at 10.213.0.1:29999 can't be reached from 10.213.0.2 (no answer",
+    ]);
+    // The limit was not waited for.
+    assert!(!report.all().contains("is not complete after"), "{}", report.all());
+}
+
+#[test]
+fn a_coordinator_whose_port_is_blocked_later_is_told_on_both_sides() {
+    let Some(pair) = Pair::new() else { return };
+    let launch = pair.launch().set("coordinator.listen=10.213.0.1:29999");
+    let mut job = begun(launch, &["loop:100000:100000"]);
+    job.allow("go");
+    job.until_said("looping", 4);
+    let fault = now_us();
+    pair.swallow_ports(0, &[29_999]);
+    let report = job.finish();
+    report.assert_told(&[0, 1], fault, &[HOST, "nothing has come on its stream"]);
+    report.assert_told(&[2, 3], fault, &["the coordinator at 10.213.0.1:29999"]);
+    report.assert_code(1);
+}
