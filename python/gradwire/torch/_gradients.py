@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire import _native, _world
 from gradwire._errors import InvalidRequest
@@ -34,6 +35,10 @@ MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before step(): "
     "raise backward_passes_per_step to add gradients up, or call step() or synchronize() in between"
 )
+
+
+# Who submits a parameter's gradient: two that do would each take the other's for this rank's own.
+_watched: Any = WeakIdKeyDictionary()
 
 
 class Exchange:
@@ -125,10 +130,22 @@ class Exchange:
             self.watch()
 
     def watch(self) -> None:
-        """Submits each gradient the moment that the backward pass has it, of every parameter that requires one."""
+        """Submits each gradient the moment that the backward pass has it, of every parameter that requires one.
+
+        If several optimizers have a parameter, the last one to be made, to clear gradients or to make a step does.
+        """
         for slot in self.slots.values():
             if slot.hooks or not slot.parameter.requires_grad:
                 continue
+            before = _watched.get(slot.parameter, lambda: None)()
+            if before is not None and before.under_way:
+                raise AssertionError(
+                    f"the gradient of {slot.name} is on its way for another optimizer, which has it, too: call "
+                    "zero_grad() of the optimizer that makes the next step before the backward pass"
+                )
+            if before is not None:
+                before.unwatch()
+            _watched[slot.parameter] = weakref.ref(slot)
             slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(_hook(self, Exchange._ready, slot)))
             if self.op == Sum:
                 slot.hooks.append(slot.parameter.register_hook(_hook(self, Exchange._before, slot)))
@@ -188,6 +205,7 @@ class Exchange:
                 slot.note(contents[0])
                 slot.sparse = sparse_allreduce_async(gradient, f"{self.prefix}{slot.name}", self.op, self.process_set)
                 self.submitted.add(slot)
+                slot.under_way = True
                 return
             buffers = [slot.load(self.compression, content) for slot, content in zip(slots, contents)]
         for slot, content in zip(slots, contents):
@@ -207,6 +225,8 @@ class Exchange:
         )
         self.handles.append((handle, slots))
         self.submitted.update(slots)
+        for slot in slots:
+            slot.under_way = True
 
     # The step
 
@@ -300,7 +320,7 @@ class Exchange:
         self.submitted.clear()
         self.exchanged = self.fired = False
         for slot in self.slots.values():
-            slot.delay, slot.fired = self.passes, False
+            slot.delay, slot.fired, slot.under_way = self.passes, False, False
             slot.sparse = slot.travelling = slot.base = None
 
     def loss(self, loss: Any) -> Any:
@@ -362,6 +382,8 @@ class Exchange:
 
     def cleared(self, clear: Callable[[], None]) -> None:
         """Lets gradients be cleared, and sees to it that those in shared memory stay there, as zeros."""
+        if _world.is_rank() and self.takes_part():
+            self.watch()
         kept = [slot for slot in self.slots.values() if slot.keeps]
         self.hide()  # what is none stays none, whichever way the others are cleared
         before = {slot: slot.seen for slot in self.slots.values()}

@@ -151,6 +151,14 @@ class Slot:
         self.travelling: tuple[_native.Buffer, torch.Tensor, Any] | None = None
         self.sparse: SparseHandle | None = None
         self.hooks: list[Any] = []
+        # Submitted, and not waited for.
+        self.under_way = False
+
+    def unwatch(self) -> None:
+        """Takes its parameter's hooks away."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
 
     # Where it is
 

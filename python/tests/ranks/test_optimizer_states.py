@@ -341,6 +341,21 @@ def test_gradients_of_another_type_than_their_parameters() -> None:
             assert any(not torch.equal(p.grad, p.grad.bfloat16().float()) for p in net.parameters())
 
 
+def test_another_optimizer_of_the_same_parameters() -> None:
+    expected, net = model(), model()
+    plain = sgd(expected)
+    ours = [hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Sum) for _ in range(2)]
+    for step in range(4):
+        if step == 2:
+            plain = sgd(expected)  # the first one has momentum of its own
+        plain.zero_grad(), ours[step // 2].zero_grad()
+        loss_of(expected, *batch(step)).backward()
+        (loss_of(net, *map(part, batch(step))) / hvd.size()).backward()
+        plain.step(), ours[step // 2].step()
+        parameters_are_near(net, expected)
+    bits_are_the_same_everywhere(net)
+
+
 class Own(torch.optim.SGD):
     """An optimizer of an older manner."""
 
