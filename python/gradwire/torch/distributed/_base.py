@@ -191,6 +191,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self.world.close()
         else:
             self.world.leave(self._key)
+            self._store = None  # or a server lived on that a later group of all ranks takes for its own
 
     def abort(self) -> None:
         """Gives up: every rank of the job is told."""

@@ -30,7 +30,7 @@ def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
     try:
         return describe(tensor)[0], tensor.numel()
     except InvalidRequest:
-        if moved and tensor.layout == torch.strided:
+        if moved and tensor.layout == torch.strided and not tensor.is_meta:
             return _BYTES, tensor.numel() * tensor.element_size()
         raise
 

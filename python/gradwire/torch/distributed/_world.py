@@ -62,7 +62,9 @@ class World:
         self._beside = weakref.ref(beside) if beside is not None else None
         self._pid = os.getpid()
         self._serials: dict[Ranks, int] = {}
-        self._store = store
+        # The group of all ranks keeps its store alive, and with it the server that others find. When another backend's
+        # goes its store has to go, too.
+        self._find_store = weakref.ref(store) if beside is not None else lambda: store
         self._prefix = f"gradwire/sets/{self.generation}"
         self._asking = threading.Lock()
         self._ending = threading.Event()
@@ -72,6 +74,13 @@ class World:
         self._servant = threading.Thread(target=self._serve, name="gw-sets", daemon=True)
         self._servant.start()
         atexit.register(self.close)
+
+    @property
+    def _store(self) -> Any:
+        store = self._find_store()
+        if store is None:
+            raise Cancelled("the store of the group of all ranks is gone", kind="cancelled")
+        return store
 
     def serves(self, everybody: Any) -> bool:
         """Whether it is the world of the groups that are made beside this group of all ranks."""
@@ -104,7 +113,9 @@ class World:
 
     def leave(self, key: Key) -> None:
         """A member destroys a group; the last one to do so wishes that its set be removed."""
-        if self._pid != os.getpid() or self._closed is not None:
+        # Beside another backend the sets stay until the world is closed: its store may go before all ranks have read
+        # a wish, and they have to remove the same sets in the same order.
+        if self._pid != os.getpid() or self._closed is not None or self._beside is not None:
             return
         ranks, serial = key
         # Where the store is gone the job is about to end, and its sets with it.
@@ -119,8 +130,10 @@ class World:
 
     def _serve(self) -> None:
         try:
-            # A store's client answers one call at a time, and this one waits: it takes a client of its own.
-            store = self._store.clone() if hasattr(self._store, "clone") else None
+            # A store's client answers one call at a time, and this one waits: it takes a client of its own. Not where
+            # the store goes without a word: whoever waits at a server that goes is told so on standard error.
+            waits = self._beside is None and hasattr(self._store, "clone")
+            store = self._store.clone() if waits else None
             for number in itertools.count(1):
                 wish = json.loads(self._next(store, number))
                 if "closed" in wish:
@@ -144,7 +157,7 @@ class World:
         if store is not None:
             store.wait([key], _FOREVER)
             return bytes(store.get(key))
-        # Older stores have no second client; to count nothing is to read, and does not wait.
+        # To count nothing is to read, and does not wait.
         while True:
             # While this waits for what was counted nobody else here can set it: not between counting and setting.
             with self._asking:

@@ -329,3 +329,18 @@ def test_monitored_barrier() -> None:
                 group.monitored_barrier(timedelta(seconds=0.2))
         dist.barrier()
     dist.destroy_process_group(group)
+
+
+def test_tensors_without_data() -> None:
+    """They are refused, also where a tensor is only moved, or only written to."""
+    nothing = torch.ones(2, device="meta")
+    for call in [
+        lambda: dist.all_reduce(nothing),
+        lambda: dist.broadcast(nothing, 0),
+        lambda: dist.all_gather_into_tensor(torch.empty(2 * size()), nothing),
+        lambda: dist.all_gather_into_tensor(torch.empty(2 * size(), device="meta"), torch.ones(2)),
+        lambda: dist.reduce_scatter_tensor(nothing, torch.ones(2 * size())),
+    ]:
+        with pytest.raises(ValueError, match="meta"):
+            call()
+    dist.barrier()

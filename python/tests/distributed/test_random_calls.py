@@ -1,0 +1,43 @@
+"""Random calls of torch.distributed (``ranks/random_calls.py``), from a seed that is another one each time.
+
+``GWTEST_SEED=…`` takes one that was printed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import LAUNCHER, jobs_of
+
+pytest.importorskip("torch")
+HERE = Path(__file__).parent
+# With GWTEST_JOBS=all it is the night's run.
+AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
+CALLS = 6000 if AT_NIGHT else 400
+# Nothing may hang; no test is about how long anything takes.
+LIMIT = 3600 if AT_NIGHT else 900
+
+
+@pytest.mark.parametrize("hosts", jobs_of("127.0.0.1:2", "127.0.0.1:2,127.0.0.2:1"))
+def test_random_calls(hosts: str) -> None:
+    seed = os.environ.get("GWTEST_SEED") or str(secrets.randbelow(1 << 32))
+    calls = os.environ.get("GWTEST_CALLS") or str(CALLS)
+    print(f"GWTEST_SEED={seed} GWTEST_CALLS={calls} on {hosts}")
+    ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
+    words = [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", sys.executable, "-m", "pytest", "-x", "-q"]
+    words += ["-p", "no:cacheprovider", "-W", "ignore", str(HERE / "ranks" / "random_calls.py")]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GWTEST_SEED": seed, "GWTEST_CALLS": calls},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+        cwd=HERE,  # not where the package's source would be taken for the package
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
