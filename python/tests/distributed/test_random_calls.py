@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 HERE = Path(__file__).parent
 # With GWTEST_JOBS=all it is the night's run.
 AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
-CALLS = 6000 if AT_NIGHT else 400
+CALLS = 3000 if AT_NIGHT else 300
 # Nothing may hang; no test is about how long anything takes.
 LIMIT = 3600 if AT_NIGHT else 900
 
