@@ -7,8 +7,12 @@
 //! once; names carry the process id, and all of it goes when the pair is dropped.
 
 use std::{
-    process::{Command, Output},
-    sync::atomic::{AtomicU32, Ordering},
+    io::Write,
+    process::{Child, Command, Output, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use super::Launch;
@@ -18,6 +22,9 @@ use super::Launch;
 pub struct Pair {
     /// The hosts' namespaces and the switch's.
     names: [String; 3],
+    /// A `tc` that waits for what to do at the switch: an outage lasts as long as it is meant to,
+    /// however long this machine takes to start a process.
+    control: Mutex<Option<Child>>,
 }
 
 /// The hosts' interfaces.
@@ -64,7 +71,8 @@ impl Pair {
             return None;
         }
         let unique = format!("{}-{}", std::process::id(), PAIRS.fetch_add(1, Ordering::Relaxed));
-        let pair = Self { names: ["a", "b", "switch"].map(|end| format!("gwtest-{unique}-{end}")) };
+        let names = ["a", "b", "switch"].map(|end| format!("gwtest-{unique}-{end}"));
+        let pair = Self { names, control: Mutex::default() };
         if let Err(why) = pair.set_up() {
             println!("skipped: no network namespaces here: {why}");
             return None;
@@ -91,7 +99,21 @@ impl Pair {
             run(&["ip", "-n", name, "addr", "add", &address, "dev", CABLE])?;
             run(&["ip", "-n", name, "link", "set", CABLE, "up"])?;
         }
+        let control = Command::new("tc")
+            .args(["-n", switch, "-force", "-batch", "-"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("tc: {error}"))?;
+        *self.control.lock().expect("no panic while it is held") = Some(control);
         Ok(())
+    }
+
+    /// Does something at once at the switch.
+    fn at_once(&self, commands: &str) {
+        let mut control = self.control.lock().expect("no panic while it is held");
+        let pipe = control.as_mut().and_then(|control| control.stdin.as_mut()).expect("tc");
+        pipe.write_all(commands.as_bytes()).and_then(|()| pipe.flush()).expect("tc reads");
     }
 
     /// A job with two ranks on each host, the second reached by a stand-in for ssh.
@@ -137,7 +159,7 @@ impl Pair {
 
     /// Nothing that is sent to one of the hosts, 0 or 1, arrives any more, and nobody is told.
     pub fn cut_towards(&self, host: usize) {
-        self.set_port(PORTS[host], &["qdisc root pfifo limit 0"]).expect("a port that drops all");
+        self.at_once(&format!("qdisc replace dev {} root pfifo limit 0\n", PORTS[host]));
     }
 
     /// Nothing arrives any more, and nobody is told.
@@ -147,28 +169,34 @@ impl Pair {
 
     /// Everything arrives again.
     pub fn mend(&self) {
-        for port in PORTS {
-            self.set_port(port, &[]).expect("a port that lets all through");
-        }
+        self.at_once(&PORTS.map(|port| format!("qdisc del dev {port} root\n")).concat());
     }
 
     /// Loses so many packets of 256, in both directions. `None`, with the reason printed, where
     /// that can't be done.
     pub fn lose(&self, of_256: u8) -> Option<()> {
         let mut commands = SOME.map(str::to_owned).to_vec();
-        // By bytes that are as good as random: of the IP header's checksum, which has a number of
-        // the packet in it, and in a datagram of the proof.
-        let mut below = 0;
-        for bit in (0..8).rev().filter(|bit| of_256 >> bit & 1 == 1) {
-            let mask = 0xff << bit & 0xff;
-            for random in ["6 0xff match u8", "17 0xff match u8"] {
-                let at = if random.starts_with('6') { 11 } else { 60 };
+        // By bytes that are as good as random and change when something is sent again: in a datagram
+        // of the proof, in a segment of the IP header's checksum, which has the packet's number in it.
+        // Those that open a connection have none, but a time.
+        let pass = "filter parent 1: protocol ip prio 2 u32 match ip protocol 6 0xff \
+                    match u16 0 0xffff at 4 flowid 1:1";
+        commands.push(pass.to_owned());
+        // One value of the lowest bits for each bit of the number: packets of a connection are numbered
+        // one after the other, and are not to be lost in a row.
+        let bits = (0..8).rev().filter(|bit| of_256 >> bit & 1 == 1);
+        for (value, bit) in bits.enumerate() {
+            let mask = 0xff >> bit;
+            for (priority, which, at) in [
+                (1, "protocol 17 0xff", 60),
+                (1, "protocol 6 0xff match u16 0 0xffff at 4", 51),
+                (3, "protocol 6 0xff", 11),
+            ] {
                 commands.push(format!(
-                    "filter parent 1: protocol ip u32 match ip protocol {random} {below:#x} \
-                     {mask:#x} at {at} flowid 1:2"
+                    "filter parent 1: protocol ip prio {priority} u32 match ip {which} \
+                     match u8 {value:#x} {mask:#x} at {at} flowid 1:2"
                 ));
             }
-            below += 1 << bit;
         }
         let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
         self.set_ports("packets can't be lost here", &commands)
@@ -255,6 +283,11 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
+        let control = self.control.get_mut().map(Option::take).unwrap_or_default();
+        if let Some(mut control) = control {
+            let _ = control.kill();
+            let _ = control.wait();
+        }
         for name in &self.names {
             // The cables go with their ends. A namespace that was never made is no matter.
             let _ = run(&["ip", "netns", "del", name]);
