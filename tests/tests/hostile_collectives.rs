@@ -3,6 +3,8 @@
 //! process of its right mind would say ends the job, by name; what a program may get wrong fails that
 //! submission, and the job goes on (TRUST, TELL).
 
+use std::sync::{Arc, Barrier};
+
 use gradwire_daemon::Ending;
 use gradwire_proto::{
     Collective, DType, Failure, FailureKind, Part, Rank, ReduceOp, Request, Shape,
@@ -173,19 +175,24 @@ fn room_that_was_not_asked_for() {
 #[test]
 fn room_that_is_never_made() {
     let cluster = Cluster::start(&patient()).unwrap();
-    let survivors = cluster.start_ranks([0, 2], |session| {
+    let summed = Arc::new(Barrier::new(3));
+    let both = summed.clone();
+    let survivors = cluster.start_ranks([0, 2], move |session| {
         let own = session.zeros::<f32>(&[1, 16]).unwrap();
         let rows = AllgatherOptions::default().name("rows.0");
         let held = session.allgather_async(own, rows).unwrap();
         let mut sum = [1.0f32];
         let options = AllreduceOptions::named("w").op(ReduceOp::Sum);
         session.allreduce_slice(&mut sum, options).unwrap();
+        both.wait();
         (sum[0], held.wait().map(drop).map_err(|error| error.to_string()))
     });
     let raw = attach(&cluster);
     asked_for_room(&raw);
     raw.submit(&submission(8, "w", f32s(Collective::Allreduce, &[1]))).unwrap();
     assert_eq!(raw.completed().unwrap().ticket, 8);
+    // It is done on each node by itself.
+    summed.wait();
     drop(raw);
     let survivors = survivors.join().unwrap();
     // Rank 2 has its rows unless the end came first: no other node waits for room here.
