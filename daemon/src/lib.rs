@@ -210,7 +210,7 @@ impl Daemon {
         let (job, outgoing) = Job::new();
         let node = Node::new(config.clone(), job.clone())?;
         if words.is_some() {
-            node.fates.expect();
+            node.fates.expect(true);
         }
         let stop = CancellationToken::new();
         let accept = intake::attach::serve(node.clone(), workers, stop.clone());
@@ -293,6 +293,7 @@ async fn hear(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
         while let Some(word) = words.recv().await {
             node.hear(word);
         }
+        node.fates.expect(false);
     }
     std::future::pending().await
 }

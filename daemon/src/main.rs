@@ -111,7 +111,7 @@ fn check_limits() -> anyhow::Result<()> {
 }
 
 /// How long after a signal the reason for it may come.
-const LOOK_ROUND: Duration = Duration::from_millis(100);
+const LOOK_ROUND: Duration = Duration::from_millis(500);
 
 async fn serve(
     mut environment: HashMap<String, String>,

@@ -27,7 +27,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from gradwire._errors import InvalidRequest, NotLaunched
+from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -81,7 +81,8 @@ def _timeout() -> float:
 def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
     """Starts a service, and returns what it says of itself once it serves."""
     gradwire = find("gradwire")
-    command = [gradwire, "exec-child", str(os.getpid()), *words]
+    # If this process dies, the daemon has time to say so to the others.
+    command = [gradwire, "exec-child", "--gently", str(os.getpid()), *words]
     environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
     service = subprocess.Popen(
         command,
@@ -127,6 +128,28 @@ def stop(left: bool = False) -> None:
                 service.wait()
         if service.stdout is not None:
             service.stdout.close()
+
+
+def hand_over() -> list[int]:
+    """The services' process ids, for who waits for them when the interpreter is gone."""
+    ids = []
+    while _services:
+        service = _services.pop()
+        if service.poll() is None:
+            ids.append(service.pid)
+            service.returncode = 0  # so that nobody takes it for forgotten
+        if service.stdout is not None:
+            service.stdout.close()
+    return ids
+
+
+def host_is_gone(error: PeerLost) -> PeerLost | None:
+    """What it means that this node's daemon does not answer: the rank that had started it has ended."""
+    if not _met or _services or error.kind != "node-lost":
+        return None
+    rank = _number("RANK") - _number("LOCAL_RANK")
+    text = f"rank {rank}, which serves this node's ranks, has ended: see its output ({error})"
+    return PeerLost(text, kind=error.kind, rank=rank, host=socket.gethostname())
 
 
 def _job(prefix: str) -> dict[str, str]:

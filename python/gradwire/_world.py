@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import sys
@@ -12,7 +13,7 @@ from types import TracebackType
 
 from gradwire import _native, _start, _variables
 from gradwire._arguments import whole, wholes
-from gradwire._errors import Forked, InvalidRequest, NotInitialized
+from gradwire._errors import Forked, GradwireError, InvalidRequest, NotInitialized, PeerLost
 
 
 class ProcessSet:
@@ -169,8 +170,11 @@ def init(
         try:
             _start.prepare()
             made = _native.Session.attach()
-        except BaseException:
+        except BaseException as error:
+            better = _start.host_is_gone(error) if isinstance(error, PeerLost) else None
             _start.forget(left=False, attached=False)
+            if better is not None:
+                raise better from error
             raise
         if among is not None and sorted(among) != list(range(made.size)):
             made.abort(f"init(comm={among}): a job is all of its ranks")
@@ -178,6 +182,17 @@ def init(
                 f"init(comm={among}): a job is all of its {made.size} ranks; use process sets for less",
                 kind="invalid",
             )
+        try:
+            made.barrier(name="init").wait()
+        except BaseException as error:
+            if isinstance(error, GradwireError):
+                # Everybody is told it by itself: this rank must not look like the cause.
+                with contextlib.suppress(GradwireError):
+                    made.shutdown()
+            else:
+                made.abort(f"in init(), {_described(error)}")
+            _start.forget(left=False)
+            raise
         _session, _process = made, os.getpid()
         _variables.set_for(made)
         global_process_set._registered(made.global_process_set())
@@ -189,24 +204,32 @@ def init(
 
 def shutdown() -> None:
     """Leaves the job in good order. What is in flight fails on the other ranks."""
-    global _session
     with _lock:
-        if _session is None or _process != os.getpid():
+        ended = _put_away()
+        if ended is None:
             return
-        for prepare in before_shutdown:
-            prepare()
-        ended, _session = _session, None
-        _variables.take_back()
-        for process_set in _sets.values():
-            process_set._removed()
-        _sets.clear()
-        global_process_set._removed()
         try:
             ended.shutdown()
         except BaseException:
             _start.forget(left=False)
             raise
         _start.forget(left=True)
+
+
+def _put_away() -> _native.Session | None:
+    """Takes the session from everybody, to end it; None if there is none."""
+    global _session
+    if _session is None or _process != os.getpid():
+        return None
+    for prepare in before_shutdown:
+        prepare()
+    ended, _session = _session, None
+    _variables.take_back()
+    for process_set in _sets.values():
+        process_set._removed()
+    _sets.clear()
+    global_process_set._removed()
+    return ended
 
 
 def is_initialized() -> bool:
@@ -234,11 +257,21 @@ def _watch_exceptions() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         global _uncaught
-        text = " ".join(str(error).split())
-        _uncaught = f"it ended with {kind.__name__}: {text}" if text else f"it ended with {kind.__name__}"
+        _uncaught = f"it ended with {_described(error)}"
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _described(error: BaseException) -> str:
+    text, name = " ".join(str(error).split()), type(error).__name__
+    return f"{name}: {text}" if text else name
+
+
+def _code_decides() -> bool:
+    """Whether the exit code of this process is still to come; one of multiprocessing's ends here."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    return multiprocessing is None or multiprocessing.parent_process() is None
 
 
 @atexit.register
@@ -249,6 +282,11 @@ def _at_exit() -> None:
     try:
         if _session is not None and _uncaught is not None:
             _session.abort(_uncaught)
+        elif _code_decides():
+            # SystemExit looks like a good end from here: whether it is one the exit code will say.
+            ended = _put_away()
+            if ended is not None:
+                ended.leave_at_exit(_start.hand_over())
         else:
             shutdown()
     except RuntimeError:

@@ -76,6 +76,7 @@ impl From<GradwireError> for Told {
         let text = || error.to_string();
         match &error {
             E::Failed(failure) => Self::failed(failure),
+            E::Refused(failure) => Self { text: text(), ..Self::failed(failure) },
             E::NotLaunched { .. } => Self::plain("NotLaunched", "not-launched", text()),
             E::Setting { .. } | E::Secret(_) | E::Invalid(_) | E::Type(_) | E::Request(_) => {
                 Self::invalid(text())

@@ -9,12 +9,15 @@
 //! - every error is a Python exception with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `buffer` and `dlpack` (memory), `error`.
+//! (waiting for them), `buffer` and `dlpack` (memory), `at_exit` (leaving with the exit code),
+//! `error`.
 
 #![deny(unsafe_code)]
 
 use pyo3::prelude::*;
 
+#[expect(unsafe_code, reason = "the one room that the C library calls")]
+mod at_exit;
 mod buffer;
 mod collectives;
 #[expect(unsafe_code, reason = "the one room where memory is handed to foreign code")]

@@ -13,6 +13,7 @@ use gradwire_worker::GradwireError;
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
+    at_exit,
     buffer::{self, Buffer},
     error::{Raise, Told},
     handle::{Handle, SLICE},
@@ -81,7 +82,7 @@ fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, Tol
 #[pymethods]
 impl Session {
     /// Attaches to this node's daemon as the rank that the launcher's variables say, and returns
-    /// once all ranks have.
+    /// once every node is there; other ranks may still be on their way.
     #[staticmethod]
     fn attach(py: Python<'_>) -> PyResult<Self> {
         let cancel = Arc::new(AtomicBool::new(false));
@@ -107,6 +108,12 @@ impl Session {
     /// Leaves the job in good order.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.inner.shutdown()).or_raise(py)
+    }
+
+    /// Leaves the job when the process ends, in good order if its exit code is 0, and then waits
+    /// for those of its children that serve the job. Leaves now where that can't be arranged.
+    fn leave_at_exit(&self, py: Python<'_>, services: Vec<i32>) -> PyResult<()> {
+        if at_exit::leave(self.inner.clone(), services) { Ok(()) } else { self.shutdown(py) }
     }
 
     /// Gives up: all other ranks are told the reason.

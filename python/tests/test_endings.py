@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+
+import pytest
 from launching import Job
 
 
@@ -209,3 +212,132 @@ def test_without_init(job: Job) -> None:
         ranks=None,
     )
     assert done.stdout.count("TOLD True True") == 3, done.stdout
+
+
+# What rank 1 does, and its exit code.
+ENDS = {
+    "sys.exit(3)": 3,
+    "sys.exit('there is no data')": 1,
+    "sys.exit(256 + 9)": 9,
+    "raise SystemExit(4)": 4,
+    "argparse.ArgumentParser().parse_args(['--zonk'])": 2,
+    "exit(6)": 6,
+    "os._exit(5)": 5,
+    "raise LookupError('there is no data')": 1,
+    "sys.excepthook(OSError, OSError('told by hand'), None); sys.exit(7)": 7,
+}
+
+
+@pytest.mark.parametrize(("how", "code"), ENDS.items(), ids=ENDS)
+def test_who_ends_with_an_exit_code_is_named(job: Job, how: str, code: int) -> None:
+    done = job(
+        f"""
+        import argparse, os, sys
+        import gradwire as gw, numpy as np
+        gw.init()
+        if gw.rank() == 1:
+            {how}
+        try:
+            gw.allreduce(np.ones(3), name="waits")
+        except gw.GradwireError as error:
+            print("TOLD", error.rank, error, flush=True)
+            sys.exit(8)  # later, and because of it
+        """,
+        ranks=3,
+    )
+    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert len(told) == 2 and all("TOLD 1 rank 1 on host" in line for line in told), done.stdout
+    assert all(f"exit code {code}" in line or "Error: t" in line for line in told), done.stdout
+    assert "gradwire: rank 1 on host localhost (pid " in done.stdout, done.stdout
+    assert f") ended with exit code {code}, " in done.stdout and done.returncode == code, done.stdout
+
+
+GOOD_ENDS = {
+    "caught": "try: sys.exit(3)\nexcept SystemExit: pass",
+    "none": "sys.exit()",
+    "zero": "sys.exit(0)",
+    "a thread": "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+    "atexit": "atexit.register(lambda: 1 / 0)",
+}
+
+
+@pytest.mark.parametrize("how", GOOD_ENDS.values(), ids=GOOD_ENDS)
+def test_an_exit_code_of_zero_is_a_good_end(job: Job, how: str) -> None:
+    text = "import atexit, sys, threading\nimport gradwire as gw\ngw.init()\n"
+    done = job(f"{text}if gw.rank() == 1:\n" + textwrap.indent(how, "    "))
+    assert done.returncode == 0 and "gradwire:" not in done.stdout, done.stdout
+
+
+def test_a_process_that_skips_its_end_is_told_as_that(job: Job) -> None:
+    done = job(
+        """
+        import os
+        import gradwire as gw
+        gw.init()
+        if gw.rank() == 1:
+            os._exit(0)
+        gw.barrier()
+        """
+    )
+    assert ") ended with exit code 0 without leaving the job; " in done.stdout, done.stdout
+    assert "out-of-memory" not in done.stdout and done.returncode == 1, done.stdout
+
+
+def test_init_waits_for_all(job: Job) -> None:
+    done = job(
+        """
+        import os, pathlib, time
+        import gradwire as gw
+        flag = pathlib.Path(os.environ["TEST_FOLDER"]) / "late"
+        if os.environ["GRADWIRE_RANK"] == "1":
+            time.sleep(1)
+            flag.touch()
+        gw.init()
+        print("ALL HERE", flag.exists())
+        """
+    )
+    assert done.stdout.count("ALL HERE True") == 2 and done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("os._exit(0)", 1)])
+def test_who_never_comes_is_noticed_in_init(job: Job, how: str, code: int) -> None:
+    done = job(
+        f"""
+        import os, sys
+        import gradwire as gw
+        if os.environ["GRADWIRE_RANK"] == "1":
+            {how}
+        try:
+            gw.init()
+        except gw.PeerLost as error:
+            print("TOLD", error.rank, gw.is_initialized(), error, flush=True)
+            sys.exit(1)
+        """,
+        ranks=3,
+    )
+    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert len(told) == 2 and all("TOLD 1 False " in line for line in told), done.stdout
+    assert all("rank 1 on host localhost" in line and " before it had joined the job" in line for line in told), (
+        done.stdout
+    )
+    assert done.returncode == code, done.stdout
+
+
+def test_a_forked_child_does_not_hide_its_parents_death(job: Job) -> None:
+    done = job(
+        """
+        import os, time
+        import gradwire as gw
+        gw.init()
+        if gw.rank() == 1:
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(7)
+        try:
+            gw.barrier()
+        except gw.PeerLost as error:
+            print("TOLD", error.rank, error, flush=True)
+        """
+    )
+    assert ") ended with exit code 7 without leaving the job" in done.stdout and "TOLD 1 " in done.stdout, done.stdout
+    assert done.returncode == 7, done.stdout

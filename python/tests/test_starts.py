@@ -66,6 +66,95 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+# Who ends, and how; and what the others are told.
+TORCHRUN_ENDS = [
+    (0, "os._exit(3)", "ended without leaving"),
+    (1, "sys.exit(3)", "exit code 3"),
+    (0, "sys.exit(3)", "exit code 3"),
+]
+
+
+@pytest.mark.parametrize(("who", "how", "what"), TORCHRUN_ENDS)
+def test_torchruns_rank_that_ends_after_init_is_named(tmp_path: Path, who: int, how: str, what: str) -> None:
+    program = f"""
+import os, sys
+import gradwire as gw
+gw.init()
+if gw.rank() == {who}:
+    {how}
+try:
+    gw.barrier()
+except gw.GradwireError as error:
+    print("TOLD", error.rank, error, flush=True)
+    sys.exit(8)
+"""
+    done = torchrun(program, tmp_path, 3)
+    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert told and all(f"TOLD {who} " in line and what in line for line in told), done.stdout
+    assert "is it running on this machine" not in done.stdout and done.returncode != 0, done.stdout
+
+
+def as_torchrun(program: Path, places: list[tuple[int, int, int]]) -> list[subprocess.Popen[str]]:
+    """Starts ranks as torchrun does: their numbers, their numbers on their nodes, and how many each node has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(program)],
+            env={
+                **os.environ,
+                **variables,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(slots),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, local, slots in places
+    ]
+
+
+def test_torchruns_rank_that_serves_others_and_ends_before_they_come_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, pathlib, sys, time
+import gradwire as gw
+from gradwire import _start
+
+met = pathlib.Path(__file__).parent / "met"
+prepare = _start.prepare
+if os.environ["RANK"] == "0":
+    prepare()
+    while not met.exists():
+        time.sleep(0.05)
+    os._exit(3)
+
+def late():
+    prepare()
+    met.touch()
+    time.sleep(2)
+
+_start.prepare = late
+try:
+    gw.init()
+except gw.PeerLost as error:
+    print("TOLD", error.rank, error, flush=True)
+    sys.exit(8)
+"""
+    )
+    first, second = as_torchrun(program, [(0, 0, 2), (1, 1, 2)])
+    said, _ = second.communicate(timeout=LIMIT)
+    first.communicate(timeout=LIMIT)
+    assert "TOLD 0 rank 0, which serves this node's ranks, has ended: see its output" in said, said
+    assert (first.returncode, second.returncode) == (3, 8), said
+
+
 # Each time is a job of its own, with daemons of its own, on all ranks; also where the last one has failed.
 AGAIN = """
 import os
@@ -148,28 +237,8 @@ def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     # Twice: rank 0 has torch's store itself, and keeps it.
     program.write_text(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size(), gw.local_rank(), flush=True)\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     places = [(0, 0, 2), (1, 1, 2), (2, 0, 1)]  # two ranks on one node, one on the other
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "3",
-                "LOCAL_RANK": str(local),
-                "LOCAL_WORLD_SIZE": str(slots),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, local, slots in places
-    ]
+    ranks = as_torchrun(program, places)
     for process, (rank, local, slots) in zip(ranks, places):
         said, _ = process.communicate(timeout=LIMIT)
         assert f"RANK {rank} of 3 local {local} of {slots} sum 6.0" in said, said

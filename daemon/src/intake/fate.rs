@@ -65,9 +65,10 @@ impl Fates {
         self.told.lock().expect("no panic while it is held")
     }
 
-    /// There is an agent that tells.
-    pub(crate) fn expect(&self) {
-        self.lock().by_agent = true;
+    /// Whether there is an agent that tells.
+    pub(crate) fn expect(&self, by_agent: bool) {
+        self.lock().by_agent = by_agent;
+        self.news.notify_all();
     }
 
     /// A rank's process has ended.
@@ -110,7 +111,7 @@ mod tests {
     fn a_fate_is_waited_for_where_somebody_tells_it() {
         let fates = Fates::default();
         assert_eq!(fates.of(3, || true), Fate::Unknown, "nobody would tell");
-        fates.expect();
+        fates.expect(true);
         assert_eq!(fates.of(3, || false), Fate::Unknown, "it is of no interest");
         assert_eq!(fates.of(3, || true), Fate::Unknown, "WAIT");
         std::thread::scope(|scope| {

@@ -328,7 +328,7 @@ impl TensorQueue {
     /// a member, and is removed. The other nodes' ranks are told by the coordinator.
     pub(crate) fn leave(&self, local_rank: u32) -> Vec<(TensorKey, Removed)> {
         let mut sets = self.sets_mut();
-        sets.left.insert(local_rank);
+        sets.left.push(local_rank);
         let rank = self.rank(local_rank);
         self.remove_where(|key, entry| {
             let concerns = |local: &LocalTensor| match pair(&local.request) {

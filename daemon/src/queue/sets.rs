@@ -1,7 +1,7 @@
 //! The process sets as this node's ranks see them: who is a member, who has joined, who has left.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
@@ -43,16 +43,16 @@ pub(super) struct State {
     pub(super) joined: BTreeMap<u32, u64>,
 }
 
-/// All process sets, and the local ranks that have left the job.
+/// All process sets, and the local ranks that have left the job, in this order.
 #[derive(Debug)]
 pub(super) struct Sets {
     by_id: HashMap<ProcessSetId, State>,
-    pub(super) left: BTreeSet<u32>,
+    pub(super) left: Vec<u32>,
 }
 
 impl Sets {
     pub(super) fn new(everybody: Arc<Members>) -> Self {
-        let mut sets = Self { by_id: HashMap::new(), left: BTreeSet::new() };
+        let mut sets = Self { by_id: HashMap::new(), left: Vec::new() };
         sets.create(ProcessSetId::GLOBAL, everybody);
         sets
     }
@@ -106,7 +106,8 @@ impl Sets {
         Ok(state)
     }
 
-    /// A local member that has left the job without having joined.
+    /// The first local member that has left the job without having joined: others may have left for
+    /// that.
     pub(super) fn first_left(&self, state: &State) -> Option<u32> {
         let is_missed = |l: &u32| state.members.has_local(*l) && !state.joined.contains_key(l);
         self.left.iter().copied().find(is_missed)
