@@ -85,12 +85,13 @@ lint: ## what CI wants besides the tests
 	python3 python/make_venv.py
 	cd python && ../.venv-python/bin/python -m mypy
 
-soak: ## the property tests for as long as one likes: make soak CASES=5000
+soak: ## the property tests, and calls that must leave nothing behind, for as long as one likes: make soak CASES=5000
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test random_collectives any_job
 	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test random_collectives real
 	$(CARGO) test --release -p gradwire-tests --test large -- --include-ignored --test-threads=1
 	$(CARGO) test --release -p gradwire-tests --test network_matrix -- --include-ignored --test-threads=2
+	GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
 
 sanitize: ## the rooms with unsafe code under the address sanitizer, where there is a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \

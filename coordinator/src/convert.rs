@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use gradwire_proto::{
-    Failure, MAX_CONTROL_MESSAGE, Priority, ProcessSetId, Rank, Request, Sequence, VERSION,
-    WireError,
+    Failure, MAX_CONTROL_MESSAGE, Priority, ProcessSetId, Rank, Request, Sequence, TensorId,
+    VERSION, WireError,
     pb::{self, coordinator_message::Message},
 };
 use prost::Message as _;
@@ -66,6 +66,9 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             connection,
             sequences: done.sequences.into_iter().map(Sequence).collect(),
         },
+        Message::Forgotten(forgotten) => {
+            Event::Forgotten { connection, ids: forgotten.ids.into_iter().map(TensorId).collect() }
+        }
         Message::Failed(failed) => Event::Failed {
             connection,
             failure: failure(failed.failure.ok_or(WireError::Missing("failure"))?),
@@ -221,7 +224,7 @@ impl Splitter {
 }
 
 /// One answer as messages that each fit the limit. What others need comes first: process sets and
-/// registrations. What needs all others comes last: sets that go.
+/// registrations. What needs all others comes last: sets and ids that go.
 pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     let mut splitter = Splitter::default();
     for part in execute.sets_created.into_iter().map(set_created) {
@@ -241,6 +244,9 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     }
     for part in execute.sets_removed.into_iter().map(set_removed) {
         splitter.room_for(part.encoded_len()).sets_removed.push(part);
+    }
+    for TensorId(id) in execute.evicted {
+        splitter.room_for(size_of::<u32>()).evicted.push(id);
     }
     splitter.finish().into_iter().map(|part| message(Message::Execute(part))).collect()
 }
@@ -293,8 +299,7 @@ mod tests {
     use std::sync::Arc;
 
     use gradwire_proto::{
-        Agreed, Collective, DType, FailureKind, ReduceOp, Shape, TensorId, TensorName,
-        convert::TensorRef,
+        Agreed, Collective, DType, FailureKind, ReduceOp, Shape, TensorName, convert::TensorRef,
     };
 
     use super::*;
@@ -364,6 +369,7 @@ mod tests {
             failures: Vec::new(),
             joined: vec![Joined { set: ProcessSetId(4), last: Rank(3) }],
             sets_removed: vec![SetRemoved { set: ProcessSetId(2), tensor: tensor() }],
+            evicted: vec![TensorId(u32::MAX)],
         });
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
@@ -381,6 +387,7 @@ mod tests {
         );
         assert_eq!((last.joined[0].process_set, last.joined[0].last_rank), (4, 3));
         assert_eq!(last.sets_removed[0].process_set, 2);
+        assert_eq!(last.evicted, [u32::MAX]);
         assert!(execute(Execute::default()).is_empty());
     }
 

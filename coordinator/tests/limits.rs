@@ -155,3 +155,26 @@ fn a_job_has_not_more_ranks_than_a_list_has_entries() {
     let text = "the nodes have 4097 slots together, a job has at most 4096 ranks";
     assert!(failure.what.contains(text), "{failure}");
 }
+
+/// Ids cost memory by the flows of their tensors: together they have no more than one tensor may have.
+#[test]
+fn ids_of_tensors_with_many_flows_are_few() {
+    let (ranks, most_flows) = (128, 1 << 18);
+    let mut job = Job::new(ranks, 1000);
+    let node = ConnectionId(0);
+    let mut in_use = Vec::new();
+    for number in 0..40 {
+        let execute = job.submit(&format!("w{number}"), alltoall(ranks.into()));
+        in_use.extend(execute.registrations.iter().map(|registration| registration.id));
+        in_use.retain(|id| !execute.evicted.contains(id));
+        let flows = in_use.len() * (ranks * ranks) as usize;
+        assert!(flows <= most_flows, "BOUND: {flows} flows after {number} tensors");
+        let sequences = execute.operations.iter().map(|operation| operation.sequence).collect();
+        let done = Event::Done { connection: node, sequences };
+        let forgotten = Event::Forgotten { connection: node, ids: execute.evicted };
+        for event in [done, forgotten] {
+            assert_eq!(job.engine.step(event, Duration::ZERO).commands, []);
+        }
+    }
+    assert_eq!(in_use.len() * (ranks * ranks) as usize, most_flows, "each of the last has one");
+}

@@ -83,6 +83,7 @@ scenarios! {
     refusals,
     start_timeout,
     ids,
+    eviction,
     disagreements,
     duplicates,
     priority,

@@ -32,6 +32,12 @@ def test_it_is_typed_and_the_stubs_are_the_modules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_numbers_of_names_come_again() -> None:
+    from gradwire._names import NAMES, again
+
+    assert [again(count) for count in (1, 2, NAMES, NAMES + 1, 2 * NAMES)] == [1, 2, NAMES, 1, NAMES]
+
+
 def test_nothing_else_is_needed_to_import_it() -> None:
     text = """
 import sys

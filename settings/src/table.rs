@@ -199,7 +199,8 @@ settings! {
         piece_bytes: u64 = "negotiation.piece_bytes", Kind::Bytes { min: 64 * KIB, max: 64 * MIB }, "4MiB", "bytes";
         /// How many pieces may be under way at once; what becomes ready meanwhile is gathered, fused and ordered.
         credit_pieces: u32 = "negotiation.credit_pieces", Kind::Number { min: 1, max: 1024 }, "8", "pieces";
-        /// How many tensor names are given ids; names beyond it go on travelling as names.
+        /// How many tensor names have ids at a time. Beyond it names that are not in use lose theirs, and
+        /// names travel where all are in use.
         max_tensors: u32 = "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
         /// A tensor that waits longer for some rank is reported, with the missing ranks named.
         stall_warning: Duration = "negotiation.stall_warning_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";

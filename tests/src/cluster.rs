@@ -379,7 +379,15 @@ impl<T> Ranks<T> {
     /// # Errors
     /// When one couldn't attach, panicked or did not end: with all of these.
     pub fn join(self) -> Result<Vec<T>> {
-        let deadline = Instant::now() + PATIENCE;
+        self.join_within(PATIENCE)
+    }
+
+    /// As [`Ranks::join`], for ranks that have much to do.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn join_within(self, time: Duration) -> Result<Vec<T>> {
+        let deadline = Instant::now() + time;
         let mut results = BTreeMap::new();
         let mut errors = Vec::new();
         while results.len() + errors.len() < self.expected.len() {
@@ -390,7 +398,7 @@ impl<T> Ranks<T> {
                 Err(_) => {
                     let ended = results.len() + errors.len();
                     let all = self.expected.len();
-                    errors.push(format!("only {ended} of {all} ranks ended in {PATIENCE:?}"));
+                    errors.push(format!("only {ended} of {all} ranks ended in {time:?}"));
                     break;
                 }
             }
@@ -413,6 +421,7 @@ fn apply(engine: &mut EngineConfig, settings: &Settings) -> Result<()> {
     engine.compression = Compression::named(&settings.data.compression)
         .with_context(|| format!("no compression {:?}", settings.data.compression))?;
     engine.piece_bytes = settings.negotiation.piece_bytes;
+    engine.max_tensors = settings.negotiation.max_tensors;
     engine.credit_pieces = settings.negotiation.credit_pieces;
     engine.cause_window = settings.coordinator.cause_window;
     engine.heartbeat_interval = settings.heartbeat.interval;

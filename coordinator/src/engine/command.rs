@@ -164,18 +164,31 @@ pub struct Execute {
     pub joined: Vec<Joined>,
     /// To be applied after anything else.
     pub sets_removed: Vec<SetRemoved>,
+    /// Ids that stand for nothing any more, after all that is above; every node confirms them
+    /// ([`Event::Forgotten`](super::Event::Forgotten)). One of them may have gone before, with its
+    /// set or because another id has taken its place.
+    pub evicted: Vec<TensorId>,
 }
 
 impl Execute {
     /// Whether it says nothing.
     pub fn is_empty(&self) -> bool {
-        let Self { sets_created, registrations, operations, failures, joined, sets_removed } = self;
+        let Self {
+            sets_created,
+            registrations,
+            operations,
+            failures,
+            joined,
+            sets_removed,
+            evicted,
+        } = self;
         sets_created.is_empty()
             && registrations.is_empty()
             && operations.is_empty()
             && failures.is_empty()
             && joined.is_empty()
             && sets_removed.is_empty()
+            && evicted.is_empty()
     }
 }
 

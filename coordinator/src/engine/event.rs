@@ -1,7 +1,7 @@
 //! What may happen to the engine, in checked domain types.
 
 use gradwire_proto::{
-    Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, convert::TensorRef,
+    Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
 };
 
 /// One stream to the coordinator; the runtime numbers them in the order in which they come.
@@ -96,6 +96,13 @@ pub enum Event {
         /// The operations.
         sequences: Vec<Sequence>,
     },
+    /// A node has read that ids stand for nothing any more, and uses them no longer.
+    Forgotten {
+        /// Its stream.
+        connection: ConnectionId,
+        /// The ids.
+        ids: Vec<TensorId>,
+    },
     /// A node can't go on.
     Failed {
         /// Its stream.
@@ -142,6 +149,7 @@ impl Event {
             | Self::Nonsense { connection, .. }
             | Self::Ready { connection, .. }
             | Self::Done { connection, .. }
+            | Self::Forgotten { connection, .. }
             | Self::Failed { connection, .. }
             | Self::Left { connection, .. }
             | Self::Heard { connection } => Some(*connection),

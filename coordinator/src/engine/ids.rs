@@ -1,5 +1,10 @@
 //! Short ids for tensors on which all ranks have agreed once, so that steady-state messages carry
 //! a few bytes instead of a name and a request.
+//!
+//! An id costs memory in the coordinator and in every daemon: about 100 bytes for each flow of its
+//! tensor. So both are bounded (BOUND): how many ids there are, and how many flows they have
+//! together. Where there is no room, [`Ids::next`] goes round the ids, oldest first, to find one
+//! that can be given up.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,36 +20,59 @@ pub(crate) struct Registered {
     pub(crate) priority: Priority,
     /// Whether the nodes have been told; it goes out with the tensor's first operation.
     pub(crate) told: bool,
+    /// Whether it has served a further round since it was last considered for eviction.
+    pub(crate) used: bool,
 }
 
-/// The ids that are in use (BOUND: at most `most`).
+/// The ids that are in use (BOUND: at most `most`, with at most `most_flows` flows together).
 #[derive(Debug)]
 pub(crate) struct Ids {
-    slots: BTreeMap<TensorId, Slot>,
+    slots: BTreeMap<TensorId, (Slot, usize)>,
     next: u32,
+    /// Where the search for an id to give up goes on.
+    hand: TensorId,
+    flows: usize,
     most: usize,
+    most_flows: usize,
 }
 
 impl Ids {
-    pub(crate) fn new(most: usize) -> Self {
-        Self { slots: BTreeMap::new(), next: 0, most }
+    pub(crate) fn new(most: usize, most_flows: usize) -> Self {
+        let (next, hand, flows) = (0, TensorId(0), 0);
+        Self { slots: BTreeMap::new(), next, hand, flows, most, most_flows }
     }
 
-    /// An id for the tensor in a slot; none when all are in use. No number is given twice, so
+    /// Whether there is room for one more id, of a tensor with so many flows.
+    pub(crate) fn has_room(&self, flows: usize) -> bool {
+        self.slots.len() < self.most && self.flows + flows <= self.most_flows
+    }
+
+    /// An id for the tensor in a slot; none where there is no room. No number is given twice, so
     /// that a late message with a dropped id is seen to be wrong.
-    pub(crate) fn give(&mut self, slot: Slot) -> Option<TensorId> {
-        if self.slots.len() >= self.most {
+    pub(crate) fn give(&mut self, slot: Slot, flows: usize) -> Option<TensorId> {
+        if !self.has_room(flows) {
             return None;
         }
         let id = TensorId(self.next);
         self.next = self.next.checked_add(1)?;
-        self.slots.insert(id, slot);
+        self.slots.insert(id, (slot, flows));
+        self.flows += flows;
         Some(id)
     }
 
     /// Forgets an id.
     pub(crate) fn drop(&mut self, id: TensorId) {
-        self.slots.remove(&id);
+        if let Some((_, flows)) = self.slots.remove(&id) {
+            self.flows -= flows;
+        }
+    }
+
+    /// The next id of all, going round, and the slot of its tensor.
+    pub(crate) fn next(&mut self) -> Option<Slot> {
+        let mut from_here = self.slots.range(self.hand..);
+        let (id, (slot, _)) = from_here.next().or_else(|| self.slots.first_key_value())?;
+        self.hand = TensorId(id.0.saturating_add(1));
+        Some(*slot)
     }
 
     /// Whether an id was in use once and is not any more.
@@ -54,7 +82,7 @@ impl Ids {
 
     /// Where the tensor with this id is.
     pub(crate) fn slot(&self, id: TensorId) -> Option<Slot> {
-        self.slots.get(&id).copied()
+        self.slots.get(&id).map(|(slot, _)| *slot)
     }
 }
 
@@ -64,15 +92,38 @@ mod tests {
 
     #[test]
     fn ids_are_bounded_and_never_reused() {
-        let mut ids = Ids::new(2);
-        let first = ids.give(Slot(7)).unwrap();
-        let second = ids.give(Slot(8)).unwrap();
-        assert_eq!(ids.give(Slot(9)), None, "BOUND");
+        let mut ids = Ids::new(2, 100);
+        let first = ids.give(Slot(7), 1).unwrap();
+        let second = ids.give(Slot(8), 1).unwrap();
+        assert_eq!(ids.give(Slot(9), 1), None, "BOUND");
         ids.drop(first);
         assert_eq!(ids.slot(first), None);
         assert!(ids.was_dropped(first) && !ids.was_dropped(second));
         assert_eq!(ids.slot(second), Some(Slot(8)));
-        let third = ids.give(Slot(9)).unwrap();
+        let third = ids.give(Slot(9), 1).unwrap();
         assert!(third != first && third != second && !ids.was_dropped(TensorId(third.0 + 1)));
+    }
+
+    #[test]
+    fn flows_are_bounded_too() {
+        let mut ids = Ids::new(10, 100);
+        let large = ids.give(Slot(0), 90).unwrap();
+        assert!(ids.has_room(10) && !ids.has_room(11), "BOUND");
+        assert_eq!(ids.give(Slot(1), 11), None);
+        ids.drop(large);
+        assert!(ids.give(Slot(1), 100).is_some());
+    }
+
+    #[test]
+    fn the_search_goes_round_oldest_first() {
+        let mut ids = Ids::new(3, 100);
+        let given: Vec<_> = (0..3).map(|slot| ids.give(Slot(slot), 1).unwrap()).collect();
+        let seen = |ids: &mut Ids| ids.next().map(|slot| slot.0);
+        assert_eq!([(); 4].map(|()| seen(&mut ids)), [Some(0), Some(1), Some(2), Some(0)]);
+        ids.drop(given[1]);
+        assert_eq!(seen(&mut ids), Some(2), "what is gone is passed over");
+        ids.drop(given[0]);
+        ids.drop(given[2]);
+        assert_eq!(seen(&mut ids), None);
     }
 }

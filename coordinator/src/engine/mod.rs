@@ -7,7 +7,7 @@
 //! - `world`: who is in the world, and who may come in
 //! - `process_set`: groups of ranks; `sets`: how they come and go, and who has joined
 //! - `ready_table`: which node has announced which `tensor`, once `check` lets it; `ids`: their
-//!   short names
+//!   short names; `evicted`: those that were taken away again
 //! - `settle`: what comes of it when everybody has; `agreement`: the table of who asked for what
 //!   when ranks disagree
 //! - `plan`: what goes between which nodes; `pack`: what of it goes out next, fused and cut;
@@ -29,6 +29,7 @@ pub mod status;
 mod agreement;
 mod check;
 mod credit;
+mod evicted;
 mod failure;
 mod ids;
 mod life;
@@ -171,6 +172,11 @@ impl Engine {
             Event::Done { connection, sequences } => {
                 self.by_member(connection, now, &mut out, |engine, node, _| {
                     engine.done(node, &sequences)
+                });
+            }
+            Event::Forgotten { connection, ids } => {
+                self.by_member(connection, now, &mut out, |engine, node, _| {
+                    engine.table.forgotten(node, &ids)
                 });
             }
             Event::Left { connection, ranks, absent } => {
@@ -399,6 +405,7 @@ impl Engine {
             let row = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
             self.send(piece, row, now, &mut execute, &mut choices, out);
         }
+        execute.evicted = self.table.take_evicted();
         if execute.is_empty() {
             return;
         }
@@ -421,7 +428,9 @@ impl Engine {
         });
         let gone =
             execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
-        for more in created.chain(joined).chain(gone).chain(choices) {
+        let evicted = execute.evicted.len();
+        let evicted = (evicted > 0).then(|| format!("{} evicted", text::count(evicted, "id")));
+        for more in created.chain(joined).chain(gone).chain(evicted).chain(choices) {
             out.reason.push_str("; ");
             out.reason.push_str(&more);
         }

@@ -178,6 +178,11 @@ impl Plan {
         Self { agreed: Arc::new(agreed), absent, loads }
     }
 
+    /// How many flows have to go out, and with them how much memory it takes.
+    pub(crate) fn flow_count(&self) -> usize {
+        self.loads.len()
+    }
+
     /// How many pieces it takes at least: one for each kind, of which each holds so many flows.
     pub(crate) fn least_pieces(&self) -> usize {
         let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();

@@ -1,7 +1,8 @@
 //! Which node has announced which tensor, until all have: then the answers are compared.
 //!
 //! Every tensor has a slot for as long as anything is known of it: it waits, it is on its way, or
-//! it has an id. A tensor with an id costs no allocation in the steady state.
+//! it has an id. A tensor with an id costs no allocation in the steady state. Where ids run out, an
+//! idle tensor that has not been used for long gives up its own and is forgotten (BOUND).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -14,13 +15,18 @@ use super::{
     check,
     command::{Registration, TensorFailure},
     event::Announcement,
+    evicted::Evicted,
     ids::{Ids, Registered},
     pack::{Round, Text},
-    plan::Plan,
+    plan::{MAX_FLOWS, Plan},
     process_set::ProcessSet,
     settle::{self, Consent},
     tensor::{Mixture, Tensor},
 };
+
+/// How many tensors are considered for eviction where an id is wanted, besides one for each flow
+/// that needs room.
+const CONSIDERED: usize = 256;
 
 /// Where a tensor is in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,19 +77,25 @@ pub(crate) struct ReadyTable {
     free: Vec<Slot>,
     names: BTreeMap<(ProcessSetId, TensorName), Slot>,
     ids: Ids,
+    evicted: Evicted,
+    /// Evicted ids that the nodes have not been told of.
+    untold: Vec<TensorId>,
     nodes: usize,
     most: usize,
     waiting: usize,
 }
 
 impl ReadyTable {
-    /// A table for a world of `nodes`, with at most `max_ids` ids and `most` tensors (BOUND).
+    /// A table for a world of `nodes`, with at most `max_ids` ids and `most` tensors (BOUND). All
+    /// ids together have at most as many flows as one tensor may have.
     pub(crate) fn new(nodes: usize, max_ids: usize, most: usize) -> Self {
         Self {
             tensors: Vec::new(),
             free: Vec::new(),
             names: BTreeMap::new(),
-            ids: Ids::new(max_ids),
+            ids: Ids::new(max_ids, MAX_FLOWS),
+            evicted: Evicted::default(),
+            untold: Vec::new(),
             nodes,
             most,
             waiting: 0,
@@ -165,6 +177,7 @@ impl ReadyTable {
         flies: impl Fn(Slot) -> bool,
     ) -> Result<Announced, Violation> {
         let local = set.local(node);
+        let announcement = self.evicted.spell_out(node, announcement, set);
         check::name(&announcement)?;
         let given = check::ranks(&announcement, local)?;
         let duplicate = announcement.submitted.iter().any(|s| s.duplicate);
@@ -310,6 +323,9 @@ impl ReadyTable {
         self.close_round(slot);
         if let Some(tensor) = self.get_mut(slot) {
             tensor.queued = true;
+            if let Some(registered) = &mut tensor.registered {
+                registered.used = registered.told;
+            }
         }
     }
 
@@ -322,7 +338,7 @@ impl ReadyTable {
         plan: &Arc<Plan>,
         priority: Priority,
     ) -> Option<(TensorId, Arc<Plan>)> {
-        let tensor = self.tensors.get_mut(slot.0 as usize)?.as_mut()?;
+        let tensor = self.get_mut(slot)?;
         if !plan.absent.is_empty() {
             return None;
         }
@@ -333,14 +349,71 @@ impl ReadyTable {
             if tensor.queued {
                 return None;
             }
+        }
+        let old = tensor.registered.take();
+        if let Some(old) = &old {
             self.ids.drop(old.id);
         }
-        let id = self.ids.give(slot);
+        let flows = plan.flow_count();
+        self.make_room(flows);
+        let id = self.ids.give(slot, flows);
         let plan = Arc::clone(plan);
-        let registered =
-            id.map(|id| Registered { id, plan: Arc::clone(&plan), priority, told: false });
-        tensor.registered = registered;
+        let new = id.map(|id| {
+            let plan = Arc::clone(&plan);
+            Registered { id, plan, priority, told: false, used: false }
+        });
+        let replaced = new.is_some();
+        let tensor = self.get_mut(slot)?;
+        tensor.registered = new;
+        if let Some(old) = old.filter(|old| old.told && !replaced) {
+            // Nothing takes its place that would tell the nodes that it is gone.
+            let (set, name) = (tensor.set, tensor.name.clone());
+            self.evict(set, name, old);
+        }
         Some((id?, plan))
+    }
+
+    fn evict(&mut self, set: ProcessSetId, name: TensorName, registered: Registered) {
+        self.untold.push(registered.id);
+        self.evicted.add(set, name, registered, self.nodes);
+    }
+
+    /// Takes their ids from idle tensors until there is room for one more with so many flows (BOUND).
+    /// It goes round all ids, oldest first, and passes over those that have been used since it came
+    /// by last. What the nodes have not confirmed yet is bounded likewise.
+    fn make_room(&mut self, flows: usize) {
+        for _ in 0..CONSIDERED + flows {
+            if self.ids.has_room(flows) || self.evicted.flows() >= MAX_FLOWS {
+                return;
+            }
+            let Some(slot) = self.ids.next() else { return };
+            let Some(tensor) = self.get_mut(slot).filter(|tensor| tensor.is_idle()) else {
+                continue;
+            };
+            let in_use = tensor.registered.as_mut().map(|registered| &mut registered.used);
+            if in_use.is_none_or(std::mem::take) {
+                continue;
+            }
+            if let Some(Tensor { set, name, registered: Some(registered), .. }) = self.forget(slot)
+            {
+                self.evict(set, name, registered);
+            }
+        }
+    }
+
+    /// The ids that have been evicted and that the nodes have to be told of.
+    pub(crate) fn take_evicted(&mut self) -> Vec<TensorId> {
+        std::mem::take(&mut self.untold)
+    }
+
+    /// A node has read that these ids are gone.
+    pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
+        match ids.iter().find(|id| !self.evicted.confirmed(node, **id)) {
+            None => Ok(()),
+            Some(id) => Err(Violation::Protocol(format!(
+                "says that it has forgotten the tensor id {id}, which it was not told to"
+            ))),
+        }
     }
 
     /// Ends the round of a tensor that is done without an operation.
@@ -400,14 +473,14 @@ impl ReadyTable {
         }
     }
 
-    fn forget(&mut self, slot: Slot) {
-        if let Some(tensor) = self.tensors.get_mut(slot.0 as usize).and_then(Option::take) {
-            if let Some(registered) = tensor.registered {
-                self.ids.drop(registered.id);
-            }
-            self.names.remove(&(tensor.set, tensor.name));
-            self.free.push(slot);
+    fn forget(&mut self, slot: Slot) -> Option<Tensor> {
+        let tensor = self.tensors.get_mut(slot.0 as usize)?.take()?;
+        if let Some(registered) = &tensor.registered {
+            self.ids.drop(registered.id);
         }
+        self.names.remove(&(tensor.set, tensor.name.clone()));
+        self.free.push(slot);
+        Some(tensor)
     }
 
     fn of_set(&self, set: ProcessSetId) -> impl Iterator<Item = (Slot, &Tensor)> {
@@ -426,6 +499,8 @@ impl ReadyTable {
     pub(crate) fn forget_set(&mut self, set: ProcessSetId) {
         let idle = self.of_set(set).filter(|(_, tensor)| tensor.is_idle());
         let slots: Vec<Slot> = idle.map(|(slot, _)| slot).collect();
-        slots.into_iter().for_each(|slot| self.forget(slot));
+        for slot in slots {
+            self.forget(slot);
+        }
     }
 }

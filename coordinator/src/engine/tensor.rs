@@ -3,7 +3,8 @@
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use gradwire_proto::{
-    Collective, NodeId, Priority, ProcessSetId, Rank, Request, TensorName, convert::TensorRef,
+    Agreed, Collective, NodeId, Priority, ProcessSetId, Rank, Request, TensorName,
+    convert::TensorRef,
 };
 
 use super::{
@@ -19,6 +20,40 @@ pub(super) fn peers(request: &Request) -> Option<[Rank; 2]> {
     match (request.collective, &request.list[..]) {
         (Collective::SendReceive, &[to]) => Some([request.root, Rank(u32::try_from(to).ok()?)]),
         _ => None,
+    }
+}
+
+/// The ranks that a node answers for by an id alone, which stands for `request`: all that it has in
+/// the set, or those of the two that send and receive.
+pub(super) fn answers_by_id<'a>(
+    request: &Request,
+    set: &'a ProcessSet,
+    node: NodeId,
+) -> Cow<'a, [Rank]> {
+    let local = set.local(node);
+    match peers(request) {
+        None => Cow::Borrowed(local),
+        Some(peers) => local.iter().copied().filter(|rank| peers.contains(rank)).collect(),
+    }
+}
+
+/// What a rank asks for that answers by an id alone, which stands for `agreed`.
+pub(super) fn asked_by_id<'a>(
+    agreed: &'a Agreed,
+    set: &ProcessSet,
+    rank: Rank,
+) -> Cow<'a, Request> {
+    let request = agreed.request();
+    if !request.has_free_rows() {
+        return Cow::Borrowed(request);
+    }
+    match peers(request) {
+        None => Cow::Owned(agreed.asked(set.members(), rank)),
+        Some(mut pair) => {
+            pair.sort_unstable();
+            let members = if pair[0] == pair[1] { &pair[..1] } else { &pair[..] };
+            Cow::Owned(agreed.asked(members, rank))
+        }
     }
 }
 
@@ -120,14 +155,11 @@ impl Tensor {
         self.since.is_none() && !self.queued && self.unfinished == 0
     }
 
-    /// The ranks that a node answers for by the id alone: all that it has, or those of the two that
-    /// send and receive.
+    /// The ranks that a node answers for by the id alone.
     pub(super) fn ranks_by_id<'a>(&self, set: &'a ProcessSet, node: NodeId) -> Cow<'a, [Rank]> {
-        let registered = self.registered.as_ref().map(|r| r.plan.agreed.request());
-        let local = set.local(node);
-        match registered.and_then(peers) {
-            None => Cow::Borrowed(local),
-            Some(peers) => local.iter().copied().filter(|rank| peers.contains(rank)).collect(),
+        match &self.registered {
+            None => Cow::Borrowed(set.local(node)),
+            Some(registered) => answers_by_id(registered.plan.agreed.request(), set, node),
         }
     }
 
@@ -172,21 +204,9 @@ impl Tensor {
     pub(super) fn answers<'a>(&'a self, set: &'a ProcessSet) -> BTreeMap<Rank, Cow<'a, Request>> {
         let mut all = BTreeMap::new();
         if let Some(registered) = self.again(set) {
-            let agreed = &registered.plan.agreed;
-            let request = agreed.request();
-            let mut pair = peers(request).map(Vec::from);
-            if let Some(pair) = &mut pair {
-                pair.sort_unstable();
-                pair.dedup();
-            }
-            let members = pair.as_deref().unwrap_or(set.members());
             for node in self.by_id(set) {
                 for &rank in &*self.ranks_by_id(set, node) {
-                    let asked = match request.has_free_rows() {
-                        true => Cow::Owned(agreed.asked(members, rank)),
-                        false => Cow::Borrowed(request),
-                    };
-                    all.insert(rank, asked);
+                    all.insert(rank, asked_by_id(&registered.plan.agreed, set, rank));
                 }
             }
         }

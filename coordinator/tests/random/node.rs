@@ -214,8 +214,7 @@ impl Node {
     /// Reads the next answer, or does the next operation. None if there is nothing to do.
     pub(crate) fn act(&mut self, world: &World) -> Option<Option<Event>> {
         if let Some(execute) = self.inbox.pop_front() {
-            self.read(world, execute);
-            return Some(None);
+            return Some(self.read(world, execute));
         }
         let (sequence, segments) = self.todo.pop_front()?;
         for segment in segments {
@@ -225,7 +224,7 @@ impl Node {
         Some(Some(Event::Done { connection, sequences: vec![sequence] }))
     }
 
-    fn read(&mut self, world: &World, execute: Execute) {
+    fn read(&mut self, world: &World, execute: Execute) -> Option<Event> {
         for created in execute.sets_created {
             let list = self.answered(&created.tensor);
             let ranks: Vec<u64> = created.ranks.iter().map(|rank| u64::from(rank.0)).collect();
@@ -313,6 +312,13 @@ impl Node {
             self.registered.retain(|key, _| key.0 != removed.set);
             self.ids.retain(|_, key| key.0 != removed.set);
         }
+        for id in &execute.evicted {
+            if let Some(key) = self.ids.remove(id) {
+                self.registered.remove(&key);
+            }
+        }
+        let (connection, ids) = (self.connection(), execute.evicted);
+        (!ids.is_empty()).then_some(Event::Forgotten { connection, ids })
     }
 
     fn carry_out(&mut self, world: &World, segment: Segment) {

@@ -258,6 +258,13 @@ impl Scenario {
                     .map(|s| number(s).map(Sequence))
                     .collect::<Parsed<_>>()?,
             },
+            "forgotten" => Event::Forgotten {
+                connection,
+                ids: rest
+                    .split_whitespace()
+                    .map(|id| number(id.trim_start_matches('#')).map(TensorId))
+                    .collect::<Parsed<_>>()?,
+            },
             "failed" => Event::Failed { connection, failure: failure(rest)? },
             "left" => Event::Left { connection, ranks: ranks(rest)?, absent: false },
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },

@@ -119,6 +119,9 @@ fn execute(text: &mut String, execute: &Execute) {
         let by = tensor(ProcessSetId::GLOBAL, &gone.tensor);
         let _ = writeln!(text, "remove {} by {by}", gone.set);
     }
+    for id in &execute.evicted {
+        let _ = writeln!(text, "evict #{id}");
+    }
 }
 
 /// What one step answered.

@@ -16,7 +16,7 @@ use std::{
 
 use gradwire_coordinator::Door;
 use gradwire_proto::{
-    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
+    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, TensorId, VERSION,
     auth::{self, Claim},
     beat::{Heard, Limits, Silence},
     pb::{self, coordinator_message, node_message},
@@ -343,6 +343,10 @@ impl Session<'_> {
                     }
                 }
                 Outgoing::Done(sequence) => done.sequences.push(sequence.0),
+                Outgoing::Forgotten(ids) => {
+                    let ids = ids.iter().map(|id| id.0).collect();
+                    rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));
+                }
                 Outgoing::Heartbeat => rest.push(node_message::Message::Heartbeat(pb::Heartbeat {
                     sent_ns: self.pulse.now_ns(),
                     echo_ns: self.pulse.echo_ns.load(Ordering::Relaxed),
@@ -409,8 +413,13 @@ impl Session<'_> {
                     let what = "the coordinator ordered operations before it formed the world";
                     return Err(Failure::new(FailureKind::Protocol, what));
                 };
+                let evicted: Vec<TensorId> =
+                    execute.evicted.iter().copied().map(TensorId).collect();
                 let instructions =
                     registry.instructions(execute).map_err(|e| translate::nonsense(&e))?;
+                if !evicted.is_empty() {
+                    self.job.tell(Outgoing::Forgotten(evicted));
+                }
                 for instruction in instructions {
                     if let Err(failure) = conduct.carry_out(instruction) {
                         self.job.report(failure);

@@ -14,7 +14,7 @@ mod world;
 use std::sync::Arc;
 
 use gradwire_collectives::algorithms::Algorithm;
-use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Sequence, WireError};
+use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Sequence, TensorId, WireError};
 
 pub(crate) use self::world::{NodeInfo, World};
 use crate::{
@@ -42,6 +42,8 @@ pub(crate) enum Outgoing {
     Joined(Vec<Announced>),
     /// An operation is complete here.
     Done(Sequence),
+    /// The registry has forgotten these ids: nothing that is said after this uses them.
+    Forgotten(Vec<TensorId>),
     /// This node can't go on.
     Failed(Failure),
     /// Ranks have left in good order.

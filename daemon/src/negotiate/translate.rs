@@ -27,8 +27,10 @@ use crate::{
 /// The number of no flow: the tensor is done where no flow concerns it.
 const NO_FLOW: u32 = u32::MAX;
 
-/// Agreements on tensors without an id that are kept for their next segment (BOUND).
+/// Agreements on tensors without an id that are kept for their next segment (BOUND), and how many
+/// flows they have together.
 const TOLD: usize = 1024;
+const TOLD_FLOWS: usize = 1 << 16;
 
 #[derive(Debug)]
 struct Registered {
@@ -245,7 +247,8 @@ impl Registry {
         let known = self.told.get(&key);
         let agreement = self.agreement(set, absent, agreed, known)?;
         if known.is_none_or(|known| !Arc::ptr_eq(known, &agreement)) {
-            if self.told.len() >= TOLD {
+            let flows: usize = self.told.values().map(|told| told.flows_here()).sum();
+            if self.told.len() >= TOLD || flows >= TOLD_FLOWS {
                 self.told.clear();
             }
             self.told.insert(key.clone(), agreement.clone());
@@ -339,6 +342,12 @@ impl Registry {
         }
         for removed in wire.sets_removed {
             instructions.push(self.remove_set(removed)?);
+        }
+        for id in wire.evicted {
+            // One that is not there has gone with its set, or with what another id replaced.
+            if let Some(key) = self.by_id.remove(&TensorId(id)) {
+                self.by_key.remove(&key);
+            }
         }
         Ok(instructions)
     }

@@ -79,6 +79,11 @@ impl Agreement {
         self.flows
     }
 
+    /// How many flows concern this node, and with them how much memory this takes.
+    pub(crate) fn flows_here(&self) -> usize {
+        self.here.len()
+    }
+
     /// Bytes of the flows that concern this node.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes

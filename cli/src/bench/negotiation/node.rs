@@ -212,6 +212,9 @@ impl Node {
             };
             end = Instant::now();
             let done = self.negotiated.execute(&execute).map_err(|what| self.wrong(&what))?;
+            if !execute.evicted.is_empty() {
+                self.say(Said::Forgotten(pb::Forgotten { ids: execute.evicted })).await;
+            }
             self.operations += done.len() as u64;
             let at_once = if self.job.done_each { 1 } else { done.len().max(1) };
             for sequences in done.chunks(at_once) {

@@ -154,6 +154,11 @@ impl Negotiated {
                 self.take(segment)?;
             }
         }
+        for id in &execute.evicted {
+            if let Some(i) = self.by_id.remove(id) {
+                self.ids[i] = None;
+            }
+        }
         Ok(execute.operations.iter().map(|operation| operation.sequence).collect())
     }
 
@@ -250,6 +255,17 @@ mod tests {
         );
         // An id is two bytes in a reference of two in an announcement of two.
         assert!(second[0].encoded_len() <= 2 * 6, "{second:?}");
+    }
+
+    #[test]
+    fn an_evicted_id_is_a_name_again() {
+        let mut node = node();
+        let registration = pb::Registration { id: 7, name: "bench.c".into(), ..Default::default() };
+        let told = pb::Execute { registrations: vec![registration], ..Default::default() };
+        node.execute(&told).unwrap();
+        node.execute(&pb::Execute { evicted: vec![7, 8], ..Default::default() }).unwrap();
+        let again = &node.begin(1)[0].announcements[0];
+        assert_eq!(again.submitted.len(), 1, "{again:?}");
     }
 
     #[test]

@@ -112,6 +112,24 @@ fn once_registered_an_announcement_is_an_id() {
 }
 
 #[test]
+fn an_evicted_id_is_used_no_more() {
+    let mut registry = registry();
+    registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
+    let evict = |ids: &[u32]| pb::Execute { evicted: ids.to_vec(), ..Default::default() };
+    // It still stands for what it did in what comes with the word.
+    let whole = operation(&request(8), vec![segment(id(7), 0, 0, 8)]);
+    let last = pb::Execute { operations: vec![whole.clone()], ..evict(&[7]) };
+    assert_eq!(registry.instructions(last).unwrap().len(), 1);
+    assert!(refusal(&mut registry, whole).contains("id 7 was never registered"));
+    let again = registry.announcement(announced(&[request(8), request(8)]));
+    assert_eq!((again.tensor, again.submitted.len()), (name("w"), 2), "in full");
+    // What has replaced it stays.
+    let both = vec![registration(8, all(&request(8))), registration(9, all(&request(9)))];
+    registry.instructions(pb::Execute { registrations: both, ..evict(&[8]) }).unwrap();
+    assert_eq!(registry.announcement(announced(&[request(9), request(9)])).tensor, id(9));
+}
+
+#[test]
 fn each_rank_may_have_rows_of_its_own_under_an_id() {
     let mut registry = registry();
     let rows = |rows| plain(Collective::Allgather, &[rows, 2]);

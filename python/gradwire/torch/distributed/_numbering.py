@@ -7,6 +7,8 @@
   one of the future of operation 17. When a callback runs, and on which thread, is another matter on
   each rank, so callbacks do not take the group's numbers: each counts for itself.
 - A call that is refused is not counted: other ranks know nothing of it.
+- The numbers come again after as many as can be in flight: coordinator and daemons remember what was
+  agreed under each name.
 
 Messages have names of their own (worker-lib/src/naming.rs).
 """
@@ -21,6 +23,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+
+from gradwire._names import again
 
 T = TypeVar("T")
 # Names of callbacks in callbacks grow with each level; what is longer becomes a digest.
@@ -39,7 +43,7 @@ class Numbers:
         """Starts operations by a call that is given the next name."""
         # The lock is held meanwhile: if the call is refused no later one may have a number yet.
         with self._lock:
-            started = call(f"{self.prefix}.{self.count + 1}")
+            started = call(f"{self.prefix}.{again(self.count + 1)}")
             self.count += 1
         return started
 

@@ -391,3 +391,19 @@ def test_subgroups() -> None:
     tensor = torch.full((1,), float(rank()))
     dist.all_reduce(tensor, group=mine)
     assert tensor.item() == rank() // 2 * 4 + 1
+
+
+def test_names_come_again() -> None:
+    """Coordinator and daemons remember what was agreed under a name: there are no more than can be in flight."""
+    from gradwire._names import NAMES
+    from gradwire.torch.distributed._numbering import Numbers
+
+    numbers = Numbers("names")
+    names: set[str] = set()
+    for _ in range(NAMES + 5):
+        numbers.start(names.add)
+    assert (len(names), numbers.count) == (NAMES, NAMES + 5)
+    for call in range(10):
+        tensor = torch.tensor([call, rank()])
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [size() * call, size() * (size() - 1) // 2]

@@ -1,0 +1,105 @@
+//! Ids that were taken from idle tensors to make room for others, until every node knows.
+//!
+//! The coordinator alone decides which id goes, and says so in the stream of operations; so every
+//! daemon forgets the same ids at the same place of that stream. But a node may go on using an id
+//! until it has read that the id is gone. What it stood for is therefore kept here until every node
+//! has confirmed that it has read so. An announcement by such an id is spelled out meanwhile, as if
+//! the node had used the name and said in full what its ranks ask for: the table of tensors never
+//! sees an id that is gone.
+
+use std::collections::BTreeMap;
+
+use gradwire_proto::{NodeId, ProcessSetId, Rank, TensorId, TensorName, convert::TensorRef};
+
+use super::{
+    event::{Announcement, Submitted},
+    ids::Registered,
+    node_set::NodeSet,
+    process_set::ProcessSet,
+    tensor::{answers_by_id, asked_by_id},
+};
+
+/// What an evicted id stood for.
+#[derive(Debug)]
+struct Entry {
+    set: ProcessSetId,
+    name: TensorName,
+    registered: Registered,
+    /// The nodes that may still use it.
+    nodes: NodeSet,
+}
+
+/// The evicted ids that some node may still use.
+#[derive(Debug, Default)]
+pub(crate) struct Evicted {
+    entries: BTreeMap<TensorId, Entry>,
+    flows: usize,
+}
+
+impl Evicted {
+    /// How many flows there are of all that is kept.
+    pub(crate) fn flows(&self) -> usize {
+        self.flows
+    }
+
+    /// Keeps what an id stood for until all nodes of a world of `nodes` have confirmed.
+    pub(crate) fn add(
+        &mut self,
+        set: ProcessSetId,
+        name: TensorName,
+        registered: Registered,
+        nodes: usize,
+    ) {
+        self.flows += registered.plan.flow_count();
+        let mut all = NodeSet::new(nodes);
+        for node in 0..nodes as u32 {
+            all.insert(NodeId(node));
+        }
+        self.entries.insert(registered.id, Entry { set, name, registered, nodes: all });
+    }
+
+    /// A node has read that an id is gone. False if it was not to be told so, or has said it before
+    /// (TRUST).
+    pub(crate) fn confirmed(&mut self, node: NodeId, id: TensorId) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else { return false };
+        if !entry.nodes.remove(node) {
+            return false;
+        }
+        if entry.nodes.is_empty() {
+            self.flows -= entry.registered.plan.flow_count();
+            self.entries.remove(&id);
+        }
+        true
+    }
+
+    /// Puts the name in the place of an evicted id that the node may still use, and says in full
+    /// what its ranks ask for. Any other announcement is given back as it is.
+    pub(crate) fn spell_out(
+        &self,
+        node: NodeId,
+        mut announcement: Announcement,
+        set: &ProcessSet,
+    ) -> Announcement {
+        let TensorRef::Id(id) = announcement.tensor else { return announcement };
+        let found = self.entries.get(&id).filter(|entry| entry.set == announcement.set);
+        let Some(entry) = found.filter(|entry| entry.nodes.contains(node)) else {
+            return announcement;
+        };
+        announcement.tensor = TensorRef::Name(entry.name.clone());
+        if announcement.submitted.is_empty() {
+            let agreed = &entry.registered.plan.agreed;
+            let priority = entry.registered.priority;
+            let submitted = |ranks: Vec<Rank>| {
+                let request = asked_by_id(agreed, set, ranks[0]).into_owned();
+                Submitted { ranks, request, priority, duplicate: false }
+            };
+            let ranks = answers_by_id(agreed.request(), set, node).into_owned();
+            announcement.submitted = if agreed.request().has_free_rows() {
+                ranks.into_iter().map(|rank| submitted(vec![rank])).collect()
+            } else {
+                Some(ranks).filter(|ranks| !ranks.is_empty()).map(submitted).into_iter().collect()
+            };
+        }
+        announcement
+    }
+}

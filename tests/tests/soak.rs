@@ -1,0 +1,203 @@
+//! Nothing grows with the number of calls: neither memory, nor descriptors, nor threads (BOUND,
+//! CLEAN). Coordinator, daemons and ranks are in this one process, so that its size is that of all of
+//! them. The short forms run with all other tests; `make soak` runs `GRADWIRE_SOAK_CALLS` calls of
+//! each kind, 200,000 if it is not set, and prints the figures.
+
+use std::{
+    env, fs,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gradwire_proto::{Collective, DType, ReduceOp};
+use gradwire_tests::{
+    calls::{Call, request, with_op},
+    cluster::{Cluster, Plan},
+    reference::Dice,
+};
+use gradwire_worker::{AllgatherOptions, BroadcastOptions, Session};
+
+/// How much larger the process may be at the end than it was once all tables were full, in bytes: what
+/// an allocator keeps at one moment and not at another.
+const SLACK: u64 = 2 << 20;
+
+/// Tests that measure this process run one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this process has.
+#[derive(Debug, Clone, Copy)]
+struct Usage {
+    bytes: u64,
+    descriptors: usize,
+    threads: usize,
+}
+
+fn usage() -> Usage {
+    let count = |folder: &str| fs::read_dir(folder).unwrap().count();
+    let statm = fs::read_to_string("/proc/self/statm").unwrap();
+    // Resident, without what is shared: the ranks' arenas are counted where they are mapped.
+    let pages: Vec<u64> = statm.split(' ').filter_map(|n| n.trim().parse().ok()).collect();
+    Usage {
+        bytes: (pages[1] - pages[2]) * rustix::param::page_size() as u64,
+        descriptors: count("/proc/self/fd"),
+        threads: count("/proc/self/task"),
+    }
+}
+
+/// How calls are named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Names {
+    /// By the session.
+    Counted,
+    /// Each by a name that never comes again.
+    New,
+}
+
+/// One call of a kind, the `number`-th; each is checked against the reference.
+fn call(session: &Session, kind: Collective, names: Names, number: u64) {
+    let ranks: Vec<u32> = (0..session.size()).collect();
+    // Any number of rows that all ranks can share.
+    let rows = u64::from(session.size()) * (1 + number % 3);
+    let asked = with_op(request(kind, DType::F32, &[rows, 2], 0), ReduceOp::Sum);
+    let name = match names {
+        Names::Counted => None,
+        Names::New => Some(format!("{kind}.{number}")),
+    };
+    let call = Call { name, seed: number, ..Call::same("", &ranks, &asked) };
+    let all = session.global_process_set();
+    call.run(session, &all, session.nodes().len()).unwrap();
+}
+
+/// One operation of the mixture: all kinds, objects among them, named in every way.
+fn any(session: &Session, number: u64) {
+    let mut dice = Dice::of(&[number]);
+    let names = if dice.one_in(2) { Names::Counted } else { Names::New };
+    match dice.below(KINDS.len() as u64 + 2) as usize {
+        at if at < KINDS.len() => call(session, KINDS[at], names, number),
+        at if at == KINDS.len() => {
+            let all = session.allgather_object(&number, AllgatherOptions::default()).unwrap();
+            assert_eq!(all.len(), session.size() as usize);
+        }
+        _ => {
+            let own = (session.rank() == 0).then_some(number);
+            let got = session.broadcast_object(own.as_ref(), BroadcastOptions::from_rank(0));
+            assert_eq!(got.unwrap(), number);
+        }
+    }
+}
+
+const KINDS: [Collective; 9] = [
+    Collective::Allreduce,
+    Collective::Reduce,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::Allgather,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::Alltoall,
+    Collective::Barrier,
+];
+
+/// Runs `calls` operations on every rank. What the process has after the first `full` of them it has
+/// in the end.
+fn flat(
+    what: &str,
+    plan: &Plan,
+    full: u64,
+    calls: u64,
+    operation: impl Fn(&Session, u64) + Send + Sync + 'static,
+) {
+    let _alone = alone();
+    let cluster = Cluster::start(plan).unwrap();
+    let ranks = 0..cluster.size();
+    let measured = cluster.start_ranks(ranks, move |session| {
+        let mut at: Vec<(u64, Usage)> = Vec::new();
+        let measure = |number: u64| number == full || number % (calls / 10).max(1) == 0;
+        for number in 0..calls {
+            if measure(number) {
+                // Nothing is under way while it is looked.
+                session.barrier().unwrap();
+                if session.rank() == 0 {
+                    at.push((number, usage()));
+                }
+                session.barrier().unwrap();
+            }
+            operation(session, number);
+        }
+        session.barrier().unwrap();
+        if session.rank() == 0 {
+            at.push((calls, usage()));
+        }
+        session.barrier().unwrap();
+        at
+    });
+    let time = Duration::from_secs(120 + calls);
+    let measured = measured.join_within(time).unwrap().remove(0);
+    cluster.finish().unwrap();
+    for (number, usage) in &measured {
+        println!("{what}: after {number} calls {usage:?}");
+    }
+    let at = |number| measured.iter().find(|(n, _)| *n == number).expect("it was measured").1;
+    let (before, after) = (at(full), at(calls));
+    let grown = after.bytes.saturating_sub(before.bytes);
+    assert!(grown <= SLACK, "{what}: {grown} bytes more after {calls} calls than after {full}");
+    assert!(after.descriptors <= before.descriptors, "{what}: {before:?}, then {after:?}");
+    assert!(after.threads <= before.threads, "{what}: {before:?}, then {after:?}");
+}
+
+fn alltoalls(plan: &Plan, full: u64, calls: u64) {
+    let what = format!("{} ranks, alltoall", plan.slots.iter().sum::<u32>());
+    flat(&what, plan, full, calls, |session, number| {
+        call(session, Collective::Alltoall, Names::New, number);
+    });
+}
+
+/// Each costs about 26 KB between 16 ranks, for as long as it is remembered.
+#[test]
+fn alltoalls_under_new_names_are_forgotten() {
+    alltoalls(&Plan::nodes(&[16]).set("negotiation.max_tensors=32"), 60, 300);
+}
+
+/// 100 KB between 32 ranks: there are fewer ids than there may be, because they have so many flows.
+#[test]
+#[ignore = "it takes a minute; make soak runs it"]
+fn alltoalls_under_new_names_take_no_more_than_all_ids_may() {
+    alltoalls(&Plan::nodes(&[32]), 270, 600);
+}
+
+#[test]
+fn operations_of_all_kinds_leave_nothing_behind() {
+    let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=64");
+    flat("2x2 ranks, mixed", &plan, 400, 1200, any);
+}
+
+fn calls() -> u64 {
+    let calls = env::var("GRADWIRE_SOAK_CALLS").ok().and_then(|calls| calls.parse().ok());
+    calls.unwrap_or(200_000)
+}
+
+#[test]
+#[ignore = "it takes long; make soak runs it"]
+fn many_operations_of_all_kinds_leave_nothing_behind() {
+    // So few that all of them are in use half way.
+    let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=4096");
+    flat("2x2 ranks, mixed", &plan, calls() / 2, calls(), any);
+}
+
+#[test]
+#[ignore = "it takes long; make soak runs it"]
+fn many_calls_of_each_kind_leave_nothing_behind() {
+    for slots in [&[1, 1][..], &[8, 8], &[16, 16]] {
+        for kind in KINDS {
+            let ranks: u32 = slots.iter().sum();
+            // After half of them all names have been used, and all ids given.
+            let what = format!("{ranks} ranks, {kind}");
+            flat(&what, &Plan::nodes(slots), calls() / 2, calls(), move |session, number| {
+                call(session, kind, Names::New, number);
+            });
+        }
+    }
+}
