@@ -8,7 +8,7 @@
 use std::sync::{Arc, RwLock};
 
 use gradwire_collectives::kernels::{self, Combine, Finish, Form, Store};
-use gradwire_proto::ReduceOp;
+use gradwire_proto::{DType, ReduceOp};
 use gradwire_shm::{control::Place, segment::Segment};
 
 /// The segments that one worker has handed over.
@@ -170,77 +170,82 @@ pub(crate) fn publish(finish: &Finish, source: &[u8], targets: &[Part<'_>], stor
     unsafe { kernels::finish_to(finish, &targets, source.as_ptr(), elements, store) };
 }
 
-/// A partial result where f32 travels shortened.
+/// A partial result that has another form than the ranks' elements.
 #[derive(Debug)]
-pub(crate) struct Short<Bytes> {
+pub(crate) struct Partial<Bytes> {
     pub(crate) form: Form,
     pub(crate) bytes: Bytes,
 }
 
-impl<Bytes: AsRef<[u8]>> Short<Bytes> {
+impl<Bytes: AsRef<[u8]>> Partial<Bytes> {
     fn elements(&self) -> usize {
         self.bytes.as_ref().len() / self.form.size()
     }
-}
 
-/// [`reduce`] for f32 that travels as bf16: the parts are f32, what was received is bf16.
-pub(crate) fn reduce_short(
-    op: ReduceOp,
-    prescale: f64,
-    target: Short<&mut [u8]>,
-    parts: &[Part<'_>],
-    received: Option<&[u8]>,
-) {
-    let elements = target.elements();
-    let bytes = (elements * Form::F32.size()) as u64;
-    let inputs: Vec<*const u8> =
-        parts.iter().map(|(span, offset)| span.at(*offset, bytes).cast_const()).collect();
-    let partial = received.map(|received| {
-        assert_eq!(received.len(), elements * Form::Bf16.size());
-        (Form::Bf16, received.as_ptr())
-    });
-    let dst = (target.form, target.bytes.as_mut_ptr());
-    // SAFETY: each input has `elements` f32 (checked by `at`), what was received as many bf16 (by the
-    // assertion above), and the target is a slice of as many of its form.
-    unsafe {
-        kernels::reduce_short(op, prescale, dst, &inputs, partial.as_slice(), elements);
+    /// What the kernels take, of as many elements.
+    fn operand(&self, elements: usize) -> (Form, *const u8) {
+        assert_eq!(self.elements(), elements);
+        (self.form, self.bytes.as_ref().as_ptr())
     }
 }
 
-/// [`combine`] for f32 that travels as bf16: `target := received op mine` or `mine op received`, where
-/// none stands for the target itself.
-pub(crate) fn combine_short(
+/// [`reduce`] to a partial result: the parts are ranks' elements, what was received is a partial
+/// result, too.
+pub(crate) fn reduce_partial(
+    combine: Combine,
+    prescale: f64,
+    target: Partial<&mut [u8]>,
+    parts: &[Part<'_>],
+    received: Option<Partial<&[u8]>>,
+) {
+    let elements = target.elements();
+    let bytes = (elements * combine.dtype.size()) as u64;
+    let inputs: Vec<*const u8> =
+        parts.iter().map(|(span, offset)| span.at(*offset, bytes).cast_const()).collect();
+    let partial = received.map(|received| received.operand(elements));
+    let dst = (target.form, target.bytes.as_mut_ptr());
+    // SAFETY: each input has `elements` of the ranks' type (checked by `at`), what was received as
+    // many of its form (checked by `operand`), and the target is a slice of as many of its form.
+    unsafe {
+        kernels::reduce_partials(combine, prescale, dst, &inputs, partial.as_slice(), elements);
+    }
+}
+
+/// [`combine`] of partial results: `target := received op mine` or `mine op received`, where none
+/// stands for the target itself.
+pub(crate) fn combine_partial(
     op: ReduceOp,
-    target: Short<&mut [u8]>,
-    mine: Option<Short<&[u8]>>,
-    received: &[u8],
+    target: Partial<&mut [u8]>,
+    mine: Option<Partial<&[u8]>>,
+    received: Partial<&[u8]>,
     theirs_first: bool,
 ) {
     let elements = target.elements();
-    assert_eq!(received.len(), elements * Form::Bf16.size());
     let dst = (target.form, target.bytes.as_mut_ptr());
-    let mine = match mine {
-        Some(mine) => {
-            assert_eq!(mine.elements(), elements);
-            (mine.form, mine.bytes.as_ptr())
-        }
-        None => (dst.0, dst.1.cast_const()),
-    };
-    let theirs = (Form::Bf16, received.as_ptr());
+    let mine = mine.map_or((dst.0, dst.1.cast_const()), |mine| mine.operand(elements));
+    let theirs = received.operand(elements);
     let partials = if theirs_first { [theirs, mine] } else { [mine, theirs] };
-    // SAFETY: all are slices of `elements` of their forms (by the assertions above); the target is
+    let combine = Combine { dtype: DType::F32, op };
+    // SAFETY: all are slices of `elements` of their forms (checked by `operand`); the target is
     // exactly one of the partials or apart from them.
-    unsafe { kernels::reduce_short(op, 1.0, dst, &[], &partials, elements) };
+    unsafe { kernels::reduce_partials(combine, 1.0, dst, &[], &partials, elements) };
 }
 
-/// [`publish`] of what travelled as bf16, to f32.
-pub(crate) fn publish_short(finish: &Finish, source: &[u8], targets: &[Part<'_>], store: Store) {
-    let elements = source.len() / Form::Bf16.size();
-    let bytes = (elements * Form::F32.size()) as u64;
+/// [`publish`] of a partial result.
+pub(crate) fn publish_partial(
+    finish: &Finish,
+    source: Partial<&[u8]>,
+    targets: &[Part<'_>],
+    store: Store,
+) {
+    let elements = source.elements();
+    let bytes = (elements * finish.dtype.size()) as u64;
     let targets: Vec<*mut u8> =
         targets.iter().map(|(span, offset)| span.at(*offset, bytes)).collect();
-    // SAFETY: each target has `elements` f32 (checked by `at`), the source as many bf16.
-    unsafe { kernels::finish_short(finish, &targets, source.as_ptr(), elements, store) };
+    // SAFETY: each target has `elements` of the ranks' type (checked by `at`), the source as many.
+    unsafe {
+        kernels::finish_partial(finish, &targets, source.operand(elements), elements, store);
+    }
 }
 
 /// All of it in one sweep, where no other node is concerned: every target gets the finished

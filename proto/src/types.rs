@@ -396,10 +396,10 @@ impl ReduceOp {
 }
 
 wire_enum! {
-    /// As what f32 travels between nodes where it is reduced; see
+    /// As what floats of at most 32 bits travel between nodes where they are reduced; see
     /// [`Compression::between_nodes`].
     Compression ("compression") {
-        /// As it is.
+        /// In f32, so that nothing is rounded on the way.
         None = "none",
         /// Rounded to bfloat16: half the bytes, 8 bits of precision.
         Bf16 = "bf16",

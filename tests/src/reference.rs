@@ -102,7 +102,7 @@ pub fn fill(dtype: DType, op: ReduceOp, values: Values, dice: &mut Dice, bytes: 
 pub struct Between {
     /// On how many nodes they are, at most.
     pub nodes: usize,
-    /// As what f32 travels between those.
+    /// As what floats of at most 32 bits travel between those.
     pub compression: Compression,
 }
 
@@ -221,10 +221,16 @@ impl Reduction {
         } else {
             let (unit, smallest) = precision(part);
             let Between { nodes, compression } = self.between;
-            let roundings =
-                if is_short(part) { 2.0 * nodes as f64 + 1.0 } else { 2.0 * (ranks + 3.0) };
-            let (mut logarithm, mut least) = (roundings * unit.ln_1p(), roundings * smallest);
-            if compression == Compression::Bf16 && self.dtype == DType::F32 && nodes > 1 {
+            // Short floats are computed in f32, whatever is between the nodes, and rounded once.
+            let (computed, _) = precision(if is_short(part) { DType::F32 } else { part });
+            let computed = 2.0 * (ranks + 3.0) * computed.ln_1p();
+            let (mut logarithm, mut least) = if is_short(part) {
+                (computed + unit.ln_1p(), smallest)
+            } else {
+                (computed, 2.0 * (ranks + 3.0) * smallest)
+            };
+            let travels = is_short(part) || self.dtype == DType::F32;
+            if compression == Compression::Bf16 && travels && nodes > 1 {
                 let (unit, smallest) = precision(DType::Bf16);
                 // In a product every rounding on every way counts, also those of the other operands.
                 let ways = if self.op == ReduceOp::Product { 2.0 } else { 1.0 };

@@ -30,6 +30,10 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
     if job.inputs.is_empty() || job.count == 0 {
         return;
     }
+    if job.result != job.combine.dtype {
+        // SAFETY: the caller's promise.
+        return unsafe { converted(level, job) };
+    }
     // SAFETY: the caller's promise; `dtype` says what the type is. A complex number is two floats,
     // the real part first, without padding.
     unsafe {
@@ -55,12 +59,42 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
     }
 }
 
+/// Results in another type than the inputs: f32 of shorter floats, or those of f32. Only sums and
+/// products are made of them in two types.
+unsafe fn converted(level: Level, job: &Job<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (job.combine.dtype, job.result) {
+            (DType::F16, DType::F32) => summed::<F16, f32>(level, job),
+            (DType::Bf16, DType::F32) => summed::<Bf16, f32>(level, job),
+            (DType::F8E4m3, DType::F32) => summed::<F8E4m3, f32>(level, job),
+            (DType::F8E5m2, DType::F32) => summed::<F8E5m2, f32>(level, job),
+            (DType::F32, DType::F16) => summed::<f32, F16>(level, job),
+            (DType::F32, DType::Bf16) => summed::<f32, Bf16>(level, job),
+            (DType::F32, DType::F8E4m3) => summed::<f32, F8E4m3>(level, job),
+            (DType::F32, DType::F8E5m2) => summed::<f32, F8E5m2>(level, job),
+            (from, to) => unreachable!("{from} is not converted to {to}"),
+        }
+    }
+}
+
+unsafe fn summed<E: Element, D: Element<Number = E::Number>>(level: Level, job: &Job<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match job.combine.op {
+            ReduceOp::Product => at_level::<E, Product, D>(level, job),
+            _ => at_level::<E, Sum, D>(level, job),
+        }
+    }
+}
+
 impl Job<'_> {
     /// The same job on elements of another type, `each` of them for each of these.
     fn as_type(self, dtype: DType, each: usize) -> Self {
         Self {
             combine: Combine { dtype, ..self.combine },
             finish: Finish { dtype, ..self.finish },
+            result: dtype,
             count: self.count * each,
             ..self
         }
@@ -130,31 +164,51 @@ unsafe fn truth(level: Level, job: &Job<'_>) {
 }
 
 unsafe fn with_op<E: Element, O: Operation<E::Number>>(level: Level, job: &Job<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { at_level::<E, O, E>(level, job) }
+}
+
+unsafe fn at_level<E, O, D>(level: Level, job: &Job<'_>)
+where
+    E: Element,
+    O: Operation<E::Number>,
+    D: Element<Number = E::Number>,
+{
     // SAFETY: the caller's promise; this machine has the level.
     unsafe {
         match level {
-            Level::Scalar => scalar::run::<E, O>(job),
-            Level::Baseline => sweep::<E, O, Baseline>(job),
+            Level::Scalar => scalar::run::<E, O, D>(job),
+            Level::Baseline => sweep::<E, O, D, Baseline>(job),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => avx2::<E, O>(job),
+            Level::Avx2 => avx2::<E, O, D>(job),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => avx512::<E, O>(job),
+            Level::Avx512 => avx512::<E, O, D>(job),
             #[cfg(not(target_arch = "x86_64"))]
-            Level::Avx2 | Level::Avx512 => sweep::<E, O, Baseline>(job),
+            Level::Avx2 | Level::Avx512 => sweep::<E, O, D, Baseline>(job),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn avx2<E: Element, O: Operation<E::Number>>(job: &Job<'_>) {
+unsafe fn avx2<E, O, D>(job: &Job<'_>)
+where
+    E: Element,
+    O: Operation<E::Number>,
+    D: Element<Number = E::Number>,
+{
     // SAFETY: the caller's promise.
-    unsafe { sweep::<E, O, super::level::Avx2>(job) }
+    unsafe { sweep::<E, O, D, super::level::Avx2>(job) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
-unsafe fn avx512<E: Element, O: Operation<E::Number>>(job: &Job<'_>) {
+unsafe fn avx512<E, O, D>(job: &Job<'_>)
+where
+    E: Element,
+    O: Operation<E::Number>,
+    D: Element<Number = E::Number>,
+{
     // SAFETY: the caller's promise.
-    unsafe { sweep::<E, O, super::level::Avx512>(job) }
+    unsafe { sweep::<E, O, D, super::level::Avx512>(job) }
 }

@@ -9,7 +9,8 @@
 //!
 //! - Inputs are combined in the order given, from the left (SAME). f16, bf16 and the 8-bit floats
 //!   are combined in f32 over all the inputs and rounded once, to nearest, ties to even. What is too
-//!   large for them then is infinity, or NaN in f8e4m3, which has no infinity.
+//!   large for them then is infinity, or NaN in f8e4m3, which has no infinity. Where they are combined
+//!   in several sweeps, on several nodes, what lies between is f32, too ([`reduce_partials`]).
 //! - Complex numbers are summed part by part: c64 as twice as many f32, c128 as f64.
 //! - Integers wrap in sums and products. What a scale factor makes of one is computed in f64 and
 //!   truncated, for each contribution and for the result; see [`scaled`]. Bits and truth values take
@@ -39,10 +40,10 @@ mod dispatch;
 mod element;
 mod level;
 mod op;
+mod partial;
 mod safe;
 mod scalar;
 mod scaled;
-mod short;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -50,8 +51,8 @@ mod tests;
 use gradwire_proto::{DType, ReduceOp};
 
 pub use level::{Level, level};
+pub use partial::{Form, finish_partial, reduce_partials};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
-pub use short::{Form, finish_short, reduce_short};
 
 /// What is combined and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,6 +109,8 @@ pub(crate) struct Job<'a> {
     combine: Combine,
     prescale: f64,
     finish: Finish,
+    /// The type of the destinations' elements.
+    result: DType,
     inputs: &'a [*const u8],
     dsts: &'a [*mut u8],
     count: usize,
@@ -128,8 +131,9 @@ pub unsafe fn reduce(
     inputs: &[*const u8],
     count: usize,
 ) {
-    let finish = Finish::none(combine.dtype);
-    let job = Job { combine, prescale, finish, inputs, dsts: &[dst], count, store: Store::Cached };
+    let (finish, result) = (Finish::none(combine.dtype), combine.dtype);
+    let (dsts, store) = (&[dst], Store::Cached);
+    let job = Job { combine, prescale, finish, result, inputs, dsts, count, store };
     // SAFETY: the caller's promise.
     unsafe { dispatch::run(level(), &job) }
 }
@@ -164,7 +168,8 @@ pub unsafe fn reduce_finish_to(
     count: usize,
     hint: Store,
 ) {
-    let job = Job { combine, prescale, finish: *finish, inputs, dsts, count, store: hint };
+    let (result, store) = (finish.dtype, hint);
+    let job = Job { combine, prescale, finish: *finish, result, inputs, dsts, count, store };
     // SAFETY: the caller's promise.
     unsafe { dispatch::run(level(), &job) }
 }

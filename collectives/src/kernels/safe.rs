@@ -64,8 +64,8 @@ pub fn reduce_finish_slices(
     let count = check(level, combine, finish, lengths)?;
     let inputs: Vec<*const u8> = inputs.iter().map(|i| i.as_ptr()).collect();
     let dsts: Vec<*mut u8> = dsts.iter_mut().map(|d| d.as_mut_ptr()).collect();
-    let job =
-        Job { combine, prescale, finish: *finish, inputs: &inputs, dsts: &dsts, count, store };
+    let (inputs, dsts, result) = (&inputs, &dsts, finish.dtype);
+    let job = Job { combine, prescale, finish: *finish, result, inputs, dsts, count, store };
     // SAFETY: every slice holds `count` elements, borrows keep destinations apart from each other
     // and from the inputs, and the level is available.
     unsafe { dispatch::run(level, &job) };
@@ -87,8 +87,8 @@ pub fn reduce_finish_in_place(
     let count = check(level, combine, finish, buffers.iter().map(|b| b.len()))?;
     let dsts: Vec<*mut u8> = buffers.iter_mut().map(|b| b.as_mut_ptr()).collect();
     let inputs: Vec<*const u8> = dsts.iter().map(|d| d.cast_const()).collect();
-    let job =
-        Job { combine, prescale, finish: *finish, inputs: &inputs, dsts: &dsts, count, store };
+    let (inputs, dsts, result) = (&inputs, &dsts, finish.dtype);
+    let job = Job { combine, prescale, finish: *finish, result, inputs, dsts, count, store };
     // SAFETY: every buffer holds `count` elements, borrows keep buffers apart from each other, each
     // destination is exactly one input, and the level is available.
     unsafe { dispatch::run(level, &job) };

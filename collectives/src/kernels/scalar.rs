@@ -10,25 +10,34 @@ use super::{
 /// Runs a job.
 ///
 /// # Safety
-/// As for [`super::reduce_finish_to`]; inputs aren't empty, all is of type `E` and the operation is
-/// `O`.
-pub(super) unsafe fn run<E: Element, O: Operation<E::Number>>(job: &Job<'_>) {
+/// As for [`super::reduce_finish_to`]; inputs aren't empty and of type `E`, destinations are of type
+/// `D` and the operation is `O`.
+pub(super) unsafe fn run<E, O, D>(job: &Job<'_>)
+where
+    E: Element,
+    O: Operation<E::Number>,
+    D: Element<Number = E::Number>,
+{
     let last = Last::<E::Number>::of(job);
     let prescale = <E::Number as Number>::factor(job.prescale);
     for i in 0..job.count {
         // SAFETY: all pointers are valid for `count` elements.
         let element = |input: &*const u8| unsafe { input.cast::<E>().add(i).read_unaligned() };
-        let value = if matches!(last, Last::Copy) {
-            element(&job.inputs[0])
-        } else {
-            let number = |input| element(input).widen().scale(prescale);
-            let first = number(&job.inputs[0]);
-            let all = job.inputs[1..].iter().map(number);
-            E::narrow(last.apply(all.fold(first, O::apply)))
-        };
+        if matches!(last, Last::Copy) {
+            let value = element(&job.inputs[0]);
+            for dst in job.dsts {
+                // SAFETY: all pointers are valid for `count` elements, all of one type.
+                unsafe { dst.cast::<E>().add(i).write_unaligned(value) }
+            }
+            continue;
+        }
+        let number = |input| element(input).widen().scale(prescale);
+        let first = number(&job.inputs[0]);
+        let all = job.inputs[1..].iter().map(number);
+        let value = D::narrow(last.apply(all.fold(first, O::apply)));
         for dst in job.dsts {
             // SAFETY: all pointers are valid for `count` elements.
-            unsafe { dst.cast::<E>().add(i).write_unaligned(value) }
+            unsafe { dst.cast::<D>().add(i).write_unaligned(value) }
         }
     }
 }

@@ -51,7 +51,7 @@ impl Job<'_> {
 /// # Safety
 /// As for [`super::reduce_finish_to`]; all is of type `E`, and this machine has the level.
 pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>) {
-    let Job { combine, prescale, finish, inputs, dsts, count, store } = *job;
+    let Job { combine, prescale, finish, result, inputs, dsts, count, store } = *job;
     let (mut sum, mut next) = (Tile([E::ZERO; TILE]), Tile([E::ZERO; TILE]));
     let mut here = Vec::with_capacity(dsts.len());
     for at in (0..count).step_by(TILE) {
@@ -83,7 +83,8 @@ pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>) {
             here.extend(dsts.iter().map(|dst| dst.add(offset)));
             let inputs = &[sum.0.as_ptr().cast::<u8>()];
             let dsts = &here[..];
-            let job = Job { combine, prescale: 1.0, finish, inputs, dsts, count: n, store };
+            let (prescale, count) = (1.0, n);
+            let job = Job { combine, prescale, finish, result, inputs, dsts, count, store };
             dispatch::run(level, &job);
         }
     }
@@ -102,9 +103,9 @@ unsafe fn combine_tiles<E>(
 ) {
     let to = sum.0.as_mut_ptr().cast::<u8>();
     let inputs = &[to.cast_const(), next.0.as_ptr().cast::<u8>()];
-    let finish = Finish::none(combine.dtype);
-    let store = Store::Cached;
-    let job = Job { combine, prescale: 1.0, finish, inputs, dsts: &[to], count: n, store };
+    let (finish, result) = (Finish::none(combine.dtype), combine.dtype);
+    let (prescale, dsts, count, store) = (1.0, &[to], n, Store::Cached);
+    let job = Job { combine, prescale, finish, result, inputs, dsts, count, store };
     // SAFETY: the caller's promise; a tile has room for n elements.
     unsafe { dispatch::run(level, &job) }
 }

@@ -36,8 +36,9 @@ impl<N: Number> Last<N> {
         let divisor = job.finish.divisor();
         if job.finish.is_identity() {
             let alone = job.inputs.len() == 1 && job.prescale == 1.0;
+            let same = job.result == job.combine.dtype;
             // A truth value is 0 or 1 even where only one rank contributes.
-            if alone && job.combine.dtype != DType::Bool { Self::Copy } else { Self::Keep }
+            if alone && same && job.combine.dtype != DType::Bool { Self::Copy } else { Self::Keep }
         } else if job.finish.postscale == 1.0 {
             Self::Divide(divisor)
         } else {
@@ -59,20 +60,27 @@ impl<N: Number> Last<N> {
 /// Runs a job at the level of `I`.
 ///
 /// # Safety
-/// As for [`super::reduce_finish_to`]; inputs aren't empty, all is of type `E` and the operation is
-/// `O`, and the level's instructions are available to the function that this is inlined in.
+/// As for [`super::reduce_finish_to`]; inputs aren't empty and of type `E`, destinations are of type
+/// `D`, the operation is `O`, and the level's instructions are available to the function that this is
+/// inlined in.
 #[inline(always)]
-pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>(job: &Job<'_>) {
+pub(super) unsafe fn sweep<E, O, D, I>(job: &Job<'_>)
+where
+    E: Element,
+    O: Operation<E::Number>,
+    D: Element<Number = E::Number>,
+    I: Instructions,
+{
     let last = Last::<E::Number>::of(job);
     if matches!(last, Last::Copy) {
         // SAFETY: the caller's promise.
         return unsafe { copy::<I>(job, job.count * size_of::<E>()) };
     }
     let prescale = <E::Number as Number>::factor(job.prescale);
-    let size = size_of::<E>();
+    let size = size_of::<D>();
     // Made once: to clear them for each tile takes as long as a sum.
     let mut edge = [Tile([E::ZERO; TILE]); GROUP];
-    let mut out = Tile([E::ZERO; TILE]);
+    let mut out = Tile([D::ZERO; TILE]);
     let mut at = 0;
     while at < job.count {
         let mut n = TILE.min(job.count - at);
@@ -85,7 +93,7 @@ pub(super) unsafe fn sweep<E: Element, O: Operation<E::Number>, I: Instructions>
         unsafe {
             let mut numbers = combine::<E, O, I>(job.inputs, at, n, prescale, &mut edge);
             finish(&mut numbers, last);
-            E::store::<I>(&numbers, &mut out);
+            D::store::<I>(&numbers, &mut out);
             for &dst in job.dsts {
                 let to = dst.add(at * size);
                 let from = out.0.as_ptr().cast::<u8>();

@@ -2,7 +2,7 @@
 //! arithmetic is said to be; for integers, truth values and the rarer floats in [`meaning`].
 
 mod meaning;
-mod short;
+mod partial;
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
@@ -365,6 +365,7 @@ fn no_inputs_do_nothing() {
         combine,
         prescale: 1.0,
         finish: Finish::none(DType::U8),
+        result: DType::U8,
         inputs: &[],
         dsts: &[out.as_mut_ptr()],
         count: 3,

@@ -18,9 +18,6 @@ use crate::{
     queue::QueuedTensor,
 };
 
-/// How many times shorter f32 is as bf16.
-const SHORTER: u64 = (Form::F32.size() / Form::Bf16.size()) as u64;
-
 /// A range of one flow of a tensor within a piece, in bytes.
 #[derive(Debug)]
 pub(crate) struct PieceSegment {
@@ -88,9 +85,9 @@ pub(crate) struct Piece {
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
-    /// Whether it is f32 that travels as bf16. Then the plan counts bytes as they travel, and everything
-    /// else those of ranks.
-    pub(crate) is_short: bool,
+    /// As what partial results travel, where that is not the ranks' type. Then the plan counts bytes
+    /// as they travel, and everything else those of ranks.
+    pub(crate) wire: Option<Form>,
     pub(crate) segments: Vec<PieceSegment>,
     pub(crate) bytes: u64,
     pub(crate) plan: Arc<Plan>,
@@ -118,12 +115,12 @@ impl Piece {
 
     /// Bytes of the least that is reduced, as it travels.
     pub(crate) fn grain(&self) -> usize {
-        if self.is_short { Form::Bf16.size() } else { self.combine.dtype.size() }
+        self.wire.map_or(self.combine.dtype.size(), Form::size)
     }
 
     /// What bytes of ranks are between nodes.
     pub(super) fn travelling(&self, bytes: u64) -> u64 {
-        if self.is_short { bytes / SHORTER } else { bytes }
+        bytes / self.combine.dtype.size() as u64 * self.grain() as u64
     }
 
     /// Calls `act(segment, first byte of ranks within it, bytes as they travel)` for each part of a
@@ -133,7 +130,8 @@ impl Piece {
         range: Range<usize>,
         mut act: impl FnMut(&PieceSegment, u64, Range<usize>),
     ) {
-        let ranks = |at: usize| at as u64 * if self.is_short { SHORTER } else { 1 };
+        let element = self.combine.dtype.size() as u64;
+        let ranks = |at: usize| (at / self.grain()) as u64 * element;
         let (start, end) = (ranks(range.start), ranks(range.end));
         let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
         for segment in self.segments[first..].iter().take_while(|s| s.start < end) {

@@ -41,7 +41,7 @@ pub(crate) struct PlannedStep {
     awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub(crate) fused: Option<u32>,
-    /// Where elements travel shortened: what it finds and leaves that is not.
+    /// Where elements travel rounded: what it finds and leaves that is not.
     pub(crate) unrounded: Unrounded,
 }
 

@@ -1,18 +1,21 @@
 //! Where the result of a piece takes shape, in the form in which it travels.
 //!
-//! Blocks are sent from here and received to here as they are, so what a node publishes is what it has sent
-//! or got: where elements travel shortened (bf16 for f32) the result is rounded like what is on its way,
-//! on the node that computed it too, and all ranks receive identical bits (SAME).
+//! Blocks are sent from here and received to here as they are, so what a node publishes is what it has
+//! sent or got, and all ranks receive identical bits (SAME). Where partial results have another form
+//! than the ranks' elements ([`Piece::wire`]) they are finished and converted when they are
+//! published. Where that form is rounded (bf16), the result is rounded like what is on its way, on
+//! the node that computed it, too.
 //!
-//! A sum is not rounded before it is sent, though. Where a schedule adds several peers' parts to a block
-//! before anything of it goes out, the sum is kept in f32 beside the block meanwhile: one rounding for
-//! each hop, whatever the number of parts.
+//! A sum is not rounded before it is sent, though. Where a schedule adds several peers' parts to a
+//! block before anything of it goes out, the sum is kept in f32 beside the block meanwhile: one
+//! rounding for each hop, whatever the number of parts.
 
 use std::ops::Range;
 
-use super::piece::Piece;
-use crate::memory::{self, Short};
 use gradwire_collectives::kernels::{Form, Store};
+
+use super::piece::Piece;
+use crate::memory::{self, Partial};
 
 /// Cache lines keep sums and blocks apart.
 const LINE: usize = 64;
@@ -26,10 +29,6 @@ pub(crate) struct Unrounded {
     pub(crate) after: bool,
 }
 
-fn form(unrounded: bool) -> Form {
-    if unrounded { Form::F32 } else { Form::Bf16 }
-}
-
 /// A piece's buffer.
 #[derive(Debug)]
 pub(crate) struct Staging {
@@ -37,17 +36,17 @@ pub(crate) struct Staging {
     memory: Vec<u8>,
     /// Where those begin.
     sums: usize,
-    short: bool,
+    wire: Option<Form>,
 }
 
 impl Staging {
     /// For a piece, in memory that was another's.
     pub(crate) fn new(piece: &Piece, mut memory: Vec<u8>) -> Self {
         let blocks = piece.travelling(piece.bytes) as usize;
-        let short = piece.is_short;
-        let (sums, needed) = if short && piece.plan.keeps_sums() {
+        let wire = piece.wire;
+        let (sums, needed) = if wire == Some(Form::Bf16) && piece.plan.keeps_sums() {
             let sums = blocks.next_multiple_of(LINE);
-            (sums, sums + piece.bytes as usize)
+            (sums, sums + blocks / Form::Bf16.size() * Form::F32.size())
         } else {
             (blocks, blocks)
         };
@@ -55,7 +54,7 @@ impl Staging {
         if memory.len() < needed {
             memory.resize(needed, 0);
         }
-        Self { memory, sums, short }
+        Self { memory, sums, wire }
     }
 
     /// The buffer, for the next.
@@ -92,15 +91,24 @@ impl Staging {
             let received =
                 received.map(|bytes| &bytes[range.start - all.start..range.end - all.start]);
             let parts = segment.sources(at);
-            if !self.short {
+            let Some(wire) = self.wire else {
                 let target = &mut self.memory[range];
                 memory::reduce(piece.combine, piece.prescale, target, &parts, received);
                 return;
-            }
-            let target = if unrounded.after { self.sums_of(&range) } else { range };
-            let target = Short { form: form(unrounded.after), bytes: &mut self.memory[target] };
-            memory::reduce_short(piece.combine.op, piece.prescale, target, &parts, received);
+            };
+            let received = received.map(|bytes| Partial { form: wire, bytes });
+            let (form, target) = self.place(wire, range, unrounded.after);
+            let target = Partial { form, bytes: &mut self.memory[target] };
+            memory::reduce_partial(piece.combine, piece.prescale, target, &parts, received);
         });
+    }
+
+    /// The form of a block's value that may be `unrounded`, and where it is.
+    fn place(&self, wire: Form, range: Range<usize>, unrounded: bool) -> (Form, Range<usize>) {
+        match wire {
+            Form::Bf16 if unrounded => (Form::F32, self.sums_of(&range)),
+            _ => (wire, range),
+        }
     }
 
     /// Combines a block with what was received of it.
@@ -112,26 +120,31 @@ impl Staging {
         theirs_first: bool,
         unrounded: Unrounded,
     ) {
-        if !self.short {
+        let Some(wire) = self.wire else {
             memory::combine(piece.combine, &mut self.memory[range], received, theirs_first);
             return;
-        }
+        };
         let op = piece.combine.op;
-        let sums = self.sums_of(&range);
-        let Unrounded { before, after } = unrounded;
-        if before == after {
-            let mine = &mut self.memory[if after { sums } else { range }];
-            let mine = Short { form: form(after), bytes: mine };
-            memory::combine_short(op, mine, None, received, theirs_first);
+        let received = Partial { form: wire, bytes: received };
+        let (before, from) = self.place(wire, range.clone(), unrounded.before);
+        let (after, to) = self.place(wire, range, unrounded.after);
+        if from == to {
+            let mine = Partial { form: after, bytes: &mut self.memory[to] };
+            memory::combine_partial(op, mine, None, received, theirs_first);
             return;
         }
-        let (blocks, rest) = self.memory.split_at_mut(self.sums);
-        let (block, sum) =
-            (&mut blocks[range], &mut rest[sums.start - self.sums..sums.end - self.sums]);
-        let (from, to) = if before { (sum, block) } else { (block, sum) };
-        let (from, to) =
-            (Short { form: form(before), bytes: &*from }, Short { form: form(after), bytes: to });
-        memory::combine_short(op, to, Some(from), received, theirs_first);
+        // One of them is a block, and the other one the sum that is kept of it.
+        let (blocks, sums) = self.memory.split_at_mut(self.sums);
+        let shifted = |range: &Range<usize>| range.start - self.sums..range.end - self.sums;
+        let (from, to) = if before == wire {
+            (&mut blocks[from], &mut sums[shifted(&to)])
+        } else {
+            let sum = &mut sums[shifted(&from)];
+            (sum, &mut blocks[to])
+        };
+        let from = Partial { form: before, bytes: &*from };
+        let to = Partial { form: after, bytes: to };
+        memory::combine_partial(op, to, Some(from), received, theirs_first);
     }
 
     /// Hands the finished result to the local ranks.
@@ -143,11 +156,13 @@ impl Staging {
             }
             let start = piece.travelling(segment.start) as usize;
             let end = piece.travelling(segment.start + segment.bytes) as usize;
-            let (source, targets) = (&self.memory[start..end], segment.targets(0));
-            if self.short {
-                memory::publish_short(&piece.finish, source, &targets, store);
-            } else {
-                memory::publish(&piece.finish, source, &targets, store);
+            let (bytes, targets) = (&self.memory[start..end], segment.targets(0));
+            match self.wire {
+                None => memory::publish(&piece.finish, bytes, &targets, store),
+                Some(form) => {
+                    let source = Partial { form, bytes };
+                    memory::publish_partial(&piece.finish, source, &targets, store);
+                }
             }
         }
     }

@@ -16,7 +16,7 @@ use std::{
 
 use gradwire_collectives::{
     algorithms::{self, Algorithm, Kind},
-    kernels::{Combine, Finish},
+    kernels::{Combine, Finish, Form},
     topology::Topology,
 };
 use gradwire_proto::{
@@ -311,7 +311,7 @@ fn piece(
         combine: Combine { dtype: DType::F32, op: ReduceOp::Sum },
         prescale: 1.0,
         finish: identity(),
-        is_short: false,
+        wire: None,
         segments,
         bytes: start,
         plan: Arc::new(Plan::new(&schedule, 4)),

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use gradwire_collectives::kernels::{Combine, Finish};
+use gradwire_collectives::kernels::{Combine, Finish, Form};
 use gradwire_proto::{
     Collective, Compression, DType, Failure, FailureKind, ReduceOp, Request, Sequence,
 };
@@ -39,6 +39,18 @@ impl Arithmetic {
     fn of(request: &Request, contributors: u32) -> Self {
         let Request { dtype, reduce_op: op, prescale, postscale, .. } = *request;
         match request.collective {
+            // f32 holds the sum of as many of the other short floats as there can be ranks. Of bf16,
+            // which has the range of f32, an average is a sum of parts, so that it is never too large.
+            Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
+                if op == ReduceOp::Average && dtype == DType::Bf16 =>
+            {
+                let op = ReduceOp::Sum;
+                Self {
+                    combine: Combine { dtype, op },
+                    prescale: prescale / f64::from(contributors.max(1)),
+                    finish: Finish { dtype, op, contributors, postscale },
+                }
+            }
             Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter => Self {
                 combine: Combine { dtype, op },
                 prescale,
@@ -96,7 +108,7 @@ impl Maker {
             combine,
             prescale,
             finish,
-            is_short: wire != dtype,
+            wire: Form::of(wire).filter(|_| wire != dtype),
             segments: parts,
             bytes: start,
             plan,

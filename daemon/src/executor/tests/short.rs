@@ -14,7 +14,7 @@ fn number(rank: u32, i: u64) -> f32 {
 fn shortened(piece: Piece, way: Way, at: u32, algorithm: Algorithm, topology: &Topology) -> Piece {
     let count = piece.bytes / 4;
     let schedule = algorithms::generate(way.kind(1), algorithm, topology, at, count);
-    Piece { is_short: true, plan: Arc::new(Plan::new(&schedule, 2)), ..piece }
+    Piece { wire: Some(Form::Bf16), plan: Arc::new(Plan::new(&schedule, 2)), ..piece }
 }
 
 /// How often a contribution is rounded: whenever a sum of it is sent on its way, by no more nodes than

@@ -1,10 +1,10 @@
-//! What is reduced and finished through bf16: the rounding against the library's, the sums against the
-//! reference, every level against the scalar one, bit for bit.
+//! What is reduced and finished by way of partial results: the rounding against the library's, the
+//! sums against the reference, every level against the scalar one, bit for bit.
 
 use super::*;
 use crate::kernels::{
     Form,
-    short::{finish_at, reduce_at},
+    partial::{finish_at, reduce_at},
 };
 
 /// Rounded by the library, with the one NaN.
@@ -14,15 +14,24 @@ fn rounded(value: f32) -> u16 {
 
 /// Operands at odd places, whose lengths are no multiple of anything.
 struct Operands {
+    /// The type of the inputs.
+    dtype: DType,
     inputs: Vec<Buffer>,
     partials: Vec<(Form, Buffer)>,
 }
 
 impl Operands {
-    fn random(inputs: usize, forms: &[Form], count: usize, random: &mut Random) -> Self {
+    fn random(
+        dtype: DType,
+        inputs: usize,
+        forms: &[Form],
+        count: usize,
+        random: &mut Random,
+    ) -> Self {
         let mut any = |dtype| Buffer::random(dtype, count, random.below(64), random);
         Self {
-            inputs: (0..inputs).map(|_| any(DType::F32)).collect(),
+            dtype,
+            inputs: (0..inputs).map(|_| any(dtype)).collect(),
             partials: forms
                 .iter()
                 .map(|&form| match form {
@@ -35,7 +44,7 @@ impl Operands {
 
     fn reduced(&self, level: Level, op: ReduceOp, prescale: f64, to: Form, at: usize) -> Vec<u8> {
         let count = match (self.inputs.first(), self.partials.first()) {
-            (Some(input), _) => input.len / 4,
+            (Some(input), _) => input.len / self.dtype.size(),
             (None, Some((form, partial))) => partial.len / form.size(),
             (None, None) => 0,
         };
@@ -44,8 +53,9 @@ impl Operands {
         let partials: Vec<_> =
             self.partials.iter().map(|(form, partial)| (*form, partial.get().as_ptr())).collect();
         let dst = (to, out.get_mut().as_mut_ptr());
+        let combine = Combine { dtype: self.dtype, op };
         // SAFETY: every buffer holds `count` elements of its form, and this machine has the level.
-        unsafe { reduce_at(level, op, prescale, dst, &inputs, &partials, count) };
+        unsafe { reduce_at(level, combine, prescale, dst, &inputs, &partials, count) };
         assert!(out.is_framed(), "{level:?} wrote elsewhere");
         out.get().to_vec()
     }
@@ -64,10 +74,12 @@ impl Operands {
         };
         let wide = self.partials.iter().map(|(form, partial)| match form {
             Form::F32 => partial.get().to_vec(),
-            Form::Bf16 => widened(partial.get()),
+            Form::Bf16 => widened(DType::Bf16, partial.get()),
         });
         let wide: Vec<Vec<u8>> = wide.collect();
-        let inputs: Vec<&[u8]> = self.inputs.iter().map(Buffer::get).collect();
+        let inputs: Vec<Vec<u8>> =
+            self.inputs.iter().map(|input| widened(self.dtype, input.get())).collect();
+        let inputs: Vec<&[u8]> = inputs.iter().map(|input| &input[..]).collect();
         let scaled = (prescale != 1.0 && !inputs.is_empty()).then(|| fold(prescale, &inputs));
         let all = match &scaled {
             Some(scaled) => vec![&scaled[..]],
@@ -86,10 +98,36 @@ impl Operands {
     }
 }
 
-fn widened(short: &[u8]) -> Vec<u8> {
-    let values = short.chunks_exact(2).map(|b| u16::from_ne_bytes(b.try_into().unwrap()));
-    values.flat_map(|bits| (u32::from(bits) << 16).to_ne_bytes()).collect()
+/// In f32. What is converted has the one NaN.
+fn widened(dtype: DType, bytes: &[u8]) -> Vec<u8> {
+    if dtype == DType::F32 {
+        return bytes.to_vec();
+    }
+    let values = bytes.chunks_exact(dtype.size()).map(|b| match (dtype, b) {
+        (DType::F16, &[a, b]) => f16::from_ne_bytes([a, b]).to_f32(),
+        (DType::Bf16, &[a, b]) => bf16::from_ne_bytes([a, b]).to_f32(),
+        (DType::F8E4m3, &[a]) => F8E4m3::from_bits(a).to_f32(),
+        (DType::F8E5m2, &[a]) => F8E5m2::from_bits(a).to_f32(),
+        _ => unreachable!("{dtype} does not travel as f32"),
+    });
+    let canonical = |value: f32| if value.is_nan() { f32::NAN } else { value };
+    values.flat_map(|value| canonical(value).to_ne_bytes()).collect()
 }
+
+/// The library's rounding, with the one NaN.
+fn narrowed(dtype: DType, value: f32) -> Vec<u8> {
+    match dtype {
+        DType::F16 if value.is_nan() => 0x7e00_u16.to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f32(value).to_ne_bytes().to_vec(),
+        DType::Bf16 => rounded(value).to_ne_bytes().to_vec(),
+        DType::F8E4m3 => vec![F8E4m3::from_f32(value).to_bits()],
+        DType::F8E5m2 => vec![F8E5m2::from_f32(value).to_bits()],
+        _ => value.to_ne_bytes().to_vec(),
+    }
+}
+
+/// The types that travel in another form.
+const TYPES: [DType; 5] = [DType::F32, DType::F16, DType::Bf16, DType::F8E4m3, DType::F8E5m2];
 
 const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
@@ -101,21 +139,27 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
     const F: Form = Form::F32;
     let seed = 23;
     let mut random = Random::new(seed);
-    let mixtures: [(usize, &[Form]); 9] = [
+    let mixtures: [(usize, &[Form]); 11] = [
         (1, &[]),
         (3, &[]),
         (1, &[B]),
         (2, &[B]),
         (5, &[B]),
+        (2, &[F]),
+        (0, &[F, F]),
         (0, &[B, B]),
         (0, &[F, B]),
         (0, &[B, F]),
         (2, &[B, F]),
     ];
-    for (inputs, forms) in mixtures {
-        for count in [1, 2, 127, 129, 2047, 2048, 2049, 4500 + random.below(999)] {
-            let operands = Operands::random(inputs, forms, count, &mut random);
-            for op in OPS {
+    let all = mixtures.iter().flat_map(|mixture| TYPES.map(|dtype| (dtype, mixture)));
+    for (dtype, &(inputs, forms)) in all {
+        for count in [1, 127, 129, 2047, 2048, 2049, 4500 + random.below(999)] {
+            let operands = Operands::random(dtype, inputs, forms, count, &mut random);
+            // Minimum and maximum travel as they are, if that is not f32.
+            let travels =
+                |op: &ReduceOp| dtype == DType::F32 || !matches!(op, ReduceOp::Min | ReduceOp::Max);
+            for op in OPS.into_iter().filter(travels) {
                 for (prescale, to) in [(1.0, B), (0.3, B), (1.0, F), (0.3, F)] {
                     let right = operands.by_definition(op, prescale, to);
                     for level in levels().chain([Level::Scalar]) {
@@ -127,8 +171,8 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
                         });
                         assert_eq!(
                             wrong, None,
-                            "{level:?}, {op} of {inputs} and {forms:?} to {to:?}, {count} elements, \
-                             prescale {prescale}, seed {seed}"
+                            "{level:?}, {op} of {inputs} {dtype} and {forms:?} to {to:?}, {count} \
+                             elements, prescale {prescale}, seed {seed}"
                         );
                     }
                 }
@@ -149,10 +193,10 @@ fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
         for level in levels().chain([Level::Scalar]) {
             let mut out = vec![0_u8; values.len() * 2];
             let dst = (Form::Bf16, out.as_mut_ptr());
+            let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
+            let inputs = &[bytes.as_ptr()];
             // SAFETY: both hold as many elements as there are values; the level is there.
-            unsafe {
-                reduce_at(level, ReduceOp::Sum, 1.0, dst, &[bytes.as_ptr()], &[], values.len())
-            };
+            unsafe { reduce_at(level, combine, 1.0, dst, inputs, &[], values.len()) };
             for (value, got) in values.iter().zip(out.chunks_exact(2)) {
                 let got = u16::from_ne_bytes(got.try_into().unwrap());
                 assert_eq!(got, rounded(*value), "{level:?}: {value:e} ({:08x})", value.to_bits());
@@ -181,32 +225,43 @@ fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
     }
 }
 
-/// What is published is what the reference makes of the widened numbers, to every destination.
+/// What is published is what the reference makes of the widened numbers, rounded by the library, to
+/// every destination.
 #[test]
 fn every_level_finishes_to_the_same_bits_as_the_reference() {
     let mut random = Random::new(77);
-    for count in [1, 63, 2048, 2049, 5000] {
-        let src = Buffer::random(DType::Bf16, count, random.below(64), &mut random);
-        let wide = widened(src.get());
-        for (op, postscale) in
-            [(ReduceOp::Sum, 1.0), (ReduceOp::Average, 1.0), (ReduceOp::Max, 0.7)]
-        {
-            let finish = Finish { dtype: DType::F32, op, contributors: 3, postscale };
-            for store in [Store::Cached, Store::Streaming] {
-                let combine = Combine { dtype: DType::F32, op };
+    let forms = [(Form::Bf16, DType::Bf16), (Form::F32, DType::F32)];
+    let types = TYPES.into_iter().flat_map(|dtype| forms.map(|form| (dtype, form)));
+    for (dtype, (form, partial)) in types {
+        for count in [1, 63, 2048, 2049, 5000] {
+            let src = Buffer::random(partial, count, random.below(64), &mut random);
+            let wide = widened(partial, src.get());
+            for (op, postscale) in
+                [(ReduceOp::Sum, 1.0), (ReduceOp::Average, 1.0), (ReduceOp::Max, 0.7)]
+            {
+                let finish = Finish { dtype: DType::F32, op, contributors: 3, postscale };
+                let (combine, scalar) = (Combine { dtype: DType::F32, op }, Level::Scalar);
                 let mut right = vec![0; wide.len()];
-                let dsts = &mut [&mut right[..]];
-                let inputs = &[&wide[..]];
-                let scalar = Level::Scalar;
-                reduce_finish_slices(scalar, combine, 1.0, &finish, dsts, inputs, store).unwrap();
-                for level in levels().chain([scalar]) {
-                    let mut one = Buffer::new(count * 4, 4 * random.below(16));
-                    let mut two = Buffer::new(count * 4, 0);
-                    let dsts = [one.get_mut().as_mut_ptr(), two.get_mut().as_mut_ptr()];
-                    // SAFETY: all buffers hold `count` elements; the level is there.
-                    unsafe { finish_at(level, &finish, &dsts, src.get().as_ptr(), count, store) };
-                    assert!(one.is_framed() && two.is_framed(), "{level:?} wrote elsewhere");
-                    assert_eq!((one.get(), two.get()), (&right[..], &right[..]), "{level:?}");
+                let (dsts, inputs) = (&mut [&mut right[..]], &[&wide[..]]);
+                let cached = Store::Cached;
+                reduce_finish_slices(scalar, combine, 1.0, &finish, dsts, inputs, cached).unwrap();
+                let values = right.chunks_exact(4);
+                let values = values.map(|b| f32::from_ne_bytes(b.try_into().unwrap()));
+                let right: Vec<u8> = values.flat_map(|value| narrowed(dtype, value)).collect();
+                let finish = Finish { dtype, ..finish };
+                for store in [Store::Cached, Store::Streaming] {
+                    for level in levels().chain([scalar]) {
+                        let size = dtype.size();
+                        let mut one = Buffer::new(count * size, size * random.below(16));
+                        let mut two = Buffer::new(count * size, 0);
+                        let dsts = [one.get_mut().as_mut_ptr(), two.get_mut().as_mut_ptr()];
+                        let src = (form, src.get().as_ptr());
+                        // SAFETY: all buffers hold `count` elements; the level is there.
+                        unsafe { finish_at(level, &finish, &dsts, src, count, store) };
+                        assert!(one.is_framed() && two.is_framed(), "{level:?} wrote elsewhere");
+                        let got = (one.get(), two.get());
+                        assert!(got == (&right, &right), "{level:?}: {form:?} to {dtype}, {op}");
+                    }
                 }
             }
         }
@@ -219,14 +274,15 @@ fn a_partial_result_may_be_replaced() {
     let mut random = Random::new(9);
     let count = 5000;
     for form in [Form::Bf16, Form::F32] {
-        let operands = Operands::random(0, &[form, Form::Bf16], count, &mut random);
+        let operands = Operands::random(DType::F32, 0, &[form, Form::Bf16], count, &mut random);
         let right = operands.reduced(level(), ReduceOp::Sum, 1.0, form, 0);
         let [(_, mine), (_, theirs)] = &operands.partials[..] else { panic!("two") };
         let mut mine = mine.get().to_vec();
         let at = mine.as_mut_ptr();
         let partials = [(form, at.cast_const()), (Form::Bf16, theirs.get().as_ptr())];
+        let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
         // SAFETY: both hold `count` elements; the destination is exactly the first.
-        unsafe { reduce_at(level(), ReduceOp::Sum, 1.0, (form, at), &[], &partials, count) };
+        unsafe { reduce_at(level(), combine, 1.0, (form, at), &[], &partials, count) };
         assert_eq!(mine, right);
     }
 }

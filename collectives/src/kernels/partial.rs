@@ -1,15 +1,21 @@
-//! f32 that travels as bf16: half the bytes between nodes, and sums in f32 all the same.
+//! Partial results that travel in another form than the ranks' elements.
 //!
-//! A partial result lies in memory in one of two forms: as bf16 where it is sent or kept as it will be
-//! published, as f32 where more is added to it first. [`reduce_short`] makes either out of the ranks' f32
-//! and of partial results, [`finish_short`] makes of bf16 what ranks get. Both go through tiles that stay
-//! in the first-level cache, in which [`super::reduce`] does the arithmetic; what is added here is the way
-//! into a tile and out of it. So the operations are those of f32, with all that is said of them there.
+//! f16, bf16 and the 8-bit floats are summed in f32, whichever nodes the ranks are on: their partial
+//! results are f32, and the result is rounded once, after it is finished. And where a job asks for
+//! it all of these and f32 itself travel as bf16: half the bytes of f32, and sums in f32 all the
+//! same.
+//!
+//! [`reduce_partials`] makes a partial result out of the ranks' elements and of other partial
+//! results, [`finish_partial`] makes of it what ranks get. A partial result is in f32 where more is
+//! added to it first, even if it travels as bf16. Both functions go through tiles that stay in the
+//! first-level cache, in which [`super::reduce`] does the arithmetic; what is added here is the way
+//! into a tile and out of it. So the operations are those of f32, with all that is said of them
+//! there.
 //!
 //! Rounding is to nearest, ties to even, at every level with the same bits; denormals stay, infinities
 //! stay, what is too large becomes infinite, and a NaN becomes the canonical one.
 
-use gradwire_proto::{DType, ReduceOp};
+use gradwire_proto::DType;
 
 use super::{Combine, Finish, Job, Level, Store, dispatch, level};
 
@@ -28,16 +34,25 @@ impl Tile {
     }
 }
 
-/// How a partial result lies in memory.
+/// How a partial result lies in memory, and travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// As it travels.
+    /// Rounded.
     Bf16,
     /// Not rounded.
     F32,
 }
 
 impl Form {
+    /// The form of this type, if it is one.
+    pub fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Bf16 => Some(Self::Bf16),
+            DType::F32 => Some(Self::F32),
+            _ => None,
+        }
+    }
+
     /// Bytes of an element.
     pub const fn size(self) -> usize {
         match self {
@@ -47,16 +62,18 @@ impl Form {
     }
 }
 
-/// `dst[i] := inputs[0][i] op … op partials[0][i] op …` in f32, rounded once if `dst` is bf16. `inputs`
-/// are ranks' f32 and are multiplied by `prescale` first, `partials` are not, being sums of such. At most
-/// two partials can be bf16. Nothing happens without inputs and partials.
+/// `dst[i] := inputs[0][i] op … op partials[0][i] op …` in f32, rounded once if `dst` is bf16.
+/// `inputs` are ranks' elements, floats of at most 32 bits, and are multiplied by `prescale` first;
+/// `partials` are not, being results of such. At most two partials can be bf16. Nothing happens
+/// without inputs and partials.
 ///
 /// # Safety
-/// Each of `inputs` and `partials` is valid for reads, and `dst` for writes, of `count` elements of its
-/// form. `dst` is exactly one of the partials, in the same form, or overlaps nothing. No alignment is
-/// needed. Others may write to the inputs meanwhile, nobody to the partials and to `dst`.
-pub unsafe fn reduce_short(
-    op: ReduceOp,
+/// Each of `inputs` is valid for reads of `count` elements of the type of `combine`, each of
+/// `partials` for reads, and `dst` for writes, of as many of its form. `dst` is exactly one of the
+/// partials, in the same form, or overlaps nothing. No alignment is needed. Others may write to the
+/// inputs meanwhile, nobody to the partials and to `dst`.
+pub unsafe fn reduce_partials(
+    combine: Combine,
     prescale: f64,
     dst: (Form, *mut u8),
     inputs: &[*const u8],
@@ -64,18 +81,19 @@ pub unsafe fn reduce_short(
     count: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { reduce_at(level(), op, prescale, dst, inputs, partials, count) }
+    unsafe { reduce_at(level(), combine, prescale, dst, inputs, partials, count) }
 }
 
-/// `dsts[k][i] := finish(src[i])`, where `src` is bf16 and the destinations are f32.
+/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a float
+/// of at most 32 bits.
 ///
 /// # Safety
-/// `src` is valid for reads of `count` elements of bf16, each of `dsts` for writes of as many of f32, and
-/// none of them overlaps another.
-pub unsafe fn finish_short(
+/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many of
+/// the type of `finish`, and none of them overlaps another.
+pub unsafe fn finish_partial(
     finish: &Finish,
     dsts: &[*mut u8],
-    src: *const u8,
+    src: (Form, *const u8),
     count: usize,
     hint: Store,
 ) {
@@ -83,13 +101,13 @@ pub unsafe fn finish_short(
     unsafe { finish_at(level(), finish, dsts, src, count, hint) }
 }
 
-/// [`reduce_short`] at a level.
+/// [`reduce_partials`] at a level.
 ///
 /// # Safety
 /// As there; this machine has the level.
 pub(super) unsafe fn reduce_at(
     level: Level,
-    op: ReduceOp,
+    combine: Combine,
     prescale: f64,
     dst: (Form, *mut u8),
     inputs: &[*const u8],
@@ -99,14 +117,20 @@ pub(super) unsafe fn reduce_at(
     let short = partials.iter().filter(|(form, _)| *form == Form::Bf16).count();
     let (mut wide, mut sum) = ([const { Tile::new() }; 2], Tile::new());
     assert!(short <= wide.len(), "{short} partial results in bf16");
+    let f32s = Combine { dtype: DType::F32, op: combine.op };
+    // Only what ranks bring is scaled, and may be of another type: beside partial results that is a
+    // pass of its own.
+    let differs = combine.dtype != DType::F32 || prescale != 1.0;
+    let own_pass = differs && !inputs.is_empty() && !partials.is_empty();
+    let mixed = own_pass || inputs.is_empty();
+    let (last, scaled) = if mixed { (f32s, 1.0) } else { (combine, prescale) };
     let mut operands: Vec<*const u8> = Vec::with_capacity(inputs.len() + partials.len());
-    let alone = inputs.is_empty() || partials.is_empty();
     for at in (0..count).step_by(TILE) {
         let n = TILE.min(count - at);
         // SAFETY: everything is valid for at + n elements; `sum` and `wide` hold a tile. What is
         // written lies apart from what is read, or is exactly it.
         unsafe {
-            let here = |input: &*const u8| input.add(at * size_of::<f32>());
+            let here = |input: &*const u8| input.add(at * combine.dtype.size());
             let sum = sum.0.as_mut_ptr();
             let target = match dst.0 {
                 Form::F32 => dst.1.add(at * size_of::<f32>()),
@@ -114,9 +138,8 @@ pub(super) unsafe fn reduce_at(
             };
             operands.clear();
             operands.extend(inputs.iter().map(here));
-            if prescale != 1.0 && !alone {
-                // Only what ranks bring is scaled: that is a pass of its own.
-                reduce_tile(level, op, prescale, sum.cast(), &operands, n);
+            if own_pass {
+                reduce_tile(level, combine, prescale, sum.cast(), &operands, n);
                 operands.clear();
                 operands.push(sum.cast_const().cast());
             }
@@ -132,8 +155,7 @@ pub(super) unsafe fn reduce_at(
                 }
                 operands.push(partial);
             }
-            let scaled = if partials.is_empty() { prescale } else { 1.0 };
-            reduce_tile(level, op, scaled, target, &operands, n);
+            reduce_tile(level, last, scaled, target, &operands, n);
             if dst.0 == Form::Bf16 && !operands.is_empty() {
                 let to = std::slice::from_raw_parts_mut(dst.1.add(at * SHORT), n * SHORT);
                 narrow(level, std::slice::from_raw_parts(sum, n), to);
@@ -142,24 +164,26 @@ pub(super) unsafe fn reduce_at(
     }
 }
 
+/// The inputs of one type, reduced to f32.
+///
 /// # Safety
 /// As for [`super::reduce`]; this machine has the level.
 unsafe fn reduce_tile(
     level: Level,
-    op: ReduceOp,
+    combine: Combine,
     prescale: f64,
     dst: *mut u8,
     inputs: &[*const u8],
     count: usize,
 ) {
-    let combine = Combine { dtype: DType::F32, op };
-    let finish = Finish::none(DType::F32);
-    let job = Job { combine, prescale, finish, inputs, dsts: &[dst], count, store: Store::Cached };
+    let (finish, result) = (Finish::none(DType::F32), DType::F32);
+    let (dsts, store) = (&[dst], Store::Cached);
+    let job = Job { combine, prescale, finish, result, inputs, dsts, count, store };
     // SAFETY: the caller's promise.
     unsafe { dispatch::run(level, &job) }
 }
 
-/// [`finish_short`] at a level.
+/// [`finish_partial`] at a level.
 ///
 /// # Safety
 /// As there; this machine has the level.
@@ -167,12 +191,21 @@ pub(super) unsafe fn finish_at(
     level: Level,
     finish: &Finish,
     dsts: &[*mut u8],
-    src: *const u8,
+    (form, src): (Form, *const u8),
     count: usize,
     store: Store,
 ) {
+    let result = finish.dtype;
     let finish = Finish { dtype: DType::F32, ..*finish };
     let combine = Combine { dtype: DType::F32, op: finish.op };
+    let job = |inputs: &[*const u8], dsts: &[*mut u8], count| {
+        let job = Job { combine, prescale: 1.0, finish, result, inputs, dsts, count, store };
+        // SAFETY: the caller's promise, of which each call below is a part.
+        unsafe { dispatch::run(level, &job) }
+    };
+    if form == Form::F32 {
+        return job(&[src], dsts, count);
+    }
     let mut tile = Tile::new();
     let mut here = Vec::with_capacity(dsts.len());
     for at in (0..count).step_by(TILE) {
@@ -181,12 +214,9 @@ pub(super) unsafe fn finish_at(
         unsafe {
             widen(level, std::slice::from_raw_parts(src.add(at * SHORT), n * SHORT), &mut tile.0);
             here.clear();
-            here.extend(dsts.iter().map(|dst| dst.add(at * size_of::<f32>())));
-            let inputs = &[tile.0.as_ptr().cast()];
-            let dsts = &here;
-            let job = Job { combine, prescale: 1.0, finish, inputs, dsts, count: n, store };
-            dispatch::run(level, &job);
+            here.extend(dsts.iter().map(|dst| dst.add(at * result.size())));
         }
+        job(&[tile.0.as_ptr().cast()], &here, n);
     }
 }
 
