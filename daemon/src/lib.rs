@@ -255,11 +255,7 @@ impl Daemon {
         ready(false);
 
         // First nobody touches the workers' memory any more, then they are told.
-        let stopping = node.clone();
-        let stopped = tokio::task::spawn_blocking(move || stopping.stop_lanes()).await;
-        if let Err(error) = stopped {
-            tracing::error!(%error, "the data threads could not be stopped");
-        }
+        node.stop_lanes().await;
         let unfinished = || Failure::new(FailureKind::Internal, "the negotiation ended early");
         let ending = job.ending().unwrap_or_else(|| Ending::Failed(unfinished()));
         if let Ending::Failed(failure) = &ending {

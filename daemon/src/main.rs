@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow};
 use clap::Parser;
 use gradwire_coordinator::host::{self, Hosted};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, Word, metrics};
-use gradwire_proto::{Rank, VERSION};
+use gradwire_proto::{Failure, FailureKind, Rank, VERSION};
 use gradwire_settings::{Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -38,19 +38,29 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match start(arguments) {
-        Ok(Ending::Finished) => ExitCode::SUCCESS,
-        Ok(Ending::Failed(failure)) => {
+        Ok((Ending::Finished, _)) => ExitCode::SUCCESS,
+        Ok((Ending::Failed(failure), host)) => {
             eprintln!("gradwired: {failure}");
-            ExitCode::FAILURE
+            if is_own(&failure, &host) { OWN_FAULT.into() } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("gradwired: {error:#}");
-            ExitCode::FAILURE
+            OWN_FAULT.into()
         }
     }
 }
 
-fn start(arguments: Arguments) -> anyhow::Result<Ending> {
+/// The exit code of a daemon that ends for a reason of its own, which is not that the job has failed:
+/// then the launcher knows that the ends of its ranks follow from this one.
+const OWN_FAULT: u8 = 2;
+
+/// Whether the job failed because the system refused this host's daemon something.
+fn is_own(failure: &Failure, host: &str) -> bool {
+    failure.kind == FailureKind::Resource && failure.rank.is_none() && failure.host == host
+}
+
+/// Runs the daemon. Gives how the job ended, and how this host is called.
+fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
     // What is not UTF-8 is none of ours.
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -116,13 +126,14 @@ const LOOK_ROUND: Duration = Duration::from_millis(500);
 async fn serve(
     mut environment: HashMap<String, String>,
     settings: &Settings,
-) -> anyhow::Result<Ending> {
+) -> anyhow::Result<(Ending, String)> {
     let here = environment.get("GRADWIRE_COORDINATOR").is_some_and(|place| place == host::HERE);
     let hosted = if here { Some(Hosted::bind(&environment, settings).await?) } else { None };
     if let Some(hosted) = &hosted {
         environment.insert("GRADWIRE_COORDINATOR".to_owned(), hosted.address().to_string());
     }
     let config = DaemonConfig::from_env(&environment, settings)?;
+    let own_host = environment.get("GRADWIRE_HOST").cloned().unwrap_or_default();
     let forming = || Readiness::NotReady("the world has not formed".into());
     let (readiness, ready) = watch::channel(forming());
     let show = |service, listen, setting| {
@@ -140,6 +151,10 @@ async fn serve(
     };
     metrics::describe();
     let mut daemon = Daemon::bind(config).await?;
+    // Whatever the system may refuse comes before anybody relies on this daemon.
+    let (mut terminate, mut interrupt) =
+        (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
+    let ends = launcher().map_err(DaemonError::from)?;
     let grpc = hosted.as_ref().map(|hosted| format!(r#","grpc":"{}""#, hosted.address()));
     // The launcher reads this one line, and starts the other daemons and then the ranks.
     say(&format!(
@@ -149,8 +164,6 @@ async fn serve(
         grpc.unwrap_or_default(),
     ));
     let cancel = CancellationToken::new();
-    let (mut terminate, mut interrupt) =
-        (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
     let on_signal = cancel.clone();
     tokio::spawn(async move {
         tokio::select! {
@@ -167,7 +180,7 @@ async fn serve(
     }
     let coordinator = hosted.map(|hosted| tokio::spawn(coordinate(hosted, cancel.clone())));
     let ending = daemon
-        .hear_of_ends(launcher().map_err(DaemonError::from)?)
+        .hear_of_ends(ends)
         .run(cancel.clone(), move |formed| {
             let state = if formed { Readiness::Ready } else { forming() };
             let _ = readiness.send(state);
@@ -180,7 +193,7 @@ async fn serve(
         endpoint.stop().await;
     }
     endpoint.stop().await;
-    Ok(ending)
+    Ok((ending, own_host))
 }
 
 /// What the coordinator's last words to other nodes need in any case.
@@ -252,6 +265,16 @@ fn word(line: &str) -> Option<Word> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_this_daemon_was_refused_is_its_own_fault() {
+        let refused = Failure::new(FailureKind::Resource, "no thread").host("a");
+        assert!(is_own(&refused, "a"));
+        assert!(!is_own(&refused, "b"));
+        assert!(!is_own(&refused.clone().rank(Rank(1)), "a"), "a rank's");
+        let lost = Failure::new(FailureKind::NodeLost, "gone").host("a");
+        assert!(!is_own(&lost, "a"));
+    }
 
     #[test]
     fn the_launchers_lines_are_read_or_refused() {

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, OnceLock, Weak},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{Failure, FailureKind, JobId, NodeId, Rank, Secret, TensorName};
@@ -31,6 +31,9 @@ use crate::{
 
 /// Names in a failure's text.
 const NAMES: usize = 3;
+
+/// How often it is looked whether the data threads have stopped.
+const STOPPING: Duration = Duration::from_millis(1);
 
 /// Which job this is, and its secret.
 #[derive(Debug, Clone)]
@@ -295,10 +298,12 @@ impl Node {
         failure.host(self.config.host.clone())
     }
 
-    /// The data threads touch nothing any more when this returns.
-    pub(crate) fn stop_lanes(&self) {
-        for lane in self.running.get().iter().flat_map(|running| running.lanes.iter()) {
-            lane.stop();
+    /// The data threads touch nothing any more when this returns. It takes no thread to wait for
+    /// them: the system might refuse one.
+    pub(crate) async fn stop_lanes(&self) {
+        let lanes = self.running.get().map_or(&[][..], |running| &running.lanes[..]);
+        while lanes.iter().filter(|lane| !lane.try_stop()).count() > 0 {
+            tokio::time::sleep(STOPPING).await;
         }
         if let Some(operations) = self.operations() {
             operations.clear();

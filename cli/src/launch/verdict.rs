@@ -9,6 +9,14 @@ use crate::protocol::{Ended, Role, signal_name};
 /// by the same agent, in any order. Ends nearer than this are told apart by who reacts to whom.
 const TOGETHER: Duration = Duration::from_millis(20);
 
+/// How much earlier a daemon's end counts that has a cause of its own: it was killed, or the system
+/// refused it something. Its ranks end because of it, and on a busy machine their ends may be seen
+/// well before its own.
+const OWN_CAUSE: Duration = Duration::from_secs(1);
+
+/// The exit code of a daemon whose job has failed. With any other it ended for its own cause.
+const JOB_FAILED: i32 = 1;
+
 /// One thing that went wrong. Times are since the launch began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
@@ -61,6 +69,12 @@ impl Failure {
             Self::Output(_) => (1, Duration::ZERO),
             Self::Ended { role: Role::Rank(rank), .. } if blamed == Some(*rank) => {
                 (2, Duration::ZERO)
+            }
+            Self::Ended { role: Role::Daemon, ended, at, .. }
+                if *ended != Ended::Code(JOB_FAILED) =>
+            {
+                // After a rank that is blamed, whatever the time.
+                (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
             }
             Self::Ended { ended: Ended::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
             Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
@@ -194,7 +208,7 @@ mod tests {
         let failures = [
             // Its ranks were faster to react than the system to say that it has ended.
             ended(Role::Rank(0), Ended::Code(1), 1000),
-            ended(Role::Daemon, Ended::Signal(9), 1003),
+            ended(Role::Daemon, Ended::Signal(9), 1603),
         ];
         let verdict = Verdict::over(&failures, None, true);
         assert!(
@@ -202,6 +216,21 @@ mod tests {
                 .starts_with("gradwire: the daemon on host 127.0.0.2 (pid 123) was killed")
         );
         assert_eq!(verdict.code, 1);
+    }
+
+    #[test]
+    fn a_daemon_that_ends_for_its_own_cause_goes_before_its_ranks() {
+        let over = |code, blamed| {
+            let failures = [
+                ended(Role::Rank(0), Ended::Code(3), 1000),
+                ended(Role::Daemon, Ended::Code(code), 1400),
+            ];
+            Verdict::over(&failures, blamed, true).lines[0].clone()
+        };
+        assert!(over(2, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
+        assert!(over(101, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
+        assert!(over(1, None).starts_with("gradwire: rank 0 on host"), "the job has failed");
+        assert!(over(2, Some(0)).starts_with("gradwire: rank 0 on host"), "it knows better");
     }
 
     #[test]

@@ -140,15 +140,26 @@ impl Lane {
         }
     }
 
-    /// Stops the thread and waits for its end: after that it touches no memory any more.
+    /// Stops the thread and waits for its end.
+    #[cfg(test)]
     pub(crate) fn stop(&self) {
+        while !self.try_stop() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Tells the thread to stop; true once it has: after that it touches no memory any more. To be
+    /// asked again until then.
+    pub(crate) fn try_stop(&self) -> bool {
         self.tell(Order::Stop);
-        let thread = self.thread.lock().expect("no panic while it is held").take();
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
+        let mut thread = self.thread.lock().expect("no panic while it is held");
+        if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return false;
+        }
+        if thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a data thread panicked while it reported a failure");
         }
+        true
     }
 }
 

@@ -78,9 +78,9 @@ impl Strangers {
         }
     }
 
-    /// It has said who it is, or it is gone. False if it had to make room.
-    fn dismiss(&self, number: u64) -> bool {
-        self.lock().remove(&number).is_some()
+    /// It has said who it is, or it is gone. Gives its connection; none if it had to make room.
+    fn dismiss(&self, number: u64) -> Option<UnixStream> {
+        self.lock().remove(&number)
     }
 }
 
@@ -110,8 +110,15 @@ pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: Cance
             let conversation = move || conversation.run(&waiting, number);
             let name = "gw-worker".to_owned();
             if let Err(error) = std::thread::Builder::new().name(name).spawn(conversation) {
-                strangers.dismiss(number);
-                tracing::error!(%error, "no thread for a worker");
+                let failure = no_thread(&error).host(node.config.host.clone());
+                if let Some(stream) = strangers.dismiss(number) {
+                    let _ = say(&stream, Reply::Refused(failure.clone().into()));
+                }
+                // Without one of its ranks the job can't begin (TELL).
+                match node.job.world() {
+                    Some(_) => node.job.report(failure),
+                    None => node.job.end(Ending::Failed(failure)),
+                }
             }
         }
     };
@@ -133,6 +140,13 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
 fn no_descriptor(error: &io::Error) -> Failure {
     let what = format!("gradwired has no descriptor for a worker: {error}");
     Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
+}
+
+/// What a worker and everybody else is told where the system refuses the thread that listens to it.
+fn no_thread(error: &io::Error) -> Failure {
+    let what = format!("gradwired has no thread for a worker: {error}");
+    Failure::new(FailureKind::Resource, what)
+        .hint("raise gradwired's limits of memory and processes (ulimit -v -u)")
 }
 
 struct Conversation {
@@ -261,7 +275,7 @@ impl Conversation {
                 .hint("see GRADWIRE_SECRET; the launcher sets it for every process of a job")
                 .into());
         }
-        if !strangers.dismiss(number) {
+        if strangers.dismiss(number).is_none() {
             return Err(Ended::Broken("it was silent for too long and others came".into()));
         }
         self.node
