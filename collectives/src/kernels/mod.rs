@@ -13,7 +13,7 @@
 //!   in several sweeps, on several nodes, what lies between is f32, too ([`reduce_partials`]).
 //! - Complex numbers are summed part by part: c64 as twice as many f32, c128 as f64.
 //! - Integers wrap in sums and products. What a scale factor makes of one is computed in f64 and
-//!   truncated, for each contribution and for the result; see [`scaled`]. Bits and truth values take
+//!   truncated, for each contribution and for the result; see `scaled`. Bits and truth values take
 //!   no factors: those are ignored here and refused where a request is checked.
 //! - Of truth values any byte but 0 is true, and what is computed is 0 or 1: sum, maximum and bit-or
 //!   are "any", product, minimum and bit-and are "all", bit-xor is "an odd number".
