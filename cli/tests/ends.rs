@@ -66,10 +66,12 @@ fn output_that_nobody_reads_does_not_keep_who_hurries() {
 #[test]
 fn what_is_lost_of_a_good_end_is_no_good_end() {
     let place = Place::new();
-    let script = "i=0; while [ $i -lt 20000 ]; do echo a line that fills pipes; i=$((i+1)); done";
+    let script = "i=0; while [ $i -lt 20000 ]; do echo a line that fills pipes; i=$((i+1)); done; \
+                  touch written";
     let mut child = place.gradwire(&["run", "sh", "-c", script]).spawn().unwrap();
     let pipe = child.stdout.take().unwrap();
-    until("the rank runs", || !Place::running("a line that fills pipes").is_empty());
+    until("the rank has written", || place.path().join("written").exists());
+    // The launcher has these words among its own arguments.
     until("it has ended", || Place::running(&format!("sh -c {script}")).len() == 1);
     kill("INT", child.id());
     assert_eq!(wait(&mut child).code(), Some(130), "some of its output has not come out");

@@ -163,8 +163,8 @@ mod tests {
                 "program 'etc/passwd/x' on host n1 can't be reached: Not a directory (os error 20)",
             ),
             (
-                in_path("hostname", "/zonk:/etc"),
-                "program 'hostname' is /etc/hostname on host n1, which is not executable",
+                in_path("passwd", "/zonk:/etc"),
+                "program 'passwd' is /etc/passwd on host n1, which is not executable",
             ),
             (begin("sh", "zonkd"), "program 'zonkd' not found on host n1"),
             (
