@@ -275,12 +275,13 @@ fn impossible_calls_are_named_and_start_nothing() {
     let held = session.allreduce_async(session.zeros::<f32>(&[1]).unwrap(), named("hold")).unwrap();
     let mut floats = [0.0f32];
     let mut numbers = [0i32];
+    let bits = named("a").op(ReduceOp::BitOr);
     let cases = [
         (session.allreduce_slice(&mut floats, named("hold")), "'hold' is already in flight"),
         (session.allreduce_slice(&mut floats, named("")), "tensor name"),
         (session.allreduce_slice(&mut floats, named("a\n")), "control characters"),
         (session.allreduce_slice(&mut floats, named("a").prescale(f64::NAN)), "finite"),
-        (session.allreduce_slice(&mut numbers, named("a").postscale(0.5)), "i32"),
+        (session.allreduce_slice(&mut numbers, bits.postscale(0.5)), "to bits"),
         (session.broadcast_slice(&mut floats, BroadcastOptions::from_rank(1)), "no rank 1"),
         (session.tensor(&[1.0f32], &[2]).map(drop), "2 elements, 1 were given"),
         (session.zeros::<f32>(&[usize::MAX, 2]).map(drop), "shape"),

@@ -80,7 +80,10 @@ fn impossible_calls_start_nothing_and_say_why() {
                 "max of c64 is not possible".into(),
             ),
             (text(session.allreduce_to(&six, op(ReduceOp::BitXor))), "bit-xor of f32".into()),
-            (text(session.allreduce(&mut whole, named("s").postscale(0.5))), "i32".into()),
+            (
+                text(session.allreduce(&mut whole, op(ReduceOp::BitOr).postscale(0.5))),
+                "a factor of 0.5 can't be applied to bits".into(),
+            ),
             (
                 text(
                     session
