@@ -38,7 +38,8 @@ Key = tuple[Ranks, int]
 class World:
     """What the groups of one ``init_process_group`` share."""
 
-    _generations = itertools.count()
+    # Worlds that were opened in this process, as in every other one.
+    _opened = 0
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> None:
         """``beside``: the group of all ranks, where that is another backend's."""
@@ -46,6 +47,8 @@ class World:
         self._within = timedelta.max if beside is None else timedelta(seconds=_start._timeout())
         timeout = min(timeout, self._within)
         if not is_initialized():
+            if beside is not None:
+                _meet(store, rank, size, World._opened, timeout)
             _launch.prepare(store, rank, size, timeout)
             init()
         job = session()
@@ -55,7 +58,8 @@ class World:
                 f"{job.size} of its gradwire job: leave rank and world_size to the launcher",
                 kind="invalid",
             )
-        self.generation = next(self._generations)
+        self.generation = World._opened
+        World._opened += 1
         self.rank, self.size = rank, size
         # The group that ends this world with it.
         self.first: Key | None = (tuple(range(size)), 0) if beside is None else None
@@ -102,11 +106,7 @@ class World:
             self._changed.wait_for(lambda: key in self._sets or self._closed is not None, limit)
             made = self._sets.get(key, self._closed)
         if made is None:
-            raise WaitTimeout(
-                f"a process group of the ranks {list(ranks)} could not be made within {limit:g} s: "
-                "every rank of the job has to be there, members or not, and to have made a group of this backend",
-                kind="timeout",
-            )
+            raise _late(f"a process group of the ranks {list(ranks)}", limit)
         if isinstance(made, BaseException):
             raise made
         return made
@@ -231,6 +231,24 @@ def _removal(made: _native.ProcessSet) -> _native.Handle:
     for prepare in before_removal:
         prepare()
     return session().remove_process_set(made, give_up=True)
+
+
+def _meet(store: Any, rank: int, size: int, opened: int, timeout: timedelta) -> None:
+    """Waits for all ranks to make a group of ours. ``init`` does, too, but without a deadline (WAIT)."""
+    there = [f"gradwire/there/{opened}/{each}" for each in range(size)]
+    store.set(there[rank], "")
+    try:
+        store.wait(there, timeout)
+    except RuntimeError as error:
+        raise _late("the first process group of this backend", timeout.total_seconds()) from error
+
+
+def _late(what: str, seconds: float) -> WaitTimeout:
+    return WaitTimeout(
+        f"{what} could not be made within {seconds:g} s: every rank of the job has to be there, members or not, "
+        "and to have made a group of this backend",
+        kind="timeout",
+    )
 
 
 _world: World | None = None
