@@ -192,6 +192,8 @@ pub enum Order {
     Stop {
         /// How long they may take after they were asked.
         grace_ms: u64,
+        /// Why, in one line: what ranks read that have to end because of others (TELL).
+        why: String,
     },
 }
 

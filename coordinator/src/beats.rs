@@ -4,7 +4,7 @@
 //! Who takes part without one is heard on its stream alone; so is everybody, where the port is
 //! taken.
 
-use std::{collections::HashMap, io, net::SocketAddr};
+use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
 
 use gradwire_proto::{
     Epoch, JobId, NodeId, Secret,
@@ -48,8 +48,11 @@ impl Beats {
         // One byte more: what is longer is no heartbeat.
         let mut bytes = [0; BEAT_BYTES + 1];
         loop {
-            // An error is about a datagram that was sent before, to a node that has gone.
-            let Ok((length, from)) = self.socket.recv_from(&mut bytes).await else { continue };
+            let Ok((length, from)) = self.socket.recv_from(&mut bytes).await else {
+                // Most errors are about one earlier datagram; one that lasts must not spin.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
             let beat =
                 Beat::decode(&bytes[..length], Side::Node, self.epoch, &self.job, &self.secret);
             let Some(beat) = beat.filter(|beat| self.is_new(*beat)) else { continue };

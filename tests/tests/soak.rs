@@ -115,7 +115,7 @@ fn flat(
     let ranks = 0..cluster.size();
     let measured = cluster.start_ranks(ranks, move |session| {
         let mut at: Vec<(u64, Usage)> = Vec::new();
-        let measure = |number: u64| number == full || number % (calls / 10).max(1) == 0;
+        let measure = |number: u64| number == full || number.is_multiple_of((calls / 10).max(1));
         for number in 0..calls {
             if measure(number) {
                 // Nothing is under way while it is looked.

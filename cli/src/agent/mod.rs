@@ -229,8 +229,7 @@ impl Agent {
                 order = orders.next::<Order>() => {
                     heard = tokio::time::Instant::now();
                     match order {
-                        Some(Ok(Order::Stop { grace_ms })) => {
-                            let why = "the launcher ends the job".to_owned();
+                        Some(Ok(Order::Stop { grace_ms, why })) => {
                             let grace = Duration::from_millis(grace_ms);
                             break End { why, grace, flush: FLUSH };
                         }

@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use super::{
     plan::{Places, Plan},
-    verdict::{Failure, Verdict},
+    verdict::{self, Failure, Verdict},
 };
 use crate::protocol::{Ended, Order, Role, Start};
 
@@ -354,12 +354,14 @@ impl Job {
         self.phase = Phase::Stopping;
         self.deadline = Some(now + grace + SLACK);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        let cause = verdict::cause(&self.failures, self.blamed).map(|cause| format!(": {cause}"));
+        let why = format!("the launcher ends the job{}", cause.unwrap_or_default());
         for node in 0..self.hosts.len() {
             // Where nobody has answered, nothing was started; an agent that comes up yet finds
             // its standard input closed.
             self.hosts[node].stopped |= !self.hosts[node].answered;
             if !self.hosts[node].stopped {
-                self.order(node, Order::Stop { grace_ms });
+                self.order(node, Order::Stop { grace_ms, why: why.clone() });
             }
         }
     }

@@ -91,36 +91,61 @@ impl Failure {
         }
     }
 
+    /// What happened, in one line.
+    fn headline(&self) -> String {
+        match self {
+            Self::NotStarted { what, .. } => what.clone(),
+            Self::Ended { role, host, pid, ended, ran, .. } => {
+                let seconds = ran.as_secs_f64();
+                format!("{role} on host {host} (pid {pid}) {ended}, {seconds:.1} s after start")
+            }
+            Self::Lost { host, what, .. } => {
+                format!("the connection to host {host} was lost: {what}")
+            }
+            Self::Interrupted(signal) => {
+                format!("interrupted by {}", signal_name(*signal).unwrap_or("a signal"))
+            }
+            Self::Output(why) => format!("output can't be written: {why}"),
+        }
+    }
+
     fn tell(&self, others_ran: bool) -> Vec<String> {
+        let headline = self.headline();
         let others = if others_ran { "; the other ranks were stopped" } else { "" };
         match self {
-            Self::NotStarted { what, hint } => {
+            Self::NotStarted { hint, .. } => {
                 let hint = (!hint.is_empty()).then(|| format!("hint: {hint}"));
-                [format!("error: {what}")].into_iter().chain(hint).collect()
+                [format!("error: {headline}")].into_iter().chain(hint).collect()
             }
-            Self::Ended { role, host, pid, ended, ran, tail, .. } => {
-                let seconds = ran.as_secs_f64();
-                let mut lines = vec![format!(
-                    "gradwire: {role} on host {host} (pid {pid}) {ended}, {seconds:.1} s after start{others}"
-                )];
+            Self::Ended { tail, .. } => {
+                let mut lines = vec![format!("gradwire: {headline}{others}")];
                 if !tail.is_empty() {
                     lines.push("gradwire: its last lines on standard error:".to_owned());
                     lines.extend(tail.iter().map(|line| format!("  {line}")));
                 }
                 lines
             }
-            Self::Lost { host, what, .. } => {
-                vec![format!("gradwire: the connection to host {host} was lost: {what}{others}")]
-            }
-            Self::Interrupted(signal) => {
-                let name = signal_name(*signal).unwrap_or("a signal");
-                vec![format!("gradwire: interrupted by {name}; everything was stopped")]
-            }
-            Self::Output(why) => {
-                vec![format!("gradwire: output can't be written: {why}; everything was stopped")]
+            Self::Lost { .. } => vec![format!("gradwire: {headline}{others}")],
+            Self::Interrupted(_) | Self::Output(_) => {
+                vec![format!("gradwire: {headline}; everything was stopped")]
             }
         }
     }
+}
+
+/// The first of several failures, in one line; `None` if there are none. Of a daemon it has the
+/// daemon's own last words, which say what it has seen of others.
+pub fn cause(failures: &[Failure], blamed: Option<u32>) -> Option<String> {
+    let first = failures.iter().min_by_key(|failure| failure.order(blamed))?;
+    let words = match first {
+        Failure::Ended { role: Role::Daemon, tail, .. } => {
+            tail.iter().rev().find(|line| !line.starts_with("hint: "))
+        }
+        _ => None,
+    };
+    let words = words.map(|line| format!(": {line}")).unwrap_or_default();
+    let text = format!("{}{words}", first.headline());
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 /// What the job came to.
@@ -193,6 +218,19 @@ mod tests {
                 "  out of memory"
             ]
         );
+    }
+
+    #[test]
+    fn a_cause_is_one_line_with_a_daemons_own_words() {
+        assert_eq!(cause(&[], None), None);
+        let lost = ended(Role::Daemon, Ended::Code(1), 999);
+        let text = cause(&[lost], None).unwrap();
+        let right = "the daemon on host 127.0.0.2 (pid 123) ended with exit code 1, 0.4 s after \
+                     start: out of memory";
+        assert_eq!(text, right);
+        let what = "two\nlines".to_owned();
+        let refused = Failure::NotStarted { what, hint: String::new() };
+        assert_eq!(cause(&[refused], None).as_deref(), Some("two lines"));
     }
 
     #[test]

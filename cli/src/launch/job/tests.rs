@@ -47,7 +47,7 @@ fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
         Command::Order { node, order: Order::Start(start) } => {
             Some(format!("{node}:start {}", start.role))
         }
-        Command::Order { node, order: Order::Stop { grace_ms } } => {
+        Command::Order { node, order: Order::Stop { grace_ms, .. } } => {
             Some(format!("{node}:stop {grace_ms}"))
         }
         Command::Order { node, order } => Some(format!("{node}:{order:?}")),
