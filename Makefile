@@ -33,7 +33,7 @@ demo-rust: ## the same in Rust: a trainer that is linked against libtorch
 test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins
 	$(TORCH) $(CARGO) build -p gradwire-worker --features tch --examples
-	cd scripts/bench && python3 -m unittest discover .
+	cd benchmarks && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run -p gradwire-worker --features tch
 	$(TORCH) $(CARGO) nextest run --workspace
@@ -67,12 +67,12 @@ nightly: ## every Python test on every kind of job and 500 random trainings, wit
 	$(MAKE) python-oldest
 
 bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
-	scripts/bench/run.py $(BENCH_ARGS)
+	benchmarks/run.py $(BENCH_ARGS)
 
 bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP over Gloo in turn
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --upgrade --no-deps --target target/bench-torch python/dist/gradwire-*.whl
-	scripts/bench/torch_model.py $(BENCH_ARGS)
+	benchmarks/torch_model.py $(BENCH_ARGS)
 
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check
@@ -80,8 +80,8 @@ lint: ## what CI wants besides the tests
 	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	.venv-lint/bin/ruff check scripts python examples
-	.venv-lint/bin/ruff format --check scripts python examples
+	.venv-lint/bin/ruff check benchmarks python examples
+	.venv-lint/bin/ruff format --check benchmarks python examples
 	python3 python/make_venv.py
 	cd python && ../.venv-python/bin/python -m mypy
 

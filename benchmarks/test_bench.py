@@ -1,4 +1,4 @@
-"""What is pure here, tested: `python3 -m unittest discover scripts/bench`."""
+"""What is pure here, tested: `python3 -m unittest discover benchmarks`."""
 
 import json
 import subprocess

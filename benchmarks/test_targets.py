@@ -1,4 +1,4 @@
-"""The targets and their verdicts, tested: `python3 -m unittest discover scripts/bench`."""
+"""The targets and their verdicts, tested: `python3 -m unittest discover benchmarks`."""
 
 import unittest
 

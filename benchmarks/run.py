@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """`make bench`: Gradwire and its peers side by side, in one run.
 
-    scripts/bench/run.py            everything, in less than half an hour on two cores
-    scripts/bench/run.py --quick    what tells the most, in less than five minutes
-    scripts/bench/run.py --targets  what Gradwire is to reach, and whether it does, in a quarter of an hour
+    benchmarks/run.py            everything, in less than half an hour on two cores
+    benchmarks/run.py --quick    what tells the most, in less than five minutes
+    benchmarks/run.py --targets  what Gradwire is to reach, and whether it does, in a quarter of an hour
 
 It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes, ranks and
 links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of those times, once.

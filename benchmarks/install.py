@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shell import Trouble, call, say
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
 VENV = ROOT / ".venv-bench"
 PYTHON = VENV / "bin" / "python"

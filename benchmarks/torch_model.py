@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """`make bench-torch`: a training step in PyTorch with each way to exchange the gradients of ResNet-50.
 
-    scripts/bench/torch_model.py                        four ranks and two, on one node: a quarter of an hour
-    scripts/bench/torch_model.py --hosts 2x2 --rate 1   two nodes of two ranks, joined by 1 Gbit/s
+    benchmarks/torch_model.py                        four ranks and two, on one node: a quarter of an hour
+    benchmarks/torch_model.py --hosts 2x2 --rate 1   two nodes of two ranks, joined by 1 Gbit/s
 
 The ways take turns inside the same processes (`torch_rank.py`), those processes are started several times, and each
 time begins with the setup that came last before: as it comes, and tuned (TCP with reno, a malloc that keeps
