@@ -34,6 +34,7 @@ test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins
 	$(TORCH) $(CARGO) build -p gradwire-worker --features tch --examples
 	cd benchmarks && python3 -m unittest discover .
+	cd scripts && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run -p gradwire-worker --features tch
 	$(TORCH) $(CARGO) nextest run --workspace
@@ -80,8 +81,8 @@ lint: ## what CI wants besides the tests
 	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	.venv-lint/bin/ruff check benchmarks python examples
-	.venv-lint/bin/ruff format --check benchmarks python examples
+	.venv-lint/bin/ruff check benchmarks scripts python examples
+	.venv-lint/bin/ruff format --check benchmarks scripts python examples
 	python3 python/make_venv.py
 	cd python && ../.venv-python/bin/python -m mypy
 

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Checks the text of the files in git: no line over 100 columns, no broken link in Markdown.
+
+    scripts/check_text.py            # all files in git
+    scripts/check_text.py README.md  # these files only
+
+It prints one line per finding, as `file:line: what`, and exits with 1 if there is any.
+
+- Lines are checked in the files that end in one of `SUFFIXES`. In Markdown, rows of tables and
+  lines that are only long because of a URL are exempt. A file with `@generated` in one of its
+  first five lines is exempt.
+- Relative links in Markdown must lead to a file or folder in the repository. Their anchors, and
+  anchors within the same file, must be a heading, in the form that GitHub gives it.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+COLUMNS = 100
+SUFFIXES = {".md", ".proto", ".py", ".rs", ".sh", ".toml"}
+GENERATED = "@generated"
+
+FENCE = re.compile(r" {0,3}(```+|~~~+)")
+HEADING = re.compile(r" {0,3}#{1,6} +(.*?)(?: +#+)? *$")
+URL = re.compile(r"\S*\w+://\S+")
+CODE = re.compile(r"(`+).+?\1")
+# [text](target) and ![text](target "title"); [label]: target
+LINK = re.compile(r"\]\(\s*<?([^()\s<>]*(?:\([^()\s]*\)[^()\s<>]*)*)>?(?:\s+\"[^\"]*\")?\s*\)")
+DEFINITION = re.compile(r" {0,3}\[[^\]]+\]:\s*<?(\S+?)>?\s*(?:\"[^\"]*\")?$")
+
+Finding = tuple[Path, int, str]
+
+
+def is_generated(lines: list[str]) -> bool:
+    """Whether the file says that a program writes it."""
+    return any(GENERATED in line for line in lines[:5])
+
+
+def long_lines(path: Path, lines: list[str]) -> Iterator[Finding]:
+    """Lines with more columns than there may be."""
+    if is_generated(lines):
+        return
+    markdown = path.suffix == ".md"
+    for number, line in enumerate(lines, 1):
+        if len(line) <= COLUMNS:
+            continue
+        if markdown and (
+            line.lstrip().startswith("|") or len(URL.sub("", line)) <= COLUMNS < len(line)
+        ):
+            continue
+        yield path, number, f"{len(line)} columns, {COLUMNS} at most"
+
+
+def prose(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines outside of code blocks, with their numbers from 1."""
+    fence = ""
+    for number, line in enumerate(lines, 1):
+        mark = FENCE.match(line)
+        if fence:
+            if mark and mark[1].startswith(fence):
+                fence = ""
+        elif mark:
+            fence = mark[1]
+        else:
+            yield number, line
+
+
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+
+
+def anchors(path: Path) -> frozenset[str]:
+    """The anchors of a Markdown file."""
+    found: dict[str, int] = {}
+    result = set()
+    for _, line in prose(path.read_text(encoding="utf-8").splitlines()):
+        if heading := HEADING.match(line):
+            name = anchor(heading[1])
+            count = found.get(name, 0)
+            found[name] = count + 1
+            result.add(f"{name}-{count}" if count else name)
+    return frozenset(result)
+
+
+def links(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The targets of a Markdown file's links, with the numbers of their lines."""
+    for number, line in prose(lines):
+        text = CODE.sub("", line)
+        for link in LINK.finditer(text):
+            yield number, link[1]
+        if definition := DEFINITION.match(text):
+            yield number, definition[1]
+
+
+def broken_links(path: Path, lines: list[str], root: Path) -> Iterator[Finding]:
+    """Links of a Markdown file that lead nowhere in the repository."""
+    for number, target in links(lines):
+        if re.match(r"[a-z][a-z0-9+.-]*:", target, re.IGNORECASE):
+            continue
+        name, _, wanted = target.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        if not there.is_relative_to(root):
+            yield path, number, f"the link {target} leaves the repository"
+        elif not there.exists():
+            yield path, number, f"the link {target} leads to no file"
+        elif wanted and there.suffix == ".md" and wanted not in anchors(there):
+            yield path, number, f"the link {target} leads to no heading"
+
+
+def check(path: Path, root: Path) -> list[Finding]:
+    """Everything that is wrong with one file."""
+    if path.suffix not in SUFFIXES:
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    findings = list(long_lines(path, lines))
+    if path.suffix == ".md":
+        findings += broken_links(path, lines, root)
+    return findings
+
+
+def main(arguments: list[str]) -> int:
+    """Checks the files that were named, or all files in git."""
+    root = Path(__file__).resolve().parent.parent
+    if arguments:
+        files = [Path(name).resolve() for name in arguments]
+    else:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True
+        )
+        files = [root / name for name in listed.stdout.decode().split("\0") if name]
+    findings = [finding for file in files if file.is_file() for finding in check(file, root)]
+    for path, number, what in findings:
+        print(f"{path.relative_to(root)}:{number}: {what}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
