@@ -22,8 +22,12 @@
 
 use crate::{
     request::Request,
-    types::{Collective, Rank, Shape, TypeError},
+    types::{Collective, NodeId, Rank, Shape, TypeError},
 };
+
+/// The number that stands for no flow: the segment only says that the tensor is done, for nodes
+/// that none of its flows reaches.
+pub const NO_FLOW: u32 = u32::MAX;
 
 /// One range on its way. Offsets and count are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +44,50 @@ pub struct Flow {
     pub target_offset: u64,
     /// How many elements.
     pub count: u64,
+}
+
+/// How a flow goes between nodes. The coordinator fuses flows of one route into a piece; every
+/// daemon derives the piece's schedule from it. Both use this definition (SAME).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Route {
+    /// From all participants to all: reduced.
+    All,
+    /// From one node to all participants.
+    From(NodeId),
+    /// From all participants to one node: reduced.
+    To(NodeId),
+    /// From one node to another, or within one. Only these take part.
+    Move(NodeId, NodeId),
+    /// No bytes move. A tensor is done.
+    Nothing,
+}
+
+impl Route {
+    /// The one or two nodes of a move, ascending. None where all participants take part.
+    pub fn ends(self) -> Option<Vec<NodeId>> {
+        match self {
+            Self::Move(from, to) => Some(pair(from, to)),
+            Self::All | Self::From(_) | Self::To(_) | Self::Nothing => None,
+        }
+    }
+}
+
+/// Two nodes, ascending, or one if both are the same.
+pub fn pair(one: NodeId, other: NodeId) -> Vec<NodeId> {
+    if one == other { vec![one] } else { vec![one.min(other), one.max(other)] }
+}
+
+impl Flow {
+    /// The flow's route. `node_of` gives a rank's node. None if an end of the flow is on no node
+    /// (TRUST).
+    pub fn route(&self, node_of: impl Fn(Rank) -> Option<NodeId>) -> Option<Route> {
+        Some(match (self.source, self.target) {
+            (None, None) => Route::All,
+            (Some(source), None) => Route::From(node_of(source)?),
+            (None, Some(target)) => Route::To(node_of(target)?),
+            (Some(source), Some(target)) => Route::Move(node_of(source)?, node_of(target)?),
+        })
+    }
 }
 
 /// Why a request on which all ranks agree can't be carried out.

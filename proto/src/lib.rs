@@ -25,7 +25,7 @@ pub mod float8;
 pub mod request;
 pub mod types;
 
-pub use agreed::{Agreed, Expected, Flow, Impossible};
+pub use agreed::{Agreed, Expected, Flow, Impossible, NO_FLOW, Route};
 pub use auth::Secret;
 pub use convert::WireError;
 pub use failure::{Failure, FailureKind};

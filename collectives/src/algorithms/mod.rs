@@ -26,7 +26,7 @@ mod build;
 
 use std::{fmt, str::FromStr};
 
-use gradwire_proto::{WireError, pb};
+use gradwire_proto::{NodeId, Route, WireError, pb};
 
 use self::build::Rooted;
 use crate::{schedule::Schedule, topology::Topology};
@@ -56,6 +56,20 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// What a piece of this route achieves between its participants: nodes, ascending, which are
+    /// numbered from 0. None where nothing moves, or where the route names a node that is not one
+    /// of them (TRUST).
+    pub fn of(route: Route, participants: &[NodeId]) -> Option<Self> {
+        let at = |node| participants.binary_search(&node).ok().map(|at| at as u32);
+        match route {
+            Route::All => Some(Self::Allreduce),
+            Route::From(node) => Some(Self::Broadcast { root: at(node)? }),
+            Route::To(node) => Some(Self::Reduce { root: at(node)? }),
+            Route::Move(from, to) => Some(Self::Move { from: at(from)?, to: at(to)? }),
+            Route::Nothing => None,
+        }
+    }
+
     /// Whether a participant's own contribution enters the result: only then it reduces locally.
     pub fn contributes(self, participant: u32) -> bool {
         match self {

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use gradwire_collectives::{CostModel, Kind, Row, Topology, select};
-use gradwire_proto::NodeId;
+use gradwire_proto::{NodeId, Route};
 
 pub use gradwire_collectives::Algorithm;
 
-use super::{config::EngineConfig, plan::Route, world::Members};
+use super::{config::EngineConfig, world::Members};
 
 /// The most choices that are kept (BOUND).
 const MOST_CHOICES: usize = 4096;
@@ -28,20 +28,6 @@ pub(crate) struct Chooser {
     cost: CostModel,
     credit: u32,
     made: BTreeMap<Class, Algorithm>,
-}
-
-/// What a piece achieves between its participants, which are numbered from 0. Alone there is nothing
-/// to be chosen.
-fn kind_of(route: Route, participants: &[NodeId]) -> Option<Kind> {
-    let at = |node| (0..).zip(participants).find(|(_, there)| **there == node).map(|(at, _)| at);
-    match route {
-        _ if participants.len() <= 1 => None,
-        Route::All => Some(Kind::Allreduce),
-        Route::From(node) => Some(Kind::Broadcast { root: at(node)? }),
-        Route::To(node) => Some(Kind::Reduce { root: at(node)? }),
-        Route::Move(from, to) => Some(Kind::Move { from: at(from)?, to: at(to)? }),
-        Route::Nothing | Route::NothingBetween(..) => None,
-    }
 }
 
 fn key(kind: Kind) -> (u8, u32, u32) {
@@ -75,7 +61,9 @@ impl Chooser {
         bytes: u64,
         pieces: u64,
     ) -> (Algorithm, Option<String>) {
-        let Some(kind) = kind_of(route, participants) else {
+        // Alone there is nothing to choose.
+        let several = participants.len() > 1;
+        let Some(kind) = Kind::of(route, participants).filter(|_| several) else {
             return (self.forced.unwrap_or(Algorithm::Ring), None);
         };
         let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);

@@ -73,15 +73,12 @@ pub struct Registration {
     pub priority: Priority,
 }
 
-/// The number that stands for no flow: the tensor is done where no flow of it comes by.
-pub const NO_FLOW: u32 = u32::MAX;
-
 /// A range of one flow of one tensor, in elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// The tensor.
     pub tensor: TensorRef,
-    /// The number of the flow in [`Agreed::flows`], or [`NO_FLOW`].
+    /// The number of the flow in [`Agreed::flows`], or [`gradwire_proto::NO_FLOW`].
     pub flow: u32,
     /// The first element of the flow in this piece.
     pub offset: u64,

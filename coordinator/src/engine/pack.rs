@@ -15,10 +15,9 @@ use std::{
     time::Duration,
 };
 
-use gradwire_proto::{NodeId, Priority, convert::TensorRef};
+use gradwire_proto::{NO_FLOW, NodeId, Priority, convert::TensorRef};
 
 use super::{
-    command::NO_FLOW,
     plan::{Kind, Plan},
     process_set::ProcessSet,
     ready_table::Slot,

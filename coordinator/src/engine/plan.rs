@@ -1,46 +1,20 @@
 //! What has to go between which nodes for a tensor on which all ranks have agreed.
 //!
-//! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves between nodes.
-//! A flow's *route* is how it looks from there, and flows that have all but their ranges in common
-//! are of one *kind*: they may share a piece.
+//! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves bytes between
+//! nodes. Each flow has a [`Route`] there. Flows that have all but their ranges in common are of one
+//! *kind*: they may share a piece.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_proto::{
-    Agreed, Collective, Compression, DType, NodeId, ProcessSetId, Rank, ReduceOp, Request, Shape,
+    Agreed, Collective, Compression, DType, NO_FLOW, NodeId, ProcessSetId, Rank, ReduceOp, Request,
+    Route, Shape, agreed::pair,
 };
 
-use super::{command::NO_FLOW, pack::MAX_SEGMENTS, process_set::ProcessSet};
+use super::{pack::MAX_SEGMENTS, process_set::ProcessSet};
 
 /// The most flows of one tensor: what all ranks have agreed on fits one message (BOUND).
 pub(crate) const MAX_FLOWS: usize = 1 << 18;
-
-/// The way of a flow between nodes. The nodes that take part are those with a member that does,
-/// unless it says otherwise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Route {
-    /// From all to all: reduced.
-    All,
-    /// From one node to all.
-    From(NodeId),
-    /// From all to one node: reduced.
-    To(NodeId),
-    /// From one node to another or the same; only those two take part.
-    Move(NodeId, NodeId),
-    /// Nothing moves; a tensor is done.
-    Nothing,
-    /// Nothing moves between two ranks, or one; only their nodes take part.
-    NothingBetween(NodeId, NodeId),
-}
-
-impl Route {
-    fn pair(self) -> Option<(NodeId, NodeId)> {
-        match self {
-            Self::Move(a, b) | Self::NothingBetween(a, b) => Some((a.min(b), a.max(b))),
-            Self::All | Self::From(_) | Self::To(_) | Self::Nothing => None,
-        }
-    }
-}
 
 /// All that the flows of one piece have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +22,8 @@ pub(crate) struct Kind {
     pub(crate) set: ProcessSetId,
     pub(crate) dtype: DType,
     pub(crate) route: Route,
+    /// The nodes that take part, ascending, where these are not all that have a member.
+    only: Option<Vec<NodeId>>,
     collective: Collective,
     reduce_op: ReduceOp,
     prescale: u64,
@@ -80,17 +56,13 @@ impl Kind {
 
     /// The nodes that take part, ascending.
     pub(crate) fn participants(&self, set: &ProcessSet) -> Vec<NodeId> {
-        match self.route.pair() {
-            Some((a, b)) if a == b => vec![a],
-            Some((a, b)) => vec![a, b],
-            None => set.nodes_without(&self.absent),
-        }
+        self.only.clone().unwrap_or_else(|| set.nodes_without(&self.absent))
     }
 
     /// Whether a node takes part.
     pub(crate) fn concerns(&self, node: NodeId, set: &ProcessSet) -> bool {
-        match self.route.pair() {
-            Some((a, b)) => node == a || node == b,
+        match &self.only {
+            Some(nodes) => nodes.contains(&node),
             None => set.local(node).iter().any(|rank| self.absent.binary_search(rank).is_err()),
         }
     }
@@ -127,11 +99,20 @@ impl Plan {
         let absent: Arc<[Rank]> = absent.into();
         let request = agreed.request();
         let mut kinds: BTreeMap<(DType, Route), Arc<Kind>> = BTreeMap::new();
+        // Flows are between members, which are of the set.
+        let node = |rank: Rank| set.node_of(rank).unwrap_or_default();
+        // An empty send and receive concerns the nodes of its two ranks alone.
+        let idle = match (request.collective, members) {
+            (Collective::SendReceive, [first, .., last]) => Some(pair(node(*first), node(*last))),
+            (Collective::SendReceive, [only]) => Some(vec![node(*only)]),
+            _ => None,
+        };
         let mut kind = |dtype: DType, route: Route| {
             let new = || Kind {
                 set: id,
                 dtype,
                 route,
+                only: if route == Route::Nothing { idle.clone() } else { route.ends() },
                 collective: request.collective,
                 reduce_op: request.reduce_op,
                 prescale: request.prescale.to_bits(),
@@ -140,8 +121,6 @@ impl Plan {
             };
             Arc::clone(kinds.entry((dtype, route)).or_insert_with(|| Arc::new(new())))
         };
-        // Flows are between members, which are of the set.
-        let node = |rank: Rank| set.node_of(rank).unwrap_or_default();
         let mut loads = Vec::new();
         let mut reached = Vec::new();
         let mut everywhere = false;
@@ -149,30 +128,19 @@ impl Plan {
             if flow.count == 0 {
                 continue;
             }
-            let route = match (flow.source.map(node), flow.target.map(node)) {
-                (None, None) => Route::All,
-                (Some(from), None) => Route::From(from),
-                (None, Some(to)) => Route::To(to),
-                (Some(from), Some(to)) => Route::Move(from, to),
-            };
-            match route {
-                Route::Move(from, to) => reached.extend([from, to]),
-                _ => everywhere = true,
+            let Some(route) = flow.route(|rank| set.node_of(rank)) else { continue };
+            match route.ends() {
+                Some(ends) => reached.extend(ends),
+                None => everywhere = true,
             }
             let kind = kind(request.dtype_of(flow.part as usize), route);
             loads.push(Load { kind, flow: number, elements: flow.count });
         }
         reached.sort_unstable();
         reached.dedup();
-        let between = match (request.collective, members) {
-            (Collective::SendReceive, [first, .., last]) => Some((node(*first), node(*last))),
-            (Collective::SendReceive, [only]) => Some((node(*only), node(*only))),
-            _ => None,
-        };
         let there = |rank: &Rank| reached.binary_search(&node(*rank)).is_ok();
         if !everywhere && !members.iter().all(there) {
-            let route = between.map_or(Route::Nothing, |(a, b)| Route::NothingBetween(a, b));
-            let kind = kind(request.dtype, route);
+            let kind = kind(request.dtype, Route::Nothing);
             loads.push(Load { kind, flow: NO_FLOW, elements: 0 });
         }
         Self { agreed: Arc::new(agreed), absent, loads }

@@ -7,12 +7,12 @@ use std::{
 
 use gradwire_coordinator::engine::{
     ConnectionId, Event,
-    command::{Execute, NO_FLOW},
+    command::Execute,
     event::{Announcement, Submitted},
 };
 use gradwire_proto::{
-    Agreed, Collective, Flow, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId,
-    TensorName, convert::TensorRef,
+    Agreed, Collective, Flow, NO_FLOW, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
+    TensorId, TensorName, convert::TensorRef,
 };
 
 pub(crate) type Key = (ProcessSetId, String);

@@ -4,9 +4,11 @@ use std::fmt::Write as _;
 
 use gradwire_coordinator::engine::{
     Command, Outcome, Output, Status,
-    command::{Execute, NO_FLOW, Operation, Segment, Severity},
+    command::{Execute, Operation, Segment, Severity},
 };
-use gradwire_proto::{Agreed, Collective, Failure, ProcessSetId, Request, convert::TensorRef};
+use gradwire_proto::{
+    Agreed, Collective, Failure, NO_FLOW, ProcessSetId, Request, convert::TensorRef,
+};
 
 /// With its process set, unless that is the one of all ranks.
 fn tensor(set: ProcessSetId, tensor: &TensorRef) -> String {

@@ -13,7 +13,7 @@ use crate::{
     metrics,
     negotiate::Outgoing,
     node::Node,
-    queue::{JOIN, LocalTensor, Submitted, TensorKey, TensorQueue, Ticket, pair},
+    queue::{LocalTensor, Submitted, TensorKey, TensorQueue, Ticket, pair},
     sets::Members,
 };
 
@@ -143,8 +143,8 @@ fn makes_sense(
     rank: Rank,
 ) -> Result<(), Invalid> {
     let collective = request.collective;
-    if name.as_str() == JOIN {
-        let what = format!("'{JOIN}' is the name of joins, and this is {collective}");
+    if name.as_str() == Request::JOIN {
+        let what = format!("'{}' is the name of joins, and this is {collective}", Request::JOIN);
         return Err(Invalid { what, hint: "use another name" });
     }
     if let Some((from, to)) = pair(request) {
@@ -252,7 +252,7 @@ mod tests {
         assert!(text(&remove, 1).unwrap().contains("a call of all ranks"));
         let all = ProcessSetId::GLOBAL;
         assert!(makes_sense(&name, &remove, all, &members, Rank(1)).is_ok());
-        let join = TensorName::new(JOIN).unwrap();
+        let join = TensorName::new(Request::JOIN).unwrap();
         let taken = makes_sense(&join, &Request::barrier(), all, &members, Rank(1)).unwrap_err();
         assert_eq!(taken.what, "'join' is the name of joins, and this is barrier");
     }

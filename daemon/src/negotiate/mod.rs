@@ -14,14 +14,11 @@ mod world;
 use std::sync::Arc;
 
 use gradwire_collectives::algorithms::Algorithm;
-use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Sequence, TensorId, WireError};
+use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Route, Sequence, TensorId, WireError};
 
 pub(crate) use self::world::{NodeInfo, World};
 use crate::{
-    queue::{
-        Announced, TensorKey,
-        agreement::{Agreement, Route},
-    },
+    queue::{Announced, TensorKey, agreement::Agreement},
     sets::Members,
 };
 

@@ -10,22 +10,15 @@ use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::algorithms::Algorithm;
 use gradwire_proto::{
-    Agreed, Failure, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, TensorName,
-    WireError, convert, convert::TensorRef, pb,
+    Agreed, Failure, NO_FLOW, Priority, ProcessSetId, Rank, Request, Route, Sequence, TensorId,
+    TensorName, WireError, convert, convert::TensorRef, pb,
 };
 
 use super::{FlowRange, Instruction, Operation, OperationSegment, World, invalid};
 use crate::{
-    queue::{
-        Announced, TensorKey,
-        agreement::{Agreement, Route, route},
-        pair,
-    },
+    queue::{Announced, TensorKey, agreement::Agreement, pair},
     sets::Members,
 };
-
-/// The number of no flow: the tensor is done where no flow concerns it.
-const NO_FLOW: u32 = u32::MAX;
 
 /// Agreements on tensors without an id that are kept for their next segment (BOUND), and how many
 /// flows they have together.
@@ -292,7 +285,7 @@ impl Registry {
         let sequence = Sequence(wire.sequence);
         let algorithm = match route {
             // There is nothing to choose between.
-            None | Some(Route::Nothing | Route::Between(..)) => Algorithm::Ring,
+            None | Some(Route::Nothing | Route::Move(..)) => Algorithm::Ring,
             Some(_) => wire.algorithm.try_into()?,
         };
         Ok(route.filter(|_| takes_part).map(|route| Operation {
@@ -398,7 +391,8 @@ impl Place {
         let is_member =
             |end: Option<Rank>| end.is_none_or(|rank| agreement.members.position(rank).is_some());
         let ends = is_member(flow.source) && is_member(flow.target);
-        let route = route(world, flow)
+        let route = flow
+            .route(|rank| world.node_of(rank))
             .filter(|_| ends)
             .ok_or_else(|| invalid("agreed", "the root is not one of those that take part"))?;
         let range = FlowRange {

@@ -10,9 +10,9 @@ use gradwire_collectives::{
     schedule::Schedule,
     topology::Topology,
 };
-use gradwire_proto::NodeId;
+use gradwire_proto::{NodeId, Route};
 
-use crate::{executor::plan::Plan, negotiate::World, queue::agreement::Route};
+use crate::{executor::plan::Plan, negotiate::World};
 
 /// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
 const PLANS: usize = 256;
@@ -63,22 +63,12 @@ impl Plans {
         count: u64,
         element: u64,
     ) -> Option<(Arc<Plan>, Arc<[NodeId]>)> {
-        let among = |nodes: &[NodeId], node| nodes.binary_search(&node).ok().map(|at| at as u32);
-        let nodes: Arc<[NodeId]> = match route {
-            Route::Nothing => self.alone.clone(),
-            Route::Between(from, to) if from == to => Arc::from([from]),
-            Route::Between(from, to) => Arc::from([from.min(to), from.max(to)]),
-            Route::Everywhere | Route::From(_) | Route::To(_) => nodes.clone(),
-        };
-        let me = among(&nodes, self.me)?;
-        let kind = match route {
-            Route::Nothing | Route::Everywhere => Kind::Allreduce,
-            Route::From(node) => Kind::Broadcast { root: among(&nodes, node)? },
-            Route::To(node) => Kind::Reduce { root: among(&nodes, node)? },
-            Route::Between(from, to) => {
-                Kind::Move { from: among(&nodes, from)?, to: among(&nodes, to)? }
-            }
-        };
+        if route == Route::Nothing {
+            return Some((self.idle.clone(), self.alone.clone()));
+        }
+        let nodes = route.ends().map_or_else(|| nodes.clone(), Arc::from);
+        let me = nodes.binary_search(&self.me).ok()? as u32;
+        let kind = Kind::of(route, &nodes)?;
         if nodes.len() == 1 {
             return Some((self.idle.clone(), self.alone.clone()));
         }
@@ -125,11 +115,11 @@ mod tests {
     #[test]
     fn a_schedule_is_made_once_for_the_same_participants() {
         let plans = plans(3);
-        let (all, participants) = of(&plans, Route::Everywhere, &[1, 3, 4]).unwrap();
+        let (all, participants) = of(&plans, Route::All, &[1, 3, 4]).unwrap();
         assert_eq!(participants, [1, 3, 4]);
-        let again = of(&plans, Route::Everywhere, &[1, 3, 4]).unwrap().0;
+        let again = of(&plans, Route::All, &[1, 3, 4]).unwrap().0;
         assert!(Arc::ptr_eq(&all, &again));
-        let others = of(&plans, Route::Everywhere, &[0, 3, 4]).unwrap().0;
+        let others = of(&plans, Route::All, &[0, 3, 4]).unwrap().0;
         assert!(!Arc::ptr_eq(&all, &others), "who takes part is a part of the key");
         let root = of(&plans, Route::From(NodeId(4)), &[1, 3, 4]).unwrap().0;
         assert!(!Arc::ptr_eq(&all, &root));
@@ -138,7 +128,7 @@ mod tests {
     #[test]
     fn a_move_concerns_two_nodes_and_the_lower_is_participant_0() {
         let plans = plans(3);
-        let way = |from, to| Route::Between(NodeId(from), NodeId(to));
+        let way = |from, to| Route::Move(NodeId(from), NodeId(to));
         let (plan, participants) = of(&plans, way(3, 1), &[1, 3, 4]).unwrap();
         assert_eq!((participants, &plan.peers[..]), (vec![1, 3], &[0][..]));
         assert!(plan.senders().count() > 0 && plan.receivers().count() == 0);
@@ -150,13 +140,13 @@ mod tests {
     #[test]
     fn who_is_alone_has_no_schedule() {
         let plans = plans(3);
-        for route in [Route::Everywhere, Route::From(NodeId(3)), Route::To(NodeId(3))] {
+        for route in [Route::All, Route::From(NodeId(3)), Route::To(NodeId(3))] {
             assert!(of(&plans, route, &[3]).unwrap().0.steps.is_empty());
         }
         let (plan, participants) = of(&plans, Route::Nothing, &[1, 3]).unwrap();
         assert!(plan.steps.is_empty() && participants == [3]);
         // TRUST: a root elsewhere, or a set without this node.
         assert!(of(&plans, Route::To(NodeId(0)), &[1, 3]).is_none());
-        assert!(of(&plans, Route::Everywhere, &[0, 1]).is_none());
+        assert!(of(&plans, Route::All, &[0, 1]).is_none());
     }
 }

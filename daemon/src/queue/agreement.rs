@@ -3,24 +3,9 @@
 
 use std::sync::Arc;
 
-use gradwire_proto::{Agreed, Collective, Flow, NodeId, Rank, Request, Shape};
+use gradwire_proto::{Agreed, Collective, Flow, Rank, Request, Shape};
 
 use crate::{negotiate::World, sets::Members};
-
-/// The way of a flow between the nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Route {
-    /// From all participants to all: reduced.
-    Everywhere,
-    /// From one to all.
-    From(NodeId),
-    /// From all, reduced, to one.
-    To(NodeId),
-    /// From one to one, perhaps the same.
-    Between(NodeId, NodeId),
-    /// No bytes at all: whom no flow concerns is done.
-    Nothing,
-}
 
 /// What a rank gets that could not expect it: of each of its tensors the shape, if it gets any, and
 /// the rows that came from each member.
@@ -133,20 +118,9 @@ impl Agreement {
     }
 }
 
-/// The way of a flow. None if an end of it is not in the job (TRUST).
-pub(crate) fn route(world: &World, flow: &Flow) -> Option<Route> {
-    let node = |rank: Rank| world.node_of(rank);
-    Some(match (flow.source, flow.target) {
-        (None, None) => Route::Everywhere,
-        (Some(source), None) => Route::From(node(source)?),
-        (None, Some(target)) => Route::To(node(target)?),
-        (Some(source), Some(target)) => Route::Between(node(source)?, node(target)?),
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::DType;
+    use gradwire_proto::{DType, NodeId, Route};
 
     use super::*;
     use crate::negotiate::tests::world;
@@ -171,8 +145,8 @@ mod tests {
         assert!(alltoall.flow(0).is_none(), "from rank 0 to itself");
         let flow = alltoall.flow(2).unwrap();
         assert_eq!((flow.source, flow.target), (Some(Rank(0)), Some(Rank(2))));
-        let way = Route::Between(NodeId(0), NodeId(1));
-        assert_eq!(route(&world, flow), Some(way));
+        let way = Route::Move(NodeId(0), NodeId(1));
+        assert_eq!(flow.route(|rank| world.node_of(rank)), Some(way));
         assert!(alltoall.surprise(Rank(2), &asked[0]).is_none());
     }
 

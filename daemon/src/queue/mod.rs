@@ -439,12 +439,9 @@ impl TensorQueue {
     }
 }
 
-/// What joins are called, and nothing else.
-pub(crate) const JOIN: &str = "join";
-
 /// What the coordinator calls the join of a process set.
 pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
-    let name = TensorName::new(JOIN).expect("it is a name");
+    let name = TensorName::new(Request::JOIN).expect("it is a name");
     TensorKey { set, name }
 }
 

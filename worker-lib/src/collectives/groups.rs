@@ -10,9 +10,6 @@ use crate::{
     session::Session,
 };
 
-/// What a join is called: a rank has at most one in each process set.
-const JOIN: &str = "join";
-
 impl Session {
     /// Returns once every rank has called it.
     ///
@@ -149,7 +146,7 @@ impl Session {
             );
             return Err(GradwireError::Invalid(text));
         }
-        let common = Common { name: Some(JOIN.to_owned()), ..options.common };
+        let common = Common { name: Some(Request::JOIN.to_owned()), ..options.common };
         self.start_empty(common, Request::empty(Collective::Join))
     }
 

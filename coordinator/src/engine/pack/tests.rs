@@ -1,10 +1,9 @@
 use gradwire_proto::{
-    Agreed, Collective, DType, ProcessSetId, Rank, ReduceOp, Request, Shape, TensorId,
+    Agreed, Collective, DType, ProcessSetId, Rank, ReduceOp, Request, Route, Shape, TensorId,
 };
 use proptest::prelude::*;
 
 use super::*;
-use crate::engine::plan::Route;
 
 fn request(dtype: DType, elements: u64) -> Request {
     Request::allreduce(dtype, Shape::new(&[elements]).unwrap(), ReduceOp::Sum)

@@ -159,7 +159,7 @@ fn a_segment_becomes_a_range_of_a_flow() {
     // From rank 3 to rank 1: the sender's row 1, the receiver's row 3.
     let way = operation(&alltoall, vec![segment(id(7), 16, 1, 2)]);
     let started = order(&mut registry, way).unwrap().unwrap();
-    assert_eq!(started.route, Route::Between(NodeId(1), NodeId(0)));
+    assert_eq!(started.route, Route::Move(NodeId(1), NodeId(0)));
     let range = FlowRange {
         part: 0,
         source: Some(Rank(3)),
@@ -303,7 +303,7 @@ fn a_send_and_receive_is_between_two_whoever_has_joined() {
         ..operation(&send, vec![segment])
     };
     let started = order(&mut registry, of(&[3], segment(id(7), 0, 0, 3))).unwrap().unwrap();
-    assert_eq!(started.route, Route::Between(NodeId(2), NodeId(1)));
+    assert_eq!(started.route, Route::Move(NodeId(2), NodeId(1)));
     assert_eq!(started.members.here, [0]);
     let only = announced(std::slice::from_ref(&send));
     assert!(registry.announcement(only).submitted.is_empty(), "the other one is not here");
