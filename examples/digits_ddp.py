@@ -18,7 +18,9 @@ from digits_data import TEST_IMAGES, Net, arguments, load
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--hook", action="store_true", help="keep Gloo, and give Gradwire the gradients")
+    parser.add_argument(
+        "--hook", action="store_true", help="keep Gloo, and give Gradwire the gradients"
+    )
     given = parser.parse_args()
 
     dist.init_process_group("gloo" if given.hook else "gradwire")

@@ -1,4 +1,4 @@
-"""Handwritten digits with FSDP2: no rank has the whole network, and the checkpoint is written by all.
+"""Handwritten digits with FSDP2: no rank has the whole network, and all write the checkpoint.
 
 gradwire run -np 4 -- python examples/digits_fsdp2.py
 """
@@ -21,7 +21,9 @@ from digits_data import TEST_IMAGES, Net, arguments, load
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--checkpoint", type=Path, help="a folder for the checkpoint; without it a temporary one")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a folder for the checkpoint; without it a temporary one"
+    )
     given = parser.parse_args()
 
     dist.init_process_group("gradwire")

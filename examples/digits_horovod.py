@@ -2,7 +2,8 @@
 
     gradwire run -np 4 -- python examples/digits_horovod.py
 
-Every rank trains on its share of each batch, so the result is that of one process with whole batches.
+Every rank trains on its share of each batch, so the result is that of one process with whole
+batches.
 """
 
 from time import perf_counter
@@ -24,7 +25,9 @@ def main() -> None:
     torch.set_num_threads(1)
     train, test = load()
     sampler = DistributedSampler(train, num_replicas=hvd.size(), rank=hvd.rank(), drop_last=True)
-    loader = DataLoader(train, batch_size=given.batch // hvd.size(), sampler=sampler, drop_last=True)
+    loader = DataLoader(
+        train, batch_size=given.batch // hvd.size(), sampler=sampler, drop_last=True
+    )
 
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -52,8 +55,10 @@ def main() -> None:
     right = hvd.allreduce(right, op=hvd.Sum, name="right")
     hashes = hvd.allgather_object(fingerprint(model))
     if hvd.rank() == 0:
-        print(f"accuracy {right / TEST_IMAGES:.3f} of {TEST_IMAGES} images, after {perf_counter() - start:.1f} s")
-        print(f"parameters {hashes[0]}: the same bits on {hashes.count(hashes[0])} of {hvd.size()} ranks")
+        seconds, same = perf_counter() - start, hashes.count(hashes[0])
+        accuracy = right / TEST_IMAGES
+        print(f"accuracy {accuracy:.3f} of {TEST_IMAGES} images, after {seconds:.1f} s")
+        print(f"parameters {hashes[0]}: the same bits on {same} of {hvd.size()} ranks")
 
 
 if __name__ == "__main__":

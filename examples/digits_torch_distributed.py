@@ -34,7 +34,8 @@ def main() -> None:
             loss = functional.cross_entropy(model(images), digits)
             loss.backward()
             works = [
-                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, async_op=True) for parameter in model.parameters()
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, async_op=True)
+                for parameter in model.parameters()
             ]
             for work in works:
                 work.wait()

@@ -1,11 +1,12 @@
-"""Runs a script that was written for Horovod, with nothing but its import changed.
+r"""Runs a script that was written for Horovod, with nothing but its import changed.
 
     git clone --depth 1 --branch v0.28.1 https://github.com/horovod/horovod
-    python examples/real_horovod.py horovod/examples/pytorch/pytorch_synthetic_benchmark.py --model resnet18 --no-cuda
+    python examples/real_horovod.py horovod/examples/pytorch/pytorch_synthetic_benchmark.py \
+        --model resnet18 --no-cuda
     python examples/real_horovod.py -np 4 train.py --epochs 3
 
-It says which lines it changes, and starts the changed copy with `gradwire run`; the script stays as it is.
-What follows the script is for the script. (The first one wants torchvision.)
+It prints the lines that it changes, and starts the changed copy with `gradwire run`; the script
+itself stays as it is. What follows the script is for the script. (The first one wants torchvision.)
 """
 
 import argparse
@@ -19,7 +20,8 @@ from pathlib import Path
 
 from gradwire._programs import find
 
-# `import horovod.torch as hvd`, `from horovod.torch import …`, and for `horovod.run` also `import horovod`.
+# `import horovod.torch as hvd`, `from horovod.torch import …`, and `import horovod` for
+# `horovod.run`.
 IMPORTS = [
     (re.compile(r"^(\s*(?:import|from)\s+)horovod\.torch\b"), r"\1gradwire.torch"),
     (re.compile(r"^(\s*import\s+)horovod\s*$"), r"\1gradwire as horovod"),
@@ -35,7 +37,9 @@ def changed(line: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-np", dest="ranks", default="2", help="how many ranks (2)")
-    parser.add_argument("-H", dest="hosts", help="hosts with their slots, a:2,b:2; without it this machine")
+    parser.add_argument(
+        "-H", dest="hosts", help="hosts with their slots, a:2,b:2; without it this machine"
+    )
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script takes")
     given = parser.parse_args()
@@ -46,7 +50,9 @@ def main() -> int:
     if not differences:
         raise SystemExit(f"{given.script}: no line imports horovod.torch")
     for number in differences:
-        print(f"line {number + 1}: {before[number].strip()}  ->  {after[number].strip()}", flush=True)
+        print(
+            f"line {number + 1}: {before[number].strip()}  ->  {after[number].strip()}", flush=True
+        )
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, given.script.name)
         copy.write_text("\n".join(after) + "\n")

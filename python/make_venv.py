@@ -32,7 +32,9 @@ def call(*words: str | Path) -> str:
     """The program's output; its messages, and the end, where it fails."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"make_venv.py: {' '.join(map(str, words))[:300]} failed:\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"make_venv.py: {' '.join(map(str, words))[:300]} failed:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
@@ -44,7 +46,9 @@ def stand_in(site: Path) -> None:
     """One library with the names and the symbols of all that torch's libraries miss."""
     folder = site / "torch" / "lib"
     # Without the links to a stand-in for another release of torch, which this one replaced.
-    libraries = sorted(path for path in folder.glob("lib*.so*") if not path.is_symlink() and path.name != STAND_IN)
+    libraries = sorted(
+        path for path in folder.glob("lib*.so*") if not path.is_symlink() and path.name != STAND_IN
+    )
     real = [*libraries, *site.glob("nvidia/*/lib/lib*.so*")]
     present = {path.name for path in real}
     system = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|gomp)\.so|ld-linux")
@@ -61,7 +65,9 @@ def stand_in(site: Path) -> None:
         wanted |= set(re.findall(r"^ +U ([A-Za-z_]\w*)", symbols, re.MULTILINE))
         defined |= set(re.findall(r"^[0-9a-f]+ \w ([A-Za-z_]\w*)", symbols, re.MULTILINE))
     # C symbols of NVIDIA's libraries; what is mangled, the system's or Python's is not theirs.
-    theirs = re.compile(r"(cublas|cudnn|cufft|cufile|cuFile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx|cu[A-Z])")
+    theirs = re.compile(
+        r"(cublas|cudnn|cufft|cufile|cuFile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx|cu[A-Z])"
+    )
     stubs = sorted(name for name in wanted - defined if theirs.match(name))
     lines = [
         "#include <stdio.h>",
@@ -83,12 +89,16 @@ def stand_in(site: Path) -> None:
 
 
 def install_torch(python: Path, pip: list[str | Path], torch: str) -> None:
-    print(f"make_venv.py: installing torch {torch} (about 500 MB to download, once)", file=sys.stderr)
+    print(
+        f"make_venv.py: installing torch {torch} (about 500 MB to download, once)", file=sys.stderr
+    )
     call(*pip, *NEEDED)
     call(*pip, "--no-deps", f"torch=={torch}")
-    site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip())
+    site = Path(
+        call(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip()
+    )
     metadata = next(site.glob(f"torch-{torch}*.dist-info")) / "METADATA"
-    # Its metadata names the release of the CUDA libraries that it was built with, newer ones all in one.
+    # Its metadata names the CUDA libraries that it was built with; in newer releases in one line.
     text = metadata.read_text()
     toolkit = re.findall(r"^Requires-Dist: cuda-toolkit\[[^]]*\](==[0-9.]+)", text, re.MULTILINE)
     single = r"^Requires-Dist: (nvidia-cuda-(?:runtime|cupti)-cu\d+) ?\(?(==[0-9.]+)"
@@ -104,21 +114,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--torch", default=TORCH, help="PyTorch's version")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-python")
-    parser.add_argument("--without-tools", action="store_true", help="only what programs need, not what tests do")
+    parser.add_argument(
+        "--without-tools", action="store_true", help="only what programs need, not what tests do"
+    )
     given = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036, this is what says so
-        raise SystemExit(f"make_venv.py: Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+        raise SystemExit(
+            f"make_venv.py: Python 3.10 or newer is needed, this is {sys.version.split()[0]}"
+        )
     python = given.folder / "bin" / "python"
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     # Written last: what it names is there, and need not be installed again.
     stamp = given.folder / "installed"
-    present = {word for word in stamp.read_text().split() if "==" in word} if stamp.exists() else set()
+    present = (
+        {word for word in stamp.read_text().split() if "==" in word} if stamp.exists() else set()
+    )
     if not python.exists():
         # Debian has it in a package of its own (python3-venv), as its message says.
         call(sys.executable, "-m", "venv", given.folder)
         present = set()
     old = tuple(map(int, given.torch.split(".")[:2])) < (2, 3)
-    packages = [f"numpy=={NUMPY_1 if old else NUMPY}", *BASE, *([] if given.without_tools else TOOLS)]
+    packages = [
+        f"numpy=={NUMPY_1 if old else NUMPY}",
+        *BASE,
+        *([] if given.without_tools else TOOLS),
+    ]
     if not present.issuperset(packages):
         call(*pip, *packages)
     torch = f"torch=={given.torch}"

@@ -1,11 +1,13 @@
 """Gradwire averages gradients, and moves any tensor, between the processes of a training job.
 
-    import numpy as np
-    import gradwire as gw
+```python
+import numpy as np
+import gradwire as gw
 
-    gw.init()                                    # under `gradwire run -np 4 -- python train.py`
-    mean = gw.allreduce(np.full(3, gw.rank(), np.float32), name="first")
-    print(gw.rank(), "of", gw.size(), mean)
+gw.init()  # under `gradwire run -np 4 -- python train.py`
+mean = gw.allreduce(np.full(3, gw.rank(), np.float32), name="first")
+print(gw.rank(), "of", gw.size(), mean)
+```
 
 ``gradwire.torch`` is the same for PyTorch, with Horovod's interface. Every error is a
 ``GradwireError`` and says which rank, which host, which tensor, and what to do.

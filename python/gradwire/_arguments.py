@@ -1,7 +1,7 @@
-"""Numbers as callers give them: checked before anything is started, and made Python's.
+"""Checks of numbers in arguments, before anything is started.
 
-A NumPy number or a tensor of one element is a number, too; 1.5 rows or rank -1 are an InvalidRequest that
-names the argument. The native half takes what fits its types, and its own conversions would say less.
+NumPy numbers and tensors of one element are numbers, too. 1.5 rows or rank -1 are an InvalidRequest
+that names the argument; the conversions of the native module would say less.
 """
 
 from __future__ import annotations
@@ -18,32 +18,52 @@ _ROWS = 2**63 - 1
 
 
 def whole(name: str, value: Any, most: int = _RANKS) -> int:
-    """A whole number from 0 to ``most``: a rank, a tag, the number of a process set."""
+    """Returns a whole number from 0 to ``most``: a rank, a tag, the id of a process set.
+
+    Raises:
+        InvalidRequest: It is not one.
+    """
     try:
         number = operator.index(value)
     except TypeError:
         number = -1
     if not 0 <= number <= most:
-        raise InvalidRequest(f"{name}={value!r}: it must be a whole number from 0 to {most}", kind="invalid")
+        raise InvalidRequest(
+            f"{name}={value!r}: it must be a whole number from 0 to {most}", kind="invalid"
+        )
     return number
 
 
 def wholes(name: str, values: Iterable[Any], most: int = _RANKS) -> list[int]:
-    """Whole numbers from 0 to ``most``, such as ranks."""
+    """Returns a list of whole numbers from 0 to ``most``, such as ranks.
+
+    Raises:
+        InvalidRequest: It is not one.
+    """
     try:
         given = list(values)
     except TypeError:
-        raise InvalidRequest(f"{name}={values!r}: it must be a list of whole numbers", kind="invalid") from None
+        raise InvalidRequest(
+            f"{name}={values!r}: it must be a list of whole numbers", kind="invalid"
+        ) from None
     return [whole(f"{name}[{at}]", value, most) for at, value in enumerate(given)]
 
 
 def rows(name: str, values: Iterable[Any] | None) -> list[int] | None:
-    """How many rows each member gets; None where nothing is said."""
+    """Returns the number of rows for each member; None for None.
+
+    Raises:
+        InvalidRequest: They are not whole numbers.
+    """
     return None if values is None else wholes(name, values, _ROWS)
 
 
 def factor(name: str, value: Any) -> float:
-    """A number that something is multiplied by."""
+    """Returns a finite scale factor.
+
+    Raises:
+        InvalidRequest: It is not a finite number.
+    """
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -1,8 +1,11 @@
-"""The collectives on NumPy arrays and on whatever speaks DLPack, blocking and in flight.
+"""The collectives on NumPy arrays and on objects that support DLPack.
 
-Where nothing else is said: ``name`` says which calls of different ranks belong together (by
-default their order does), ``process_set`` who takes part, and factors multiply before and after a reduction
-(integers are multiplied as floats of 64 bits and truncated).
+The element types are float16, float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, int8 to
+int64, uint8 to uint64, bool, complex64 and complex128. NumPy has bfloat16 and the 8-bit floats with
+the package ``ml_dtypes``.
+
+A result is an array of the argument's kind: a NumPy array for a NumPy array, a PyTorch tensor for a
+PyTorch tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +28,35 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """As ``allreduce``, without waiting."""
+    """Starts an ``allreduce`` and returns at once.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+            All ranks give the same dtype and shape. It is copied before the call returns.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``allreduce`` returns, and raises what
+        ``allreduce`` raises.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+
+    Example:
+        ```python
+        handle = gw.allreduce_async(gradient, name="layer1")
+        ...  # compute something else
+        mean = handle.wait()
+        ```
+    """
     return _all.allreduce(array, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -37,7 +68,36 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of all ranks' arrays: the average, or what ``op`` says."""
+    """Reduces one array over all ranks; every rank gets the result.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+            All ranks give the same dtype and shape. It is copied before the call returns.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array of the same dtype and shape, and of the argument's kind.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        mean = gw.allreduce(np.full(3, gw.rank(), np.float32), name="first")
+        total = gw.allreduce(np.arange(4), op=gw.Sum)
+        ```
+    """
     return allreduce_async(array, name, op, prescale_factor, postscale_factor, process_set).wait()
 
 
@@ -49,7 +109,27 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """As ``allreduce_``, without waiting; the array changes in the wait."""
+    """Starts an ``allreduce_`` and returns at once.
+
+    Args:
+        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
+            same dtype and shape. It receives the result.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. The array changes in its ``wait``, which returns the array.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     return _all.allreduce(array, name, op, prescale_factor, postscale_factor, process_set, True)
 
 
@@ -61,7 +141,30 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As ``allreduce``, in place."""
+    """Reduces one array over all ranks, in place.
+
+    Args:
+        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
+            same dtype and shape. It receives the result.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The array that was given, with the result in it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return allreduce_async_(array, name, op, prescale_factor, postscale_factor, process_set).wait()
 
 
@@ -73,7 +176,27 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[Any]]:
-    """As ``grouped_allreduce``, without waiting."""
+    """Starts a ``grouped_allreduce`` and returns at once.
+
+    Args:
+        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks give as many,
+            with the same dtypes and shapes.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``grouped_allreduce`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     return _all.grouped_allreduce(arrays, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -85,8 +208,35 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Several arrays in one request: all of it is done or nothing."""
-    return grouped_allreduce_async(arrays, name, op, prescale_factor, postscale_factor, process_set).wait()
+    """Reduces several arrays over all ranks in one request.
+
+    The request completes as a whole: either all arrays are reduced or none is.
+
+    Args:
+        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks give as many,
+            with the same dtypes and shapes.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        New arrays in the order of the arguments, each of the dtype and shape of its argument.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return grouped_allreduce_async(
+        arrays, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
 
 
 def reduce(
@@ -98,8 +248,34 @@ def reduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction, at the root; None elsewhere."""
-    return _all.reduce(array, root_rank, name, op, prescale_factor, postscale_factor, process_set).wait()
+    """Reduces one array over all ranks; only the root gets the result.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+            All ranks give the same dtype and shape. It is copied before the call returns.
+        root_rank: The rank in the job that gets the result.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array of the same dtype and shape at the root, None on the other ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return _all.reduce(
+        array, root_rank, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
 
 
 def broadcast_async(
@@ -108,7 +284,23 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """As ``broadcast``, without waiting."""
+    """Starts a ``broadcast`` and returns at once.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+            All ranks give the same dtype and shape. It is copied before the call returns.
+        root_rank: The rank in the job whose array all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     return _all.broadcast(array, root_rank, name, process_set)
 
 
@@ -118,7 +310,26 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's array; the root is a rank of the whole job."""
+    """Copies the root's array to every rank.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+            All ranks give the same dtype and shape. It is copied before the call returns.
+        root_rank: The rank in the job whose array all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array with the root's elements.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return broadcast_async(array, root_rank, name, process_set).wait()
 
 
@@ -128,19 +339,80 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As ``broadcast``, in place."""
+    """Copies the root's array to every rank, in place.
+
+    Args:
+        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
+            same dtype and shape. It receives the result.
+        root_rank: The rank in the job whose array all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The array that was given, with the root's elements in it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return _all.broadcast(array, root_rank, name, process_set, True).wait()
 
 
-def allgather(array: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' arrays, one after the other along the first dimension, which may differ."""
+def allgather(
+    array: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Concatenates all ranks' arrays along the first dimension; every rank gets the result.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
+            the same dimensions but the first. An array without dimensions counts as one row.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array with the rows of all ranks, in rank order.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        everybody = gw.allgather(np.arange(gw.rank() + 1))  # the number of rows may differ
+        ```
+    """
     return _all.allgather([array], name, process_set).wait()[0][0]
 
 
 def grouped_allgather(
     arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Several allgathers in one request."""
+    """Gathers several arrays, each as ``allgather`` does, in one request.
+
+    Args:
+        arrays: Arrays as ``allgather`` takes them; at least one. All ranks give as many.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        New arrays in the order of the arguments, each with the rows of all ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return [result for result, _ in _all.allgather(arrays, name, process_set).wait()]
 
 
@@ -150,7 +422,26 @@ def gather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As ``allgather``, for the root alone; None elsewhere."""
+    """Concatenates all ranks' arrays along the first dimension; only the root gets the result.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
+            the same dimensions but the first. An array without dimensions counts as one row.
+        root_rank: The rank in the job that gets the result.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array with the rows of all ranks at the root, None on the other ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     result = _all.gather(array, root_rank, name, process_set).wait()
     return None if result is None else result[0]
 
@@ -162,9 +453,28 @@ def scatter(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's rows of the root's array: ``splits`` says how many each gets, at the root.
+    """Splits the root's array along the first dimension and gives each rank its part.
 
-    Elsewhere the argument says of which kind the result is.
+    Args:
+        array: At the root the array to split. On the other ranks an array of the same dtype; only
+            its kind and dtype are used.
+        root_rank: The rank in the job whose array is split.
+        splits: At the root the number of rows for each rank, in rank order. They add up to at most
+            the rows of the array. The default is the same number for each, which must divide the
+            rows. Ignored on the other ranks.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array with this rank's rows.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
     """
     return _all.scatter(array, root_rank, splits, name, process_set).wait()
 
@@ -177,8 +487,34 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """This rank's rows of the reduction; the first ranks take what can't be split evenly."""
-    return _all.reducescatter([array], name, op, prescale_factor, postscale_factor, process_set).wait()[0]
+    """Reduces one array over all ranks and splits the result along the first dimension.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+            All ranks give the same dtype and shape. It is copied before the call returns.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array with this rank's rows of the result. If the number of rows is not a multiple of
+        the number of ranks, the first ranks get one row more.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return _all.reducescatter(
+        [array], name, op, prescale_factor, postscale_factor, process_set
+    ).wait()[0]
 
 
 def grouped_reducescatter(
@@ -189,8 +525,33 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Several reducescatters in one request."""
-    return _all.reducescatter(arrays, name, op, prescale_factor, postscale_factor, process_set).wait()
+    """Reduces and splits several arrays, each as ``reducescatter`` does, in one request.
+
+    Args:
+        arrays: NumPy arrays, or objects that support DLPack; at least one. All ranks give as many,
+            with the same dtypes and shapes.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        New arrays in the order of the arguments, each with this rank's rows.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return _all.reducescatter(
+        arrays, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
 
 
 def alltoall(
@@ -199,19 +560,81 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives each rank its rows: as many as ``splits`` says, or the same number each.
+    """Splits every rank's array along the first dimension and gives each rank its part of all.
 
-    With ``splits`` the result comes with the number of rows from each rank.
+    Args:
+        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
+            the same dimensions but the first. An array without dimensions counts as one row.
+        splits: The number of rows for each rank, in rank order. They add up to at most the rows of
+            the array. The default is the same number for each, which must divide the rows.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new array with the rows from all ranks, in rank order. With ``splits`` a pair: that array,
+        and a list with the number of rows from each rank.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
     """
     result, received = _all.alltoall(array, splits, name, process_set).wait()
     return result if splits is None else (result, received)
 
 
-def send(array: Any, to_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
-    """Gives a rank an array; it receives with the same tag."""
+def send(
+    array: Any, to_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> None:
+    """Sends an array to another rank, and waits until it has been received.
+
+    Args:
+        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
+        to_rank: The rank in the job that receives it.
+        tag: A number from 0 to 2**32 - 1. The receiver gives the same.
+        process_set: A process set that both ranks are members of. The default is all ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     _all.send(array, to_rank, tag, process_set).wait()
 
 
-def receive(like: Any, from_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """An array from a rank, of ``like``'s kind and element type, and of whatever size is sent."""
+def receive(
+    like: Any, from_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Receives an array from another rank.
+
+    Args:
+        like: An array of the dtype and the kind of the result. A good guess of the shape saves a
+            round trip; the shape may be another.
+        from_rank: The rank in the job that sends it.
+        tag: A number from 0 to 2**32 - 1. The sender gives the same.
+        process_set: A process set that both ranks are members of. The default is all ranks.
+
+    Returns:
+        A new array of the shape that was sent.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        if gw.rank() == 0:
+            gw.send(np.arange(5), to_rank=1)
+        else:
+            row = gw.receive(np.empty(5, np.int64), from_rank=0)
+        ```
+    """
     return _all.receive(like, from_rank, tag, process_set).wait()

@@ -1,7 +1,7 @@
-"""What can go wrong. Every error says what happened, where, and what to do.
+"""The exceptions of Gradwire. Each says what happened, where, and what to do.
 
-All of them are ``GradwireError`` and with that ``RuntimeError``; code that catches Horovod's
-``HorovodInternalError`` catches the same class under that name in ``gradwire.torch``.
+All of them are a ``GradwireError``, which is a ``RuntimeError``. ``gradwire.torch`` has the same
+class under the name ``HorovodInternalError``, so code that was written for Horovod catches it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,23 @@ from __future__ import annotations
 class GradwireError(RuntimeError):
     """An operation or a call failed.
 
-    Where an operation failed, every rank that waits is told the same cause.
+    When an operation fails, all ranks that wait for it get the same cause.
+
+    Attributes:
+        kind: The kind of the cause, such as ``disagreement``, ``invalid``, ``worker-lost``,
+            ``node-lost`` or ``timeout``.
+        rank: The rank that caused it, or None if that is not known.
+        host: The host where it happened; may be empty.
+        tensor: The name of the tensor concerned; may be empty.
+
+    Example:
+        ```python
+        try:
+            mean = gw.allreduce(gradient)
+        except gw.GradwireError as error:
+            print(error.kind, error.rank, error.host)
+            raise
+        ```
     """
 
     kind: str
@@ -44,27 +60,27 @@ def _again(kind: type[GradwireError], text: str, facts: dict[str, object]) -> Gr
 
 
 class NotInitialized(GradwireError, ValueError):
-    """``init()`` has not been called, or ``shutdown()`` has."""
+    """``init()`` has not been called, or ``shutdown()`` has been."""
 
 
 class NotLaunched(GradwireError):
-    """This process is not a rank of a job."""
+    """This process is not a rank of a job, and no job could be started for it."""
 
 
 class InvalidRequest(GradwireError, ValueError):
-    """A call asks for something impossible."""
+    """A call has an argument that is not usable. Nothing was started."""
 
 
 class Disagreement(GradwireError):
-    """Ranks asked for different things under one name; the text has a table of them."""
+    """The ranks asked for different things under one name; the text has a table of them."""
 
 
 class PeerLost(GradwireError):
-    """A process or a machine that is needed died, stopped answering, or has left."""
+    """A process or a machine that takes part has died, does not answer, or has left the job."""
 
 
 class OutOfResources(GradwireError):
-    """Memory, descriptors, ports or threads ran out."""
+    """Memory, file descriptors, ports or threads ran out."""
 
 
 class WaitTimeout(GradwireError, TimeoutError):
@@ -72,8 +88,8 @@ class WaitTimeout(GradwireError, TimeoutError):
 
 
 class Cancelled(GradwireError):
-    """A rank gave up, or somebody ended the job."""
+    """A rank gave up, or the job was ended from outside."""
 
 
 class Forked(GradwireError):
-    """A forked child uses its parent's session: it has none, and has to do without."""
+    """A forked child used its parent's session. A forked child is not a rank."""

@@ -1,15 +1,18 @@
-"""Numbers for the names of operations that have none of their own.
+"""Numbers for the names of operations that have no name of their own.
 
-They come again: coordinator and daemons remember what was agreed under a name, so that names that never
-repeat would only fill them (BOUND).
+The numbers repeat: coordinator and daemons remember what was agreed under a name, and names that
+never repeat would fill their memory (BOUND).
 """
 
 from __future__ import annotations
 
-#: One more than a rank can have in flight, as the worker library has it for its own names.
+# One more than a rank can have in flight; the same number as in the worker library.
 NAMES = 4096 + 1
 
 
 def again(count: int) -> int:
-    """The number of the ``count``-th operation, the first of which is 1: from 1 to :data:`NAMES`, again and again."""
+    """Returns the number of the ``count``-th operation.
+
+    The first operation has the count 1. The numbers go from 1 to ``NAMES`` and then start again.
+    """
     return (count - 1) % NAMES + 1

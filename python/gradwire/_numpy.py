@@ -1,4 +1,4 @@
-"""NumPy arrays, and anything else that speaks DLPack, as the collectives see them."""
+"""The adapter for NumPy arrays and for all other objects that support DLPack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = {
     "bool": "bool",
     "complex64": "c64",
     "complex128": "c128",
-    # Of the package ml_dtypes; NumPy itself has none of them.
+    # From the package ml_dtypes; NumPy itself has none of them.
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8e4m3",
     "float8_e5m2": "f8e5m2",
@@ -35,14 +35,14 @@ _BARE = {"bf16": "u16", "f8e4m3": "u8", "f8e5m2": "u8"}
 
 
 def _module() -> Any:
-    """NumPy, which whoever uses gradwire.torch alone may not have."""
+    """Returns NumPy. A program that uses gradwire.torch alone may not have it."""
     import numpy
 
     return numpy
 
 
 def as_numpy(array: Any) -> np.ndarray:
-    """A NumPy array on the same memory, or of the values that a list has."""
+    """Returns a NumPy array on the same memory, or a new one with the values of a list."""
     np = _module()
     if isinstance(array, np.ndarray):
         return array
@@ -52,7 +52,8 @@ def as_numpy(array: Any) -> np.ndarray:
         except (BufferError, RuntimeError, TypeError) as error:
             kind = f"{type(array).__module__}.{type(array).__qualname__}"
             raise InvalidRequest(
-                f"this {kind} can't be read through DLPack: {error}; use gradwire.torch for PyTorch "
+                f"this {kind} can't be read through DLPack: {error}; use gradwire.torch for "
+                "PyTorch "
                 "tensors that NumPy has no type for",
                 kind="invalid",
             ) from error
@@ -60,14 +61,16 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 class NumpyAdapter:
-    """Results are NumPy arrays, or of the kind of the argument where that speaks DLPack."""
+    """Adapter whose results are NumPy arrays, or of the argument's kind if that supports DLPack."""
 
     def describe(self, array: Any) -> tuple[str, tuple[int, ...]]:
+        """Returns the element type and the dimensions."""
         array = as_numpy(array)
         name = _NAMES.get(array.dtype.name)
         if name is None or not array.dtype.isnative:
             raise InvalidRequest(
-                f"arrays of {array.dtype} can't be exchanged: the element types are {', '.join(_NAMES)}",
+                f"arrays of {array.dtype} can't be exchanged: the element types are "
+                f"{', '.join(_NAMES)}",
                 kind="invalid",
             )
         return name, array.shape
@@ -79,24 +82,33 @@ class NumpyAdapter:
         return _module().asarray(buffer.view(0, bare, list(buffer.shape))).view(dtype)
 
     def load(self, array: Any, buffer: _native.Buffer) -> None:
+        """Copies an array to shared memory of the same size."""
         array = as_numpy(array)
         _module().copyto(self._memory(buffer, array.dtype), array, casting="no")
 
     def view(self, buffer: _native.Buffer, like: Any) -> Any:
+        """Returns shared memory as an array of the kind of ``like``."""
         if isinstance(like, _module().ndarray) or not hasattr(like, "__dlpack__"):
             return self._memory(buffer, as_numpy(like).dtype)
-        # PyTorch has no namespace method; its tensors' module has the function all the same.
+        # PyTorch's tensors have no namespace method, but their module has the function.
         named = hasattr(like, "__array_namespace__")
-        module = like.__array_namespace__() if named else sys.modules[type(like).__module__.partition(".")[0]]
+        module = (
+            like.__array_namespace__()
+            if named
+            else sys.modules[type(like).__module__.partition(".")[0]]
+        )
         if module is _module():
-            # Before NumPy 2 what it makes of DLPack can't be written to.
+            # Before NumPy 2 the arrays that it makes of DLPack are read-only.
             return self._memory(buffer, as_numpy(like).dtype)
         return module.from_dlpack(buffer)
 
     def store(self, buffer: _native.Buffer, into: Any) -> None:
+        """Copies shared memory to an array of the same size."""
         array = as_numpy(into)
         if array is not into and not hasattr(into, "__dlpack__"):
-            raise InvalidRequest(f"a {type(into).__name__} can't be changed in place: give an array", kind="invalid")
+            raise InvalidRequest(
+                f"a {type(into).__name__} can't be changed in place: give an array", kind="invalid"
+            )
         if not array.flags.writeable:
             raise InvalidRequest("this array can't be written to", kind="invalid")
         _module().copyto(array, self._memory(buffer, array.dtype), casting="no")

@@ -1,8 +1,9 @@
-"""Python objects between the ranks of a job.
+"""Collectives on Python objects.
 
-They travel pickled, and unpickling runs what the sender wrote: the sender is a rank of the same job,
-which proved so with the job's secret; nobody else's bytes are ever unpickled. Where
-``cloudpickle`` is installed it does the pickling, so that functions and classes of ``__main__`` can travel, too.
+Objects travel pickled, and unpickling runs code that the sender wrote. The sender is a rank of the
+same job, which has proved so with the job's secret; no other bytes are ever unpickled. If
+``cloudpickle`` is installed it does the pickling, so functions and classes of ``__main__`` can
+travel, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gradwire._world import ProcessSet, global_process_set, native_set, session
 
 
 def dumps(value: Any) -> bytes:
-    """The object as bytes."""
+    """Returns the pickled object."""
     try:
         import cloudpickle
     except ImportError:
@@ -34,9 +35,11 @@ def _filled(data: bytes) -> _native.Buffer:
 
 
 def exchange(data: bytes, kind: str, name: str | None, process_set: ProcessSet) -> list[bytes]:
-    """Every member's bytes, in rank order. Without a name they are counted by their kind."""
+    """Returns every member's bytes, in rank order. Calls without a name are paired by kind."""
     name = None if name is None else f"{kind.replace('-', '_')}.{name}"
-    handle = session().allgather([_filled(data)], name=name, object=kind, process_set=native_set(process_set))
+    handle = session().allgather(
+        [_filled(data)], name=name, object=kind, process_set=native_set(process_set)
+    )
     [(buffer, rows)] = handle.wait()
     everything = buffer.read()
     parts = []
@@ -52,19 +55,69 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object on every rank; the others' arguments are not looked at."""
+    """Copies the root's object to every rank.
+
+    The object travels pickled. Unpickling runs code that the sender wrote; the sender is a rank of
+    the same job.
+
+    Args:
+        obj: At the root any object that can be pickled. Ignored on the other ranks.
+        root_rank: The rank in the job whose object all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        At the root ``obj`` itself, on the other ranks a copy of it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        settings = gw.broadcast_object(settings if gw.rank() == 0 else None)
+        ```
+    """
     members: Sequence[int] = process_set.ranks
     root_rank = whole("root_rank", root_rank)
     if root_rank not in members:
-        raise InvalidRequest(f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid")
+        raise InvalidRequest(
+            f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid"
+        )
     at_root = session().rank == root_rank
     data = dumps(obj) if at_root else b""
     parts = exchange(data, "broadcast-object", name, process_set)
-    # The members that have joined give no part; the root is not one of them.
+    # Members that have joined give no part; the root has not joined.
     return obj if at_root else pickle.loads(max(parts, key=len))
 
 
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Every rank's object, in rank order."""
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Gathers one object from every rank; every rank gets all of them.
+
+    The objects travel pickled. Unpickling runs code that the sender wrote; the sender is a rank of
+    the same job.
+
+    Args:
+        obj: Any object that can be pickled.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The objects of all ranks, in rank order.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     parts = exchange(dumps(obj), "allgather-object", name, process_set)
     return [pickle.loads(part) for part in parts]

@@ -1,7 +1,7 @@
-"""Every collective, for any kind of array: an adapter moves arrays into shared memory and out.
+"""Every collective, for any kind of array. An adapter copies arrays to and from shared memory.
 
-A result is a view of shared memory where the operation makes a new array; an operation in place
-copies back into the array it was given.
+The result of an operation is a view of shared memory. An operation in place copies it into the
+array that it was given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ Result = TypeVar("Result")
 
 
 class ReduceOp:
-    """How contributions become one value. The numbers are Horovod's."""
+    """A reduction: how the contributions of all ranks become one value.
+
+    The reductions are ``Average``, ``Sum``, ``Adasum``, ``Min``, ``Max``, ``Product``, ``BitAnd``,
+    ``BitOr`` and ``BitXor``. ``int(op)`` is Horovod's number of it.
+
+    Args:
+        name: The name of the reduction in messages.
+        number: Horovod's number of the reduction.
+
+    Example:
+        >>> import gradwire as gw
+        >>> gw.Sum, int(gw.Sum), gw.Sum == 1
+        (sum, 1, True)
+    """
 
     __slots__ = ("name", "number")
 
@@ -58,7 +71,11 @@ OPS = (Average, Sum, Adasum, Min, Max, Product, BitAnd, BitOr, BitXor)
 
 
 def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
-    """The operation of that name or number; the average where none is given."""
+    """Returns the reduction of that number; ``Average`` for None.
+
+    Raises:
+        InvalidRequest: There is no such reduction.
+    """
     if op is None:
         return Average
     for known in OPS:
@@ -69,7 +86,18 @@ def reduce_op(op: ReduceOp | int | None) -> ReduceOp:
 
 
 class Handle(Generic[Result]):
-    """An operation in flight; ``wait`` gives its result."""
+    """An operation in flight. The functions whose names end in ``_async`` return one.
+
+    Args:
+        native: The handle of the native module.
+        finish: Makes the result of what the native handle returns.
+
+    Example:
+        ```python
+        handle = gw.allreduce_async(gradient)
+        mean = handle.wait()
+        ```
+    """
 
     __slots__ = ("_finish", "_native", "_result")
 
@@ -77,11 +105,30 @@ class Handle(Generic[Result]):
         self._native, self._finish = native, finish
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return at once."""
+        """Returns whether ``wait`` would return, or raise, at once.
+
+        Returns:
+            True if the operation has ended.
+        """
         return self._native.poll()
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Waits for the result, for so many seconds at most. Ctrl-C works meanwhile."""
+        """Waits for the operation to end. Ctrl-C ends the wait.
+
+        Args:
+            timeout: The longest time to wait, in seconds. None waits without a limit.
+
+        Returns:
+            The result of the operation. A second call returns the same object.
+
+        Raises:
+            WaitTimeout: The operation has not ended within ``timeout``. It goes on.
+            NotInitialized: ``init()`` has not been called.
+            InvalidRequest: An argument is not usable. Nothing was started.
+            Disagreement: The ranks asked for different things under one name.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         if not hasattr(self, "_result"):
             self._result = self._finish(self._native.wait(timeout))
         return self._result
@@ -91,39 +138,66 @@ class Handle(Generic[Result]):
 
 
 def poll(handle: Handle[Any]) -> bool:
-    """Whether ``synchronize`` would return at once."""
+    """Returns whether ``synchronize`` would return, or raise, at once.
+
+    Args:
+        handle: What an ``_async`` function returned.
+
+    Returns:
+        True if the operation has ended.
+    """
     return handle.poll()
 
 
 def synchronize(handle: Handle[Result]) -> Result:
-    """Waits for an operation and gives its result."""
+    """Waits for an operation to end.
+
+    Args:
+        handle: What an ``_async`` function returned.
+
+    Returns:
+        The result of the operation.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return handle.wait()
 
 
 class Adapter(Protocol[Array]):
-    """What the collectives have to know of a kind of array."""
+    """What the collectives need to know about a kind of array."""
 
     def describe(self, array: Array) -> tuple[str, tuple[int, ...]]:
-        """Element type and dimensions."""
+        """Returns the element type and the dimensions."""
 
     def load(self, array: Array, buffer: _native.Buffer) -> None:
-        """Copies an array into shared memory of its size."""
+        """Copies an array to shared memory of the same size."""
 
     def view(self, buffer: _native.Buffer, like: Array) -> Array:
-        """Shared memory as an array of the kind of another."""
+        """Returns shared memory as an array of the kind of ``like``."""
 
     def store(self, buffer: _native.Buffer, into: Array) -> None:
-        """Copies shared memory into an array of its size."""
+        """Copies shared memory to an array of the same size."""
 
 
 class Collectives(Generic[Array]):
-    """The collectives of one kind of array, each as an operation in flight."""
+    """The collectives of one kind of array. Each method starts an operation and returns its handle.
+
+    The arguments are those of the functions in ``gradwire._array_ops``.
+    """
 
     def __init__(self, adapter: Adapter[Array]) -> None:
         self.adapter = adapter
 
     def place(self, array: Array) -> _native.Buffer:
-        """A copy of an array in shared memory, which may be under way: ``session()`` is asked for after it."""
+        """Returns a copy of an array in shared memory. The copy may still be under way.
+
+        The caller gets ``session()`` after this call, so that its operation waits for the copy.
+        """
         dtype, shape = self.adapter.describe(array)
         buffer = session().buffer(dtype, list(shape))
         self.adapter.load(array, buffer)
@@ -153,14 +227,16 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
         priority: int = 0,
     ) -> _native.Handle:
-        """Starts an allreduce of memory that is in place already."""
+        """Starts an allreduce of buffers, in place."""
         op = reduce_op(op)
         before, after = _factors(prescale_factor, postscale_factor)
         called = None if name is None else f"allreduce.{name}"
         set_ = native_set(process_set)
         if op == Adasum:
             if len(buffers) != 1 or (before, after) != (1.0, 1.0):
-                raise InvalidRequest("Adasum takes one tensor, and no scale factors", kind="invalid")
+                raise InvalidRequest(
+                    "Adasum takes one tensor, and no scale factors", kind="invalid"
+                )
             return session().adasum(buffers[0], name=called, priority=priority, process_set=set_)
         return session().allreduce(
             buffers,
@@ -182,7 +258,10 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
         in_place: bool = False,
     ) -> Handle[Array]:
-        handle = self.reduced([self.place(array)], name, op, prescale_factor, postscale_factor, process_set)
+        """Starts an allreduce of one array."""
+        handle = self.reduced(
+            [self.place(array)], name, op, prescale_factor, postscale_factor, process_set
+        )
         if not in_place:
             return Handle(handle, self._view(array))
         back = self._back([array])
@@ -198,6 +277,7 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
         in_place: bool = False,
     ) -> Handle[list[Array]]:
+        """Starts an allreduce of several arrays in one request."""
         buffers = [self.place(array) for array in some(arrays)]
         handle = self.reduced(buffers, name, op, prescale_factor, postscale_factor, process_set)
         return Handle(handle, self._back(arrays) if in_place else self._views(arrays))
@@ -212,6 +292,7 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[Array | None]:
+        """Starts a reduce; its result is None on the ranks that are not the root."""
         root_rank = whole("root_rank", root_rank)
         before, after = _factors(prescale_factor, postscale_factor)
         buffer = self.place(array)
@@ -236,6 +317,7 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
         in_place: bool = False,
     ) -> Handle[Array]:
+        """Starts a broadcast."""
         root_rank = whole("root_rank", root_rank)
         buffer = self.place(array)
         handle = session().broadcast(
@@ -247,14 +329,21 @@ class Collectives(Generic[Array]):
         if not in_place:
             return Handle(handle, self._view(array))
         back = self._back([array])
-        # The root has what it gives: nothing to copy back.
+        # The root has the elements already.
         at_root = session().rank == root_rank
         return Handle(handle, lambda result: array if at_root else back(result)[0])
 
     def allgather(
-        self, arrays: Sequence[Array], name: str | None, process_set: ProcessSet, kind: str = "allgather"
+        self,
+        arrays: Sequence[Array],
+        name: str | None,
+        process_set: ProcessSet,
+        kind: str = "allgather",
     ) -> Handle[list[tuple[Array, list[int]]]]:
-        """Each result with the number of rows that each member gave. ``kind``: what it is a part of."""
+        """Starts an allgather; returns each result with the number of rows of each member.
+
+        ``kind`` is the prefix of the operation's name.
+        """
         buffers = [self.place(array) for array in some(arrays)]
         handle = session().allgather(
             buffers,
@@ -263,12 +352,16 @@ class Collectives(Generic[Array]):
         )
         return Handle(
             handle,
-            lambda result: [(self.adapter.view(buffer, like), rows) for (buffer, rows), like in zip(result, arrays)],
+            lambda result: [
+                (self.adapter.view(buffer, like), rows)
+                for (buffer, rows), like in zip(result, arrays)
+            ],
         )
 
     def gather(
         self, array: Array, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]] | None]:
+        """Starts a gather; its result is None on the ranks that are not the root."""
         root_rank = whole("root_rank", root_rank)
         buffer = self.place(array)
         handle = session().gather(
@@ -295,7 +388,10 @@ class Collectives(Generic[Array]):
         name: str | None,
         process_set: ProcessSet,
     ) -> Handle[Array]:
-        """Elsewhere than at the root the array says only of which kind the result is."""
+        """Starts a scatter.
+
+        On the ranks that are not the root only the kind and the dtype of ``array`` count.
+        """
         root_rank = whole("root_rank", root_rank)
         at_root = session().rank == root_rank
         given = rows("splits", splits) if at_root else None
@@ -319,6 +415,7 @@ class Collectives(Generic[Array]):
         postscale_factor: float,
         process_set: ProcessSet,
     ) -> Handle[list[Array]]:
+        """Starts a reducescatter of several arrays in one request."""
         before, after = _factors(prescale_factor, postscale_factor)
         buffers = [self.place(array) for array in some(arrays)]
         handle = session().reducescatter(
@@ -334,6 +431,7 @@ class Collectives(Generic[Array]):
     def alltoall(
         self, array: Array, splits: Sequence[int] | None, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]]]:
+        """Starts an alltoall; returns the result with the number of rows from each member."""
         given = rows("splits", splits)
         buffer = self.place(array)
         handle = session().alltoall(
@@ -345,13 +443,16 @@ class Collectives(Generic[Array]):
         return Handle(handle, lambda result: (self.adapter.view(result[0][0], array), result[0][1]))
 
     def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:
+        """Starts a send."""
         to_rank, tag = whole("to_rank", to_rank), whole("tag", tag)
         buffer = self.place(array)
         handle = session().send(buffer, to_rank, tag=tag, process_set=native_set(process_set))
         return Handle(handle, lambda _: None)
 
-    def receive(self, like: Array, from_rank: int, tag: int, process_set: ProcessSet) -> Handle[Array]:
-        """A new array of the kind of ``like``, of whatever size is sent."""
+    def receive(
+        self, like: Array, from_rank: int, tag: int, process_set: ProcessSet
+    ) -> Handle[Array]:
+        """Starts a receive; the result has the shape that was sent and the kind of ``like``."""
         from_rank, tag = whole("from_rank", from_rank), whole("tag", tag)
         dtype, shape = self.adapter.describe(like)
         handle = session().receive(
@@ -369,22 +470,54 @@ def _factors(prescale_factor: float, postscale_factor: float) -> tuple[float, fl
 
 
 def some(arrays: Sequence[Array]) -> Sequence[Array]:
-    """Refuses an empty group."""
+    """Returns the arrays; refuses an empty group."""
     if len(arrays) == 0:
         raise InvalidRequest("a group needs at least one tensor", kind="invalid")
     return arrays
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns once every rank of the process set has called it."""
+    """Waits until every rank of the process set has called it.
+
+    Args:
+        process_set: The ranks that take part. The default is all ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     session().barrier(process_set=native_set(process_set)).wait()
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
-    """Says that this rank has no more data, and waits until no rank has; returns the last rank to join.
+    """Declares that this rank has no more data, and waits until all ranks have done so.
 
-    Meanwhile the other ranks' averages are over those that still give something. ``device`` is Horovod's
-    and says nothing here.
+    Until then this rank contributes nothing to the collectives of the others. An average is then
+    over the ranks that still contribute.
+
+    Args:
+        device: Accepted for Horovod's scripts and not used.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The last rank that called ``join``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        for batch in own_batches:  # their number differs between the ranks
+            train(batch)
+        last = gw.join()
+        ```
     """
     del device
     return int(session().join(process_set=native_set(process_set)).wait())

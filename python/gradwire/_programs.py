@@ -1,4 +1,4 @@
-"""Where the programs ``gradwire`` and ``gradwired`` of this installation are."""
+"""Finds the programs ``gradwire`` and ``gradwired`` of this installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from gradwire._errors import NotLaunched
 
 
 def find(name: str) -> str:
-    """The program of this wheel; where there is none, the one on the PATH."""
+    """Returns the path of a program of this wheel, or of one on the PATH.
+
+    Raises:
+        NotLaunched: There is none.
+    """
     places = [Path(sysconfig.get_path("scripts")) / name]
     try:
         files = importlib.metadata.files("gradwire") or []

@@ -1,4 +1,4 @@
-"""``gradwire.run``: a function as the ranks of a job on this machine, from a script or a notebook."""
+"""``gradwire.run``: runs a function as a job on this machine, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -29,12 +29,39 @@ def run(
     executable: str | None = None,
     verbose: bool = False,
 ) -> list[Any]:
-    """Calls ``func(*args, **kwargs)`` in ``np`` new processes, and returns their results in rank order.
+    """Calls a function in several new processes, which are the ranks of one job on this machine.
 
-    The function calls ``init()`` itself, as a script does. It travels pickled; with ``cloudpickle`` installed it may be
-    one of a notebook. What the ranks print appears here. ``hosts`` is as of ``gradwire run -H``, with names of
-    this machine only: for several machines, start a script with ``gradwire run``.
-    Where a rank raises, this raises with its traceback.
+    The function calls ``init()`` itself, as a script does. It travels pickled: without the package
+    ``cloudpickle`` it must be importable, with it it may be defined in a notebook. What the ranks
+    print appears here.
+
+    Args:
+        func: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        np: The number of ranks.
+        hosts: Hosts and slots as in ``gradwire run -H``, with names of this machine only. To use
+            several machines, start a script with ``gradwire run``.
+        env: Variables of the ranks' environment, in addition to those of this process.
+        executable: The Python interpreter of the ranks. The default is this one.
+        verbose: Whether the launcher prints its log.
+
+    Returns:
+        The results of all ranks, in rank order.
+
+    Raises:
+        InvalidRequest: An argument is not usable, or the function can't be pickled.
+        NotLaunched: The program ``gradwire`` is not installed.
+        Cancelled: A rank raised, or the job failed. The text has the rank's traceback.
+
+    Example:
+        ```python
+        def mean_of(value):
+            gw.init()
+            return float(gw.allreduce(np.array([value]))[0])
+
+        means = gw.run(mean_of, args=(3.0,), np=4)
+        ```
     """
     np = _checked(func, args, np)
     with tempfile.TemporaryDirectory(prefix="gradwire-run-") as name:
@@ -42,27 +69,41 @@ def run(
         try:
             call = dumps((func, tuple(args), dict(kwargs or {})))
         except Exception as error:
-            text = f"{_name(func)} or one of its arguments can't be handed to other processes: {error}"
+            text = (
+                f"{_name(func)} or one of its arguments can't be handed to other processes: {error}"
+            )
             raise InvalidRequest(text, kind="invalid") from error
         (folder / "call").write_bytes(call)
         words = [find("gradwire"), "run", "-np", str(np)]
         words += ["-H", hosts] if hosts is not None else []
         words += ["--verbose"] if verbose else []
-        words += ["--", executable or sys.executable, "-c", "import gradwire._run as job; job.rank()", name]
-        # The ranks unpickle by name what this process imported by name.
+        words += [
+            "--",
+            executable or sys.executable,
+            "-c",
+            "import gradwire._run as job; job.rank()",
+            name,
+        ]
+        # The ranks unpickle by name what this process has imported by name.
         paths = os.pathsep.join([path for path in sys.path if path] + [os.getcwd()])
         variables = {**os.environ, "PYTHONPATH": paths, **(env or {})}
         with subprocess.Popen(
-            words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            words,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         ) as job:
             assert job.stdout is not None
             try:
-                # Through sys.stdout, which in a notebook is not the process's own.
+                # By sys.stdout, which in a notebook is not the stdout of the process.
                 for line in job.stdout:
                     sys.stdout.write(line)
                 code = job.wait()
             except BaseException:
-                # A notebook's interrupt reaches this process only; the launcher ends its ranks (CLEAN).
+                # The interrupt of a notebook reaches this process only; the launcher ends its ranks
+                # (CLEAN).
                 job.terminate()
                 job.communicate()
                 raise
@@ -74,11 +115,11 @@ def _name(func: Any) -> str:
 
 
 def _checked(func: Any, args: Any, np: Any) -> int:
-    """The number of ranks; an error where a job can't come of this, before one is started."""
+    """Returns the number of ranks; raises if no job can come of the arguments."""
     if not callable(func):
         raise InvalidRequest(f"func={func!r}: it must be a function", kind="invalid")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        text = f"args={args!r}: it must be a sequence of the function's arguments, (x,) for a single one"
+        text = f"args={args!r}: it must be a sequence of arguments, (x,) for a single one"
         raise InvalidRequest(text, kind="invalid")
     try:
         ranks = operator.index(np)
@@ -86,9 +127,15 @@ def _checked(func: Any, args: Any, np: Any) -> int:
         raise InvalidRequest(f"np={np!r}: it must be a whole number", kind="invalid") from None
     if ranks < 1:
         raise InvalidRequest(f"np={np}: a job needs at least one rank", kind="invalid")
-    if getattr(func, "__module__", None) == "__main__" and importlib.util.find_spec("cloudpickle") is None:
-        text = f"{_name(func)} is defined in the program itself, from where other processes can't import it: "
-        text += "install cloudpickle (pip install cloudpickle), or move the function into a module"
+    if (
+        getattr(func, "__module__", None) == "__main__"
+        and importlib.util.find_spec("cloudpickle") is None
+    ):
+        text = (
+            f"{_name(func)} is defined in the program itself, from where other processes can't "
+            "import it: install cloudpickle (pip install cloudpickle), or move the function into "
+            "a module"
+        )
         raise InvalidRequest(text, kind="invalid")
     return ranks
 
@@ -107,7 +154,7 @@ def _results(folder: Path, size: int, code: int) -> list[Any]:
 
 
 def rank() -> None:
-    """One rank: the function, and its result or error as a file."""
+    """Runs as one rank: calls the function, and writes its result or its error to a file."""
     import traceback
 
     folder, own = Path(sys.argv[1]), os.environ["GRADWIRE_RANK"]

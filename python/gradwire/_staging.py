@@ -1,11 +1,11 @@
-"""Operations whose tensors are still on their way into shared memory.
+"""Operations whose tensors are still being copied to shared memory.
 
-A copy from another device takes its time, and the thread that asks for it has better things to do than to
-wait. So an operation that needs such a copy is put in a line, and one thread starts the operations of the line
-when their copies have arrived. As long as somebody stands in line everybody queues up: the order in which this rank
-starts its operations is that of its calls, which is what operations without a name are paired by.
+A copy from a GPU takes time, and the thread that asks for it should not wait. An operation that
+needs such a copy is put in a queue, and one thread starts the operations of the queue when their
+copies have arrived. While the queue is not empty all operations go through it: a rank starts its
+operations in the order of its calls, because operations without a name are paired by their order.
 
-Nothing of this is there before the first copy: ``session()`` is the session itself then.
+Before the first such copy nothing of this exists, and ``session()`` is the native session.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from gradwire import _native, _world
 from gradwire._errors import InvalidRequest, WaitTimeout
 
-# What a session starts; everything else of it is asked at once.
+# The methods of a session that start operations. All others are called at once.
 _STARTS = {
     *("allreduce", "adasum", "reduce", "reducescatter"),
     *("broadcast", "allgather", "gather", "scatter", "alltoall"),
@@ -31,7 +31,7 @@ Wait = Callable[[], None]
 
 
 class Later:
-    """What a call gives whose operation has to wait for its tensors: as a native handle."""
+    """The handle of an operation that waits in the queue. It has the methods of a native handle."""
 
     def __init__(self, what: str, name: str | None) -> None:
         self.name = name if name is not None else f"an unnamed {what}"
@@ -40,7 +40,7 @@ class Later:
         self._error: BaseException | None = None
 
     def begin(self, start: Callable[[], _native.Handle]) -> None:
-        """Starts the operation; an error is for whoever waits."""
+        """Starts the operation. An error is kept for ``wait``."""
         try:
             self._handle = start()
             self.name = self._handle.name
@@ -49,17 +49,20 @@ class Later:
         self._begun.set()
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return at once."""
+        """Returns whether ``wait`` would return, or raise, at once."""
         return self._begun.is_set() and (self._handle is None or self._handle.poll())
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Waits until it was started, and for its result."""
+        """Waits until the operation has been started, and for its result."""
         if timeout is not None and not timeout >= 0:
-            raise InvalidRequest(f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid")
+            raise InvalidRequest(
+                f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid"
+            )
         until = None if timeout is None else time.monotonic() + timeout
         if not self._begun.wait(timeout):
             raise WaitTimeout(
-                f"{self.name!r} has not begun within {timeout:g} s: its tensors are still being computed or copied",
+                f"{self.name!r} has not begun within {timeout:g} s: its tensors are still being "
+                "computed or copied",
                 kind="timeout",
                 tensor=self.name,
             )
@@ -70,7 +73,7 @@ class Later:
 
 
 class Line:
-    """Who waits for a copy, and who came after; the thread that serves them lives as long as the session."""
+    """The queue. Its thread lives as long as the session."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -80,11 +83,11 @@ class Line:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody stands in line."""
+        """Whether the queue is not empty."""
         return bool(self._waiting)
 
     def add(self, waits: list[Wait], start: Callable[[], _native.Handle], later: Later) -> None:
-        """Puts an operation at the end."""
+        """Adds an operation at the end."""
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
@@ -107,21 +110,22 @@ class Line:
                 later.begin(_raiser(error))
             else:
                 later.begin(start)
-            # Only now: who comes meanwhile must see that there is a line.
+            # Not before the start: a caller that comes meanwhile must see that the queue is not
+            # empty.
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()
             del waits, start, later  # they hold tensors
 
     def settle(self, within: float | None = None) -> bool:
-        """Waits until nobody stands in line."""
+        """Waits until the queue is empty; returns whether it is."""
         if threading.current_thread() is self._thread:
             return True
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, within)
 
     def close(self) -> None:
-        """Serves who is there, and ends the thread."""
+        """Starts what is in the queue, and ends the thread."""
         self.settle(_FAREWELL)
         with self._changed:
             self._closing = True
@@ -138,24 +142,30 @@ def _raiser(error: BaseException) -> Callable[[], _native.Handle]:
 
 
 class _Copies(threading.local):
-    """The copies that this thread has begun for the operation that it is about to start."""
+    """The copies that this thread has started for its next operation."""
 
     def __init__(self) -> None:
         self.waits: list[Wait] = []
 
 
 class _Queueing:
-    """The session, as long as operations have to queue up."""
+    """The session while operations have to go through the queue."""
 
     def __init__(self, native: _native.Session) -> None:
         self._native = native
 
     def __getattr__(self, name: str) -> Any:
         asked = getattr(self._native, name)
-        return asked if name not in _STARTS else lambda *given, **named: _start(name, asked, given, named)
+        return (
+            asked
+            if name not in _STARTS
+            else lambda *given, **named: _start(name, asked, given, named)
+        )
 
 
-def _start(what: str, asked: Callable[..., _native.Handle], given: Any, named: dict[str, Any]) -> Any:
+def _start(
+    what: str, asked: Callable[..., _native.Handle], given: Any, named: dict[str, Any]
+) -> Any:
     waits, _copies.waits = _copies.waits, []
     later = Later(what, named.get("name"))
     _line.add(waits, lambda: asked(*given, **named), later)
@@ -168,7 +178,10 @@ _used = False
 
 
 def under_way(arrived: Wait) -> None:
-    """A copy into shared memory has begun: the next operation that this thread starts waits for it."""
+    """Registers a copy to shared memory.
+
+    The next operation that this thread starts waits for it.
+    """
     global _used
     if not _used:
         _used = True
@@ -178,21 +191,21 @@ def under_way(arrived: Wait) -> None:
 
 
 def arrive() -> None:
-    """Waits for this thread's copies now: somebody wants to see what they bring."""
+    """Waits now for the copies of this thread, because their data is needed."""
     waits, _copies.waits = _copies.waits, []
     for wait in waits:
         wait()
 
 
 def settle() -> None:
-    """Waits until all operations that were asked for have been started."""
+    """Waits until all operations in the queue have been started."""
     _line.settle()
 
 
 def session() -> _native.Session:
-    """The session of this process; as long as copies are under way, one whose operations queue up.
+    """Returns the session; while copies are under way, one that puts operations in the queue.
 
-    It is asked for when the copies have begun.
+    The caller asks for it after it has started its copies.
     """
     native = _world.session()
     if not _used or not (_copies.waits or _line.busy):
@@ -202,14 +215,14 @@ def session() -> _native.Session:
 
 
 def _leave() -> None:
-    """The session ends: whoever stands in line is served before."""
+    """Empties the queue before the session ends."""
     global _line
     _line.close()
     _line = Line()
 
 
 def _forked() -> None:
-    """A forked child has none of the threads, and no session either."""
+    """Forgets the queue: a forked child has none of the threads and no session."""
     global _line, _copies
     _line, _copies = Line(), _Copies()
 

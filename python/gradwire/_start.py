@@ -1,17 +1,17 @@
 """How a process finds its job.
 
-- Under ``gradwire run`` the variables ``GRADWIRE_…`` say all.
+- Under ``gradwire run`` the variables ``GRADWIRE_...`` say everything.
 - Under torchrun (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``,
-  ``MASTER_PORT``) each node's first rank starts its daemon, of which the first hosts the coordinator; they
-  hand the job's id, secret and addresses round in torch's own store. Whoever can read that store can join
-  the job, as with torch itself.
-- Otherwise this process is the one rank of a job of its own.
+  ``MASTER_PORT``) each node's first rank starts its daemon, and the first daemon hosts the
+  coordinator. The ranks exchange the job's id, secret and addresses in torch's own store. Whoever
+  can read that store can join the job, as with torch itself.
+- Otherwise this process is the only rank of a new job.
 
-What is started here is tied to this process: it ends when the process does, however that ends (CLEAN).
+What is started here ends with this process, however the process ends (CLEAN).
 
-After ``shutdown`` the ranks may meet again, for a job of its own: what they leave in the store for each other bears
-the number of the meeting, which is the same on all of them. The ranks of ``gradwire run`` do so, too: the launcher's
-job is over then, and it has set torchrun's variables as well.
+After ``shutdown`` the ranks may meet again for a new job. Their keys in the store contain the
+number of the meeting, which is the same on all of them. The ranks of ``gradwire run`` do so, too:
+the launcher's job is over then, and the launcher has set torchrun's variables as well.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from gradwire._programs import find
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FAREWELL = 5.0
 _services: list[subprocess.Popen[str]] = []
-# How often this process has looked for the ranks of a job that nobody launched.
+# How often this process has looked for the ranks of a job without a launcher.
 _meetings = itertools.count()
-# Whether the variables are those of such a job.
+# Whether the variables are those of a job without a launcher.
 _met = False
 
 
 def prepare() -> None:
-    """Makes sure that the variables ``GRADWIRE_…`` are there, and a daemon behind them."""
+    """Makes sure that the variables ``GRADWIRE_...`` are set, and that there is a daemon."""
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     if "HOROVOD_RANK" in os.environ and "RANK" not in os.environ:
-        # Each of its processes would be a job of its own.
+        # Each of its processes would become a job of one rank.
         raise NotLaunched(
-            "HOROVOD_RANK is set, as horovodrun does: start the job with gradwire run or torchrun, or unset it",
+            "HOROVOD_RANK is set, as horovodrun does: start the job with gradwire run or torchrun, "
+            "or unset it",
             kind="not-launched",
         )
     given = [name for name in _TORCHRUN if name in os.environ]
@@ -64,7 +65,7 @@ def prepare() -> None:
 
 
 def _timeout() -> float:
-    """How long a start may take, in seconds; Gradwire's own variable comes before Horovod's."""
+    """Returns the time limit of a start, in seconds. Gradwire's variable goes before Horovod's."""
     for name, unit, per_second in (
         ("GRADWIRE_LAUNCH__START_TIMEOUT_MS", "milliseconds", 1000),
         ("HOROVOD_START_TIMEOUT", "seconds", 1),
@@ -79,9 +80,9 @@ def _timeout() -> float:
 
 
 def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
-    """Starts a service, and returns what it says of itself once it serves."""
+    """Starts a service; returns what it reports once it is ready."""
     gradwire = find("gradwire")
-    # If this process dies, the daemon has time to say so to the others.
+    # If this process dies, the daemon has time to report it to the others.
     command = [gradwire, "exec-child", "--gently", str(os.getpid()), *words]
     environment = {name: text for name, text in os.environ.items() if name not in _TORCHRUN}
     service = subprocess.Popen(
@@ -109,10 +110,10 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
 
 
 def stop(left: bool = False) -> None:
-    """Waits for the services, which end by themselves once all ranks have left.
+    """Waits for the services, which end when all ranks have left.
 
-    Other ranks may still need them when this one has ``left`` in good order: then it stays as long as they
-    do, as rank 0 does for torch's own store. Otherwise the services get a while.
+    If this rank has ``left`` in good order the other ranks may still need the services, so it waits
+    without a limit, as rank 0 does for torch's own store. Otherwise it ends them after a while.
     """
     deadline = time.monotonic() + _FAREWELL
     while _services:
@@ -131,20 +132,20 @@ def stop(left: bool = False) -> None:
 
 
 def hand_over() -> list[int]:
-    """The services' process ids, for who waits for them when the interpreter is gone."""
+    """Returns the process ids of the services, which ``at_exit`` waits for at the very end."""
     ids = []
     while _services:
         service = _services.pop()
         if service.poll() is None:
             ids.append(service.pid)
-            service.returncode = 0  # so that nobody takes it for forgotten
+            service.returncode = 0  # so that Popen does not warn about it
         if service.stdout is not None:
             service.stdout.close()
     return ids
 
 
 def host_is_gone(error: PeerLost) -> PeerLost | None:
-    """What it means that this node's daemon does not answer: the rank that had started it has ended."""
+    """Explains why this node's daemon does not answer: the rank that had started it has ended."""
     if not _met or _services or error.kind != "node-lost":
         return None
     rank = _number("RANK") - _number("LOCAL_RANK")
@@ -159,19 +160,29 @@ def _job(prefix: str) -> dict[str, str]:
     }
 
 
-def _first_daemon(job: dict[str, str], nodes: int, ranks: int, address: str, slots: int) -> tuple[str, str]:
-    """Starts the first node's daemon: returns its socket, and where the coordinator is that it hosts."""
-    where = {"GRADWIRE_COORDINATOR": "here", "GRADWIRE_NODES": str(nodes), "GRADWIRE_RANKS": str(ranks)}
+def _first_daemon(
+    job: dict[str, str], nodes: int, ranks: int, address: str, slots: int
+) -> tuple[str, str]:
+    """Starts the first node's daemon; returns its socket and the address of the coordinator."""
+    where = {
+        "GRADWIRE_COORDINATOR": "here",
+        "GRADWIRE_NODES": str(nodes),
+        "GRADWIRE_RANKS": str(ranks),
+    }
     name, said = _daemon(job | where, address, slots, order=0)
     return name, said["grpc"]
 
 
-def _other_daemon(job: dict[str, str], coordinator: str, address: str, slots: int, order: int) -> str:
-    """Starts another node's daemon, and returns its socket."""
+def _other_daemon(
+    job: dict[str, str], coordinator: str, address: str, slots: int, order: int
+) -> str:
+    """Starts another node's daemon; returns its socket."""
     return _daemon(job | {"GRADWIRE_COORDINATOR": coordinator}, address, slots, order)[0]
 
 
-def _daemon(job: dict[str, str], address: str, slots: int, order: int) -> tuple[str, dict[str, str]]:
+def _daemon(
+    job: dict[str, str], address: str, slots: int, order: int
+) -> tuple[str, dict[str, str]]:
     name = f"@gradwire-{job['GRADWIRE_JOB']}-{order}"
     where = {
         "GRADWIRE_HOST": socket.gethostname(),
@@ -184,7 +195,7 @@ def _daemon(job: dict[str, str], address: str, slots: int, order: int) -> tuple[
 
 
 def meeting(store: Any) -> Any:
-    """The part of a store that the ranks use to make one job: what an earlier one left there is of no use to it."""
+    """Returns the part of a store for the next job; earlier jobs have left their own keys."""
     from torch.distributed.distributed_c10d import PrefixStore
 
     return PrefixStore(f"gradwire/{next(_meetings)}", store)
@@ -200,9 +211,10 @@ def become(job: dict[str, str], name: str, local_rank: int) -> None:
 
 
 def forget(left: bool, attached: bool = True) -> None:
-    """Takes back the variables of a job that this process was part of, so that ``init`` can start anew.
+    """Removes the variables of a job that this process was part of.
 
-    Those of a launcher whose job it did not get into stay.
+    ``init`` can then start a new one. The variables of a launcher whose job this process has not
+    joined stay.
     """
     global _met
     if _met or attached:
@@ -222,11 +234,13 @@ def _number(name: str) -> int:
     try:
         return int(os.environ[name])
     except ValueError:
-        raise InvalidRequest(f"{name}={os.environ[name]!r}: it must be a number", kind="invalid") from None
+        raise InvalidRequest(
+            f"{name}={os.environ[name]!r}: it must be a number", kind="invalid"
+        ) from None
 
 
 def _own_address(master: str, port: int) -> str:
-    """The address by which this machine's packets reach the master: others reach it there, too."""
+    """Returns this machine's address on the way to the master, by which others reach it, too."""
     family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
@@ -234,21 +248,22 @@ def _own_address(master: str, port: int) -> str:
 
 
 def _store() -> Any:
-    """Torch's store of this job of torchrun's, the part for this meeting."""
+    """Returns the part of torchrun's store that is for the next job."""
     global _kept
     try:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
     except ImportError:
         raise NotLaunched(
-            "the ranks that torchrun has started, and those that call init() again, meet in PyTorch's store, but "
+            "the ranks that torchrun has started, and those that call init() again, meet in "
+            "PyTorch's store, but "
             "PyTorch is not installed here: use gradwire run, and init() once",
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())
     if _kept is None:
         store, _, _ = next(iter(rendezvous("env://", timeout=within)))
-        # Torchrun may start all of its processes again, with the same store.
+        # Torchrun may restart all of its processes, with the same store.
         _kept = PrefixStore(f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     _kept.set_timeout(within)
     return meeting(_kept)
@@ -280,5 +295,5 @@ def _join_torchrun() -> None:
     become(job, store.get(f"socket/{first}").decode(), local_rank)
 
 
-# The store may live in rank 0 of torchrun's ranks: it has to outlive everybody's reading.
+# The store may live in torchrun's rank 0: it has to outlive all readers.
 _kept: Any = None

@@ -1,7 +1,7 @@
-"""Horovod's variables of a rank, ``HOROVOD_RANK`` and its like, for scripts that read them.
+"""Horovod's variables of a rank, such as ``HOROVOD_RANK``, for scripts that read them.
 
-``gradwire run`` sets them for the processes that it starts. Of a job that was started otherwise, by torchrun or by
-nobody, they are known once the rank has attached; they are set then, and taken back when it leaves.
+``gradwire run`` sets them for the processes that it starts. In any other job they are set when the
+rank has attached, and removed when it leaves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def set_for(session: _native.Session) -> None:
 
 
 def take_back() -> None:
-    """Makes the variables what they were before."""
+    """Restores the variables as they were before."""
     while _before:
         variable, value = _before.popitem()
         if value is None:

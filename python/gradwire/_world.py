@@ -1,4 +1,4 @@
-"""This process as a rank: ``init()``, who and where it is, process sets, ``shutdown()``."""
+"""This process as a rank: ``init()``, its place in the job, process sets, ``shutdown()``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,26 @@ from gradwire._errors import Forked, GradwireError, InvalidRequest, NotInitializ
 
 
 class ProcessSet:
-    """A group of ranks that do collectives among themselves.
+    """A group of ranks that run collectives among themselves.
 
-    Made by the user with the ranks, and registered with ``init(process_sets=[…])`` or
-    ``add_process_set``; until then it has no number.
+    Create it with its ranks, and register it with ``init(process_sets=[...])`` or
+    ``add_process_set``. Before that it has no id and no collective takes it.
+
+    Args:
+        ranks: The ranks in the job, in any order. Duplicates count once.
+
+    Attributes:
+        process_set_id: The id of the process set; None before it is registered.
+
+    Raises:
+        InvalidRequest: There are no ranks, or one of them is no rank.
+
+    Example:
+        ```python
+        even = gw.add_process_set(range(0, gw.size(), 2))
+        if even.included():
+            mean = gw.allreduce(array, process_set=even)
+        ```
     """
 
     process_set_id: int | None = None
@@ -35,7 +51,8 @@ class ProcessSet:
     def _registered(self, native: _native.ProcessSet) -> None:
         self._native, self.process_set_id = native, native.id
         self._ranks = native.ranks
-        # For what all members count alike; see `SyncBatchNorm`. Each registration counts anew.
+        # For numbers that all members count in the same way; see `SyncBatchNorm`. Each registration
+        # starts anew.
         self._numbers = itertools.count(1)
 
     def _removed(self) -> None:
@@ -43,23 +60,36 @@ class ProcessSet:
 
     @property
     def ranks(self) -> list[int]:
-        """Its members, ascending."""
+        """The ranks of the members in the job, in ascending order."""
         return list(self._ranks)
 
     @property
     def mpi_comm(self) -> None:
-        """There is no MPI here."""
+        """None: Gradwire does not use MPI. Horovod has the attribute."""
 
     def size(self) -> int | None:
-        """How many members it has; None before it is registered."""
+        """Returns the number of members.
+
+        Returns:
+            The number of members; None before the process set is registered.
+        """
         return None if self._native is None else len(self._ranks)
 
     def rank(self) -> int | None:
-        """This process's place among the members; None if it is not one, and before it is registered."""
+        """Returns the place of this process among the members.
+
+        Returns:
+            The place, from 0; None if this process is not a member, or the process set is not
+            registered.
+        """
         return None if self._native is None else self._native.position
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None before it is registered."""
+        """Returns whether this process is a member.
+
+        Returns:
+            True or False; None before the process set is registered.
+        """
         return None if self._native is None else self._native.position is not None
 
     def __repr__(self) -> str:
@@ -74,16 +104,16 @@ class ProcessSet:
         return hash((self.process_set_id, tuple(self._ranks)))
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
-        """A copy of a model, whose layers may know one, works with the same process set."""
+        """A copy of a model whose layers know a process set uses the same one."""
         return self
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Pickled it is its ranks: where they are read it has to be registered."""
+        """Pickled it is its ranks. It has to be registered again where it is unpickled."""
         return ProcessSet, (self._ranks,)
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks. It exists before the job does, so that it can be a default."""
+    """The process set of all ranks. It exists before the job does, so that it can be a default."""
 
     def __init__(self) -> None:
         self._ranks = []
@@ -102,13 +132,18 @@ _process = 0
 _uncaught: str | None = None
 _watching = False
 _sets: dict[int, ProcessSet] = {}
-# What other parts of the package have to do before a process set goes, and before the session does.
+# What other parts of the package do before a process set is removed, and before the session ends.
 before_removal: list[Callable[[], None]] = []
 before_shutdown: list[Callable[[], None]] = []
 
 
 def session() -> _native.Session:
-    """The session of this process, or an error that says how to get one."""
+    """Returns the session of this process.
+
+    Raises:
+        NotInitialized: There is none.
+        Forked: It belongs to the parent of this process.
+    """
     if _session is None:
         raise NotInitialized("gradwire has not been initialized: call init() first", kind="closed")
     if _process != os.getpid():
@@ -121,7 +156,11 @@ def session() -> _native.Session:
 
 
 def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | None:
-    """What the native half calls a process set; None for all ranks."""
+    """Returns the native process set; None for all ranks.
+
+    Raises:
+        InvalidRequest: The process set is not registered.
+    """
     if process_set is None or process_set is global_process_set:
         return None
     if not isinstance(process_set, ProcessSet):
@@ -142,7 +181,7 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
 
 
 def members(process_set: ProcessSet) -> int:
-    """How many members a registered process set has."""
+    """Returns the number of members of a registered process set."""
     return len(process_set._ranks) if process_set._native is not None else _place().size
 
 
@@ -150,12 +189,33 @@ def init(
     comm: Sequence[int] | None = None,
     process_sets: Sequence[ProcessSet] | str | None = None,
 ) -> None:
-    """Makes this process a rank, and returns once all ranks have come.
+    """Makes this process a rank of a job, and returns once all ranks have called it.
 
-    Under ``gradwire run`` and torchrun it joins their job; otherwise it is the one rank of a job of its own.
-    What it has to start for that ends with the thread that called it: call it from the main one.
-    ``process_sets`` are registered at once; ``"dynamic"`` is accepted as Horovod's, and says
-    nothing: process sets can always be added later. Calling it again does nothing.
+    Under ``gradwire run`` and torchrun it joins their job. Without a launcher this process becomes
+    the only rank of a new job. A second call does nothing.
+
+    Call it in the main thread: the processes that it may start end with the thread that started
+    them.
+
+    Args:
+        comm: All ranks of the job, or None. Horovod also takes a part of them; use process sets for
+            that.
+        process_sets: Process sets to register. Horovod's ``"dynamic"`` is accepted and changes
+            nothing: process sets can be added at any time.
+
+    Raises:
+        NotLaunched: The job can't be found, or can't be started.
+        InvalidRequest: A setting or an argument is not usable.
+        PeerLost: A rank or a node has ended, or can't be reached.
+        Forked: This process was forked from a rank.
+
+    Example:
+        ```python
+        import gradwire as gw
+
+        gw.init()
+        print(gw.rank(), "of", gw.size())
+        ```
     """
     global _session, _process
     among = None if comm is None else wholes("comm", comm)
@@ -179,14 +239,15 @@ def init(
         if among is not None and sorted(among) != list(range(made.size)):
             made.abort(f"init(comm={among}): a job is all of its ranks")
             raise InvalidRequest(
-                f"init(comm={among}): a job is all of its {made.size} ranks; use process sets for less",
+                f"init(comm={among}): a job is all of its {made.size} ranks; use process sets for "
+                "less",
                 kind="invalid",
             )
         try:
             made.barrier(name="init").wait()
         except BaseException as error:
             if isinstance(error, GradwireError):
-                # Everybody is told it by itself: this rank must not look like the cause.
+                # All ranks get the error by themselves: this rank must not look like the cause.
                 with contextlib.suppress(GradwireError):
                     made.shutdown()
             else:
@@ -203,7 +264,14 @@ def init(
 
 
 def shutdown() -> None:
-    """Leaves the job in good order. What is in flight fails on the other ranks."""
+    """Leaves the job in good order.
+
+    Operations that are still in flight fail on the other ranks. It is called at the end of the
+    process; a second call does nothing.
+
+    Raises:
+        PeerLost: The job had failed before.
+    """
     with _lock:
         ended = _put_away()
         if ended is None:
@@ -217,7 +285,7 @@ def shutdown() -> None:
 
 
 def _put_away() -> _native.Session | None:
-    """Takes the session from everybody, to end it; None if there is none."""
+    """Takes the session away from this module and returns it; None if there is none."""
     global _session
     if _session is None or _process != os.getpid():
         return None
@@ -233,17 +301,28 @@ def _put_away() -> _native.Session | None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is a rank, or was forked from one: it knows who and where that is."""
+    """Returns whether this process is a rank, or was forked from one.
+
+    Returns:
+        True after ``init()`` and before ``shutdown()``.
+    """
     return _session is not None
 
 
 def is_rank() -> bool:
-    """Whether this process itself is a rank, and can do collectives."""
+    """Returns whether this process itself is a rank, and can run collectives."""
     return _session is not None and _process == os.getpid()
 
 
 def abort(reason: str) -> None:
-    """Gives up: all other ranks end with this reason."""
+    """Ends the job: operations of all other ranks fail with this reason.
+
+    Args:
+        reason: The text that the other ranks get.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     session().abort(reason)
 
 
@@ -269,77 +348,154 @@ def _described(error: BaseException) -> str:
 
 
 def _code_decides() -> bool:
-    """Whether the exit code of this process is still to come; one of multiprocessing's ends here."""
+    """Returns whether the exit code of this process is still to come.
+
+    A process of ``multiprocessing`` ends in its own way, without one.
+    """
     multiprocessing = sys.modules.get("multiprocessing.process")
     return multiprocessing is None or multiprocessing.parent_process() is None
 
 
 @atexit.register
 def _at_exit() -> None:
-    """The interpreter ends: in good order, or telling all ranks why not (TELL)."""
+    """Leaves the job at the end of the interpreter, or tells all ranks why it ended (TELL)."""
     if _process and _process != os.getpid():
         return  # a forked child has nothing to end
     try:
         if _session is not None and _uncaught is not None:
             _session.abort(_uncaught)
         elif _code_decides():
-            # SystemExit looks like a good end from here: whether it is one the exit code will say.
+            # SystemExit looks like a good end here. The exit code, which is not known yet, decides.
             ended = _put_away()
             if ended is not None:
                 ended.leave_at_exit(_start.hand_over())
         else:
             shutdown()
     except RuntimeError:
-        pass  # the job has failed, and whoever had to know was told by the calls that failed
+        pass  # the job has failed; the calls that failed have reported it
     finally:
         _start.stop()
 
 
 def _place() -> _native.Session:
-    """The session as far as it says who and where the rank is.
+    """Returns the session, for questions about the place of the rank.
 
-    A process that was forked from the rank may ask, too: a ``DataLoader``'s worker shards its data by it.
+    A process that was forked from the rank may ask, too: a ``DataLoader``'s worker shards its data
+    by it.
     """
     return session() if _session is None else _session
 
 
 def rank() -> int:
-    """This process's number in the job, from 0."""
+    """Returns the number of this rank in the job.
+
+    Returns:
+        A number from 0 to ``size() - 1``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return _place().rank
 
 
 def size() -> int:
-    """How many ranks the job has."""
+    """Returns the number of ranks of the job.
+
+    Returns:
+        The number of ranks, at least 1.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return _place().size
 
 
 def local_rank() -> int:
-    """This process's number on its node, from 0."""
+    """Returns the number of this rank on its node.
+
+    Returns:
+        A number from 0 to ``local_size() - 1``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+
+    Example:
+        ```python
+        torch.cuda.set_device(gw.local_rank())
+        ```
+    """
     return _place().local_rank
 
 
 def local_size() -> int:
-    """How many ranks this node has."""
+    """Returns the number of ranks on this node.
+
+    Returns:
+        The number of ranks, at least 1.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return _place().local_size
 
 
 def cross_rank() -> int:
-    """This node's number among the nodes that have this local rank."""
+    """Returns the number of this node among the nodes that have a rank with this ``local_rank()``.
+
+    Returns:
+        A number from 0 to ``cross_size() - 1``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return _place().cross_rank
 
 
 def cross_size() -> int:
-    """How many nodes have this local rank."""
+    """Returns the number of nodes that have a rank with this ``local_rank()``.
+
+    Returns:
+        The number of nodes, at least 1.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return _place().cross_size
 
 
 def is_homogeneous() -> bool:
-    """Whether every node has the same number of ranks."""
+    """Returns whether all nodes have the same number of ranks.
+
+    Returns:
+        True if they have.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return len({slots for _, _, slots in _place().nodes}) == 1
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a process set. All ranks of the job call it, with the same ranks."""
+    """Registers a process set. All ranks of the job call it, with the same ranks.
+
+    Args:
+        process_set: The process set, or its ranks.
+
+    Returns:
+        The process set, which now has an id.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        first_two = gw.add_process_set([0, 1])
+        ```
+    """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set._native is not None:
@@ -351,7 +507,21 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a process set; all ranks of the job call it. False if it is not registered, or all ranks'."""
+    """Removes a process set. All ranks of the job call it.
+
+    Args:
+        process_set: A registered process set.
+
+    Returns:
+        True if it was removed; False if it was not registered, or is the one of all ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     if process_set is global_process_set or process_set._native is None:
         return False
     for prepare in before_removal:
@@ -363,12 +533,27 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
-    """The registered process sets: their ranks, by number."""
+    """Returns the registered process sets.
+
+    Returns:
+        The ranks of each process set, by its id. The process set of all ranks has the id 0.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     ids = {0: list(range(size()))}
     ids.update({number: process_set.ranks for number, process_set in _sets.items()})
     return ids
 
 
 def stats() -> dict[str, int]:
-    """What this rank has done: operations, bytes, and how many operations are in flight."""
+    """Returns counters of this rank's operations.
+
+    Returns:
+        ``operations``: the operations that were submitted; ``bytes``: the bytes of their tensors;
+        ``in_flight``: the operations that have not ended.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+    """
     return session().stats()

@@ -1,9 +1,9 @@
-"""A GPU that is none: what runs in the order of streams runs late, on threads, and wrong order gives wrong data.
+"""A simulated GPU whose streams run late, on threads, so that a wrong order gives wrong data.
 
-Its tensors say that they are on a GPU; they are changed by ``launch`` and copies only, which a stream does when it
-comes to them, each after a short while. So a copy that does not wait for the kernel before it takes old data, an
-operation that starts before its copy has arrived exchanges garbage, and a kernel that does not wait for the
-result's copy works on what was there before.
+Its tensors claim to be on a GPU. Only ``launch`` and copies change them, each a short while after
+its stream has come to it. So a copy that does not wait for the kernel before it reads old data, an
+operation that starts before its copy has arrived exchanges garbage, and a kernel that does not wait
+for the copy of a result reads what was there before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED = 7
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says so. Copies and casts are kernels; other calculations are made by ``launch`` only."""
+    """A tensor of the simulated GPU. Only copies, casts and ``launch`` are kernels."""
 
     gpu: FakeCuda
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -42,7 +42,7 @@ class OnGpu(torch.Tensor):
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory, for kernels, which don't tell autograd when they write to it at last: it was told before."""
+    """Its memory, for kernels. Autograd was notified of the write when they were launched."""
     return tensor.data.as_subclass(torch.Tensor)
 
 
@@ -114,7 +114,9 @@ class FakeCuda:
         memory = given if isinstance(into, OnGpu) else into
         if not self.refuses and memory.numel():
             at = memory.data_ptr()
-            assert any(start <= at < start + size for start, size in self.registered.items()), "pinned memory"
+            assert any(start <= at < start + size for start, size in self.registered.items()), (
+                "pinned memory"
+            )
         to, what = raw(into), raw(given)
         stream.put(lambda: to.copy_(what))  # type: ignore[func-returns-value]
 

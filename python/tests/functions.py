@@ -26,4 +26,8 @@ def raises() -> None:
 def horovods_variables() -> dict[str, str]:
     """What Horovod calls a rank's place."""
     prefix = "HOROVOD_"
-    return {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }

@@ -17,7 +17,12 @@ Job = Callable[..., "subprocess.CompletedProcess[str]"]
 
 # One to four ranks on one and on two nodes.
 _EVERY = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4"]
-_EVERY += ["127.0.0.1:1,127.0.0.2:1", "127.0.0.1:2,127.0.0.2:1", "127.0.0.1:1,127.0.0.2:2", "127.0.0.1:2,127.0.0.2:2"]
+_EVERY += [
+    "127.0.0.1:1,127.0.0.2:1",
+    "127.0.0.1:2,127.0.0.2:1",
+    "127.0.0.1:1,127.0.0.2:2",
+    "127.0.0.1:2,127.0.0.2:2",
+]
 
 
 def needs_torch(*least: int, why: str) -> None:
@@ -29,4 +34,8 @@ def needs_torch(*least: int, why: str) -> None:
 
 def jobs_of(*usual: str) -> list[str]:
     """The jobs that tests of ranks run on: the usual ones, or with GWTEST_JOBS=all everything."""
-    return list(dict.fromkeys([*usual, *_EVERY])) if os.environ.get("GWTEST_JOBS") == "all" else list(usual)
+    return (
+        list(dict.fromkeys([*usual, *_EVERY]))
+        if os.environ.get("GWTEST_JOBS") == "all"
+        else list(usual)
+    )

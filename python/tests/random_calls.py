@@ -1,7 +1,7 @@
-"""Random calls of the Horovod-style collectives, and what must come of them.
+"""Random calls of the Horovod-style collectives, and their expected results.
 
-All ranks roll the same dice for what is called and for what each of them gives, so each rank knows what must come
-of a call. Dice of its own say in which order a rank starts calls and waits for them.
+All ranks draw the same calls and the same tensors, so each rank can compute the result of a call.
+Each rank draws for itself in which order it starts calls and waits for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Wait = Callable[[], Any]
 
 
 class Call:
-    """One call: what all members give, how this rank makes it, and the check of what comes of it."""
+    """One call: the members' arguments, how this rank makes it, and the check of its result."""
 
     def __init__(self, seed: str, at: int, sets: list[hvd.ProcessSet]) -> None:
         self.seed, self.at, self.dice = seed, at, random.Random(f"{seed}.{at}")
@@ -47,7 +47,9 @@ class Call:
         self.members = self.set.ranks
         self.size = len(self.members)
         self.of_numpy = dice.random() < 0.3
-        self.what = dice.choice([*OF_BOTH, "reduce", "gather", "scatter"] if self.of_numpy else OF_BOTH)
+        self.what = dice.choice(
+            [*OF_BOTH, "reduce", "gather", "scatter"] if self.of_numpy else OF_BOTH
+        )
         self.kind = dice.choice(OF_NUMPY if self.of_numpy else OF_TORCH)
         self.named = dice.random() < 0.6
         self.options: dict[str, Any] = {"process_set": self.set}
@@ -56,7 +58,10 @@ class Call:
         self.group = dice.random() < 0.3 and self.what in GROUPED
         self.kinds = [self.kind] * (dice.randint(1, 4) if self.group else 1)
         if dice.random() < 0.5:
-            self.kinds = [self.kind, *(dice.choice(OF_NUMPY if self.of_numpy else OF_TORCH) for _ in self.kinds[1:])]
+            self.kinds = [
+                self.kind,
+                *(dice.choice(OF_NUMPY if self.of_numpy else OF_TORCH) for _ in self.kinds[1:]),
+            ]
         self.in_place = dice.random() < 0.4 and self.what in ("allreduce", "broadcast")
         self.in_place &= not (self.of_numpy and self.group)
         in_flight = ASYNC_NUMPY if self.of_numpy else ASYNC_TORCH
@@ -70,7 +75,10 @@ class Call:
 
     def _shapes(self) -> None:
         dice = self.dice
-        inner = [tuple(dice.choice([0, 1, 2, 3, 5]) for _ in range(dice.randint(0, 2))) for _ in self.kinds]
+        inner = [
+            tuple(dice.choice([0, 1, 2, 3, 5]) for _ in range(dice.randint(0, 2)))
+            for _ in self.kinds
+        ]
         by_rows = self.what not in ("allreduce", "reduce", "broadcast")
 
         def rows() -> int:
@@ -82,7 +90,9 @@ class Call:
         elif self.what in ("alltoall", "scatter"):
             given = dice.random() < 0.6
             if given:
-                self.splits = {rank: [dice.randint(0, 3) for _ in self.members] for rank in self.members}
+                self.splits = {
+                    rank: [dice.randint(0, 3) for _ in self.members] for rank in self.members
+                }
             self.shapes = {}
             for rank in self.members:
                 many = sum(self.splits[rank]) if self.splits else self.size * dice.randint(0, 3)
@@ -110,7 +120,11 @@ class Call:
         return [list(part) for part in zip(*all_)]
 
     def __repr__(self) -> str:
-        words = [f"call {self.at}: {self.what}", "of numpy" if self.of_numpy else "of torch", f"kinds={self.kinds}"]
+        words = [
+            f"call {self.at}: {self.what}",
+            "of numpy" if self.of_numpy else "of torch",
+            f"kinds={self.kinds}",
+        ]
         words += [f"op={self.op} factors={self.factors} root={self.root} splits={self.splits}"]
         words += [f"group={self.group} in_place={self.in_place} async={self.is_async}"]
         return " ".join([*words, f"shapes={self.shapes}", f"options={self.options}"])
@@ -125,12 +139,18 @@ class Call:
         name += ("_async" if self.is_async else "") + ("_" if self.in_place else "")
         arguments: dict[str, Any] = dict(self.options)
         if self.what in ("allreduce", "reducescatter", "reduce"):
-            arguments |= {"op": self.op, "prescale_factor": self.factors[0], "postscale_factor": self.factors[1]}
+            arguments |= {
+                "op": self.op,
+                "prescale_factor": self.factors[0],
+                "postscale_factor": self.factors[1],
+            }
         if self.what in ("broadcast", "reduce", "gather", "scatter"):
             arguments["root_rank"] = self.root
         if self.splits is not None and (self.what == "alltoall" or rank == self.root):
             own = self.splits[rank]
-            arguments["splits"] = torch.tensor(own) if not self.of_numpy and dice.random() < 0.5 else own
+            arguments["splits"] = (
+                torch.tensor(own) if not self.of_numpy and dice.random() < 0.5 else own
+            )
         called = getattr(module, name)(given if self.group else given[0], **arguments)
 
         def wait() -> None:

@@ -1,7 +1,8 @@
-"""First and second gradients through the collectives, beside those of the same computation in one process.
+"""First and second gradients through the collectives, compared with those of one process.
 
-In one process all ranks' tensors are there, a collective is a function of all of them, and the loss is the sum of the
-ranks' losses. Horovod's gradients of some collectives are multiples of the true ones; ``Weighed`` has them.
+One process has all ranks' tensors, a collective is a function of all of them, and the loss is the
+sum of the ranks' losses. Horovod's gradients of some collectives are multiples of the true ones;
+``Weighed`` has the factors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ import gradwire.torch as hvd
 Tensors = list[torch.Tensor]
 # What this rank calls, and what all ranks' results are, computed of all their tensors.
 Pair = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Tensors], Tensors]]
-WHAT = ["sum", "average", "min", "max", "group", "allgather", "grouped_allgather", "broadcast", "alltoall"]
+WHAT = [
+    "sum",
+    "average",
+    "min",
+    "max",
+    "group",
+    "allgather",
+    "grouped_allgather",
+    "broadcast",
+    "alltoall",
+]
 WHAT += ["reducescatter", "grouped_reducescatter", "reducescatter_average"]
 
 
@@ -88,19 +99,34 @@ def check(what: str, dice: random.Random, process_set: hvd.ProcessSet, **named: 
         "average": (lambda x: hvd.allreduce(x, **factors), lambda a: [total(a) / n] * n),
         "min": (lambda x: hvd.allreduce(x, op=hvd.Min, **factors), lambda a: [extremum(a)] * n),
         "max": (lambda x: hvd.allreduce(x, op=hvd.Max, **factors), lambda a: [extremum(a)] * n),
-        "group": (twice(hvd.grouped_allreduce, op=hvd.Sum, **factors), lambda a: [2 * total(a)] * n),
+        "group": (
+            twice(hvd.grouped_allreduce, op=hvd.Sum, **factors),
+            lambda a: [2 * total(a)] * n,
+        ),
         "allgather": (lambda x: hvd.allgather(x, **options), lambda a: [torch.cat(a)] * n),
-        "grouped_allgather": (twice(hvd.grouped_allgather, **options), lambda a: [2 * torch.cat(a)] * n),
-        "broadcast": (lambda x: hvd.broadcast(x, root, **options), lambda a: [a[members.index(root)]] * n),
+        "grouped_allgather": (
+            twice(hvd.grouped_allgather, **options),
+            lambda a: [2 * torch.cat(a)] * n,
+        ),
+        "broadcast": (
+            lambda x: hvd.broadcast(x, root, **options),
+            lambda a: [a[members.index(root)]] * n,
+        ),
         "alltoall": (alltoall, exchange),
-        "reducescatter": (lambda x: hvd.reducescatter(x, op=hvd.Sum, **factors), lambda a: share(total(a))),
-        "reducescatter_average": (lambda x: hvd.reducescatter(x, **factors), lambda a: share(total(a) / n)),
+        "reducescatter": (
+            lambda x: hvd.reducescatter(x, op=hvd.Sum, **factors),
+            lambda a: share(total(a)),
+        ),
+        "reducescatter_average": (
+            lambda x: hvd.reducescatter(x, **factors),
+            lambda a: share(total(a) / n),
+        ),
         "grouped_reducescatter": (
             twice(hvd.grouped_reducescatter, op=hvd.Sum, **factors),
             lambda a: share(2 * total(a)),
         ),
     }
-    # An allgather's gradient and a broadcast's are averages, a reducescatter's is multiplied by the ranks.
+    # Gradients of allgather and broadcast are averages, of reducescatter multiples.
     first, second = 1.0, 1.0
     if "allgather" in what or what == "broadcast":
         first = second = 1 / n

@@ -15,7 +15,9 @@ COMPLEX = [torch.complex64, torch.complex128]
 NARROW = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
 UNSIGNED = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
 # Those that Gradwire does not know travel as bytes.
-STRANGE = [getattr(torch, name) for name in ("float8_e4m3fnuz", "float8_e8m0fnu") if hasattr(torch, name)]
+STRANGE = [
+    getattr(torch, name) for name in ("float8_e4m3fnuz", "float8_e8m0fnu") if hasattr(torch, name)
+]
 REDUCED = [*FLOATS, *INTEGERS, *NARROW, *UNSIGNED, torch.bool, *COMPLEX]
 MOVED = [*REDUCED, *STRANGE]
 
@@ -27,7 +29,9 @@ def values(key: str, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     numbers = torch.randint(0, 3, shape, generator=generator)
     if dtype in COMPLEX:
-        return torch.complex(numbers.double(), numbers.flip(0).double() if shape else numbers.double()).to(dtype)
+        return torch.complex(
+            numbers.double(), numbers.flip(0).double() if shape else numbers.double()
+        ).to(dtype)
     if dtype in STRANGE:
         return torch.exp2(numbers.float()).to(dtype)
     return (numbers.float() if dtype in NARROW else numbers).to(dtype)
@@ -37,17 +41,25 @@ def shape_of(chance: random.Random) -> Shape:
     """Anything from nothing to a few thousand elements, rarely more."""
     if chance.random() < 0.03:
         return (chance.randint(10_000, 200_000),)
-    return tuple(chance.choice([0, 1, 2, 3, 5, 8]) for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4])))
+    return tuple(
+        chance.choice([0, 1, 2, 3, 5, 8]) for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4]))
+    )
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """Its elements' bytes."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    return (
+        tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    )
 
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
     """Bit by bit."""
-    return got.dtype == expected.dtype and got.shape == expected.shape and torch.equal(raw(got), raw(expected))
+    return (
+        got.dtype == expected.dtype
+        and got.shape == expected.shape
+        and torch.equal(raw(got), raw(expected))
+    )
 
 
 def _plain(shape: Shape) -> tuple[Shape, Callable[[torch.Tensor], torch.Tensor]]:
@@ -71,7 +83,7 @@ LAYOUTS = {"plain": _plain, "offset": _offset, "transposed": _transposed, "gaps"
 
 
 class Place:
-    """A tensor somewhere in memory, of which it is known what everything there has to be afterwards."""
+    """A tensor in memory whose whole content after the call is known."""
 
     def __init__(self, given: torch.Tensor, chance: random.Random) -> None:
         layout = chance.choice(list(LAYOUTS))
@@ -91,10 +103,14 @@ class Place:
         """``expected``: None where nothing was to be written."""
         wanted = self._before.clone()
         if expected is not None:
-            assert expected.shape == self.tensor.shape and expected.dtype == self.tensor.dtype, self.what
+            assert expected.shape == self.tensor.shape and expected.dtype == self.tensor.dtype, (
+                self.what
+            )
             if close:
                 wide = torch.complex128 if expected.is_complex() else torch.float64
-                torch.testing.assert_close(self.tensor.detach().to(wide), expected.to(wide), rtol=0.1, atol=0.01)
+                torch.testing.assert_close(
+                    self.tensor.detach().to(wide), expected.to(wide), rtol=0.1, atol=0.01
+                )
                 return
             self._cut(wanted).copy_(expected)
         assert same(self._base, wanted), f"{self.what}: {self.tensor} is not {expected}"
@@ -137,10 +153,13 @@ def reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
         return functools.reduce(OPERATIONS[operation], wide)
     whole = dtype in INTEGERS or dtype in UNSIGNED
     wide = [
-        part.to(torch.int64 if whole else torch.complex128 if dtype in COMPLEX else torch.float64) for part in parts
+        part.to(torch.int64 if whole else torch.complex128 if dtype in COMPLEX else torch.float64)
+        for part in parts
     ]
     if operation == "AVG":
         total = functools.reduce(torch.add, wide)
-        average = torch.div(total, len(parts), rounding_mode="trunc") if whole else total / len(parts)
+        average = (
+            torch.div(total, len(parts), rounding_mode="trunc") if whole else total / len(parts)
+        )
         return average.to(dtype)
     return functools.reduce(OPERATIONS[operation], wide).to(dtype)

@@ -1,7 +1,8 @@
-"""Random tensors and arrays of every element type and layout, and the arithmetic of reductions on plain numbers.
+"""Random tensors and arrays of every element type and layout, and reductions of plain numbers.
 
-What ranks give is kept as arrays of Python's own numbers beside it: integers of any size, floats of 64 bits,
-complex numbers. What must come of a reduction is computed of these, by the definition in docs/collectives.md.
+The ranks' tensors are also kept as arrays of Python's numbers: integers of any size, 64-bit floats,
+complex numbers. The expected results are computed from these, by the definition in
+docs/collectives.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ Numbers = Any  # an array of Python's numbers
 INTEGERS = {"int8": (8, True), "uint8": (8, False), "int16": (16, True), "uint16": (16, False)}
 INTEGERS |= {"int32": (32, True), "uint32": (32, False), "int64": (64, True), "uint64": (64, False)}
 FLOATS = {"float64": (2**-53, 0.0), "float32": (2**-24, 2**-149), "float16": (2**-11, 2**-24)}
-FLOATS |= {"bfloat16": (2**-8, 2**-133), "float8_e4m3fn": (2**-4, 2**-9), "float8_e5m2": (2**-3, 2**-16)}
+FLOATS |= {
+    "bfloat16": (2**-8, 2**-133),
+    "float8_e4m3fn": (2**-4, 2**-9),
+    "float8_e5m2": (2**-3, 2**-16),
+}
 COMPLEX = {"complex64": "float32", "complex128": "float64"}
 OF_TORCH = [name for name in (*INTEGERS, *FLOATS, *COMPLEX, "bool") if hasattr(torch, name)]
 OF_NUMPY = [*INTEGERS, "float64", "float32", "float16", *COMPLEX, "bool"]
@@ -31,7 +36,7 @@ BITS = {"bit-and": int.__and__, "bit-or": int.__or__, "bit-xor": int.__xor__}
 
 
 def numbers(dice: random.Random, kind: str, shape: Sequence[int], product: bool) -> Numbers:
-    """Random numbers that a type roughly holds: those of a product near 1, so that it stays in range."""
+    """Random numbers in the range of a type; factors of a product are near 1."""
 
     def one() -> Any:
         if kind in INTEGERS:
@@ -40,7 +45,11 @@ def numbers(dice: random.Random, kind: str, shape: Sequence[int], product: bool)
             return wrapped(kind, -number if signed and dice.random() < 0.3 else number)
         if kind == "bool":
             return dice.random() < 0.5
-        float_ = dice.uniform(0.75, 1.25) if product else dice.choice([dice.uniform(-2, 2), float(dice.randint(-2, 2))])
+        float_ = (
+            dice.uniform(0.75, 1.25)
+            if product
+            else dice.choice([dice.uniform(-2, 2), float(dice.randint(-2, 2))])
+        )
         return complex(float_, dice.uniform(-2, 2)) if kind in COMPLEX else float_
 
     made = np.empty(math.prod(shape), object)
@@ -61,7 +70,9 @@ def tensor_of(kind: str, given: Numbers) -> torch.Tensor:
         signed = torch.tensor([wrapped("int64", number) for number in flat], dtype=torch.int64)
         made = signed.view(torch.uint64) if kind == "uint64" else signed.to(getattr(torch, kind))
     else:
-        wide = torch.bool if kind == "bool" else torch.complex128 if kind in COMPLEX else torch.float64
+        wide = (
+            torch.bool if kind == "bool" else torch.complex128 if kind in COMPLEX else torch.float64
+        )
         made = torch.tensor(flat, dtype=wide).to(getattr(torch, kind))
     return made.reshape(given.shape)
 
@@ -76,7 +87,10 @@ def numbers_of(given: Any) -> Numbers:
         given = given.detach()
         kind, shape = str(given.dtype).removeprefix("torch."), given.shape
         if kind == "uint64":
-            flat = [number & (2**64 - 1) for number in given.contiguous().view(torch.int64).flatten().tolist()]
+            flat = [
+                number & (2**64 - 1)
+                for number in given.contiguous().view(torch.int64).flatten().tolist()
+            ]
         elif kind in INTEGERS:
             flat = given.to(torch.int64).flatten().tolist()
         elif kind in FLOATS and kind != "float64":
@@ -91,7 +105,7 @@ def numbers_of(given: Any) -> Numbers:
 
 
 def laid_out(dice: random.Random, given: Any) -> Any:
-    """The same elements in another layout: transposed, with gaps, reversed, with all rows in one place."""
+    """The same elements in another layout: transposed, with gaps, reversed, rows in one place."""
     is_tensor = isinstance(given, torch.Tensor)
     shape = tuple(given.shape)
     form = dice.choice(["plain", "plain", "transposed", "gaps", "reversed"])
@@ -125,7 +139,11 @@ def scaled(kind: str, number: Any, factor: float, divisor: int = 1) -> Any:
     bits, signed = INTEGERS[kind]
     least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     product = float(number) * factor / divisor
-    return min(max(math.trunc(product), least), most) if math.isfinite(product) else (most if product > 0 else least)
+    return (
+        min(max(math.trunc(product), least), most)
+        if math.isfinite(product)
+        else (most if product > 0 else least)
+    )
 
 
 def _combined(kind: str, op: str) -> Callable[[Any, Any], Any]:
@@ -141,8 +159,10 @@ def _combined(kind: str, op: str) -> Callable[[Any, Any], Any]:
     return lambda a, b: a * b if times else a + b
 
 
-def reduced(kind: str, op: gw.ReduceOp, given: Sequence[Numbers], before: float, after: float) -> tuple[Numbers, Any]:
-    """The result of a reduction, and how far from it one may be; nothing at all where there are no roundings."""
+def reduced(
+    kind: str, op: gw.ReduceOp, given: Sequence[Numbers], before: float, after: float
+) -> tuple[Numbers, Any]:
+    """The result of a reduction, and the largest allowed error; zero if nothing is rounded."""
     combine, count = _combined(kind, op.name), len(given)
     divisor = count if op == gw.Average else 1
     result, bound = np.empty(given[0].shape, object), np.zeros(given[0].shape)
@@ -175,5 +195,7 @@ def compare(result: Any, kind: str, expected: Numbers, bound: Any = None) -> Non
     found = numbers_of(result)
     for at in np.ndindex(*expected.shape):
         within = 0 if bound is None else bound[at]
-        off = abs(found[at] - expected[at]) if kind != "bool" else int(found[at] is not expected[at])
+        off = (
+            abs(found[at] - expected[at]) if kind != "bool" else int(found[at] is not expected[at])
+        )
         assert off <= within, f"element {at} is {found[at]!r}, not {expected[at]!r} within {within}"

@@ -16,7 +16,11 @@ PER_RANK = 4
 def model(seed: int = 3) -> torch.nn.Module:
     torch.manual_seed(seed)
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
+        torch.nn.Linear(6, 16),
+        torch.nn.Tanh(),
+        torch.nn.Linear(16, 8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, 1),
     )
 
 
@@ -68,11 +72,15 @@ def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
         optimizer.step(closure)
 
 
-def together(make: Callable[[Any], Any], **options: Any) -> tuple[torch.nn.Module, list[float], Any]:
+def together(
+    make: Callable[[Any], Any], **options: Any
+) -> tuple[torch.nn.Module, list[float], Any]:
     """All ranks with their parts of it; the ranks' models begin differently."""
     net = model(seed=3 if hvd.rank() == 0 else 50 + hvd.rank())
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(make(net), named_parameters=net.named_parameters(), **options)
+    optimizer = hvd.DistributedOptimizer(
+        make(net), named_parameters=net.named_parameters(), **options
+    )
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     losses = []
     for step in range(STEPS):

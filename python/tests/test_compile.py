@@ -1,4 +1,4 @@
-"""Models that PyTorch's compiler has turned into machine code, whose gradients are exchanged all the same."""
+"""Models compiled by PyTorch's compiler: their gradients are exchanged all the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 PROGRAM = """
 import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 import gradwire.torch as hvd
 
 dist.init_process_group("gradwire")
@@ -35,10 +36,13 @@ def mine(rows):
 def sgd(net):
     return torch.optim.SGD(net.parameters(), lr=0.05)
 
+def distributed(net):
+    return hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+
 expected = trained(lambda net: (net, sgd(net), lambda rows: rows))
 ways = {
-    "optimizer": lambda net: (torch.compile(net), hvd.DistributedOptimizer(sgd(net), net.named_parameters()), mine),
-    "ddp": lambda net: (torch.compile(torch.nn.parallel.DistributedDataParallel(net)), sgd(net), mine),
+    "optimizer": lambda net: (torch.compile(net), distributed(net), mine),
+    "ddp": lambda net: (torch.compile(DistributedDataParallel(net)), sgd(net), mine),
 }
 for name, way in ways.items():
     got = trained(way)
@@ -55,5 +59,9 @@ def test_machine_code(job: Job, tmp_path: Path) -> None:
         pytest.skip("PyTorch's compiler needs a C++ compiler")
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         pytest.skip("PyTorch's compiler needs Python.h")
-    done = job(PROGRAM, ranks=2, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), OMP_NUM_THREADS="1")
-    assert done.stdout.count("TRAINED optimizer") == 2 and done.stdout.count("TRAINED ddp") == 2, done.stdout
+    done = job(
+        PROGRAM, ranks=2, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), OMP_NUM_THREADS="1"
+    )
+    assert done.stdout.count("TRAINED optimizer") == 2 and done.stdout.count("TRAINED ddp") == 2, (
+        done.stdout
+    )

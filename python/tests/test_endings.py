@@ -56,12 +56,15 @@ def test_who_gives_up_says_why(job: Job) -> None:
         try:
             gw.allreduce(np.ones(3), name="waits")
         except gw.GradwireError as error:
-            print("TOLD", type(error).__name__, error.rank, "the data is used up" in str(error), flush=True)
+            known = "the data is used up" in str(error)
+            print("TOLD", type(error).__name__, error.rank, known, flush=True)
         """
     )
     assert done.returncode != 0
     # To who gave up it is no peer.
-    assert "[0] TOLD PeerLost 1 True" in done.stdout and "[1] TOLD Cancelled None True" in done.stdout, done.stdout
+    assert (
+        "[0] TOLD PeerLost 1 True" in done.stdout and "[1] TOLD Cancelled None True" in done.stdout
+    ), done.stdout
 
 
 def test_ctrl_c_ends_a_wait_and_others_run_meanwhile(job: Job) -> None:
@@ -183,9 +186,11 @@ def test_a_forked_child_is_inert_and_says_so(job: Job) -> None:
                 except gw.Forked as error:
                     print("CHILD", "forked" in str(error), flush=True)
             # Who and where its rank is, a loader of data may ask.
-            place = (gw.rank(), gw.size(), gw.local_rank(), gw.local_size(), gw.cross_rank(), gw.cross_size())
+            place = (gw.rank(), gw.size(), gw.local_rank(), gw.local_size())
+            place += (gw.cross_rank(), gw.cross_size())
             place += (gw.is_homogeneous(), gw.is_initialized())
-            print("CHILD IS", place == (where := int(os.environ["RANK"]), 2, where, 2, 0, 1, True, True), flush=True)
+            where = int(os.environ["RANK"])
+            print("CHILD IS", place == (where, 2, where, 2, 0, 1, True, True), flush=True)
             gw.shutdown()
             sys.exit(0)  # through all of the interpreter's end
         assert os.waitpid(child, 0)[1] == 0
@@ -249,7 +254,9 @@ def test_who_ends_with_an_exit_code_is_named(job: Job, how: str, code: int) -> N
     assert len(told) == 2 and all("TOLD 1 rank 1 on host" in line for line in told), done.stdout
     assert all(f"exit code {code}" in line or "Error: t" in line for line in told), done.stdout
     assert "gradwire: rank 1 on host localhost (pid " in done.stdout, done.stdout
-    assert f") ended with exit code {code}, " in done.stdout and done.returncode == code, done.stdout
+    assert f") ended with exit code {code}, " in done.stdout and done.returncode == code, (
+        done.stdout
+    )
 
 
 GOOD_ENDS = {
@@ -299,7 +306,9 @@ def test_init_waits_for_all(job: Job) -> None:
     assert done.stdout.count("ALL HERE True") == 2 and done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(("how", "code"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("os._exit(0)", 1)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("sys.exit(0)", 1), ("sys.exit(3)", 3), ("os._exit(0)", 1)]
+)
 def test_who_never_comes_is_noticed_in_init(job: Job, how: str, code: int) -> None:
     done = job(
         f"""
@@ -317,9 +326,10 @@ def test_who_never_comes_is_noticed_in_init(job: Job, how: str, code: int) -> No
     )
     told = [line for line in done.stdout.splitlines() if "TOLD" in line]
     assert len(told) == 2 and all("TOLD 1 False " in line for line in told), done.stdout
-    assert all("rank 1 on host localhost" in line and " before it had joined the job" in line for line in told), (
-        done.stdout
-    )
+    assert all(
+        "rank 1 on host localhost" in line and " before it had joined the job" in line
+        for line in told
+    ), done.stdout
     assert done.returncode == code, done.stdout
 
 
@@ -339,5 +349,8 @@ def test_a_forked_child_does_not_hide_its_parents_death(job: Job) -> None:
             print("TOLD", error.rank, error, flush=True)
         """
     )
-    assert ") ended with exit code 7 without leaving the job" in done.stdout and "TOLD 1 " in done.stdout, done.stdout
+    assert (
+        ") ended with exit code 7 without leaving the job" in done.stdout
+        and "TOLD 1 " in done.stdout
+    ), done.stdout
     assert done.returncode == 7, done.stdout

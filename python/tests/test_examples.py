@@ -18,12 +18,12 @@ HOROVOD = "0.19.5"  # the last one whose source package has the tests of its PyT
 HOROVODS_TESTS = "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff"
 # What those tests want that is another here, and why.
 DIFFERENT = {
-    "test_horovod_allgather_grad": "the sum of the ranks' gradients; since 0.20 it is the average in Horovod, too",
-    "test_horovod_broadcast_grad": "the sum of the ranks' gradients; since 0.20 it is the average in Horovod, too",
-    "test_broadcast_state_no_grad": "gradients of zeros before a backward pass; here there are none yet, as in PyTorch",
-    "test_dynamic_requires_grad": "gradients of zeros after zero_grad(); since PyTorch 2.0 there are none",
-    "test_synchronize_step_warning": "a warning of a second exchange after synchronize(); here there is no second one",
-    "test_horovod_join_allreduce": "an average over all ranks; here it is over those that have not joined",
+    "test_horovod_allgather_grad": "the sum of the ranks' gradients; the average since 0.20",
+    "test_horovod_broadcast_grad": "the sum of the ranks' gradients; the average since 0.20",
+    "test_broadcast_state_no_grad": "zero gradients before a backward pass; here there are none",
+    "test_dynamic_requires_grad": "zero gradients after zero_grad(); none since PyTorch 2.0",
+    "test_synchronize_step_warning": "a warning of a second exchange; here there is none",
+    "test_horovod_join_allreduce": "an average over all ranks; here without those that have joined",
     "test_horovod_join_allgather": "an error; here allgather goes with join",
     "test_horovod_join_broadcast": "an error; here broadcast goes with join",
 }
@@ -65,7 +65,12 @@ def test_digits_train_alike_on_one_and_on_three_ranks() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["digits_ddp.py"], ["digits_ddp.py", "--hook"], ["digits_fsdp2.py"], ["digits_torch_distributed.py"]],
+    [
+        ["digits_ddp.py"],
+        ["digits_ddp.py", "--hook"],
+        ["digits_fsdp2.py"],
+        ["digits_torch_distributed.py"],
+    ],
     ids=" ".join,
 )
 def test_digits_in_other_styles(words: list[str]) -> None:
@@ -81,7 +86,9 @@ def test_numbers_that_make_no_sense() -> None:
     pytest.importorskip("torch")
     words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--batch", "0"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 2 and "--batch: invalid positive value: '0'" in done.stderr, done.stderr
+    assert done.returncode == 2 and "--batch: invalid positive value: '0'" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_a_function_as_a_job() -> None:
@@ -96,7 +103,15 @@ def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kept = Path(sys.prefix) / f"horovod-{HOROVOD}" / "test_torch.py"
     if not kept.exists():
         folder = tmp_path_factory.mktemp("horovod")
-        words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        words = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         words += ["--no-binary", "horovod", "--dest", str(folder), f"horovod=={HOROVOD}"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
         if done.returncode != 0:
@@ -118,17 +133,27 @@ def test_horovods_own_tests(horovods_tests: Path) -> None:
     assert len(tests) == 47 and DIFFERENT.keys() <= set(tests)
     chosen = [f"TorchTests.{test}" for test in tests if test not in DIFFERENT]
     words = [sys.executable, str(EXAMPLES / "real_horovod.py"), str(horovods_tests), *chosen]
-    said = run(words, PYTHONPATH=str(Path(__file__).parent / "horovods_helpers"), PYTHONWARNINGS="ignore")
-    assert said.startswith("line 36: import horovod.torch as hvd  ->  import gradwire.torch as hvd\n"), said
+    said = run(
+        words, PYTHONPATH=str(Path(__file__).parent / "horovods_helpers"), PYTHONWARNINGS="ignore"
+    )
+    assert said.startswith(
+        "line 36: import horovod.torch as hvd  ->  import gradwire.torch as hvd\n"
+    ), said
     assert len(re.findall(rf"Ran {len(chosen)} tests", said)) == 2, said
 
 
 def test_horovods_own_example(tmp_path: Path) -> None:
     folder = os.environ.get("HOROVOD_EXAMPLES")
     if folder is None:
-        pytest.skip("HOROVOD_EXAMPLES does not name the folder examples/pytorch of Horovod's sources")
+        pytest.skip(
+            "HOROVOD_EXAMPLES does not name the folder examples/pytorch of Horovod's sources"
+        )
     pytest.importorskip("torchvision")
-    words = [sys.executable, str(EXAMPLES / "real_horovod.py"), f"{folder}/pytorch_synthetic_benchmark.py"]
+    words = [
+        sys.executable,
+        str(EXAMPLES / "real_horovod.py"),
+        f"{folder}/pytorch_synthetic_benchmark.py",
+    ]
     words += ["--model", "resnet18", "--batch-size", "2", "--no-cuda"]
     words += ["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-iters", "2"]
     for flags in [[], ["--fp16-allreduce"], ["--use-adasum"]]:

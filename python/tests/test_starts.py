@@ -19,7 +19,8 @@ import os
 import gradwire as gw, numpy as np
 gw.init()
 total = gw.allreduce(np.full(3, gw.rank() + 1.0), op=gw.Sum)
-print(f"RANK {gw.rank()} of {gw.size()} local {gw.local_rank()} of {gw.local_size()} sum {total[0]}", flush=True)
+place = f"{gw.rank()} of {gw.size()} local {gw.local_rank()} of {gw.local_size()}"
+print(f"RANK {place} sum {total[0]}", flush=True)
 """
 
 
@@ -49,7 +50,14 @@ def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedPr
     pytest.importorskip("torch")
     path = tmp_path / "program.py"
     path.write_text(program)
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+    ]
     return subprocess.run(
         [*words, str(path)],
         stdout=subprocess.PIPE,
@@ -75,7 +83,9 @@ TORCHRUN_ENDS = [
 
 
 @pytest.mark.parametrize(("who", "how", "what"), TORCHRUN_ENDS)
-def test_torchruns_rank_that_ends_after_init_is_named(tmp_path: Path, who: int, how: str, what: str) -> None:
+def test_torchruns_rank_that_ends_after_init_is_named(
+    tmp_path: Path, who: int, how: str, what: str
+) -> None:
     program = f"""
 import os, sys
 import gradwire as gw
@@ -95,11 +105,15 @@ except gw.GradwireError as error:
 
 
 def as_torchrun(program: Path, places: list[tuple[int, int, int]]) -> list[subprocess.Popen[str]]:
-    """Starts ranks as torchrun does: their numbers, their numbers on their nodes, and how many each node has."""
+    """Starts ranks as torchrun does: with rank, local rank and local size."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    variables = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    variables = {
+        "WORLD_SIZE": str(len(places)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     return [
         subprocess.Popen(
             [sys.executable, str(program)],
@@ -118,7 +132,9 @@ def as_torchrun(program: Path, places: list[tuple[int, int, int]]) -> list[subpr
     ]
 
 
-def test_torchruns_rank_that_serves_others_and_ends_before_they_come_is_named(tmp_path: Path) -> None:
+def test_torchruns_rank_that_serves_others_and_ends_before_they_come_is_named(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"
     program.write_text(
@@ -155,7 +171,7 @@ except gw.PeerLost as error:
     assert (first.returncode, second.returncode) == (3, 8), said
 
 
-# Each time is a job of its own, with daemons of its own, on all ranks; also where the last one has failed.
+# Each round is a new job with new daemons, also if the last one has failed.
 AGAIN = """
 import os
 import torch, torch.distributed as dist
@@ -236,7 +252,10 @@ def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"
     # Twice: rank 0 has torch's store itself, and keeps it.
-    program.write_text(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size(), gw.local_rank(), flush=True)\n")
+    program.write_text(
+        SCRIPT
+        + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size(), gw.local_rank(), flush=True)\n"
+    )
     places = [(0, 0, 2), (1, 1, 2), (2, 0, 1)]  # two ranks on one node, one on the other
     ranks = as_torchrun(program, places)
     for process, (rank, local, slots) in zip(ranks, places):
@@ -304,7 +323,11 @@ def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
     assert done.returncode == 0, done.stdout
     [line] = [line for line in done.stdout.splitlines() if "HOROVOD" in line]
     assert "HOROVOD_CYCLE_TIME HOROVOD_TIMELINE" in line, line
-    for variable, value in (("FUSION_THRESHOLD", "(None,)"), ("LOG_LEVEL", "loud"), ("STALL_CHECK_TIME_SECONDS", "-1")):
+    for variable, value in (
+        ("FUSION_THRESHOLD", "(None,)"),
+        ("LOG_LEVEL", "loud"),
+        ("STALL_CHECK_TIME_SECONDS", "-1"),
+    ):
         done = job(TUNED, ranks=ranks, **{f"HOROVOD_{variable}": value})
         assert done.returncode != 0, done.stdout
         assert f"(environment HOROVOD_{variable}): expected" in done.stdout, done.stdout
@@ -312,7 +335,9 @@ def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
 
 def test_horovodruns_variables_without_it(job: Job) -> None:
     done = job(SCRIPT, ranks=None, HOROVOD_RANK="1", HOROVOD_SIZE="2")
-    assert done.returncode != 0 and "NotLaunched" in done.stdout and "gradwire run" in done.stdout, done.stdout
+    assert (
+        done.returncode != 0 and "NotLaunched" in done.stdout and "gradwire run" in done.stdout
+    ), done.stdout
 
 
 def test_half_of_torchruns_variables(job: Job) -> None:
@@ -336,7 +361,9 @@ def test_process_sets_at_the_start(job: Job) -> None:
         """,
         ranks=3,
     )
-    assert [f"SUM {rank} {total}" in done.stdout for rank, total in ((0, 1.0), (1, 2.0), (2, 2.0))] == [True] * 3
+    assert [
+        f"SUM {rank} {total}" in done.stdout for rank, total in ((0, 1.0), (1, 2.0), (2, 2.0))
+    ] == [True] * 3
     assert "WRONG" not in done.stdout and done.returncode == 0, done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Random trainings: N ranks with their parts of the batch are one process with all of it (``training_runs.py``)."""
+"""Random trainings on N ranks, compared with one process (``training_runs.py``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ def test_trainings_on_the_ranks_of(hosts: str) -> None:
     count = -(-RUNS // len(JOBS))
     first = FIRST + JOBS.index(hosts) * count
     ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-    program = [sys.executable, str(Path(__file__).parent / "training_runs.py"), str(first), str(count)]
+    program = [
+        sys.executable,
+        str(Path(__file__).parent / "training_runs.py"),
+        str(first),
+        str(count),
+    ]
     done = subprocess.run(
         [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *program],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -31,4 +36,6 @@ def test_trainings_on_the_ranks_of(hosts: str) -> None:
         text=True,
         timeout=4 * LIMIT,
     )
-    assert done.returncode == 0 and done.stdout.count(f"RUNS {count} DIFFER []\n") == ranks, done.stdout[-20_000:]
+    assert done.returncode == 0 and done.stdout.count(f"RUNS {count} DIFFER []\n") == ranks, (
+        done.stdout[-20_000:]
+    )

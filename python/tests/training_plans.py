@@ -1,4 +1,4 @@
-"""Random trainings: a seed becomes a plan, which one process and N ranks can carry out alike (``training_runs``)."""
+"""Random trainings: a seed becomes a plan for one process and for N ranks (``training_runs``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 # What each takes beside the learning rate, one of which is chosen; whether it has a fused form.
 OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
-    "SGD": ([{}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}], True),
+    "SGD": (
+        [{}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}],
+        True,
+    ),
     "Adam": ([{}, {"amsgrad": True}, {"weight_decay": 0.1}], True),
     "AdamW": ([{}, {"weight_decay": 0.2}, {"maximize": True}], True),
     "Adagrad": ([{}, {"lr_decay": 0.1}], True),
@@ -30,8 +33,23 @@ SCHEDULERS = ["StepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "Red
 CLEARS = ["optimizer", "optimizer", "optimizer zeros", "model", "model zeros", "never"]
 # What may happen in a step, and where.
 EVENTS = {
-    "before": ["load state", "broadcast", "copy", "recast", "share memory", "freeze", "unfreeze", "restart"],
-    "between": ["swap storage", "read groups", "root reads groups", "synchronize", "look at gradients"],
+    "before": [
+        "load state",
+        "broadcast",
+        "copy",
+        "recast",
+        "share memory",
+        "freeze",
+        "unfreeze",
+        "restart",
+    ],
+    "between": [
+        "swap storage",
+        "read groups",
+        "root reads groups",
+        "synchronize",
+        "look at gradients",
+    ],
     "instead": ["no backward", "begin again", "another backward"],
 }
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -80,7 +98,11 @@ def plan(seed: int) -> Plan:
     """The plan of a seed."""
     dice = random.Random(seed)
     chance = lambda share: dice.random() < share  # noqa: E731
-    made = Plan(seed, model=dice.choice(["dense", "conv", "conv", "words"]), branch=dice.choice(["left", "step"]))
+    made = Plan(
+        seed,
+        model=dice.choice(["dense", "conv", "conv", "words"]),
+        branch=dice.choice(["left", "step"]),
+    )
     made.optimizer = dice.choice([name for name in OPTIMIZERS if hasattr(torch.optim, name)])
     options, fused = OPTIMIZERS[made.optimizer]
     made.options = dice.choice(options)
@@ -100,7 +122,9 @@ def plan(seed: int) -> Plan:
     made.frozen = chance(0.4)
     # Others divide by the gradient's size: where it is small its rounding decides where they go.
     smooth = made.optimizer == "SGD"
-    made.dtype = dice.choice([torch.float64] * 2 + ([torch.float32, torch.bfloat16] if smooth else []))
+    made.dtype = dice.choice(
+        [torch.float64] * 2 + ([torch.float32, torch.bfloat16] if smooth else [])
+    )
     if made.optimizer == "LBFGS":
         # PyTorch's takes contiguous gradients only.
         made.closure, made.branch, made.channels_last = True, "left", False
@@ -135,7 +159,9 @@ def plan(seed: int) -> Plan:
 
 
 def _step(dice: random.Random, made: Plan, step: int) -> dict[str, Any]:
-    happens: dict[str, Any] = {"micro": made.passes if dice.random() < 0.8 else dice.randint(1, made.passes)}
+    happens: dict[str, Any] = {
+        "micro": made.passes if dice.random() < 0.8 else dice.randint(1, made.passes)
+    }
     for when, share in (("before", 0.3), ("between", 0.3), ("instead", 0.15)):
         if dice.random() < share:
             happens[when] = dice.choice(EVENTS[when])

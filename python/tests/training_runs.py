@@ -1,9 +1,9 @@
-"""Carries out random trainings (``training_plans``) in one process and on all ranks, and compares them.
+"""Runs random trainings (``training_plans``) in one process and on all ranks, and compares them.
 
     gradwire run -np 2 -- python training_runs.py 0 20
 
-After each step the parameters of N ranks are those of one process with the joined batch, and in the end they have the
-same bits on all ranks. Each rank calculates the one process by itself.
+After each step the parameters of N ranks equal those of one process with the joined batch. At the
+end they have the same bits on all ranks. Each rank also runs the training of the one process.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class Run:
         self.scaler: Any = None
         if made.scaler is not None:
             on = made.scaler == "on"
-            self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=on)
+            self.scaler = torch.amp.GradScaler(
+                "cpu", init_scale=64.0, growth_interval=2, enabled=on
+            )
         self._make()
 
     # Making it
@@ -93,14 +95,18 @@ class Run:
             plain.append(getattr(torch.optim, made.sparse)(sparse, lr=0.05))
         if made.optimizer == "Muon":
             flat = [p for p in rest if p.dim() != 2]
-            plain[0] = torch.optim.Muon([p for p in rest if p.dim() == 2], lr=0.02, weight_decay=0.0)
+            plain[0] = torch.optim.Muon(
+                [p for p in rest if p.dim() == 2], lr=0.02, weight_decay=0.0
+            )
             plain.append(torch.optim.SGD(flat, lr=0.05))
         if made.hooks:
             plain[0].register_step_pre_hook(lambda *_: self._count(0))
             plain[0].register_step_post_hook(lambda *_: self._count(1))
         if made.scheduled_before:
             self._schedule(plain)
-        self.optimizers = [self._wrap(optimizer) for optimizer in plain] if self.distributed else plain
+        self.optimizers = (
+            [self._wrap(optimizer) for optimizer in plain] if self.distributed else plain
+        )
         if not made.scheduled_before:
             self._schedule(self.optimizers)
 
@@ -134,7 +140,9 @@ class Run:
         elif made.groups is not None:
             options["groups"] = made.groups
         named = [(name, p) for name, p in self.net.named_parameters() if any(p is q for q in own)]
-        return hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=made.passes, **options)
+        return hvd.DistributedOptimizer(
+            optimizer, named, backward_passes_per_step=made.passes, **options
+        )
 
     def _schedule(self, optimizers: list[Any]) -> None:
         kinds = torch.optim.lr_scheduler
@@ -148,7 +156,9 @@ class Run:
                 self.schedulers.append(kinds.CosineAnnealingLR(optimizer, 10))
             elif name == "OneCycleLR":
                 cycled = any(key in optimizer.defaults for key in ("momentum", "betas"))
-                self.schedulers.append(kinds.OneCycleLR(optimizer, 0.06, total_steps=40, cycle_momentum=cycled))
+                self.schedulers.append(
+                    kinds.OneCycleLR(optimizer, 0.06, total_steps=40, cycle_momentum=cycled)
+                )
             elif name == "ReduceLROnPlateau":
                 self.schedulers.append(kinds.ReduceLROnPlateau(optimizer, patience=0, factor=0.5))
 
@@ -162,11 +172,18 @@ class Run:
         else:
             shape = (ROWS, 3, 4, 4) if made.model == "conv" else (ROWS, 6)
             given = torch.randn(shape, generator=random, dtype=torch.float64).to(made.dtype)
-        wanted = torch.randn((ROWS, WORDS if made.tied else 1), generator=random, dtype=torch.float64)
+        wanted = torch.randn(
+            (ROWS, WORDS if made.tied else 1), generator=random, dtype=torch.float64
+        )
         return given, wanted.to(made.dtype)
 
     def _left(self, step: int, rank: int) -> bool:
-        ways = {"left": True, "step": step % 2 == 0, "rank": rank % 2 == 0, "rank and step": (rank + step) % 3 > 0}
+        ways = {
+            "left": True,
+            "step": step % 2 == 0,
+            "rank": rank % 2 == 0,
+            "rank and step": (rank + step) % 3 > 0,
+        }
         return ways[self.made.branch]
 
     def loss(self, step: int, micro: int) -> torch.Tensor:
@@ -178,7 +195,10 @@ class Run:
             given, wanted = (torch.cat(parts) for parts in zip(*batches))
             losses = [F.mse_loss(self.net(given, self._left(step, 0)), wanted) * len(shards)]
         else:
-            losses = [F.mse_loss(self.net(x, self._left(step, r)), y) for (x, y), r in zip(batches, shards)]
+            losses = [
+                F.mse_loss(self.net(x, self._left(step, r)), y)
+                for (x, y), r in zip(batches, shards)
+            ]
         if made.infinity is not None and made.infinity[0] == step:
             broken = made.infinity[1] % self.size
             if broken in shards:
@@ -215,7 +235,12 @@ class Run:
             hvd.broadcast_parameters(self.net.state_dict(), root_rank=0)
             for optimizer in self.optimizers:
                 hvd.broadcast_optimizer_state(optimizer, root_rank=self.size - 1)
-        elif event == "copy" and self.made.optimizer != "LBFGS" and not self.schedulers and not self.made.hooks:
+        elif (
+            event == "copy"
+            and self.made.optimizer != "LBFGS"
+            and not self.schedulers
+            and not self.made.hooks
+        ):
             # LBFGS can't be copied in PyTorch.
             self.net, self.optimizers = copy.deepcopy((self.net, self.optimizers))
         elif event == "recast":
@@ -252,8 +277,14 @@ class Run:
 
     def _clip(self) -> None:
         how, made_sparse = self.made.clip, self.made.sparse is not None
-        groups = [p for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]]
-        parameters = [p for p in (groups if how == "norm of groups" else self.net.parameters()) if p.grad is not None]
+        groups = [
+            p for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]
+        ]
+        parameters = [
+            p
+            for p in (groups if how == "norm of groups" else self.net.parameters())
+            if p.grad is not None
+        ]
         if how == "by hand":
             for parameter in parameters:
                 parameter.grad.mul_(0.5)
@@ -278,7 +309,10 @@ class Run:
                 for optimizer in self.optimizers:
                     stack.enter_context(optimizer.skip_synchronize())
             for optimizer in self.optimizers:
-                if any(p.grad is not None for g in optimizer.param_groups for p in g["params"]) or scaler is None:
+                if (
+                    any(p.grad is not None for g in optimizer.param_groups for p in g["params"])
+                    or scaler is None
+                ):
                     scaler.step(optimizer) if scaler is not None else optimizer.step()
             if scaler is not None:
                 scaler.update()
@@ -360,7 +394,9 @@ def compare(seed: int) -> str:
             continue  # this rank has no more data
         for name, one, other in zip(ours.net.state_dict(), wanted, got):
             try:
-                torch.testing.assert_close(other, one, atol=made.within, rtol=made.within, equal_nan=True)
+                torch.testing.assert_close(
+                    other, one, atol=made.within, rtol=made.within, equal_nan=True
+                )
             except AssertionError as error:
                 differences.append(f"step {step}, {name}: {error}")
     if ours.hooked != alone.hooked and not made.tail:
@@ -388,7 +424,11 @@ def main() -> None:
         finally:
             if difference:
                 differ.append(seed)
-                print(f"SEED {seed} DIFFERS on rank {hvd.rank()}: {plan(seed)}\n{difference}\n", end="", flush=True)
+                print(
+                    f"SEED {seed} DIFFERS on rank {hvd.rank()}: {plan(seed)}\n{difference}\n",
+                    end="",
+                    flush=True,
+                )
     print(f"RUNS {count} DIFFER {differ}\n", end="", flush=True)
 
 

@@ -1,16 +1,18 @@
 """Horovod's interface for PyTorch: ``import gradwire.torch as hvd``, and the script runs as it is.
 
-    import torch
-    import gradwire.torch as hvd
+```python
+import torch
+import gradwire.torch as hvd
 
-    hvd.init()
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+hvd.init()
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+```
 
-What is another than in Horovod, because it is wrong there, is in the package's README.
+The README of the package lists the differences from Horovod.
 """
 
 from gradwire import run

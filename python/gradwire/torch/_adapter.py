@@ -1,4 +1,4 @@
-"""PyTorch tensors as the collectives see them."""
+"""The adapter for PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -35,14 +35,20 @@ for _name, _ours in {
     if hasattr(torch, _name):
         _NAMES[getattr(torch, _name)] = _ours
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# Those that every release of PyTorch takes through DLPack.
+# The element types that every release of PyTorch takes through DLPack.
 _PLAIN = {"f32", "f64", "f16", "bf16", "i8", "u8", "i16", "i32", "i64"}
 
 
 def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Element type and dimensions, or an error if it can't be exchanged."""
+    """Returns the element type and the dimensions of a tensor.
+
+    Raises:
+        InvalidRequest: It can't be exchanged.
+    """
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidRequest(f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid")
+        raise InvalidRequest(
+            f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid"
+        )
     if tensor.layout != torch.strided:
         raise InvalidRequest(
             f"a tensor of layout {tensor.layout} can't be exchanged as it is: use "
@@ -50,7 +56,9 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
             kind="invalid",
         )
     if tensor.is_meta:
-        raise InvalidRequest("a tensor on the device 'meta' has no data that could be exchanged", kind="invalid")
+        raise InvalidRequest(
+            "a tensor on the device 'meta' has no data that could be exchanged", kind="invalid"
+        )
     name = _NAMES.get(tensor.dtype)
     if name is None:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)
@@ -62,21 +70,22 @@ def describe(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The tensor's strides where its elements fill their memory, as those of ``channels_last`` do.
+    """Returns the strides of the tensor's gradient.
 
-    Otherwise those of a contiguous tensor. So does autograd choose the strides of gradients, and optimizers those
-    of their states; fused kernels pair their raw memory.
+    They are the tensor's own if its elements fill their memory, as with ``channels_last``;
+    otherwise those of a contiguous tensor. Autograd chooses the strides of gradients in this way,
+    optimizers those of their states, and fused kernels pair their raw memory.
     """
     like = torch.empty_like(tensor, device="meta")
     return tensor.stride() if like.stride() == tensor.stride() else like.contiguous().stride()
 
 
 def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
-    """A tensor on the very same memory."""
+    """Returns a tensor on the same memory."""
     name = buffer.dtype
     if buffer.nbytes == 0:
         return torch.empty(buffer.shape, dtype=_DTYPES[name])
-    # The capsule itself: from_dlpack would ask first which of DLPack's versions and devices we know.
+    # Passes the capsule: from_dlpack(buffer) would ask for versions and devices first.
     if name in _PLAIN:
         tensor: torch.Tensor = from_dlpack(buffer.__dlpack__())
         return tensor
@@ -85,18 +94,21 @@ def as_tensor(buffer: _native.Buffer) -> torch.Tensor:
 
 
 class TorchAdapter:
-    """Tensors of any device. Those of a GPU go through pinned memory, those of others by blocking copies."""
+    """Adapter for tensors of any device: a GPU's by pinned memory, others by blocking copies."""
 
     def describe(self, array: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+        """Returns the element type and the dimensions of a tensor."""
         return describe(array)
 
     def load(self, array: torch.Tensor, buffer: _native.Buffer) -> None:
+        """Copies a tensor to shared memory of the same size."""
         if array.is_cuda:
             _cuda.stage.load(buffer, as_tensor(buffer), array.detach())
         else:
             as_tensor(buffer).copy_(array.detach())
 
     def view(self, buffer: _native.Buffer, like: torch.Tensor) -> torch.Tensor:
+        """Returns shared memory as a tensor on the device of ``like``."""
         result = as_tensor(buffer)
         if like.is_cuda:
             copy = like.new_empty(result.shape, dtype=result.dtype)
@@ -105,6 +117,7 @@ class TorchAdapter:
         return result.to(like.device)
 
     def store(self, buffer: _native.Buffer, into: torch.Tensor) -> None:
+        """Copies shared memory to a tensor of the same size."""
         if into.is_cuda:
             _cuda.stage.store(as_tensor(buffer), into.detach())
         else:

@@ -1,7 +1,7 @@
-"""``DistributedOptimizer`` with ``op=Adasum``: ranks combine what their steps would change, not gradients.
+"""``DistributedOptimizer`` with ``op=Adasum``: ranks combine their steps, not their gradients.
 
-Each rank makes its own step, whatever the optimizer and whatever was done to the gradients before; then what the
-step has changed is combined, one parameter beside the other, and applied.
+Each rank makes its own step, with any optimizer and with any change to the gradients before. Then
+the changes of the parameters are combined, each by itself, and applied.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
 from gradwire.torch._wrapping import Wrapped, counted
 
-# Parameters that are combined at a time; a rank may have 256 such tasks.
+# The number of parameters that are combined at a time; a rank may have 256 tasks in flight.
 AT_ONCE = 128
 
 
 def at_least_one(passes: int) -> int:
+    """Returns the number of passes.
+
+    Raises:
+        ValueError: It is less than 1.
+    """
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes}: it must be at least 1")
     return passes
@@ -34,7 +39,9 @@ def at_least_one(passes: int) -> int:
 class Flight:
     """A parameter's change on its way."""
 
-    def __init__(self, handle: _native.Handle, buffer: _native.Buffer, small: torch.Tensor, ctx: Any) -> None:
+    def __init__(
+        self, handle: _native.Handle, buffer: _native.Buffer, small: torch.Tensor, ctx: Any
+    ) -> None:
         self.handle, self.buffer, self.small, self.ctx = handle, buffer, small, ctx
 
     def land(self, compression: type[Compressor]) -> torch.Tensor:
@@ -44,7 +51,7 @@ class Flight:
 
 
 class DistributedAdasum(Wrapped):
-    """Each rank makes its own step; what the steps changed is combined with Adasum."""
+    """Each rank makes its own step; the changes of the parameters are combined with Adasum."""
 
     op: ReduceOp = Adasum
     backward_passes_per_step: int
@@ -52,7 +59,7 @@ class DistributedAdasum(Wrapped):
     _names: list[tuple[str, torch.Tensor]]
     _prefix: str
     _compression: type[Compressor]
-    # Copies that were made of this one.
+    # The number of copies that were made of this one.
     _copies: int
 
     def _begin(
@@ -63,22 +70,34 @@ class DistributedAdasum(Wrapped):
         passes: int,
         process_set: ProcessSet,
     ) -> None:
-        self._prefix, self._names, self._compression, self.process_set = prefix, named, compression, process_set
+        self._prefix, self._names, self._compression, self.process_set = (
+            prefix,
+            named,
+            compression,
+            process_set,
+        )
         self.backward_passes_per_step, self._copies = passes, 0
-        self._agreements = [Agreement(f"{prefix}{what}", process_set, 0) for what in ("agreement", "infinities")]
+        self._agreements = [
+            Agreement(f"{prefix}{what}", process_set, 0) for what in ("agreement", "infinities")
+        ]
         self._session: _native.Session | None = None
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """How many backward passes are added up for a step; autograd does that by itself."""
+        """Changes the number of backward passes that are added up for a step.
+
+        Autograd adds them up by itself.
+        """
         self.backward_passes_per_step = at_least_one(passes)
 
     def synchronize(self) -> None:
-        """Nothing: gradients are not exchanged, steps are."""
+        """Does nothing: gradients are not exchanged."""
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """There is no step without an exchange."""
-        raise AssertionError("skip_synchronize() does not go with Adasum: a step is what it exchanges")
+        """Raises: there is no step without an exchange."""
+        raise AssertionError(
+            "skip_synchronize() does not go with Adasum: a step is what it exchanges"
+        )
         yield
 
     def _takes_part(self) -> bool:
@@ -90,7 +109,7 @@ class DistributedAdasum(Wrapped):
         return self.process_set.included() is not False
 
     def infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """What one rank has found is found: either all ranks make a step, or none does."""
+        """Makes all ranks agree: if a rank has found infinities, no rank makes a step."""
         if not self._takes_part():
             return
         [anywhere] = self._agreements[1].reach([int(any(bool(inf) for inf in found.values()))])
@@ -100,15 +119,21 @@ class DistributedAdasum(Wrapped):
 
     @counted
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """This rank's step, combined with the others'."""
+        """Makes this rank's step and combines it with the others'."""
         if not self._takes_part():
             return self.own_step(closure, *args, **kwargs)
         with torch.no_grad():
-            # What has no gradient does not change, unless a closure is going to make one.
-            changing = [closure is not None or parameter.grad is not None for _, parameter in self._names]
-            before = [p.detach().clone() if may else p for (_, p), may in zip(self._names, changing)]
+            # A parameter without a gradient does not change, unless a closure is going to compute
+            # one.
+            changing = [
+                closure is not None or parameter.grad is not None for _, parameter in self._names
+            ]
+            before = [
+                p.detach().clone() if may else p for (_, p), may in zip(self._names, changing)
+            ]
         loss = self.own_step(closure, *args, **kwargs)
-        # What no rank has a gradient for did not change, and what any rank has one for all combine.
+        # A parameter that no rank has a gradient for did not change; the others are combined by all
+        # ranks.
         used = self._agreements[0].reach(
             _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
         )
@@ -125,9 +150,11 @@ class DistributedAdasum(Wrapped):
             buffer = collectives.place(small)
             priority = len(changes) - at
             called = f"{self._prefix}{name}"
-            handle = collectives.reduced([buffer], called, Adasum, 1.0, 1.0, self.process_set, priority=priority)
+            handle = collectives.reduced(
+                [buffer], called, Adasum, 1.0, 1.0, self.process_set, priority=priority
+            )
             flights.append(Flight(handle, buffer, small, ctx))
-        # Old and new may be the same tensor: one that did not change here.
+        # Old and new are the same tensor if the parameter did not change here.
         for flight, (old, _, parameter) in zip(flights, changes):
             parameter.copy_(old + flight.land(self._compression))
 
@@ -135,9 +162,11 @@ class DistributedAdasum(Wrapped):
         self._copies += 1
         named = [(name, parameter) for (name, _), parameter in zip(self._names, parameters)]
         prefix = f"{self._prefix}copy{self._copies}."
-        made._begin(prefix, named, self._compression, self.backward_passes_per_step, self.process_set)
+        made._begin(
+            prefix, named, self._compression, self.backward_passes_per_step, self.process_set
+        )
 
-    # What scripts read of Horovod's optimizer
+    # What scripts read from Horovod's optimizer
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:

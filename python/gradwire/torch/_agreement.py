@@ -1,8 +1,9 @@
-"""What the ranks agree on before a step: which gradients there are, of which kind, on any rank.
+"""The ranks agree before a step on which gradients there are, and of which kind.
 
-Each rank says a word of bits about each parameter, and learns the union of what all ranks say. It is one small
-exchange, which travels beside the gradients that are on their way already. From then on all ranks do the
-same: what no rank has a gradient for is left alone, and what any rank has one for is exchanged by all.
+Each rank gives a word of bits for each parameter, and gets the union of all ranks' words. This is
+one small allreduce, which runs beside the gradients that were submitted already. Then all ranks do
+the same: a parameter that no rank has a gradient for is left alone, and one that any rank has a
+gradient for is exchanged by all.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from gradwire._staging import session
 from gradwire._world import ProcessSet, native_set
 from gradwire.torch._adapter import as_tensor
 
-# What a rank says of a parameter.
-USED = 1 << 0  # there is a gradient of this rank's own, or one under way
+# What a rank reports about a parameter.
+USED = 1 << 0  # this rank has a gradient of its own, or one in flight
 LEARNS = 1 << 1  # it requires a gradient
 FROZEN = 1 << 2  # it does not
-DENSE = 1 << 3  # its gradients travel as dense ones
-SPARSE = 1 << 4  # this rank's gradient is sparse, and has not travelled before
-ALWAYS_SPARSE = 1 << 5  # its gradients travel as sparse ones
-_SPARSE_DIM = 8  # the first of eight bits, of which one says the number of sparse dimensions
-_MARK = 16  # sixteen bits that say the layout, and sixteen that say its complement
+DENSE = 1 << 3  # its gradients are exchanged as dense ones
+SPARSE = 1 << 4  # this rank's gradient is sparse, and was not exchanged before
+ALWAYS_SPARSE = 1 << 5  # its gradients are exchanged as sparse ones
+_SPARSE_DIM = 8  # the first of eight bits, one of which is the number of sparse dimensions
+_MARK = 16  # sixteen bits of the layout, and sixteen of its complement
 
 
 def sparse_dim_bits(sparse_dim: int) -> int:
-    """Says how many dimensions are sparse."""
+    """Returns the bit for this number of sparse dimensions."""
     return 1 << (_SPARSE_DIM + min(sparse_dim, 8) - 1)
 
 
 def sparse_dim_of(word: int) -> int:
-    """How many dimensions are sparse, by those who know."""
+    """Returns the largest number of sparse dimensions in a word."""
     return max(((word >> _SPARSE_DIM) & 0xFF).bit_length(), 1)
 
 
 def mark_bits(mark: int) -> int:
-    """Says a layout, so that two different ones are seen to be different in the union."""
+    """Returns the bits for a layout. In a union, two different layouts are seen to be different."""
     return (mark << _MARK) | ((mark ^ 0xFFFF) << (_MARK + 16))
 
 
 def marks_differ(word: int) -> bool:
-    """Whether ranks have said different layouts."""
+    """Returns whether a union has different layouts."""
     return (word >> _MARK) & (word >> (_MARK + 16)) & 0xFFFF != 0
 
 
@@ -56,11 +57,11 @@ class Agreement:
         self._memory: tuple[_native.Buffer, torch.Tensor] | None = None
 
     def forget(self) -> None:
-        """The memory's session has ended."""
+        """Drops the memory of a session that has ended."""
         self._memory = None
 
     def reach(self, words: Iterable[int]) -> list[int]:
-        """Says this rank's words, and waits for all ranks'."""
+        """Exchanges the words; returns the union of all ranks' words."""
         said = torch.tensor(list(words), dtype=torch.int64)
         if self._memory is None or self._memory[1].numel() != said.numel():
             buffer = session().buffer("i64", [said.numel()])
@@ -68,7 +69,11 @@ class Agreement:
         buffer, memory = self._memory
         memory.copy_(said)
         handle: Any = session().allreduce(
-            [buffer], "bit-or", name=self.name, priority=self.priority, process_set=native_set(self.process_set)
+            [buffer],
+            "bit-or",
+            name=self.name,
+            priority=self.priority,
+            process_set=native_set(self.process_set),
         )
         handle.wait()
         return memory.tolist()

@@ -1,7 +1,8 @@
-"""The collectives as functions that autograd knows the gradients of.
+"""The collectives as functions of autograd.
 
-A gradient is computed by such functions again, so that it can be differentiated, too (``create_graph``). All
-ranks make the same calls in a backward pass: where a rank's part of a gradient is zero, it still takes part.
+Gradients are computed by such functions, too, so they can be differentiated again
+(``create_graph``). All ranks make the same calls in a backward pass: a rank whose part of a
+gradient is zero takes part.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ def _reduce(
     scale: float,
     process_set: ProcessSet,
 ) -> Sequence[torch.Tensor]:
-    results: Sequence[torch.Tensor] = GroupedAllreduce.apply(name, op, scale, 1.0, process_set, *gradients)
+    results: Sequence[torch.Tensor] = GroupedAllreduce.apply(
+        name, op, scale, 1.0, process_set, *gradients
+    )
     return results
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """The product, computed in f32 at least and rounded once."""
+    """Returns the product, computed in f32 at least and rounded once."""
     if factor == 1.0:
         return tensor
     wide = torch.float32 if tensor.dtype.itemsize < 4 else tensor.dtype
@@ -41,7 +44,7 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _had(given: torch.Tensor, extremum: torch.Tensor) -> torch.Tensor:
-    """Where a rank's tensor has the minimum or maximum of all."""
+    """Returns where a rank's tensor has the extremum of all ranks."""
     return (given == extremum) | (given.isnan() & extremum.isnan())
 
 
@@ -52,9 +55,9 @@ def _extremum_gradient(
     scale: float,
     process_set: ProcessSet,
 ) -> torch.Tensor:
-    """Of Min and Max: what all ranks want of the result goes to those that had it.
+    """Returns the gradient of a Min or Max: the ranks' gradients go to those that had the extremum.
 
-    Horovod gives everybody the extremum of the gradients, which is the gradient of nothing.
+    Horovod gives every rank the extremum of the gradients, which is not a gradient of anything.
     """
     own = had.to(gradient.dtype)
     total, holders = _reduce([gradient, own], name, Sum, 1.0, process_set)
@@ -62,7 +65,7 @@ def _extremum_gradient(
 
 
 class GroupedAllreduce(torch.autograd.Function):
-    """Of a sum the gradient is the sum of the ranks' gradients, of an average their average."""
+    """The gradient of a sum is the sum of the ranks' gradients, of an average their average."""
 
     @staticmethod
     def forward(
@@ -74,32 +77,44 @@ class GroupedAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        before, after = factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
+        """Returns the reduced tensors."""
+        before, after = (
+            factor("prescale_factor", prescale_factor),
+            factor("postscale_factor", postscale_factor),
+        )
         ctx.asked = (name, op, before * after, process_set)
         ctx.had = None
         scales = all(tensor.is_floating_point() for tensor in tensors) or before == after == 1.0
         if op not in (Min, Max) or not scales:
-            return tuple(collectives.grouped_allreduce(tensors, name, op, before, after, process_set).wait())
-        # Who had the extremum is found by comparing bits. So the factors are applied here: how a factor that is
-        # applied on the way rounds short floats depends on where the ranks are.
+            return tuple(
+                collectives.grouped_allreduce(tensors, name, op, before, after, process_set).wait()
+            )
+        # Which ranks had the extremum is decided by comparing bits, so the factors are applied
+        # here: factors that are applied on the way round short floats differently, depending on
+        # where the ranks are.
         given = [_scaled(tensor.detach(), before) for tensor in tensors]
         extrema = collectives.grouped_allreduce(given, name, op, 1.0, 1.0, process_set).wait()
         if any(ctx.needs_input_grad):
-            # Not among the saved tensors, so that each output may be gone back through by itself.
+            # Not among the saved tensors, so that each output can be differentiated by itself.
             ctx.had = [_had(*pair) for pair in zip(given, extrema)]
         return tuple(_scaled(extremum, after) for extremum in extrema)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradients of the tensors."""
         name, op, scale, process_set = ctx.asked
         name = _backward_name(name)
         if op == Product or op not in (Average, Sum, Adasum, Min, Max):
             raise NotImplementedError(f"an allreduce with {op!r} can't be differentiated")
         if op in (Min, Max):
             if ctx.had is None:
-                raise NotImplementedError(f"{op!r} of integers with factors can't be differentiated")
+                raise NotImplementedError(
+                    f"{op!r} of integers with factors can't be differentiated"
+                )
             reduced: Sequence[torch.Tensor] = [
-                _extremum_gradient(g, had, None if name is None else f"{name}.{at}", scale, process_set)
+                _extremum_gradient(
+                    g, had, None if name is None else f"{name}.{at}", scale, process_set
+                )
                 for at, (g, had) in enumerate(zip(gradients, ctx.had))
             ]
         else:
@@ -115,44 +130,51 @@ class Allgather(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
+        """Returns the gathered tensors."""
         results = collectives.allgather(tensors, name, process_set).wait()
         at = _position(len(results[0][1]), name, process_set)
         ctx.asked = (name, process_set)
-        # Tensors of no dimensions are one row.
+        # A tensor without dimensions is one row.
         ctx.rows = [(sum(rows[:at]), rows[at]) for _, rows in results]
         ctx.shapes = [tensor.shape for tensor in tensors]
         return tuple(result for result, _ in results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradients of the tensors."""
         name, process_set = ctx.asked
         reduced = _reduce(gradients, _backward_name(name), Average, 1.0, process_set)
-        own = [gradient.narrow(0, *rows).reshape(shape) for gradient, rows, shape in zip(reduced, ctx.rows, ctx.shapes)]
+        own = [
+            gradient.narrow(0, *rows).reshape(shape)
+            for gradient, rows, shape in zip(reduced, ctx.rows, ctx.shapes)
+        ]
         return None, None, *own
 
 
 class Broadcast(torch.autograd.Function):
-    """The gradient is the average of what all ranks want, at the root; elsewhere nothing."""
+    """The gradient is the average of all ranks' gradients at the root, and zero elsewhere."""
 
     @staticmethod
     def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
+        """Returns the root's tensor."""
         root_rank = whole("root_rank", root_rank)
         ctx.asked = (root_rank, name, process_set)
         return collectives.broadcast(tensor, root_rank, name, process_set).wait()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradient of the tensor."""
         root_rank, name, process_set = ctx.asked
         [reduced] = _reduce([gradients[0]], _backward_name(name), Average, 1.0, process_set)
-        # Zeros that come of what was reduced: who differentiates them has all ranks' company again.
+        # Zeros that depend on what was reduced: differentiating them calls all ranks again.
         at_root = torch.tensor(rank() == root_rank, device=reduced.device)
         return torch.where(at_root, reduced, torch.zeros_like(reduced)), None, None, None
 
 
 class Alltoall(torch.autograd.Function):
-    """The gradient goes back the way that the rows came."""
+    """The gradient is sent back the way that the rows came."""
 
     @staticmethod
     def forward(
@@ -162,6 +184,7 @@ class Alltoall(torch.autograd.Function):
         name: str | None,
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the received rows and their numbers."""
         result, received = collectives.alltoall(tensor, splits, name, process_set).wait()
         ctx.asked = (name, process_set, received, tensor.shape)
         counts = torch.tensor(received, dtype=torch.int32)
@@ -170,9 +193,10 @@ class Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradient of the tensor."""
         name, process_set, received, shape = ctx.asked
         back, _ = Alltoall.apply(gradients[0], received, _backward_name(name), process_set)
-        # Rows that the splits left out went nowhere.
+        # Rows that the splits left out were sent nowhere.
         left = shape[0] - back.shape[0]
         if left:
             back = torch.cat([back, back.new_zeros((left, *shape[1:]))])
@@ -180,7 +204,7 @@ class Alltoall(torch.autograd.Function):
 
 
 class ReduceScatter(torch.autograd.Function):
-    """The gradient is all ranks' gradients; of a sum, times the number of ranks."""
+    """The gradient is the allgather of the gradients; of a sum, times the number of ranks."""
 
     @staticmethod
     def forward(
@@ -192,28 +216,40 @@ class ReduceScatter(torch.autograd.Function):
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        before, after = factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
+        """Returns this rank's rows."""
+        before, after = (
+            factor("prescale_factor", prescale_factor),
+            factor("postscale_factor", postscale_factor),
+        )
         ctx.asked = (name, op, before * after, process_set)
         results = collectives.reducescatter(tensors, name, op, before, after, process_set).wait()
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradients of the tensors."""
         name, op, scale, process_set = ctx.asked
         if op not in (Average, Sum):
             raise NotImplementedError(f"a reducescatter with {op!r} can't be differentiated")
         by = scale * (members(process_set) if op == Sum else 1)
         scaled = [gradient * by for gradient in gradients]
-        return None, None, None, None, None, *Allgather.apply(_backward_name(name), process_set, *scaled)
+        return (
+            None,
+            None,
+            None,
+            None,
+            None,
+            *Allgather.apply(_backward_name(name), process_set, *scaled),
+        )
 
 
 def _position(givers: int, name: str | None, process_set: ProcessSet) -> int:
-    """This rank's place among those that gave rows."""
+    """Returns this rank's place among the ranks that gave rows."""
     if givers == members(process_set):
         at = rank() if process_set is global_process_set else process_set.rank()
         assert at is not None, "a rank that is not a member was refused before"
         return at
-    # Some have joined. Those that have not see the same, and ask each other who they are.
+    # Some ranks have joined. The others see the same, and exchange their numbers.
     own = torch.tensor([rank()])
     name = None if name is None else f"{name}.ranks"
     [(ranks, _)] = collectives.allgather([own], name, process_set).wait()

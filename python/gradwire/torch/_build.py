@@ -1,63 +1,117 @@
-"""What Horovod can be asked about how it was built. Gradwire moves bytes itself, so most answers are no."""
+"""Horovod's questions about how it was built. Most answers are no: Gradwire moves bytes itself."""
 
 from __future__ import annotations
 
 
 def mpi_threads_supported() -> bool:
-    """There is no MPI here."""
+    """Returns whether MPI supports threads. Gradwire does not use MPI.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def mpi_enabled() -> bool:
-    """There is no MPI here."""
+    """Returns whether MPI is in use. Gradwire does not use MPI.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def mpi_built() -> bool:
-    """There is no MPI here."""
+    """Returns whether MPI was compiled in. Gradwire does not use MPI.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def gloo_enabled() -> bool:
-    """There is no Gloo here."""
+    """Returns whether Gloo is in use. Gradwire does not use Gloo.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def gloo_built() -> bool:
-    """There is no Gloo here."""
+    """Returns whether Gloo was compiled in. Gradwire does not use Gloo.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def nccl_built() -> int:
-    """There is no NCCL here; Horovod gives its version."""
+    """Returns the version of NCCL that was compiled in. Gradwire does not use NCCL.
+
+    Returns:
+        0.
+    """
     return 0
 
 
 def ddl_built() -> bool:
-    """There is no DDL here."""
+    """Returns whether DDL was compiled in. Gradwire does not use DDL.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def ccl_built() -> bool:
-    """There is no oneCCL here."""
+    """Returns whether oneCCL was compiled in. Gradwire does not use oneCCL.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def cuda_built() -> bool:
-    """Nothing was compiled against CUDA; tensors on a GPU work all the same, through the processor's memory."""
+    """Returns whether anything was compiled against CUDA.
+
+    Tensors on a GPU work all the same, through memory of the processor.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def rocm_built() -> bool:
-    """Nothing was compiled against ROCm."""
+    """Returns whether anything was compiled against ROCm.
+
+    Returns:
+        False.
+    """
     return False
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Timelines come with a later release."""
+    """Raises: Gradwire has no timeline yet.
+
+    Args:
+        file_path: Horovod's path of the timeline; not used.
+        mark_cycles: Horovod's option; not used.
+
+    Raises:
+        NotImplementedError: Always.
+    """
     raise NotImplementedError("gradwire has no timeline yet: its daemons serve Prometheus metrics")
 
 
 def stop_timeline() -> None:
-    """Timelines come with a later release."""
+    """Raises: Gradwire has no timeline yet.
+
+    Raises:
+        NotImplementedError: Always.
+    """
     raise NotImplementedError("gradwire has no timeline yet: its daemons serve Prometheus metrics")

@@ -1,15 +1,15 @@
-"""Tensors on a GPU: in and out of shared memory without anybody waiting for the whole device.
+"""Copies of tensors on a GPU to and from shared memory, without a wait for the whole device.
 
 Shared memory is registered with the driver, once for each mapping, so that the GPU copies by itself
 (pinned memory). All copies of a device go through a stream of their own:
 
-- in: the copy comes after what the current stream has to do by now, which makes the tensor; the operation is started
-  when the copy has arrived (``_staging``), and the caller goes on;
-- out: the copy comes after what the current stream has to do by now, which may still use the tensor's memory, and
-  what the current stream does from then on comes after the copy. Nobody waits on the processor. The shared memory
-  stays taken until the copy has read it.
+- in: the copy comes after what the current stream has to do by now, which computes the tensor. The
+  operation starts when the copy has arrived (``_staging``), and the caller goes on.
+- out: the copy comes after what the current stream has to do by now, which may still use the
+  tensor's memory. What the current stream does from then on comes after the copy. Nothing waits on
+  the processor. The shared memory stays in use until the copy has read it.
 
-Where the driver does not register the memory the copies go a longer way, in the same order.
+If the driver does not register the memory the copies are slower, and in the same order.
 """
 
 from __future__ import annotations
@@ -25,50 +25,52 @@ import torch
 
 from gradwire import _native, _staging, _world
 
-# An event of a device's stream.
+# An event, and the device of its stream.
 Mark = tuple[torch.device, Any]
 
 
 class Driver(Protocol):
-    """What is asked of CUDA: few calls, so that tests can have another one."""
+    """What is needed of CUDA: few calls, so that tests can replace it."""
 
     def register(self, address: int, size: int) -> None:
         """Pins memory; raises a RuntimeError if that is not possible."""
 
     def unregister(self, address: int) -> None:
-        """Gives pinned memory back."""
+        """Unpins memory."""
 
     def stream(self, device: torch.device) -> Any:
-        """A new stream."""
+        """Returns a new stream."""
 
     def current(self, device: torch.device) -> Any:
-        """The stream that this thread uses."""
+        """Returns the stream that this thread uses."""
 
     def record(self, stream: Any) -> Any:
-        """An event: what the stream has been given by now."""
+        """Returns an event: what the stream has been given by now."""
 
     def follow(self, stream: Any, event: Any) -> None:
-        """What the stream is given from now on comes after the event."""
+        """Makes what the stream is given from now on wait for the event."""
 
     def copy(self, stream: Any, into: torch.Tensor, given: torch.Tensor) -> None:
-        """A copy, in the order of the stream."""
+        """Copies in the order of the stream."""
 
     def synchronize(self, event: Any) -> None:
-        """Waits on the processor, without the interpreter's lock."""
+        """Waits on the processor for an event, without the interpreter's lock."""
 
     def happened(self, event: Any) -> bool:
-        """Whether that would be at once."""
+        """Returns whether ``synchronize`` would return at once."""
 
 
 class Cuda:
-    """PyTorch's CUDA."""
+    """The driver of PyTorch's CUDA."""
 
     _PORTABLE = 1  # pinned for all devices
 
     def register(self, address: int, size: int) -> None:
+        """Pins memory for all devices."""
         self._check(torch.cuda.cudart().cudaHostRegister(address, size, self._PORTABLE))
 
     def unregister(self, address: int) -> None:
+        """Unpins memory."""
         self._check(torch.cuda.cudart().cudaHostUnregister(address))
 
     def _check(self, code: Any) -> None:
@@ -76,42 +78,49 @@ class Cuda:
             raise RuntimeError(f"CUDA's error {int(code)}")
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Returns a new stream."""
         return torch.cuda.Stream(device)
 
     def current(self, device: torch.device) -> torch.cuda.Stream:
+        """Returns the stream that this thread uses."""
         return torch.cuda.current_stream(device)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        # On a device's stream only events of that device are recorded.
+        # A stream records events of its own device only.
+        """Returns an event of the stream."""
         with torch.cuda.device(stream.device):
             event = torch.cuda.Event(blocking=True)
             event.record(stream)
         return event
 
     def follow(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        """Makes the stream wait for the event."""
         stream.wait_event(event)
 
     def copy(self, stream: torch.cuda.Stream, into: torch.Tensor, given: torch.Tensor) -> None:
+        """Copies in the order of the stream."""
         with torch.cuda.stream(stream):
             into.copy_(given, non_blocking=True)
 
     def synchronize(self, event: torch.cuda.Event) -> None:
+        """Waits on the processor for an event."""
         event.synchronize()
 
     def happened(self, event: torch.cuda.Event) -> bool:
+        """Returns whether the event has happened."""
         return event.query()
 
 
 class Stage:
-    """The streams, the registered memory, and the copies out that are under way."""
+    """The streams, the registered memory, and the copies out that are in flight."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._lock = threading.Lock()
         self._streams: dict[torch.device, Any] = {}
-        # The mappings that were looked at, and whether they could be registered.
+        # Whether each mapping that was seen could be registered.
         self._mappings: dict[int, bool] = {}
-        # What is read by copies out, until they are done.
+        # The memory that copies out read, until they are done.
         self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
 
     def _stream(self, device: torch.device) -> Any:
@@ -133,45 +142,49 @@ class Stage:
             except RuntimeError as error:
                 self._mappings[address] = False
                 warnings.warn(
-                    f"{size >> 20} MiB of shared memory could not be registered with the GPU's driver "
+                    f"{size >> 20} MiB of shared memory could not be registered with the GPU's "
+                    "driver "
                     f"({error}): copies to and from it are slower",
                     RuntimeWarning,
                     stacklevel=2,
                 )
 
     def _after_all(self, device: torch.device, into: torch.Tensor, given: torch.Tensor) -> Any:
-        """A copy that comes after what the current stream has been given; its event."""
+        """Copies after what the current stream has been given; returns the event of the copy."""
         driver, stream = self.driver, self._stream(device)
         driver.follow(stream, driver.record(driver.current(device)))
         driver.copy(stream, into, given)
         return driver.record(stream)
 
     def load(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copies a tensor into shared memory; the next operation that this thread starts waits for it."""
+        """Copies a tensor to shared memory.
+
+        The next operation that this thread starts waits for the copy.
+        """
         self._pin(buffer)
         self._reap()
         done = self._after_all(tensor.device, memory, tensor)
 
         def arrived() -> None:
             self.driver.synchronize(done)
-            _ = tensor, memory  # until now neither's bytes must be another's
+            _ = tensor, memory  # neither memory may be reused before
 
         _staging.under_way(arrived)
 
     def store(self, memory: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copies shared memory into a tensor; the current stream goes on after that."""
+        """Copies shared memory to a tensor; the current stream goes on after that."""
         self._reap()
         done = self._after_all(tensor.device, tensor, memory)
         self.driver.follow(self.driver.current(tensor.device), done)
         self._leaving.append((done, memory))
 
     def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
-        """What this thread's streams have been given by now, for other threads' streams to come after."""
+        """Returns events of this thread's streams, for streams of other threads to wait for."""
         gpus = [device for device in devices if device.type == "cuda"]
         return [(gpu, self.driver.record(self.driver.current(gpu))) for gpu in gpus]
 
     def follow(self, marks: Iterable[Mark]) -> None:
-        """What this thread's streams are given from now on comes after these."""
+        """Makes this thread's streams wait for these events."""
         for device, event in marks:
             self.driver.follow(self.driver.current(device), event)
 
@@ -181,7 +194,7 @@ class Stage:
                 self._leaving.popleft()
 
     def settle(self) -> None:
-        """Waits for the copies out: shared memory is about to be written to by the processor."""
+        """Waits for the copies out, before the processor writes to shared memory."""
         while True:
             with self._lock:
                 if not self._leaving:
@@ -192,7 +205,7 @@ class Stage:
             self._reap()
 
     def close(self) -> None:
-        """The session ends: gives the memory back to the driver."""
+        """Unpins all memory at the end of the session."""
         self.settle()
         with self._lock:
             for address, pinned in self._mappings.items():
@@ -205,14 +218,14 @@ stage = Stage(Cuda())
 
 
 def use(driver: Driver) -> None:
-    """Another driver, for tests."""
+    """Replaces the driver, for tests."""
     global stage
     stage.close()
     stage = Stage(driver)
 
 
 def _forked() -> None:
-    """A forked child has no GPU."""
+    """Resets the module: a forked child has no GPU."""
     global stage
     stage = Stage(stage.driver)
 

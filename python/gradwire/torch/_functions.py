@@ -1,4 +1,4 @@
-"""Making all ranks' models, optimizers and objects the same."""
+"""Copies the root's model and optimizer to all ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,27 @@ def broadcast_parameters(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank the root's parameters, in place.
+    """Copies the root's parameters to every rank, in place.
 
-    They are a ``state_dict()``, ``named_parameters()``, or ``parameters()``, which go by their places.
+    Args:
+        params: A ``state_dict()``, ``named_parameters()`` or ``parameters()``. All ranks give
+            parameters of the same names, dtypes and shapes; those of ``parameters()`` are paired by
+            their order. None as a parameter is skipped.
+        root_rank: The rank in the job whose parameters all ranks get.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Raises:
+        ValueError: ``params`` is none of these.
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        ```
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
@@ -40,17 +58,23 @@ def broadcast_parameters(
         if parameter is None:
             continue
         if not isinstance(parameter, torch.Tensor):
-            raise ValueError(f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object")
+            raise ValueError(
+                f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object"
+            )
         flights.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
     for flight in flights:
         flight.wait()
 
 
 class _Tensor:
-    """Where a tensor was, in what travels as an object."""
+    """Stands for a tensor in a state that is sent as an object."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape, self.dtype, self.strides = tuple(tensor.shape), tensor.dtype, dense_strides(tensor)
+        self.shape, self.dtype, self.strides = (
+            tuple(tensor.shape),
+            tensor.dtype,
+            dense_strides(tensor),
+        )
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -95,14 +119,34 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank the root's optimizer state: learning rates, moments, step counts, whatever there is.
+    """Copies the root's optimizer state to every rank: learning rates, moments, step counts.
 
-    The state travels as it is, so no step has to be made to bring it about, and any optimizer will do.
-    ``model`` is Horovod's and not needed.
+    It works with any optimizer of PyTorch. The state is sent as it is, and no step is made to
+    create it.
+
+    Args:
+        optimizer: The optimizer, with the same parameters on all ranks.
+        root_rank: The rank in the job whose state all ranks get.
+        model: Accepted for Horovod's scripts and not used.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        ```
     """
     del model
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidRequest(f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid")
+        raise InvalidRequest(
+            f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid"
+        )
     root_rank = whole("root_rank", root_rank)
     at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
@@ -111,27 +155,31 @@ def broadcast_optimizer_state(
     if not at_root:
         tensors = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype) for t in _expected(plan)]
     flights = [
-        broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set) for at, tensor in enumerate(tensors)
+        broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
+        for at, tensor in enumerate(tensors)
     ]
     for flight in flights:
         flight.wait()
     if not at_root:
         given = _with_tensors(plan, tensors)
-        # It moves each to its parameter's device, and makes its type the parameter's.
+        # It moves each tensor to its parameter's device, and converts it to the parameter's dtype.
         optimizer.load_state_dict(given)
         _keep_types(optimizer, given)
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
-    """Makes a state's tensors of the root's types again.
+    """Restores the root's dtypes of a state's tensors.
 
-    Those of NAdam and ASGD are wider than bf16 parameters are, and the ranks would go apart.
+    Those of NAdam and ASGD are wider than bf16 parameters are. Without this the ranks would
+    diverge.
     """
     numbers = [number for group in given["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in zip(numbers, parameters):
         if parameter in optimizer.state and number in given["state"]:
-            optimizer.state[parameter] = _of_type(optimizer.state[parameter], given["state"][number])
+            optimizer.state[parameter] = _of_type(
+                optimizer.state[parameter], given["state"][number]
+            )
 
 
 def _of_type(loaded: Any, given: Any) -> Any:

@@ -1,13 +1,14 @@
-"""The exchange of an optimizer's gradients while the backward pass is still under way.
+"""The exchange of an optimizer's gradients during the backward pass.
 
-A gradient is submitted the moment that the backward pass has it. Before a step (``finish``) the ranks agree on
-which gradients there are (``_agreement``), submit what is missing where any rank has it, and wait for all.
+A gradient is submitted as soon as the backward pass has computed it. Before a step (``finish``) the
+ranks agree on which gradients there are (``_agreement``), submit what is missing and any rank has,
+and wait for all.
 
-    idle ── a backward pass ──► fired ── the last of its passes ──► submitted ── finish ──► idle, exchanged
-                                  └───────────────── finish ───────────┘
+| idle -- a backward pass --> fired -- the last of its passes --> submitted -- finish --> idle
+|                               └--------------- finish ------------┘                (exchanged)
 
-A slot of ``_slots`` knows one gradient: in which memory, whose it is, in how many passes. This file knows when
-they go, and that all ranks do the same.
+A slot of ``_slots`` knows one gradient: its memory, its owner, its passes. This file decides when
+gradients are submitted, in the same way on all ranks.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ from gradwire.torch._mpi_ops import sparse_allreduce_async
 from gradwire.torch._slots import Content, Kind, Slot, layout_of
 
 MORE_PASSES = (
-    "the gradient of {name} was computed more than backward_passes_per_step={passes} times before step(): "
+    "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
+    "step(): "
     "raise backward_passes_per_step to add gradients up, or call step() or synchronize() in between"
 )
 
 
-# Who submits a parameter's gradient: two that do would each take the other's for this rank's own.
+# The slot that submits each parameter's gradient. If two slots did, each would take the other's
+# result for this rank's own gradient.
 _watched: Any = WeakIdKeyDictionary()
 
 
 class Exchange:
-    """The slots of one optimizer, and what of them is on its way."""
+    """The slots of one optimizer, and the requests in flight."""
 
     def __init__(
         self,
@@ -61,7 +64,8 @@ class Exchange:
         self.op, self.predivide = op, predivide
         self.sparse_as_dense, self.process_set = sparse_as_dense, process_set
         named = list(named)
-        # What is used first in the next forward pass goes first; the backward pass ends with it.
+        # A parameter that the next forward pass uses first is sent first; the backward pass ends
+        # with it.
         self.slots = {
             parameter: Slot(name, f"allreduce.{prefix}{name}", parameter, len(named) - at, passes)
             for at, (name, parameter) in enumerate(named)
@@ -74,13 +78,13 @@ class Exchange:
             if sparse_as_dense or slot.group is not None:
                 slot.kind = Kind.DENSE
         alone = [[slot] for slot in self.slots.values() if slot.group is None]
-        # What goes in one request.
+        # The slots of each request.
         self._requests = [*self.groups, *alone]
-        # What contributions are multiplied by, and the result.
+        # The factors of the contributions, and of the result.
         self.scales = (1.0 / predivide, predivide) if op == Average else (1.0, 1.0)
         self.handles: list[tuple[_native.Handle, list[Slot]]] = []
         self.submitted: set[Slot] = set()
-        # Everything was exchanged, and since then there was neither a step nor a backward pass.
+        # Everything was exchanged, and there was neither a step nor a backward pass since.
         self.exchanged = False
         # A backward pass has added to a gradient since the last exchange.
         self.fired = False
@@ -98,20 +102,24 @@ class Exchange:
 
     @property
     def is_due(self) -> bool:
-        """Whether a gradient has had all of its passes, so that a step is what comes next."""
+        """Whether a gradient has had all of its passes, so that a step comes next."""
         if self.in_flight:
             return True
-        return self.fired and _world.is_rank() and any(slot.delay == 0 for slot in self.slots.values())
+        return (
+            self.fired and _world.is_rank() and any(slot.delay == 0 for slot in self.slots.values())
+        )
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether every gradient there is was exchanged, and nobody has made one since."""
-        return self.exchanged and not any(slot.look(True) is Content.OWN for slot in self.slots.values())
+        """Whether every gradient was exchanged, and none was computed since."""
+        return self.exchanged and not any(
+            slot.look(True) is Content.OWN for slot in self.slots.values()
+        )
 
     # The session
 
     def takes_part(self) -> bool:
-        """Whether there is anybody to exchange with. What belongs to a session that has ended is forgotten."""
+        """Returns whether there are ranks to exchange with; forgets a session that has ended."""
         native = _world.session()
         if native is not self._session:
             self._begin(native)
@@ -130,9 +138,10 @@ class Exchange:
             self.watch()
 
     def watch(self) -> None:
-        """Submits each gradient the moment that the backward pass has it, of every parameter that requires one.
+        """Submits each gradient as soon as the backward pass has it, for all trainable parameters.
 
-        If several optimizers have a parameter, the last one to be made, to clear gradients or to make a step does.
+        If several optimizers have a parameter, the last one that was made, cleared gradients or
+        made a step submits it.
         """
         for slot in self.slots.values():
             if slot.hooks or not slot.parameter.requires_grad:
@@ -140,26 +149,31 @@ class Exchange:
             before = _watched.get(slot.parameter, lambda: None)()
             if before is not None and before.under_way:
                 raise AssertionError(
-                    f"the gradient of {slot.name} is on its way for another optimizer, which has it, too: call "
+                    f"the gradient of {slot.name} is on its way for another optimizer, which has "
+                    "it, too: call "
                     "zero_grad() of the optimizer that makes the next step before the backward pass"
                 )
             if before is not None:
                 before.unwatch()
             _watched[slot.parameter] = weakref.ref(slot)
-            slot.hooks.append(slot.parameter.register_post_accumulate_grad_hook(_hook(self, Exchange._ready, slot)))
+            slot.hooks.append(
+                slot.parameter.register_post_accumulate_grad_hook(
+                    _hook(self, Exchange._ready, slot)
+                )
+            )
             if self.op == Sum:
                 slot.hooks.append(slot.parameter.register_hook(_hook(self, Exchange._before, slot)))
 
     # The backward pass
 
     def _before(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """A backward pass is about to add to a gradient; to sums, what was summed already must not count again."""
+        """Is called before a backward pass adds to a gradient; a sum must not be added up twice."""
         if not slot.fired and self.takes_part() and slot.look(self.exchanged) is Content.COMMON:
             slot.set_aside()
 
     def _ready(self, slot: Slot, parameter: torch.Tensor) -> None:
-        # It runs in the midst of the backward pass, whose data has pushed everything else out of the caches: what
-        # is not looked at here costs nothing.
+        # This runs in the middle of the backward pass, whose data has evicted everything else from
+        # the caches. Data that is not read here costs nothing.
         if not self.takes_part():
             return
         if slot.delay <= 0 or slot in self.submitted:
@@ -168,7 +182,8 @@ class Exchange:
         gradient = parameter.grad
         if gradient is not None and gradient.requires_grad:
             raise AssertionError(
-                f"the gradient of {slot.name} has a graph of its own (backward(create_graph=True)), "
+                f"the gradient of {slot.name} has a graph of its own "
+                "(backward(create_graph=True)), "
                 "which an exchange between ranks would cut"
             )
         slot.fired = self.fired = True
@@ -203,11 +218,15 @@ class Exchange:
                 [slot] = slots
                 gradient = slot.sparse_gradient(contents[0])
                 slot.note(contents[0])
-                slot.sparse = sparse_allreduce_async(gradient, f"{self.prefix}{slot.name}", self.op, self.process_set)
+                slot.sparse = sparse_allreduce_async(
+                    gradient, f"{self.prefix}{slot.name}", self.op, self.process_set
+                )
                 self.submitted.add(slot)
                 slot.under_way = True
                 return
-            buffers = [slot.load(self.compression, content) for slot, content in zip(slots, contents)]
+            buffers = [
+                slot.load(self.compression, content) for slot, content in zip(slots, contents)
+            ]
         for slot, content in zip(slots, contents):
             slot.kind = Kind.DENSE
             slot.note(content)
@@ -231,7 +250,7 @@ class Exchange:
     # The step
 
     def _word(self, slot: Slot) -> int:
-        """What this rank says of a gradient."""
+        """Returns this rank's word on a gradient."""
         word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
         gradient = slot.parameter.grad
         if slot in self.submitted or slot.look(self.exchanged) is Content.OWN:
@@ -251,24 +270,33 @@ class Exchange:
     def finish(self) -> None:
         """Submits what the backward pass did not reach and any rank has, and waits for everything.
 
-        A parameter that this rank did not use gives zeros if another rank used it. What no rank used stays as it is.
+        A parameter that this rank did not use contributes zeros if another rank used it. A
+        parameter that no rank used stays as it is.
         """
         if not self.takes_part():
             return
         self.watch()  # some may require gradients only now
         try:
-            words = dict(zip(self.slots.values(), self._agreement.reach(map(self._word, self.slots.values()))))
+            words = dict(
+                zip(
+                    self.slots.values(), self._agreement.reach(map(self._word, self.slots.values()))
+                )
+            )
             for slot, word in words.items():
                 if slot.kind is None and word & (_agreement.USED | _agreement.ALWAYS_SPARSE):
                     dense = word & _agreement.DENSE and not word & _agreement.ALWAYS_SPARSE
                     slot.kind = Kind.DENSE if dense else Kind.SPARSE
                     slot.sparse_dim = 0 if dense else _agreement.sparse_dim_of(word)
             for request in self._requests:
-                if any(words[slot] & _agreement.USED for slot in request) and self.submitted.isdisjoint(request):
-                    self._submit([s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)])
+                if any(
+                    words[slot] & _agreement.USED for slot in request
+                ) and self.submitted.isdisjoint(request):
+                    self._submit(
+                        [s for s in request if words[s] & (_agreement.USED | _agreement.LEARNS)]
+                    )
             changed = self._wait()
             for slot in self.submitted:
-                # What goes along with its group may have been used by nobody.
+                # A gradient that is exchanged with its group may be used by no rank.
                 used = bool(words[slot] & _agreement.USED)
                 slot.absent = slot.absent and not used
                 slot.note(Content.COMMON if used else slot.content)
@@ -278,7 +306,7 @@ class Exchange:
         self._refuse(words, changed)
 
     def _wait(self) -> list[Slot]:
-        """Waits for what is under way; returns those whose gradients were changed meanwhile."""
+        """Waits for the requests; returns the slots whose gradients were changed meanwhile."""
         changed = []
         for handle, slots in self.handles:
             handle.wait()
@@ -294,28 +322,32 @@ class Exchange:
         return changed
 
     def _refuse(self, words: dict[Slot, int], changed: list[Slot]) -> None:
-        """Says what makes a step with these gradients wrong; all that travelled has arrived."""
+        """Raises if a step with these gradients would be wrong. All requests have completed."""
         for slot, word in words.items():
             if _agreement.marks_differ(word):
                 raise InvalidRequest(
-                    f"the gradient of {slot.name} has another element type or other strides on some ranks than "
-                    f"here ({layout_of(slot.parameter)}): give the parameter the same memory format on all ranks",
+                    f"the gradient of {slot.name} has another element type or other strides on "
+                    "some ranks than "
+                    f"here ({layout_of(slot.parameter)}): give the parameter the same memory "
+                    "format on all ranks",
                     kind="invalid",
                 )
             both = _agreement.LEARNS | _agreement.FROZEN
             if word & both == both:
                 raise InvalidRequest(
-                    f"{slot.name} requires a gradient on some ranks only: freeze and unfreeze it on all of them",
+                    f"{slot.name} requires a gradient on some ranks only: freeze and unfreeze it "
+                    "on all of them",
                     kind="invalid",
                 )
         if changed:
             raise AssertionError(
-                f"the gradient of {changed[0].name} was changed while it was on its way to the other ranks: call "
+                f"the gradient of {changed[0].name} was changed while it was on its way to the "
+                "other ranks: call "
                 "optimizer.synchronize() after the backward pass, and then clip or scale gradients"
             )
 
     def _reset(self) -> None:
-        """Begins anew, whatever was."""
+        """Returns to the idle state."""
         self.handles.clear()
         self.submitted.clear()
         self.exchanged = self.fired = False
@@ -324,18 +356,20 @@ class Exchange:
             slot.sparse = slot.travelling = slot.base = None
 
     def loss(self, loss: Any) -> Any:
-        """A closure's loss, reduced as its gradients are, if it is a number."""
+        """Returns a closure's loss, reduced as its gradients are, if it is a number."""
         own = torch.tensor(loss, dtype=torch.float64) if isinstance(loss, float) else loss
         if not isinstance(own, torch.Tensor) or own.numel() != 1 or not own.is_floating_point():
             return loss
         if not self.takes_part():
             return loss
         name = f"{self.prefix}loss"
-        reduced = collectives.allreduce(own.detach(), name, self.op, *self.scales, self.process_set).wait()
+        reduced = collectives.allreduce(
+            own.detach(), name, self.op, *self.scales, self.process_set
+        ).wait()
         return reduced.item() if isinstance(loss, float) else reduced
 
     def copy(self, prefix: str, parameters: Sequence[torch.Tensor]) -> Exchange:
-        """The same for copies of the parameters, under names of its own."""
+        """Returns an exchange for copies of the parameters, under names of its own."""
         twins = dict(zip(self.slots, parameters))
         made = Exchange(
             [(slot.name, twins[parameter]) for parameter, slot in self.slots.items()],
@@ -352,7 +386,7 @@ class Exchange:
         return made
 
     def set_passes(self, passes: int) -> None:
-        """How many backward passes are added up from now on."""
+        """Changes the number of backward passes that are added up."""
         if self.in_flight:
             self.finish()
         self.passes = passes
@@ -362,30 +396,30 @@ class Exchange:
     # Around the step, and around what clears gradients
 
     def hide(self) -> None:
-        """Takes away the zeros that stand for no gradient: an optimizer leaves such parameters alone."""
+        """Removes the zeros that stand for no gradient, so a step leaves such parameters alone."""
         for slot in self.slots.values():
             if slot.absent and slot.look(self.exchanged) is Content.NOTHING:
                 slot.parameter.grad = None
 
     def show(self) -> None:
-        """Gives them back: the next backward pass adds to them."""
+        """Restores the zeros that ``hide`` removed: the next backward pass adds to them."""
         for slot in self.slots.values():
             if slot.absent and slot.place is not None and slot.parameter.grad is None:
                 slot.parameter.grad = slot.place.give()
 
     def stepped(self) -> None:
-        """After a step: what the gradients are now is what was exchanged, whatever was done to it."""
+        """Notes after a step that the gradients are those that were exchanged."""
         self.show()
         self.exchanged = False
         for slot in self.slots.values():
             slot.note(slot.content)
 
     def cleared(self, clear: Callable[[], None]) -> None:
-        """Lets gradients be cleared, and sees to it that those in shared memory stay there, as zeros."""
+        """Clears the gradients with ``clear``; those in shared memory stay there, as zeros."""
         if _world.is_rank() and self.takes_part():
             self.watch()
         kept = [slot for slot in self.slots.values() if slot.keeps]
-        self.hide()  # what is none stays none, whichever way the others are cleared
+        self.hide()  # no gradient stays no gradient, however the others are cleared
         before = {slot: slot.seen for slot in self.slots.values()}
         clear()
         forgotten = [slot for slot in kept if slot.parameter.grad is None]
@@ -396,7 +430,7 @@ class Exchange:
             slot.parameter.grad = place.give()
         self._reset()
         for slot, seen in before.items():
-            # An optimizer may leave some as they are.
+            # An optimizer may leave some gradients as they are.
             if seen != slot.seen or seen is None:
                 slot.absent = False
                 slot.note(Content.NOTHING)
@@ -405,8 +439,10 @@ class Exchange:
             slot.note(Content.NOTHING)
 
 
-def _hook(exchange: Exchange, method: Callable[[Exchange, Slot, torch.Tensor], None], slot: Slot) -> Any:
-    """A parameter's hook, which does not keep the optimizer of its exchange alive."""
+def _hook(
+    exchange: Exchange, method: Callable[[Exchange, Slot, torch.Tensor], None], slot: Slot
+) -> Any:
+    """Returns a parameter's hook, which does not keep the optimizer alive."""
     known, its = weakref.ref(exchange), weakref.ref(slot)
 
     def hook(tensor: torch.Tensor) -> None:

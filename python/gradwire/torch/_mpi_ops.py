@@ -1,7 +1,7 @@
-"""The collectives on tensors, with Horovod's signatures; what returns a tensor can be differentiated.
+"""The collectives on tensors, with Horovod's signatures. Those that wait can be differentiated.
 
-An operation's gradient is what Horovod defines: of an allreduce the allreduce, of an allgather and a
-broadcast the average of what belongs to this rank, of an alltoall the alltoall back, of a
+The gradient of an operation is what Horovod defines: of an allreduce the allreduce, of an allgather
+and of a broadcast the average of this rank's part, of an alltoall the alltoall back, of a
 reducescatter the allgather.
 """
 
@@ -25,7 +25,11 @@ Op = ReduceOp | int | None
 
 
 def handle_average(op: Op, average: bool | None) -> ReduceOp:
-    """Horovod's old argument ``average``, as an operation."""
+    """Returns the reduction that ``op`` and Horovod's deprecated argument ``average`` ask for.
+
+    Raises:
+        ValueError: Both were given.
+    """
     if average is None:
         return reduce_op(op)
     if op is not None:
@@ -43,7 +47,36 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce whose result is a new tensor; it can't be differentiated."""
+    """Starts an allreduce into a new tensor and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns a new tensor, on the device of ``tensor``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        ValueError: Both ``op`` and ``average`` were given.
+
+    Example:
+        ```python
+        handle = hvd.allreduce_async(loss.detach(), name="loss")
+        mean = hvd.synchronize(handle)
+        ```
+    """
     op = handle_average(op, average)
     return collectives.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set)
 
@@ -58,10 +91,45 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors: the average, or what ``op`` says."""
+    """Reduces one tensor over all ranks; every rank gets the result.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
+            another subclass of ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor of the same dtype and shape, on the same device. It can be differentiated if
+        ``op`` is ``Average``, ``Sum``, ``Adasum``, ``Min`` or ``Max``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+        ValueError: Both ``op`` and ``average`` were given.
+
+    Example:
+        ```python
+        mean = hvd.allreduce(loss, name="loss")
+        largest = hvd.allreduce(loss.detach(), op=hvd.Max)
+        ```
+    """
     op = handle_average(op, average)
     small, ctx = compression.compress(tensor)
-    [result] = _autograd.GroupedAllreduce.apply(name, op, prescale_factor, postscale_factor, process_set, small)
+    [result] = _autograd.GroupedAllreduce.apply(
+        name, op, prescale_factor, postscale_factor, process_set, small
+    )
     return compression.decompress(result, ctx)
 
 
@@ -74,9 +142,35 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts an allreduce in place; the tensor changes when it is waited for."""
+    """Starts an allreduce in place and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+            the result.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        ValueError: Both ``op`` and ``average`` were given.
+    """
     op = handle_average(op, average)
-    return collectives.allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True)
+    return collectives.allreduce(
+        tensor, name, op, prescale_factor, postscale_factor, process_set, in_place=True
+    )
 
 
 def allreduce_(
@@ -88,9 +182,38 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """As ``allreduce``, in place; it can't be differentiated."""
+    """Reduces one tensor over all ranks, in place.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+            the result.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The tensor that was given, with the result in it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+        ValueError: Both ``op`` and ``average`` were given.
+    """
     op = handle_average(op, average)
-    return allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return allreduce_async_(
+        tensor, None, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
 
 
 def grouped_allreduce_async(
@@ -102,9 +225,37 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts an allreduce of several tensors in one request: all of it is done or nothing."""
+    """Starts an allreduce of several tensors in one request.
+
+    The result can't be differentiated.
+
+    The request completes as a whole: either all tensors are reduced or none is.
+
+    Args:
+        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
+            dtypes and shapes.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns new tensors in the order of the arguments.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        ValueError: Both ``op`` and ``average`` were given.
+    """
     op = handle_average(op, average)
-    return collectives.grouped_allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set)
+    return collectives.grouped_allreduce(
+        tensors, name, op, prescale_factor, postscale_factor, process_set
+    )
 
 
 def grouped_allreduce(
@@ -117,7 +268,37 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As ``allreduce``, of several tensors in one request."""
+    """Reduces several tensors over all ranks in one request.
+
+    The request completes as a whole: either all tensors are reduced or none is.
+
+    Args:
+        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
+            dtypes and shapes.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
+            another subclass of ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        New tensors in the order of the arguments, each of the dtype, shape and device of its
+        argument. They can be differentiated, as the result of ``allreduce`` can.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+        ValueError: Both ``op`` and ``average`` were given.
+    """
     op = handle_average(op, average)
     small = [compression.compress(tensor) for tensor in tensors]
     results = _autograd.GroupedAllreduce.apply(
@@ -135,7 +316,31 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """As ``grouped_allreduce_async``, in place."""
+    """Starts an allreduce of several tensors in place, in one request.
+
+    The result can't be differentiated.
+
+    Args:
+        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
+            dtypes and shapes. They receive the results.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. The tensors change in its ``wait``, which returns them.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        ValueError: Both ``op`` and ``average`` were given.
+    """
     op = handle_average(op, average)
     return collectives.grouped_allreduce(
         tensors, name, op, prescale_factor, postscale_factor, process_set, in_place=True
@@ -151,22 +356,91 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As ``grouped_allreduce``, in place; it can't be differentiated."""
+    """Reduces several tensors over all ranks in place, in one request.
+
+    The result can't be differentiated.
+
+    Args:
+        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
+            dtypes and shapes. They receive the results.
+        average: Deprecated: use ``op``. True is ``Average``, False is ``Sum``.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The tensors that were given, with the results in them.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+        ValueError: Both ``op`` and ``average`` were given.
+    """
     op = handle_average(op, average)
-    return grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set).wait()
+    return grouped_allreduce_async_(
+        tensors, None, name, op, prescale_factor, postscale_factor, process_set
+    ).wait()
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Starts an allgather; it can't be differentiated."""
+    """Starts an allgather and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``allgather`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     return _first(collectives.allgather([tensor], name, process_set))
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All ranks' tensors, one after the other along the first dimension, which may differ."""
+    """Concatenates all ranks' tensors along the first dimension; every rank gets the result.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor with the rows of all ranks, in rank order. It can be differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        predictions = hvd.allgather(model(batch))  # the batches may have different sizes
+        ```
+    """
     result: torch.Tensor = _autograd.Allgather.apply(name, process_set, tensor)[0]
     return result
 
@@ -176,7 +450,23 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts several allgathers in one request."""
+    """Starts several allgathers in one request.
+
+    The result can't be differentiated.
+
+    Args:
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``grouped_allgather`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     handle = collectives.allgather(tensors, name, process_set)
     return _then(handle, lambda result: [tensor for tensor, _ in result])
 
@@ -186,7 +476,25 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As ``allgather``, of several tensors in one request."""
+    """Gathers several tensors, each as ``allgather`` does, in one request.
+
+    Args:
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        New tensors in the order of the arguments, each with the rows of all ranks. They can be
+        differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return list(_autograd.Allgather.apply(name, process_set, *tensors))
 
 
@@ -196,7 +504,24 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast whose result is a new tensor; it can't be differentiated."""
+    """Starts a broadcast into a new tensor and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     return collectives.broadcast(tensor, root_rank, name, process_set)
 
 
@@ -206,7 +531,25 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The root's tensor; the root is a rank of the whole job."""
+    """Copies the root's tensor to every rank.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor with the root's elements. It can be differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     result: torch.Tensor = _autograd.Broadcast.apply(tensor, root_rank, name, process_set)
     return result
 
@@ -217,7 +560,25 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Starts a broadcast in place; the tensor changes when it is waited for."""
+    """Starts a broadcast in place and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+            the result.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)
 
 
@@ -227,7 +588,28 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """As ``broadcast``, in place; it can't be differentiated."""
+    """Copies the root's tensor to every rank, in place.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+            the result.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The tensor that was given, with the root's elements in it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
@@ -251,7 +633,25 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[Any]:
-    """As ``alltoall``, without waiting; it can't be differentiated."""
+    """Starts an alltoall and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        splits: The number of rows for each rank, as ``alltoall`` takes them.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``alltoall`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
     handle = collectives.alltoall(tensor, _splits(splits), name, process_set)
     if splits is None:
         return _then(handle, lambda result: result[0])
@@ -264,9 +664,29 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Gives each rank its rows: as many as ``splits`` says, or the same number each.
+    """Splits every rank's tensor along the first dimension and gives each rank its part of all.
 
-    With ``splits`` the result is a pair: the rows, and how many came from each rank.
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        splits: The number of rows for each rank, in rank order: a list, or a tensor of whole
+            numbers in one dimension. They add up to at most the rows of the tensor. The default is
+            the same number for each, which must divide the rows.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor with the rows from all ranks, in rank order. With ``splits`` a pair: that
+        tensor, and an int32 tensor with the number of rows from each rank. The rows can be
+        differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
     """
     result, received = _autograd.Alltoall.apply(tensor, _splits(splits), name, process_set)
     return result if splits is None else (result, received)
@@ -280,8 +700,31 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Starts a reducescatter; it can't be differentiated."""
-    handle = collectives.reducescatter([tensor], name, op, prescale_factor, postscale_factor, process_set)
+    """Starts a reducescatter and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        process_set: The ranks that take part. The default is all ranks.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``reducescatter`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    handle = collectives.reducescatter(
+        [tensor], name, op, prescale_factor, postscale_factor, process_set
+    )
     return _then(handle, lambda result: result[0])
 
 
@@ -294,8 +737,36 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduction; the first ranks take what can't be split evenly."""
-    return grouped_reducescatter([tensor], name, compression, op, process_set, prescale_factor, postscale_factor)[0]
+    """Reduces one tensor over all ranks and splits the result along the first dimension.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
+            another subclass of ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        process_set: The ranks that take part. The default is all ranks.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+
+    Returns:
+        A new tensor with this rank's rows of the result. If the number of rows is not a multiple of
+        the number of ranks, the first ranks get one row more. It can be differentiated if ``op`` is
+        ``Average`` or ``Sum``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return grouped_reducescatter(
+        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
+    )[0]
 
 
 def grouped_reducescatter_async(
@@ -306,8 +777,32 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
-    """Starts several reducescatters in one request."""
-    return collectives.reducescatter(tensors, name, op, prescale_factor, postscale_factor, process_set)
+    """Starts several reducescatters in one request.
+
+    The result can't be differentiated.
+
+    Args:
+        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
+            dtypes and shapes.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        process_set: The ranks that take part. The default is all ranks.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``grouped_reducescatter`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    return collectives.reducescatter(
+        tensors, name, op, prescale_factor, postscale_factor, process_set
+    )
 
 
 def grouped_reducescatter(
@@ -319,7 +814,32 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """As ``reducescatter``, of several tensors in one request."""
+    """Reduces and splits several tensors, each as ``reducescatter`` does, in one request.
+
+    Args:
+        tensors: Dense tensors on any device; at least one. All ranks give as many, with the same
+            dtypes and shapes.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        compression: The dtype that the tensor has in shared memory: one of ``Compression``, or
+            another subclass of ``Compressor``.
+        op: The reduction, such as ``Sum`` or ``Max``. The default is ``Average``. An average of
+            integers is the sum, divided and truncated.
+        process_set: The ranks that take part. The default is all ranks.
+        prescale_factor: Each contribution is multiplied by this finite number before the reduction.
+            Integers are multiplied as 64-bit floats and truncated.
+        postscale_factor: The result is multiplied by this finite number.
+
+    Returns:
+        New tensors in the order of the arguments, each with this rank's rows.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
     small = [compression.compress(tensor) for tensor in tensors]
     results = _autograd.ReduceScatter.apply(
         name,
@@ -333,7 +853,7 @@ def grouped_reducescatter(
 
 
 class _Then(Handle[Any]):
-    """A handle whose result is made of another one's."""
+    """A handle whose result is computed from the result of another handle."""
 
     __slots__ = ("_inner", "_map")
 
@@ -341,9 +861,11 @@ class _Then(Handle[Any]):
         self._inner, self._map = inner, make
 
     def poll(self) -> bool:
+        """Returns whether ``wait`` would return, or raise, at once."""
         return self._inner.poll()
 
     def wait(self, timeout: float | None = None) -> Any:
+        """Waits for the operation, and returns the computed result."""
         if not hasattr(self, "_result"):
             self._result = self._map(self._inner.wait(timeout))
         return self._result
@@ -361,7 +883,10 @@ def _first(handle: Handle[list[tuple[torch.Tensor, list[int]]]]) -> Handle[torch
 
 
 class SparseHandle(Handle[torch.Tensor]):
-    """Horovod's sparse handles are called to be waited for; ``wait`` and ``synchronize`` do it, too."""
+    """The handle of a sparse allreduce.
+
+    Horovod's handle is called to get the result. This one can be called, too, or waited for.
+    """
 
     __slots__ = ("_gathered", "_op", "_size")
 
@@ -369,15 +894,38 @@ class SparseHandle(Handle[torch.Tensor]):
         self._gathered, self._size, self._op = gathered, size, op
 
     def poll(self) -> bool:
+        """Returns whether ``wait`` would return, or raise, at once.
+
+        Returns:
+            True if the operation has ended.
+        """
         return self._gathered.poll()
 
     def wait(self, timeout: float | None = None) -> torch.Tensor:
+        """Waits for the operation to end.
+
+        Args:
+            timeout: The longest time to wait, in seconds. None waits without a limit.
+
+        Returns:
+            A coalesced sparse COO tensor of the shape that was given.
+
+        Raises:
+            WaitTimeout: The operation has not ended within ``timeout``. It goes on.
+            NotInitialized: ``init()`` has not been called.
+            InvalidRequest: An argument is not usable. Nothing was started.
+            Disagreement: The ranks asked for different things under one name.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         if not hasattr(self, "_result"):
             (indices, rows), (values, _) = self._gathered.wait(timeout)
             if self._op == Average:
-                # As many as took part: ranks that have joined give no rows (features 2.5).
+                # The number of ranks that took part: ranks that have joined give no rows.
                 values = values / len(rows)
-            everything = torch.sparse_coo_tensor(indices.t(), values, self._size, check_invariants=True)
+            everything = torch.sparse_coo_tensor(
+                indices.t(), values, self._size, check_invariants=True
+            )
             self._result = everything.coalesce()
         return self._result
 
@@ -394,9 +942,32 @@ def sparse_allreduce_async(
     op: Op = None,
     process_set: ProcessSet = global_process_set,
 ) -> SparseHandle:
-    """Starts an allreduce of a sparse COO tensor: its average, or its sum.
+    """Starts an allreduce of a sparse COO tensor and returns at once.
 
-    Entries of the same place are added up here first, so that each travels once.
+    The result can't be differentiated.
+
+    Entries of the same place are added up before they are sent, so each is sent once.
+
+    Args:
+        tensor: A sparse COO tensor on any device. All ranks give the same dtype, shape and number
+            of sparse dimensions.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: ``Average``, which is the default, or ``Sum``.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns a coalesced sparse COO tensor.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+
+    Example:
+        ```python
+        handle = hvd.sparse_allreduce_async(embedding.weight.grad, name="embedding")
+        embedding.weight.grad = handle.wait()
+        ```
     """
     op = reduce_op(op)
     if op not in (Average, Sum):
@@ -405,6 +976,6 @@ def sparse_allreduce_async(
         raise InvalidRequest("sparse_allreduce_async needs a sparse COO tensor", kind="invalid")
     tensor = tensor.detach().coalesce()
     parts = [tensor.indices().t().contiguous(), tensor.values()]
-    # Under an allreduce's name: a rank whose tensor of that name is dense is found out at once.
+    # Under an allreduce's name: a rank whose tensor of that name is dense gets an error at once.
     handle = collectives.allgather(parts, name, process_set, kind="allreduce")
     return SparseHandle(handle, tensor.size(), op)

@@ -1,8 +1,8 @@
 """``DistributedOptimizer``: an optimizer whose steps use the gradients of all ranks.
 
-It is the optimizer that it was made of, with the same state, and a class of the same name whose ``step``
-waits for the exchange of the gradients first. The exchange of each gradient begins in the
-backward pass, when it is ready.
+It is the optimizer that was given, with the same state and with a class of the same name whose
+``step`` first waits for the exchange of the gradients. The exchange of a gradient starts in the
+backward pass, as soon as the gradient is ready.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gradwire.torch._wrapping import Wrapped, become, counted
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
-# Two optimizers may give their parameters the same names.
+# How many optimizers each process set has: two may give their parameters the same names.
 _made: dict[int, int] = {}
 
 
@@ -39,13 +39,20 @@ def _prefix(process_set: ProcessSet) -> str:
 def name_parameters(
     param_groups: Sequence[dict[str, Any]], named_parameters: Named | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """The optimizer's parameters in their order, with names that are theirs alone."""
+    """Returns the optimizer's parameters in their order, each with a unique name.
+
+    Raises:
+        ValueError: The names are not unique, or a parameter has none.
+    """
     own = [parameter for group in param_groups for parameter in group["params"]]
     if named_parameters is None:
         return [(f"noname.{at}", parameter) for at, parameter in enumerate(own)]
     named = list(named_parameters)
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
-        raise ValueError("named_parameters must be pairs (name, parameter), such as model.named_parameters() gives")
+        raise ValueError(
+            "named_parameters must be pairs (name, parameter), such as model.named_parameters() "
+            "gives"
+        )
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -54,7 +61,8 @@ def name_parameters(
     unnamed = [str(at) for at, parameter in enumerate(own) if id(parameter) not in by_identity]
     if unnamed:
         raise ValueError(
-            f"named_parameters lacks parameters of the optimizer: numbers {', '.join(unnamed)} in its order"
+            f"named_parameters lacks parameters of the optimizer: numbers {', '.join(unnamed)} in "
+            "its order"
         )
     return [(by_identity[id(parameter)], parameter) for parameter in own]
 
@@ -66,7 +74,9 @@ def _groups(
         return []
     if isinstance(groups, int):
         if groups < 0:
-            raise ValueError(f"groups={groups}: it must be a number of groups, or lists of parameters")
+            raise ValueError(
+                f"groups={groups}: it must be a number of groups, or lists of parameters"
+            )
         count = min(groups, len(trainable))
         each, more = divmod(len(trainable), max(count, 1))
         sizes = [each + (at < more) for at in range(count)]
@@ -80,22 +90,25 @@ def _groups(
             if id(parameter) in seen:
                 raise ValueError("a parameter is in more than one group")
             seen.add(id(parameter))
-    # What is frozen or another optimizer's is not exchanged here.
+    # Frozen parameters, and those of other optimizers, are not exchanged here.
     return [kept for group in groups if (kept := [p for p in group if id(p) in own])]
 
 
 class _Distributed(Wrapped):
-    """What a distributed optimizer does before the one that it was made of."""
+    """What a distributed optimizer adds to the optimizer that it was made of."""
 
     _exchange: Exchange
     _should_synchronize: bool
-    # Copies that were made of this one.
+    # The number of copies that were made of this one.
     _copies: int
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameters. Whoever looks at them may change gradients, as clipping does: so what is on
-        its way is waited for first."""
+        """The parameter groups.
+
+        Reading them waits for the gradients that are on their way, because a reader may change
+        gradients, as clipping does.
+        """
         if self._exchange.is_due:
             self.synchronize()
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
@@ -107,32 +120,60 @@ class _Distributed(Wrapped):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many backward passes are added up for a step."""
+        """The number of backward passes that are added up for a step."""
         return self._exchange.passes
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes are added up for a step."""
+        """Changes the number of backward passes that are added up for a step.
+
+        Args:
+            passes: The number of passes, at least 1.
+
+        Raises:
+            ValueError: ``passes`` is less than 1.
+        """
         self._exchange.set_passes(at_least_one(passes))
 
     def synchronize(self) -> None:
-        """Waits until all gradients are exchanged: to clip them, or to look at them, before ``step``."""
+        """Waits until all gradients are exchanged, to clip or to read them before ``step``.
+
+        Raises:
+            NotInitialized: ``init()`` has not been called.
+            InvalidRequest: An argument is not usable. Nothing was started.
+            Disagreement: The ranks asked for different things under one name.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         self._check_parameters()
-        # A rank that has looked at param_groups has done it already; the others have not.
+        # A rank that has read param_groups has done it already; the others have not.
         if not self._exchange.is_exchanged:
             self._exchange.finish()
 
     @property
     def _synchronized(self) -> bool:
-        """Whether there is nothing left to exchange before the next step."""
+        """Whether nothing is left to exchange before the next step."""
         return self._exchange.exchanged and not self._exchange.fired
 
     def gradients_are_wanted(self) -> None:
+        """Exchanges the gradients, if ``step`` would."""
         if not self._synchronized and self._should_synchronize:
             self.synchronize()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it ``step`` does not exchange: ``synchronize`` was called by hand before."""
+        """Returns a context in which ``step`` does not exchange: ``synchronize`` was called before.
+
+        Returns:
+            A context manager.
+
+        Example:
+            ```python
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            ```
+        """
         self._should_synchronize = False
         try:
             yield
@@ -141,10 +182,26 @@ class _Distributed(Wrapped):
 
     @counted
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's step with the exchanged gradients.
+        """Makes the optimizer's step with the exchanged gradients.
 
-        What ``synchronize`` has exchanged is not exchanged again. A closure's gradients are exchanged after
-        each of its calls, and so is its loss, by which some optimizers decide how often they call it.
+        Gradients that ``synchronize`` has exchanged are not exchanged again.
+
+        Args:
+            closure: Computes the loss and its gradients again. Its gradients are exchanged after
+                each call, and so is its loss: some optimizers decide by it how often they call the
+                closure.
+            *args: Further arguments of the optimizer's ``step``.
+            **kwargs: Further keyword arguments of the optimizer's ``step``.
+
+        Returns:
+            What the optimizer's ``step`` returns.
+
+        Raises:
+            NotInitialized: ``init()`` has not been called.
+            InvalidRequest: An argument is not usable. Nothing was started.
+            Disagreement: The ranks asked for different things under one name.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
         """
         exchange = self._exchange
         if closure is not None and self._should_synchronize:
@@ -165,7 +222,17 @@ class _Distributed(Wrapped):
             exchange.stepped()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clears the gradients, as the optimizer does. Those in shared memory are set to zero and stay."""
+        """Clears the gradients, as the optimizer does.
+
+        Gradients in shared memory are set to zero and stay there.
+
+        Args:
+            *args: The arguments of the optimizer's ``zero_grad``.
+            **kwargs: The keyword arguments of the optimizer's ``zero_grad``.
+
+        Raises:
+            AssertionError: Gradients are on their way to the other ranks.
+        """
         if self._exchange.in_flight:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(): the "
@@ -174,24 +241,38 @@ class _Distributed(Wrapped):
         self._exchange.cleared(partial(super().zero_grad, *args, **kwargs))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Is refused: the new parameters would be left out of the exchange."""
+        """Is refused: the new parameters would be left out of the exchange.
+
+        Args:
+            param_group: The group.
+
+        Raises:
+            NotImplementedError: Always.
+        """
         raise NotImplementedError(
-            "add the parameters to the optimizer before DistributedOptimizer is made of it: later ones would "
+            "add the parameters to the optimizer before DistributedOptimizer is made of it: later "
+            "ones would "
             "not be exchanged"
         )
 
     def _check_parameters(self) -> None:
-        """Parameters that somebody has put into the groups would be left out as well."""
+        """Refuses parameters that were put into the groups later: they would be left out."""
         groups = self.__dict__["param_groups"]
-        if any(parameter not in self._exchange.slots for group in groups for parameter in group["params"]):
+        if any(
+            parameter not in self._exchange.slots
+            for group in groups
+            for parameter in group["params"]
+        ):
             self.add_param_group({})
 
     def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
         self._copies += 1
-        made._exchange = self._exchange.copy(f"{self._exchange.prefix}copy{self._copies}.", parameters)
+        made._exchange = self._exchange.copy(
+            f"{self._exchange.prefix}copy{self._copies}.", parameters
+        )
         made._should_synchronize, made._copies = True, 0
 
-    # What scripts read of Horovod's optimizer
+    # What scripts read from Horovod's optimizer
 
     @property
     def op(self) -> ReduceOp:
@@ -200,17 +281,17 @@ class _Distributed(Wrapped):
 
     @property
     def gradient_predivide_factor(self) -> float:
-        """Of an average, how much of the division is done before the sum."""
+        """The part of the division of an average that is done before the sum."""
         return self._exchange.predivide
 
     @property
     def sparse_as_dense(self) -> bool:
-        """Whether sparse gradients travel as dense ones."""
+        """Whether sparse gradients are exchanged as dense ones."""
         return self._exchange.sparse_as_dense
 
     @property
     def process_set(self) -> ProcessSet:
-        """Who exchanges."""
+        """The ranks that exchange their gradients."""
         return self._exchange.process_set
 
     @property
@@ -249,24 +330,55 @@ def DistributedOptimizer(
 ) -> Any:
     """Makes an optimizer use the gradients of all ranks.
 
-    It is the same object afterwards, so that schedulers that were made of it before go on.
+    The optimizer stays the same object, so schedulers that know it go on working. A backward pass
+    starts the exchange of each gradient as soon as it is ready, and ``step`` waits for all of them.
+    Between backward pass and step, ``synchronize()`` waits for the gradients, to clip them.
 
-    - ``named_parameters``: pairs that name every parameter of the optimizer
-    - ``compression``: what gradients become for the way
-    - ``backward_passes_per_step``: how many passes are added up here before they are exchanged
-    - ``op``: Average, Sum or Adasum
-    - ``gradient_predivide_factor``: of an average, how much of the division is done before the sum
-    - ``groups``: a number of groups, or lists of parameters; a group's gradients go in one request
-    - ``sparse_as_dense``: sparse gradients travel as dense ones
-    - ``process_set``: who exchanges
+    Args:
+        optimizer: Any optimizer of PyTorch.
+        named_parameters: Pairs of name and parameter that name every parameter of the optimizer. By
+            default parameters are named by their order.
+        compression: The dtype that gradients have in shared memory: one of ``Compression``, or
+            another subclass of ``Compressor``.
+        backward_passes_per_step: The number of backward passes that are added up before the
+            gradients are exchanged.
+        op: ``Average``, ``Sum`` or ``Adasum``.
+        gradient_predivide_factor: A positive factor of an average: gradients are divided by it
+            before the sum, and the sum is multiplied by it and divided by the number of ranks.
+        num_groups: Deprecated: use ``groups``.
+        groups: A number of groups, or lists of parameters. The gradients of a group are exchanged
+            in one request.
+        sparse_as_dense: Whether sparse gradients are exchanged as dense ones.
+        process_set: The ranks that exchange their gradients. The default is all ranks.
+
+    Returns:
+        The optimizer that was given. It also has ``synchronize()``, ``skip_synchronize()`` and
+        ``set_backward_passes_per_step(passes)``.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        ValueError: An argument is not usable, or the optimizer is distributed already.
+        InvalidRequest: The arguments can't be combined with ``Adasum``.
+
+    Example:
+        ```python
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        loss_of(model(batch)).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ```
     """
     if not is_initialized():
-        session()  # says what to do
+        session()  # raises, and says what to do
     op = reduce_op(op)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor goes with op=Average only")
     if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive")
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive"
+        )
     passes = at_least_one(backward_passes_per_step)
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already")
@@ -285,7 +397,7 @@ def DistributedOptimizer(
         made._begin(prefix, named, compression, passes, process_set)
         return made
     if isinstance(optimizer, torch.optim.SparseAdam):
-        # It takes no dense gradients, as which both would let them travel.
+        # It takes no dense gradients, and both options would make gradients dense.
         parts, sparse_as_dense = [], False
     made = become(optimizer, _Distributed)
     made._exchange = Exchange(

@@ -1,8 +1,8 @@
-"""A ``GradScaler`` looks at gradients to decide whether there is a step: on all ranks it has to see the same.
+"""Makes a ``GradScaler`` see the same on all ranks when it decides whether there is a step.
 
-It has no way to tell an optimizer, so its class is taught to: before it looks at the gradients of a distributed
-optimizer they are exchanged, also where it is switched off and what follows is clipping; and what it has found where
-gradients are not exchanged (Adasum) is what any rank has found.
+The scaler does not notify the optimizer, so its class is patched. Before it reads the gradients of
+a distributed optimizer they are exchanged, also if the scaler is switched off, because clipping may
+follow. With Adasum, which does not exchange gradients, the ranks share what the scaler has found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _class() -> Any:
 
 @functools.cache
 def teach() -> None:
-    """Teaches it, once."""
+    """Patches the class, once."""
     scaler = _class()
     unscale, check = scaler.unscale_, scaler._unscale_grads_
 

@@ -1,13 +1,14 @@
-"""One parameter's gradient: where it is, whose it is, and what of it travels.
+"""One parameter's gradient: its memory, its owner, and what of it is sent.
 
-Each parameter has a *place* in shared memory, in the strides that autograd would give its gradient: kernels that
-pair the raw memory of parameters, gradients and states may run on it. From the first backward pass on the
-gradient is a view of that place. A gradient that turns up elsewhere (the first one; after ``model.zero_grad()``;
-on another device) is copied there, and the bytes are counted. Whether a gradient is in its place is a question of
-address, type and strides, and not of Python's objects, whose storage can be swapped.
+Each parameter has a *place* in shared memory, in the strides that autograd gives its gradient:
+kernels that pair the raw memory of parameters, gradients and states can run on it. From the first
+backward pass on the gradient is a view of that place. A gradient that is elsewhere (the first one;
+after ``model.zero_grad()``; on another device) is copied there, and its bytes are counted. Whether
+a gradient is in its place is decided by address, dtype and strides, because the storage of a Python
+object can be swapped.
 
-What a parameter's gradient *is* decides what this rank contributes (``Content``): only what a rank has added
-by itself is exchanged, and what an exchange has brought is not added up again.
+``Content`` decides what this rank contributes: only what a rank has added itself is exchanged, and
+the result of an exchange is not added up again.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ _copied_bytes = 0
 
 
 def gradient_bytes_copied() -> int:
-    """Bytes of gradients that were not in shared memory when they were ready, and were copied there."""
+    """Returns how many bytes of gradients had to be copied to shared memory.
+
+    Gradients of ``DistributedOptimizer`` and of ``ddp_hook`` live in shared memory and need no
+    copy. The first ones, and those after ``model.zero_grad()``, are copied.
+
+    Returns:
+        The bytes that this process has copied since it started.
+    """
     return _copied_bytes
 
 
 def copied(tensor: torch.Tensor) -> None:
-    """Counts a gradient that was copied into shared memory."""
+    """Counts a gradient that was copied to shared memory."""
     global _copied_bytes
     _copied_bytes += tensor.numel() * tensor.element_size()
 
@@ -43,40 +51,42 @@ class Content(Enum):
     """What a parameter's gradient is."""
 
     NOTHING = 0  # no gradient, or zeros that ``zero_grad`` has left in its place
-    COMMON = 1  # what an exchange brought: the same on all ranks
-    OWN = 2  # this rank's: a backward pass or the program has added to it
+    COMMON = 1  # the result of an exchange: the same on all ranks
+    OWN = 2  # this rank's own: a backward pass or the program has added to it
 
 
 class Kind(Enum):
-    """How a gradient travels; the same on all ranks, from its first exchange on."""
+    """How a gradient is exchanged; the same on all ranks from its first exchange on."""
 
     DENSE = 0
     SPARSE = 1
 
 
 class Layout(NamedTuple):
-    """What a gradient's memory looks like."""
+    """The memory layout of a gradient."""
 
     dtype: torch.dtype
     shape: torch.Size
     strides: tuple[int, ...]
 
     def mark(self) -> int:
-        """16 bits that tell it from others."""
+        """Returns 16 bits that distinguish it from other layouts."""
         return zlib.crc32(repr(self).encode()) & 0xFFFF
 
 
 def layout_of(parameter: torch.Tensor) -> Layout:
-    """What the parameter's gradient looks like, or is going to."""
+    """Returns the layout that the parameter's gradient has, or will have."""
     gradient = parameter.grad
     if gradient is not None and gradient.layout == torch.strided:
         dtype = gradient.dtype
     else:
-        # Newer releases of PyTorch let a gradient be of another type than its parameter.
+        # In newer releases of PyTorch a gradient may have another dtype than its parameter.
         dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
-    # On another device the place is where gradients pass through.
+    # For a parameter on another device the place is a staging buffer.
     on_cpu = parameter.device.type == "cpu"
-    strides = dense_strides(parameter) if on_cpu else torch.empty(parameter.shape, device="meta").stride()
+    strides = (
+        dense_strides(parameter) if on_cpu else torch.empty(parameter.shape, device="meta").stride()
+    )
     return Layout(dtype, parameter.shape, strides)
 
 
@@ -85,25 +95,33 @@ class Place:
 
     def __init__(self, layout: Layout, parameter: torch.Tensor) -> None:
         self.layout, self.mark = layout, layout.mark()
-        # When the parameter's change, its gradients' do.
+        # If the parameter's dtype or strides change, its gradient's layout does.
         self.parameters = (parameter.dtype, parameter.stride())
         element, _ = describe(torch.empty(0, dtype=layout.dtype))
         self.buffer = session().buffer(element, list(layout.shape))
         self.memory = self._another()
         self.address = self.memory.data_ptr()
-        # What the parameter has as its gradient. Programs may put another storage under it, but not under ours.
+        # The gradient that the parameter has. Programs may put another storage under this tensor,
+        # but not under ``memory``.
         self.view = self._another()
 
     def _another(self) -> torch.Tensor:
-        """A tensor on this memory, with a storage of its own: ``share_memory_()`` moves whole storages."""
+        """Returns a tensor on this memory with a storage of its own.
+
+        ``share_memory_()`` moves whole storages.
+        """
         if self.buffer.nbytes == 0:
-            return torch.empty_strided(self.layout.shape, self.layout.strides, dtype=self.layout.dtype)
+            return torch.empty_strided(
+                self.layout.shape, self.layout.strides, dtype=self.layout.dtype
+            )
         made = torch.empty(0, dtype=self.layout.dtype)
         flat = as_tensor(self.buffer)
-        return made.set_(flat.untyped_storage(), flat.storage_offset(), self.layout.shape, self.layout.strides)
+        return made.set_(
+            flat.untyped_storage(), flat.storage_offset(), self.layout.shape, self.layout.strides
+        )
 
     def holds(self, gradient: torch.Tensor) -> bool:
-        """Whether a tensor is this memory, as it is laid out here."""
+        """Returns whether a tensor is this memory, in this layout."""
         dtype, _, strides = self.layout
         return (
             gradient.layout == torch.strided
@@ -113,14 +131,14 @@ class Place:
         )
 
     def give(self) -> torch.Tensor:
-        """The view for the parameter."""
+        """Returns the view for the parameter."""
         if not self.holds(self.view):
             self.view = self._another()
         return self.view
 
 
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
-    """Changes when the gradient is replaced (the first number) or written to (the second)."""
+    """Returns numbers that change when the gradient is replaced, or written to."""
     where = gradient.data_ptr() if gradient.layout == torch.strided else id(gradient)
     return where, gradient._version
 
@@ -128,26 +146,30 @@ def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
 class Slot:
     """One parameter's gradient and its exchange."""
 
-    def __init__(self, name: str, operation: str, parameter: torch.Tensor, priority: int, passes: int) -> None:
-        # Its own name, and that of its exchange.
+    def __init__(
+        self, name: str, operation: str, parameter: torch.Tensor, priority: int, passes: int
+    ) -> None:
+        # The name of the parameter, and of its exchange.
         self.name, self.operation = name, operation
         self.parameter, self.priority = parameter, priority
-        # Backward passes that are still to come before it is exchanged; whether there was one.
+        # The backward passes that remain before it is exchanged; whether there was one.
         self.delay, self.fired = passes, False
-        # Those that go in one request with it; None where it goes alone.
+        # The slots that are exchanged in one request with it; None if it is exchanged alone.
         self.group: list[Slot] | None = None
-        # Made when it is needed: a sparse gradient has no place of its size.
+        # Created when it is needed: a sparse gradient has no place of its size.
         self.place: Place | None = None
-        # Known from the first exchange on; of a sparse one also how many of the dimensions are sparse.
+        # Known from the first exchange on; for a sparse gradient with the number of sparse
+        # dimensions.
         self.kind: Kind | None = None
         self.sparse_dim = 0
-        # What the gradient was when it was last looked at.
+        # What the gradient was when it was last checked.
         self.content, self.stamp = Content.NOTHING, (0, 0)
         # The zeros in its place stand for no gradient: a step must not see them.
         self.absent = False
-        # What an exchange brought before, where it has to be added to what the next one brings.
+        # The result of an earlier exchange, to be added to the next result.
         self.base: torch.Tensor | None = None
-        # What is exchanged in its stead, what that is a copy of, and what the compressor has to know.
+        # What is exchanged instead of the place: the buffer, the compressed tensor, and the
+        # compressor's context.
         self.travelling: tuple[_native.Buffer, torch.Tensor, Any] | None = None
         self.sparse: SparseHandle | None = None
         self.hooks: list[Any] = []
@@ -155,7 +177,7 @@ class Slot:
         self.under_way = False
 
     def unwatch(self) -> None:
-        """Takes its parameter's hooks away."""
+        """Removes the parameter's hooks."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -163,19 +185,19 @@ class Slot:
     # Where it is
 
     def current(self) -> Place:
-        """The gradient's place, in its layout of now."""
+        """Returns the gradient's place, in its present layout."""
         layout = layout_of(self.parameter)
         if self.place is None or self.place.layout != layout:
             self.place = Place(layout, self.parameter)
         return self.place
 
     def in_place(self, gradient: torch.Tensor | None) -> bool:
-        """Whether a gradient is the memory that is exchanged."""
+        """Returns whether a gradient is the memory that is exchanged."""
         return gradient is not None and self.place is not None and self.place.holds(gradient)
 
     @property
     def keeps(self) -> bool:
-        """Whether its place may stay its gradient's: it is, and the parameter is still of that layout."""
+        """Whether the gradient is in its place, and the parameter still has that layout."""
         place, parameter = self.place, self.parameter
         fits = place is not None and place.parameters == (parameter.dtype, parameter.stride())
         return fits and self.in_place(parameter.grad)
@@ -189,9 +211,10 @@ class Slot:
         self.stamp = (0, 0) if gradient is None else _stamp(gradient)
 
     def look(self, exchanged: bool) -> Content:
-        """What the gradient is.
+        """Returns what the gradient is.
 
-        ``exchanged``: since the last exchange there was no step; until then programs clip and scale what it brought.
+        ``exchanged``: there was no step since the last exchange. Until then programs clip and scale
+        the result.
         """
         gradient = self.parameter.grad
         if gradient is None:
@@ -201,23 +224,23 @@ class Slot:
         where, version = _stamp(gradient)
         if where == self.stamp[0] and (exchanged or version == self.stamp[1]):
             return self.content
-        # Zeros that stand for none may have been moved, as ``module.double()`` does.
+        # Zeros that stand for no gradient may have been moved, as ``module.double()`` does.
         return Content.NOTHING if self.absent and not gradient.any() else Content.OWN
 
     @property
     def seen(self) -> tuple[int, int] | None:
-        """The gradient of this moment, to be compared with that of another one."""
+        """A stamp of the gradient at this moment."""
         gradient = self.parameter.grad
         return None if gradient is None else _stamp(gradient)
 
     @property
     def changed(self) -> bool:
-        """Whether the program has written to the gradient, or replaced it, while it was under way."""
+        """Whether the program has written to the gradient, or replaced it, while it was sent."""
         seen = self.seen
         return seen is not None and seen != self.stamp
 
     def set_aside(self) -> None:
-        """Keeps what an exchange brought for later, so that it is not added up again."""
+        """Keeps the result of an exchange for later, so that it is not added up again."""
         gradient = self.parameter.grad
         assert gradient is not None
         with torch.no_grad():
@@ -227,12 +250,13 @@ class Slot:
             else:
                 self.base, self.parameter.grad = gradient, None
 
-    # What travels
+    # What is sent
 
     def settled(self, gradient: torch.Tensor) -> _native.Buffer | None:
-        """The gradient's place, with the gradient in it; None where there is more to it than a copy.
+        """Puts the gradient in its place; returns the buffer, or None if a copy is not enough.
 
-        One that was forgotten and made anew is copied: that is one pass, less than to clear it and to add to it.
+        A gradient that was forgotten and computed again is copied: one pass, less than to clear the
+        place and to add to it.
         """
         place = self.place
         if place is None:
@@ -248,14 +272,14 @@ class Slot:
         return place.buffer
 
     def gather_in(self, content: Content) -> Place:
-        """Sees to it that this rank's contribution is in its place; a parameter without a gradient gives zeros."""
+        """Puts this rank's contribution in its place; zeros for a parameter without a gradient."""
         place = self.current()
         gradient = self.parameter.grad
-        # Unless another rank has one, what stands there then stands for none.
+        # If no rank has a gradient, the zeros stand for none.
         self.absent = self.absent or gradient is None
         if gradient is None or content is Content.NOTHING:
             if self.parameter.is_cuda:
-                _cuda.stage.settle()  # the last one may be on its way out of the place
+                _cuda.stage.settle()  # a copy of the last result may still read the place
             place.memory.zero_()
         elif not place.holds(gradient):
             if gradient.layout != torch.strided:
@@ -268,15 +292,20 @@ class Slot:
         if self.parameter.device.type == "cpu":
             if not self.in_place(self.parameter.grad):
                 self.parameter.grad = place.give()
-        elif gradient is None or self.parameter.grad is None or self.parameter.grad.layout != torch.strided:
+        elif (
+            gradient is None
+            or self.parameter.grad is None
+            or self.parameter.grad.layout != torch.strided
+        ):
             self.parameter.grad = torch.empty_like(self.parameter, dtype=place.layout.dtype)
         return place
 
     def load(self, compression: type[Compressor], content: Content) -> _native.Buffer:
-        """What travels: the gradient's place itself, or what the compressor makes of it."""
+        """Returns what is sent: the gradient's place, or what the compressor makes of it."""
         gradient = self.parameter.grad
         if self.parameter.is_cuda and gradient is not None and compression is not NoneCompressor:
-            # Compressed before it is copied. The result is copied out to where the compressed one was.
+            # Compressed before it is copied. The result is copied to where the compressed gradient
+            # was.
             if gradient.layout != torch.strided:
                 gradient = self.parameter.grad = gradient.to_dense()
             small, ctx = compression.compress(gradient)
@@ -295,23 +324,28 @@ class Slot:
         return travelling
 
     def sparse_gradient(self, content: Content) -> torch.Tensor:
-        """What this rank gives of a sparse gradient: no rows where it has none."""
+        """Returns this rank's part of a sparse gradient: no rows if it has none."""
         gradient = self.parameter.grad
         if gradient is None or content is Content.NOTHING:
             parameter, shape = self.parameter, self.parameter.shape
             indices = torch.empty((self.sparse_dim, 0), dtype=torch.int64, device=parameter.device)
-            values = parameter.new_empty((0, *shape[self.sparse_dim :]), dtype=layout_of(parameter).dtype)
+            values = parameter.new_empty(
+                (0, *shape[self.sparse_dim :]), dtype=layout_of(parameter).dtype
+            )
             return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
         return gradient if gradient.is_sparse else gradient.to_sparse(self.sparse_dim)
 
     @property
     def must_store(self) -> bool:
-        """Whether the exchanged gradient is not where it has to be yet."""
+        """Whether the exchanged gradient is not yet where it has to be."""
         at_home = self.place is not None and self.stamp[0] == self.place.address
         return not at_home or self.travelling is not None or self.base is not None
 
     def store(self, compression: type[Compressor]) -> None:
-        """What was exchanged becomes the parameter's gradient; one that was forgotten meanwhile stays so."""
+        """Makes the result the parameter's gradient.
+
+        A gradient that was forgotten meanwhile stays so.
+        """
         gradient = self.parameter.grad
         travelling, self.travelling = self.travelling, None
         base, self.base = self.base, None

@@ -17,8 +17,8 @@ from gradwire.torch._autograd import GroupedAllreduce
 class _SyncBatchNorm(torch.autograd.Function):
     """Normalises with the mean and the variance of all ranks' inputs.
 
-    The ranks' means and sums of squared distances are combined as Chan et al. do (1979): adding up
-    squares would lose the variance of what is far from zero.
+    The ranks' means and sums of squared distances are combined as Chan et al. do (1979). Adding up
+    squares would lose the variance of values that are far from zero.
     """
 
     @staticmethod
@@ -33,6 +33,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         name: str,
         process_set: ProcessSet,
     ) -> torch.Tensor:
+        """Returns the normalised input."""
         axes = _axes(given)
         own = given.detach().to(_wider(given.dtype))
         count = own.numel() // own.shape[1]
@@ -48,7 +49,9 @@ class _SyncBatchNorm(torch.autograd.Function):
         counts, means, spreads = everybody.split([1, channels, channels], dim=1)
         total = counts.sum()
         if total < 2:
-            raise ValueError(f"expected more than 1 value per channel over all ranks, got {int(total)}")
+            raise ValueError(
+                f"expected more than 1 value per channel over all ranks, got {int(total)}"
+            )
         mean = (means * counts).sum(0) / total
         variance = (spreads + counts * (means - mean).square()).sum(0) / total
         scale = torch.rsqrt(variance + eps)
@@ -63,15 +66,22 @@ class _SyncBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Returns the gradients of input, weight and bias."""
         given, weight, bias, mean, scale, total = ctx.saved_tensors
         eps, name, process_set = ctx.asked
         nothing = (None, None, None, None, None)
         if torch.is_grad_enabled():
-            # The gradient is to be differentiated itself.
-            asked = [tensor for tensor, needed in zip((given, weight, bias), ctx.needs_input_grad) if needed]
+            # The gradient itself is going to be differentiated.
+            asked = [
+                tensor
+                for tensor, needed in zip((given, weight, bias), ctx.needs_input_grad)
+                if needed
+            ]
             result = _by_definition(given, weight, bias, total, eps, f"{name}.again", process_set)
             made = iter(torch.autograd.grad(result, asked, gradients[0], create_graph=True))
-            return *[next(made) if needed else None for needed in ctx.needs_input_grad[:3]], *nothing
+            return *[
+                next(made) if needed else None for needed in ctx.needs_input_grad[:3]
+            ], *nothing
         own = given.to(scale.dtype)
         normal = (own - _wide(mean, own)) * _wide(scale, own)
         gradient = gradients[0].to(normal.dtype)
@@ -98,7 +108,7 @@ def _by_definition(
     name: str,
     process_set: ProcessSet,
 ) -> torch.Tensor:
-    """What ``_SyncBatchNorm`` computes, of functions that autograd knows any number of gradients of."""
+    """Computes what ``_SyncBatchNorm`` computes, by functions that can be differentiated again."""
 
     def mean_of_all(summed: torch.Tensor, what: str) -> torch.Tensor:
         [everybody] = GroupedAllreduce.apply(f"{name}.{what}", Sum, 1.0, 1.0, process_set, summed)
@@ -112,7 +122,7 @@ def _by_definition(
 
 
 def _axes(given: torch.Tensor) -> list[int]:
-    """All but the channels'."""
+    """Returns all axes but that of the channels."""
     return [axis for axis in range(given.dim()) if axis != 1]
 
 
@@ -125,18 +135,36 @@ def _wide(per_channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return per_channel.to(like.dtype).view(shape)
 
 
-def _shifted(normal: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+def _shifted(
+    normal: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
     if weight is None or bias is None:
         return normal
     return normal * _wide(weight, normal) + _wide(bias, normal)
 
 
 class SyncBatchNorm(_BatchNorm):
-    """As ``torch.nn.BatchNorm…d`` of any number of dimensions, over the batches of all ranks; on any device.
+    """Batch normalisation over the batches of all ranks, like ``torch.nn.BatchNorm1d`` to ``3d``.
 
-    Every rank of the process set must come by in each pass; a rank's batch may be empty. Layers that only
-    some ranks have do no harm as long as they are not used to train: layers are told apart by the order in which
-    the ranks first train with them.
+    It works on any device and with any number of dimensions. Every rank of the process set must
+    take part in each forward pass in training; the batch of a rank may be empty. Layers are paired
+    by the order in which the ranks first train with them, so a layer that only some ranks have must
+    not be used to train.
+
+    Args:
+        num_features: The number of channels, which is the size of the second dimension.
+        eps: Is added to the variance.
+        momentum: The weight of a batch in the running statistics; None for a cumulative average.
+        affine: Whether the layer has a weight and a bias for each channel.
+        track_running_stats: Whether the layer keeps running statistics, which it uses in
+            evaluation.
+        process_set: The ranks whose batches are normalised together. The default is all ranks.
+
+    Example:
+        ```python
+        layer = hvd.SyncBatchNorm(64)
+        normal = layer(images)  # of shape [batch, 64, height, width]
+        ```
     """
 
     def __init__(
@@ -150,7 +178,7 @@ class SyncBatchNorm(_BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self._process_set = process_set
-        # This layer's number, and the count of the process set that it is from.
+        # The process set's counter that numbers layers, and this layer's number.
         self._numbered: tuple[Iterator[int], int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,7 +186,7 @@ class SyncBatchNorm(_BatchNorm):
         return {**self.__dict__, "_numbered": None}
 
     def _called(self) -> str:
-        """A name of its own, so that two layers may be under way at once, and the same on all members."""
+        """Returns the name of this layer: unique, and the same on all members."""
         numbers = self._process_set._numbers
         if self._numbered is None or self._numbered[0] is not numbers:
             self._numbered = numbers, next(numbers)
@@ -169,7 +197,24 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalises a batch, channels in the second dimension."""
+        """Normalises a batch.
+
+        Args:
+            input: A floating-point tensor of at least two dimensions, with the channels in the
+                second. The batch of a rank may be of any size.
+
+        Returns:
+            A tensor of the same dtype and shape.
+
+        Raises:
+            ValueError: The input has less than two dimensions, or all ranks together have less than
+                two values per channel.
+            NotInitialized: ``init()`` has not been called.
+            InvalidRequest: An argument is not usable. Nothing was started.
+            Disagreement: The ranks asked for different things under one name.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         self._check_input_dim(input)
         own = not self.training and self.running_mean is not None
         if own or not is_initialized() or members(self._process_set) == 1:
@@ -183,6 +228,13 @@ class SyncBatchNorm(_BatchNorm):
                 momentum = 1.0 / float(self.num_batches_tracked)
             running = (self.running_mean, self.running_var)
         result: torch.Tensor = _SyncBatchNorm.apply(
-            input, self.weight, self.bias, running, self.eps, momentum, self._called(), self._process_set
+            input,
+            self.weight,
+            self.bias,
+            running,
+            self.eps,
+            momentum,
+            self._called(),
+            self._process_set,
         )
         return result

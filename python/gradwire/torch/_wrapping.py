@@ -1,7 +1,7 @@
-"""What every distributed optimizer is: the optimizer that it was made of, with another class.
+"""The class of every distributed optimizer.
 
-It is the same object: schedulers, scalers and whoever else has it see the distributed one. Its ``step`` and
-``zero_grad`` do something before and after the original's.
+A distributed optimizer is the same object as the optimizer that it was made of: schedulers and
+scalers that know one know the other. Its ``step`` and ``zero_grad`` do more than the original ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 def counted(step: Step) -> Step:
     """Marks a ``step`` as one that PyTorch need not wrap.
 
-    Its hooks run in the original's step, and would run twice. Schedulers want to know whether there was a step before
-    theirs: ``Wrapped.own_step`` sees to that.
+    PyTorch's hooks run in the original step, and would run twice. Schedulers check whether there
+    was a step before theirs; ``Wrapped.own_step`` counts it for them.
     """
     for mark in ("hooked", "_wrapped_by_lr_sched", "_with_counter"):
         setattr(step, mark, True)
@@ -30,27 +30,31 @@ def counted(step: Step) -> Step:
 class Wrapped(torch.optim.Optimizer):
     """An optimizer that was made of another one."""
 
-    # The class that it had, and the ``step`` that somebody had put over that class's.
+    # The original class, and a ``step`` that was set on the object.
     _original: type[torch.optim.Optimizer]
     _planted_step: Callable[..., Any] | None
 
     def own_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
-        """The original's step."""
-        # What schedulers look at, those of newer and those of older releases.
+        """Makes the original step."""
+        # What schedulers check, in newer and in older releases.
         marks = self.__dict__
         marks["_opt_called"] = True
         marks["_step_count"] = marks.get("_step_count", 0) + 1
         step = self._planted_step or super().step
-        return step(*args, **kwargs) if closure is None and not args else step(closure, *args, **kwargs)
+        return (
+            step(*args, **kwargs)
+            if closure is None and not args
+            else step(closure, *args, **kwargs)
+        )
 
     def gradients_are_wanted(self) -> None:
-        """Somebody is about to look at all gradients, on all ranks."""
+        """Is called before all gradients are read, on all ranks."""
 
     def infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
-        """A scaler has looked for infinities in all gradients, and found these here."""
+        """Is called when a scaler has looked for infinities in all gradients."""
 
     def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
-        """Makes a copy of this optimizer, with copies of the parameters, distributed, too."""
+        """Makes a copy of this optimizer, which has copies of the parameters, distributed, too."""
         raise NotImplementedError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -67,12 +71,16 @@ class Wrapped(torch.optim.Optimizer):
 
 
 def become(optimizer: Any, kind: type[Wrapped]) -> Any:
-    """Gives an optimizer a class that is of a kind and of its own."""
+    """Changes the class of an optimizer to one that is both ``kind`` and the optimizer's own class.
+
+    Raises:
+        ValueError: The optimizer is distributed already.
+    """
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already")
     original = type(optimizer)
     about = {"__doc__": original.__doc__, "__module__": original.__module__, "_original": original}
     optimizer.__class__ = type(original.__name__, (kind, original), about)
-    # Schedulers put a step over the class's, which knows only that one.
+    # Schedulers set a ``step`` on the object that calls the original class's.
     optimizer._planted_step = vars(optimizer).pop("step", None)
     return optimizer

@@ -1,14 +1,24 @@
-"""Horovod's elastic names. Elastic training comes with a later release: they say so when used."""
+"""Horovod's elastic names, so that scripts can import them.
+
+Gradwire has no elastic training yet: using one of them raises ``NotImplementedError``.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
-_LATER = "gradwire has no elastic training yet: {name} is here so that its import works; start again from a checkpoint"
+_LATER = (
+    "gradwire has no elastic training yet: {name} is here so that its import works; start again "
+    "from a checkpoint"
+)
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Horovod raises it where hosts have changed. Nothing here does yet."""
+    """Horovod raises it when hosts have changed. Gradwire never raises it.
+
+    Args:
+        skip_sync: Horovod's option.
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("hosts have changed")
@@ -16,27 +26,44 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 def run(func: Any) -> NoReturn:
-    """Horovod's decorator of a training function that may begin again."""
+    """Raises: Gradwire has no elastic training yet.
+
+    Args:
+        func: Horovod's training function.
+
+    Raises:
+        NotImplementedError: Always.
+    """
     raise NotImplementedError(_LATER.format(name="elastic.run"))
 
 
 class State:
-    """Horovod's state of a training that may begin again."""
+    """Horovod's state of an elastic training. Its constructor raises ``NotImplementedError``.
+
+    Args:
+        *args: Not used.
+        **kwargs: Not used.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(_LATER.format(name=f"elastic.{type(self).__name__}"))
 
 
 class ObjectState(State):
-    """A state of plain objects."""
+    """Horovod's state of plain objects. Its constructor raises ``NotImplementedError``."""
 
 
 class TorchState(State):
-    """A state of models and optimizers."""
+    """Horovod's state of models and optimizers. Its constructor raises ``NotImplementedError``."""
 
 
 class ElasticSampler:
-    """Horovod's sampler that shares out what has not been seen."""
+    """Horovod's elastic sampler. Its constructor raises ``NotImplementedError``.
+
+    Args:
+        *args: Not used.
+        **kwargs: Not used.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(_LATER.format(name="elastic.ElasticSampler"))

@@ -1,11 +1,11 @@
-"""PyTorch's own distributed test suite, on the backend ``gradwire`` or another one, with a report.
+"""PyTorch's own distributed test suite, on the backend ``gradwire`` or another, with a report.
 
     python python/tests/distributed/pytorchs_suite.py --ranks 4 --as gloo --report report.json
 
-The suite is part of PyTorch's wheel (``torch.testing._internal.distributed.distributed_test``) and needs the
-package ``expecttest``. It starts the ranks of each test itself; here they are forked, which spares each of them
-the import of PyTorch. Many tests ask whether the backend's name is one that they know: with ``--as gloo``
-Gradwire goes by that name, so that they run. Tests for GPUs are not applicable.
+The suite is part of PyTorch's wheel (``torch.testing._internal.distributed.distributed_test``) and
+needs the package ``expecttest``. It starts the ranks of each test itself; here they are forked, so
+that they need not import PyTorch. Many tests run only for backends whose names they know: with
+``--as gloo`` Gradwire has that name. Tests for GPUs are not applicable.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def run(test: unittest.TestCase, seconds: int) -> tuple[str, str]:
 def main() -> None:
     given = arguments()
     kind = suite(given)
-    names = [name for name in unittest.TestLoader().getTestCaseNames(kind) if re.search(given.only, name)]
+    names = [
+        name for name in unittest.TestLoader().getTestCaseNames(kind) if re.search(given.only, name)
+    ]
     results: dict[str, dict[str, str]] = {}
     for at, name in enumerate(names):
         started = time.monotonic()
@@ -114,7 +116,9 @@ def main() -> None:
         results[name] = {"outcome": outcome, "reason": reason}
         last = reason.splitlines()[-1] if reason else ""
         print(
-            f"[{at + 1}/{len(names)}] {outcome:14} {name} {time.monotonic() - started:.1f} s {last[:160]}", flush=True
+            f"[{at + 1}/{len(names)}] {outcome:14} {name} {time.monotonic() - started:.1f} s "
+            f"{last[:160]}",
+            flush=True,
         )
         if given.report:
             given.report.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

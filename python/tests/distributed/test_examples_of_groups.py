@@ -19,9 +19,19 @@ def test_digits_train_alike_in_every_style() -> None:
     losses = {}
     for example in ("digits_torch_distributed", "digits_ddp", "digits_ddp --hook", "digits_fsdp2"):
         name, *options = example.split()
-        words = [sys.executable, str(EXAMPLES / f"{name}.py"), "--epochs", "4", "--batch", "48", *options]
+        words = [
+            sys.executable,
+            str(EXAMPLES / f"{name}.py"),
+            "--epochs",
+            "4",
+            "--batch",
+            "48",
+            *options,
+        ]
         words = [LAUNCHER, "run", "-np", "3", "-H", "127.0.0.1:2,127.0.0.2:1", "--", *words]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, done.stdout
         losses[example] = [float(text) for text in re.findall(r"loss ([0-9.]+)", done.stdout)]
         accuracy = float(re.findall(r"accuracy ([0-9.]+)", done.stdout)[0])

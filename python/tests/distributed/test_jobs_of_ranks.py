@@ -44,5 +44,12 @@ def test_under_gradwire_run(hosts: str) -> None:
 
 
 def test_under_torchrun() -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     _run([*launch, *PYTEST])

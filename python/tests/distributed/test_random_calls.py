@@ -1,6 +1,6 @@
-"""Random calls of torch.distributed (``ranks/random_calls.py``), from a seed that is another one each time.
+"""Random calls of torch.distributed (``ranks/random_calls.py``), from a new seed each time.
 
-``GWTEST_SEED=…`` takes one that was printed.
+``GWTEST_SEED=…`` sets the seed to one that was printed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,20 @@ def test_random_calls(hosts: str) -> None:
     calls = os.environ.get("GWTEST_CALLS") or str(CALLS)
     print(f"GWTEST_SEED={seed} GWTEST_CALLS={calls} on {hosts}")
     ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
-    words = [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", sys.executable, "-m", "pytest", "-x", "-q"]
+    words = [
+        LAUNCHER,
+        "run",
+        "-np",
+        str(ranks),
+        "-H",
+        hosts,
+        "--",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+    ]
     words += ["-p", "no:cacheprovider", "-W", "ignore", str(HERE / "ranks" / "random_calls.py")]
     done = subprocess.run(
         words,

@@ -1,4 +1,4 @@
-"""These tests run on every rank of a job at once: each is a collective, in the same order everywhere."""
+"""These tests run on all ranks of a job at once: each is a collective, in the same order."""
 
 from __future__ import annotations
 

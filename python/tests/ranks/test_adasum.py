@@ -1,4 +1,4 @@
-"""DistributedOptimizer with Adasum: each rank makes its own step, and what the steps change is combined."""
+"""DistributedOptimizer with Adasum: each rank makes its own step, and the changes are combined."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ def test_adasum_with_a_scaler() -> None:
     expected = adasum_by_hand(sgd, STEPS)
     net = model()
     optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
-    scaler = torch.amp.GradScaler("cpu") if hasattr(torch.amp, "GradScaler") else pytest.skip("no scaler for CPUs")
+    scaler = (
+        torch.amp.GradScaler("cpu")
+        if hasattr(torch.amp, "GradScaler")
+        else pytest.skip("no scaler for CPUs")
+    )
     for step in range(STEPS):
         optimizer.zero_grad()
         scaler.scale(loss_of(net, *map(part, batch(step)))).backward()
@@ -89,7 +93,9 @@ def test_adasum_with_a_scaler() -> None:
 def test_adasum_with_all_that_goes_with_it() -> None:
     expected = adasum_by_hand(sgd, 3)
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(net), net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2
+    )
     for step in range(3):
         optimizer.zero_grad()
         for half in range(2):
@@ -105,7 +111,10 @@ def test_adasum_with_all_that_goes_with_it() -> None:
     forked = Forked()
     learning = [(n, p) for n, p in forked.named_parameters() if p.requires_grad]
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([p for _, p in learning], lr=0.01), learning, op=hvd.Adasum, compression=hvd.Compression.fp16
+        torch.optim.SGD([p for _, p in learning], lr=0.01),
+        learning,
+        op=hvd.Adasum,
+        compression=hvd.Compression.fp16,
     )
     for step in range(4):
         optimizer.zero_grad()
@@ -115,7 +124,9 @@ def test_adasum_with_all_that_goes_with_it() -> None:
     if hvd.size() > 1:
         mine = hvd.add_process_set([0])
         net = model()
-        optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum, process_set=mine)
+        optimizer = hvd.DistributedOptimizer(
+            sgd(net), net.named_parameters(), op=hvd.Adasum, process_set=mine
+        )
         loss_of(net, *map(part, batch(0))).backward()
         optimizer.step()  # a rank that is not a member steps alone
         hvd.barrier()

@@ -85,7 +85,9 @@ def test_factors_and_places() -> None:
 
 
 def test_handles() -> None:
-    handles = [gw.allreduce_async(of_rank(gw.rank(), "f4"), name=f"h{at}", op=gw.Sum) for at in range(20)]
+    handles = [
+        gw.allreduce_async(of_rank(gw.rank(), "f4"), name=f"h{at}", op=gw.Sum) for at in range(20)
+    ]
     for handle in reversed(handles):
         same(gw.synchronize(handle), sum(everybody("f4")[1:], everybody("f4")[0]))
         assert gw.poll(handle) and handle.wait() is handle.wait()
@@ -131,7 +133,9 @@ def test_reduce_and_scatter() -> None:
 def test_reducescatter_gives_the_first_ranks_more() -> None:
     size = gw.size()
     own = of_rank(gw.rank(), "f4", (2 * size + 1, 3))
-    whole = sum((of_rank(rank, "f4", own.shape) for rank in range(1, size)), of_rank(0, "f4", own.shape))
+    whole = sum(
+        (of_rank(rank, "f4", own.shape) for rank in range(1, size)), of_rank(0, "f4", own.shape)
+    )
     first = 2 * gw.rank() + min(gw.rank(), 1)
     same(gw.reducescatter(own, op=gw.Sum), whole[first:][: 3 if gw.rank() == 0 else 2])
 

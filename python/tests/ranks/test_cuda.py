@@ -10,7 +10,9 @@ torch = pytest.importorskip("torch")
 
 import gradwire.torch as hvd  # noqa: E402
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use"
+)
 
 
 def device() -> Any:
@@ -38,8 +40,13 @@ def test_every_function() -> None:
     assert torch.equal(hvd.allgather(own[:1])[:, 0], everybody)
     assert torch.equal(hvd.broadcast(own, size - 1), torch.full_like(own, size - 1))
     assert torch.equal(hvd.alltoall(own)[:, 0], everybody)
-    assert torch.equal(hvd.reducescatter(own, op=hvd.Sum), torch.full((1, 2), sum(range(size)) * 1.0, device=device()))
-    handles = [hvd.allreduce_async_(own.clone(), name=f"in place {at}", op=hvd.Sum) for at in range(8)]
+    assert torch.equal(
+        hvd.reducescatter(own, op=hvd.Sum),
+        torch.full((1, 2), sum(range(size)) * 1.0, device=device()),
+    )
+    handles = [
+        hvd.allreduce_async_(own.clone(), name=f"in place {at}", op=hvd.Sum) for at in range(8)
+    ]
     for handle in reversed(handles):
         assert torch.equal(handle.wait(), torch.full_like(own, sum(range(size))))
     sparse = torch.sparse_coo_tensor([[0, rank]], torch.ones(2, 3), (size, 3)).to(device())
@@ -51,10 +58,14 @@ def test_every_function() -> None:
 def test_training(small: Any) -> None:
     def trained(where: Any, distributed: bool) -> Any:
         torch.manual_seed(3)
-        net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).to(where)
+        net = torch.nn.Sequential(
+            torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+        ).to(where)
         optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
         if distributed:
-            optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters(), compression=small)
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, net.named_parameters(), compression=small
+            )
         for step in range(6):
             made = torch.Generator().manual_seed(step)
             rows = torch.randn(4 * hvd.size(), 6, generator=made)

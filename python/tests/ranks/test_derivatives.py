@@ -1,4 +1,4 @@
-"""Gradients of gradients, of single outputs, and of extrema with factors, through every collective."""
+"""Gradients of gradients, of single outputs, and of extrema with factors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_each_output_of_a_group_by_itself() -> None:
     for name, group in groups.items():
 
         def both() -> list[torch.Tensor]:
-            return [of_rank(at * 10 + hvd.rank(), hvd.size(), 2).requires_grad_() for at in range(2)]
+            return [
+                of_rank(at * 10 + hvd.rank(), hvd.size(), 2).requires_grad_() for at in range(2)
+            ]
 
         apart, together = both(), both()
         for result in group(apart):

@@ -33,7 +33,10 @@ def test_what_can_not_be_asked_for() -> None:
     for call, text in cases:
         with pytest.raises(gw.InvalidRequest, match=text) as caught:
             call()
-        assert isinstance(caught.value, (ValueError, gw.GradwireError)) and caught.value.kind == "invalid"
+        assert (
+            isinstance(caught.value, (ValueError, gw.GradwireError))
+            and caught.value.kind == "invalid"
+        )
 
 
 def test_numbers_that_are_none() -> None:
@@ -78,7 +81,10 @@ def test_numbers_that_are_none() -> None:
     # Whatever is a whole number, is one.
     assert gw.broadcast(np.ones(2), np.int64(0)).tolist() == [1.0, 1.0]
     assert gw.alltoall(np.ones(gw.size()), np.ones(gw.size(), "u1"))[1] == [1] * gw.size()
-    assert gw.allreduce(np.ones(2), op=gw.Sum, prescale_factor=np.float32(2)).tolist() == [2.0 * gw.size()] * 2
+    assert (
+        gw.allreduce(np.ones(2), op=gw.Sum, prescale_factor=np.float32(2)).tolist()
+        == [2.0 * gw.size()] * 2
+    )
 
 
 def test_numbers_that_are_none_in_pytorch() -> None:

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer does with gradients: where they are, when they leave, which kinds there are."""
+"""DistributedOptimizer's gradients: where they are, when they are sent, which kinds there are."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(0))).backward()
         # All are on their way before anybody waits, the last layer first.
-        started = [handle.name.rpartition("optimizer")[2].split(".")[1] for handle, _ in optimizer._exchange.handles]
+        started = [
+            handle.name.rpartition("optimizer")[2].split(".")[1]
+            for handle, _ in optimizer._exchange.handles
+        ]
         assert started == ["4", "4", "2", "2", "0", "0"]
         optimizer.step()
         assert not optimizer._exchange.in_flight
@@ -65,7 +68,9 @@ def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
 def test_passes_are_added_up() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters(), backward_passes_per_step=2)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(net), named_parameters=net.named_parameters(), backward_passes_per_step=2
+    )
     for step in range(2):
         optimizer.zero_grad()
         for half in range(2):
@@ -159,8 +164,12 @@ def test_sparse_gradients_that_one_rank_lacks() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     torch.manual_seed(2)
-    net = torch.nn.ModuleList([torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)])
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters())
+    net = torch.nn.ModuleList(
+        [torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)]
+    )
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters()
+    )
     words = torch.tensor([[1, hvd.rank()]])
     for step in range(2):
         optimizer.zero_grad()
@@ -170,8 +179,12 @@ def test_sparse_gradients_that_one_rank_lacks() -> None:
     bits_are_the_same_everywhere(net)
     # Which kind the first one is going to be is known to those that have it, who tell the others.
     net = torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters()
+    )
     if hvd.rank() == 0:
         net(words).sum().backward()
     optimizer.synchronize()
-    assert net.weight.grad.is_sparse and net.weight.grad.to_dense()[1].tolist() == pytest.approx([1 / hvd.size()] * 4)
+    assert net.weight.grad.is_sparse and net.weight.grad.to_dense()[1].tolist() == pytest.approx(
+        [1 / hvd.size()] * 4
+    )

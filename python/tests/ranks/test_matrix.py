@@ -27,7 +27,11 @@ def wide(rank: int, rows: int, shift: int = 0) -> Wide:
 
 
 def widened(tensor: Any) -> Wide:
-    return tensor.real.to(torch.int64) if tensor.dtype.is_complex else tensor.to(torch.float64).to(torch.int64)
+    return (
+        tensor.real.to(torch.int64)
+        if tensor.dtype.is_complex
+        else tensor.to(torch.float64).to(torch.int64)
+    )
 
 
 class Ranks:
@@ -76,7 +80,8 @@ def in_place(call: Callable[[Any], Any], given: Any) -> Any:
     result = call(given)
     result = result.wait() if isinstance(result, hvd.Handle) else result
     for one, other in zip(
-        result if isinstance(result, list) else [result], given if isinstance(given, list) else [given]
+        result if isinstance(result, list) else [result],
+        given if isinstance(given, list) else [given],
     ):
         assert one is other
     return result
@@ -92,8 +97,14 @@ def given_rows(ranks: Ranks, shift: int = 0) -> Any:
 
 CASES: dict[str, Case] = {
     "allreduce": (lambda r, o: hvd.allreduce(r.own(), op=r.op, **o), lambda r: r.reduced()),
-    "allreduce_": (lambda r, o: in_place(lambda t: hvd.allreduce_(t, op=r.op, **o), r.own()), lambda r: r.reduced()),
-    "allreduce_async": (lambda r, o: hvd.allreduce_async(r.own(), op=r.op, **o), lambda r: r.reduced()),
+    "allreduce_": (
+        lambda r, o: in_place(lambda t: hvd.allreduce_(t, op=r.op, **o), r.own()),
+        lambda r: r.reduced(),
+    ),
+    "allreduce_async": (
+        lambda r, o: hvd.allreduce_async(r.own(), op=r.op, **o),
+        lambda r: r.reduced(),
+    ),
     "allreduce_async_": (
         lambda r, o: in_place(lambda t: hvd.allreduce_async_(t, op=r.op, **o), r.own()),
         lambda r: r.reduced(),
@@ -115,7 +126,10 @@ CASES: dict[str, Case] = {
         lambda r: [r.reduced(), r.reduced(1)],
     ),
     "allgather": (lambda r, o: hvd.allgather(given_rows(r), **o), lambda r: r.gathered()),
-    "allgather_async": (lambda r, o: hvd.allgather_async(given_rows(r), **o), lambda r: r.gathered()),
+    "allgather_async": (
+        lambda r, o: hvd.allgather_async(given_rows(r), **o),
+        lambda r: r.gathered(),
+    ),
     "grouped_allgather": (
         lambda r, o: hvd.grouped_allgather([given_rows(r), given_rows(r, 1)], **o),
         lambda r: [r.gathered(), r.gathered(1)],
@@ -125,8 +139,14 @@ CASES: dict[str, Case] = {
         lambda r: [r.gathered(), r.gathered(1)],
     ),
     "broadcast": (lambda r, o: hvd.broadcast(r.own(), r.root(), **o), lambda r: r.sent()),
-    "broadcast_": (lambda r, o: in_place(lambda t: hvd.broadcast_(t, r.root(), **o), r.own()), lambda r: r.sent()),
-    "broadcast_async": (lambda r, o: hvd.broadcast_async(r.own(), r.root(), **o), lambda r: r.sent()),
+    "broadcast_": (
+        lambda r, o: in_place(lambda t: hvd.broadcast_(t, r.root(), **o), r.own()),
+        lambda r: r.sent(),
+    ),
+    "broadcast_async": (
+        lambda r, o: hvd.broadcast_async(r.own(), r.root(), **o),
+        lambda r: r.sent(),
+    ),
     "broadcast_async_": (
         lambda r, o: in_place(lambda t: hvd.broadcast_async_(t, r.root(), **o), r.own()),
         lambda r: r.sent(),
@@ -137,8 +157,14 @@ CASES: dict[str, Case] = {
         lambda r, o: hvd.alltoall(r.own(), torch.ones(r.size, dtype=torch.int32), **o)[0],
         lambda r: r.exchanged(),
     ),
-    "reducescatter": (lambda r, o: hvd.reducescatter(r.own(), op=r.op, **o), lambda r: r.scattered()),
-    "reducescatter_async": (lambda r, o: hvd.reducescatter_async(r.own(), op=r.op, **o), lambda r: r.scattered()),
+    "reducescatter": (
+        lambda r, o: hvd.reducescatter(r.own(), op=r.op, **o),
+        lambda r: r.scattered(),
+    ),
+    "reducescatter_async": (
+        lambda r, o: hvd.reducescatter_async(r.own(), op=r.op, **o),
+        lambda r: r.scattered(),
+    ),
     "grouped_reducescatter": (
         lambda r, o: hvd.grouped_reducescatter(two(r), op=r.op, **o),
         lambda r: [r.scattered(), r.scattered(1)],
@@ -157,7 +183,11 @@ def check(ranks: Ranks, call: Any, expected: Any, options: dict[str, Any]) -> No
     wanted = expected(ranks)
     pairs = list(zip(result, wanted)) if isinstance(wanted, list) else [(result, wanted)]
     for got, want in pairs:
-        assert got.dtype == ranks.dtype and got.shape == want.shape, (ranks.dtype, got.shape, want.shape)
+        assert got.dtype == ranks.dtype and got.shape == want.shape, (
+            ranks.dtype,
+            got.shape,
+            want.shape,
+        )
         assert torch.equal(widened(got), want), (ranks.dtype, got, want)
 
 
@@ -176,12 +206,25 @@ def test_in_a_process_set() -> None:
     if hvd.rank() > 0:
         for name, (call, expected) in CASES.items():
             for dtype in DTYPES:
-                check(Ranks(mine, dtype), call, expected, {"process_set": mine, "name": f"{name} {dtype}"})
+                check(
+                    Ranks(mine, dtype),
+                    call,
+                    expected,
+                    {"process_set": mine, "name": f"{name} {dtype}"},
+                )
     hvd.barrier()
     assert hvd.remove_process_set(mine)
 
 
-SPARSE = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.complex64]
+SPARSE = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+    torch.complex64,
+]
 
 
 @pytest.mark.parametrize("dtype", SPARSE)
@@ -194,7 +237,14 @@ def test_sparse(dtype: Any) -> None:
     assert result.dtype == dtype and torch.equal(widened(result), expected)
 
 
-REDUCED = ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "reducescatter", "reducescatter_async"]
+REDUCED = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "reducescatter",
+    "reducescatter_async",
+]
 
 
 @pytest.mark.parametrize("name", REDUCED)
@@ -231,7 +281,9 @@ def test_gradients_of_groups() -> None:
     one, two_ = (torch.ones(size, 2, requires_grad=True) for _ in range(2))
     first, second = hvd.grouped_reducescatter([one, two_], op=hvd.Sum, prescale_factor=0.5)
     (first.sum() * (rank + 1) + second.sum()).backward()
-    torch.testing.assert_close(one.grad, torch.arange(1.0, size + 1).view(-1, 1).expand(size, 2) * size / 2)
+    torch.testing.assert_close(
+        one.grad, torch.arange(1.0, size + 1).view(-1, 1).expand(size, 2) * size / 2
+    )
     torch.testing.assert_close(two_.grad, torch.full((size, 2), size / 2))
     # Rows that the splits leave out have no gradient.
     given = torch.ones(size + 1, 2, requires_grad=True)

@@ -34,7 +34,11 @@ def test_the_mapping_that_memory_lies_in() -> None:
     buffers = [session.buffer("f32", [1000]) for _ in range(3)]
     for buffer in buffers:
         start, size = buffer.mapping
-        assert start % 4096 == 0 and start <= buffer.address and buffer.address + buffer.nbytes <= start + size
+        assert (
+            start % 4096 == 0
+            and start <= buffer.address
+            and buffer.address + buffer.nbytes <= start + size
+        )
     assert buffers[0].view(10, "f32", [2]).mapping == buffers[0].mapping
 
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer where gradients, parameters and optimizers change between steps: as one process."""
+"""DistributedOptimizer while gradients, parameters and optimizers change between steps."""
 
 from __future__ import annotations
 
@@ -36,13 +36,20 @@ def images(step: int) -> torch.Tensor:
 
 def channels_last() -> torch.nn.Module:
     torch.manual_seed(3)
-    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.Tanh(), torch.nn.Conv2d(8, 4, 2), torch.nn.Flatten()]
+    layers = [
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.Tanh(),
+        torch.nn.Conv2d(8, 4, 2),
+        torch.nn.Flatten(),
+    ]
     net = torch.nn.Sequential(*layers, torch.nn.Linear(4, 2)).to(memory_format=torch.channels_last)
     net[4].weight = torch.nn.Parameter(torch.randn(4, 2).t())  # as a transposed layer has it
     return net
 
 
-def trained(net: torch.nn.Module, optimizer: Optimizer, steps: int, given: Callable[[torch.Tensor], Any]) -> Any:
+def trained(
+    net: torch.nn.Module, optimizer: Optimizer, steps: int, given: Callable[[torch.Tensor], Any]
+) -> Any:
     for step in range(steps):
         optimizer.zero_grad()
         net(given(images(step))).square().mean().backward()
@@ -77,7 +84,9 @@ def test_states_have_the_roots_strides() -> None:
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_a_scheduler_that_was_made_before(op: Any) -> None:
-    def run(net: torch.nn.Module, wrap: Callable[[Any], Any], given: Callable[[Any], Any]) -> list[float]:
+    def run(
+        net: torch.nn.Module, wrap: Callable[[Any], Any], given: Callable[[Any], Any]
+    ) -> list[float]:
         plain = sgd(net)
         scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, gamma=0.5)
         optimizer, rates = wrap(plain), []
@@ -94,7 +103,9 @@ def test_a_scheduler_that_was_made_before(op: Any) -> None:
     rates = run(expected, lambda plain: plain, lambda whole: whole)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ours = run(net, lambda plain: hvd.DistributedOptimizer(plain, net.named_parameters(), op=op), part)
+        ours = run(
+            net, lambda plain: hvd.DistributedOptimizer(plain, net.named_parameters(), op=op), part
+        )
     assert ours == rates and rates[0] == 0.005
     bits_are_the_same_everywhere(net)
     if op == hvd.Average:
@@ -135,7 +146,9 @@ def test_gradients_whose_storage_is_swapped(swap: str) -> None:
 def test_a_synchronize_without_a_step(options: dict[str, Any], broadcast: bool) -> None:
     expected, net = Forked(), Forked()
     plain = torch.optim.SGD(expected.parameters(), lr=0.1)
-    ours = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+    ours = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options
+    )
     given, _ = batch(0)
     net(part(given), left=True).mean().backward()
     ours.synchronize()
@@ -203,7 +216,9 @@ def test_a_parameter_that_is_frozen_on_one_rank() -> None:
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(step))).backward()
         if step == 0:
-            with pytest.raises(hvd.InvalidRequest, match=r"2\.weight requires a gradient on some ranks only"):
+            with pytest.raises(
+                hvd.InvalidRequest, match=r"2\.weight requires a gradient on some ranks only"
+            ):
                 optimizer.step()
         else:
             optimizer.step()
@@ -247,18 +262,26 @@ def scaler_of(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{"groups": 1}, {"backward_passes_per_step": 2}, {}, {"op": hvd.Adasum}], ids=lambda o: str([*o])
+    "options",
+    [{"groups": 1}, {"backward_passes_per_step": 2}, {}, {"op": hvd.Adasum}],
+    ids=lambda o: str([*o]),
 )
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_a_scaler_that_finds_an_infinity_on_one_rank(options: dict[str, Any], unscaled: bool) -> None:
+def test_a_scaler_that_finds_an_infinity_on_one_rank(
+    options: dict[str, Any], unscaled: bool
+) -> None:
     net = Forked()  # one layer of which nobody uses
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options
+    )
     scaler = scaler_of(init_scale=4.0)
     for step in range(3):
         optimizer.zero_grad()
         loss = net(part(batch(step)[0]), left=True).mean()
         before = copy.deepcopy(net.state_dict())
-        scaler.scale(loss * (float("inf") if step == 1 and hvd.rank() == hvd.size() - 1 else 1.0)).backward()
+        scaler.scale(
+            loss * (float("inf") if step == 1 and hvd.rank() == hvd.size() - 1 else 1.0)
+        ).backward()
         if unscaled:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
@@ -302,19 +325,25 @@ def test_gradients_that_are_changed_on_their_way() -> None:
 def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
     def net() -> torch.nn.Module:
         torch.manual_seed(2)
-        return torch.nn.ModuleList([torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)])
+        return torch.nn.ModuleList(
+            [torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True) for _ in range(2)]
+        )
 
     expected, ours = net(), net()
     make = lambda net: torch.optim.SparseAdam(net.parameters(), lr=0.1)  # noqa: E731
     plain = make(expected)
-    optimizer = hvd.DistributedOptimizer(make(ours), ours.named_parameters(), sparse_as_dense=dense, groups=1)
+    optimizer = hvd.DistributedOptimizer(
+        make(ours), ours.named_parameters(), sparse_as_dense=dense, groups=1
+    )
     words = (torch.arange(3 * hvd.size()) * 7 % 10).view(-1, 3)
     for step in range(4):
         # Only the last rank uses the second one, and in the first step nobody.
         used = [[0] if step == 0 or rank < hvd.size() - 1 else [0, 1] for rank in range(hvd.size())]
         plain.zero_grad(), optimizer.zero_grad()
         losses = [
-            expected[at](words[rank : rank + 1]).square().sum() for rank in range(hvd.size()) for at in used[rank]
+            expected[at](words[rank : rank + 1]).square().sum()
+            for rank in range(hvd.size())
+            for at in used[rank]
         ]
         (sum(losses) / hvd.size()).backward()
         own = words[hvd.rank() : hvd.rank() + 1]
@@ -330,7 +359,9 @@ def test_gradients_of_another_type_than_their_parameters() -> None:
         pytest.skip("in this PyTorch gradients have their parameters' type")
     for parameter in net.parameters():
         parameter.grad_dtype = torch.float32
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters())
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters()
+    )
     for step in range(2):
         optimizer.zero_grad()
         loss_of(net, *(part(whole).to(torch.bfloat16) for whole in batch(step))).backward()
@@ -344,7 +375,9 @@ def test_gradients_of_another_type_than_their_parameters() -> None:
 def test_another_optimizer_of_the_same_parameters() -> None:
     expected, net = model(), model()
     plain = sgd(expected)
-    ours = [hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Sum) for _ in range(2)]
+    ours = [
+        hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Sum) for _ in range(2)
+    ]
     for step in range(4):
         if step == 2:
             plain = sgd(expected)  # the first one has momentum of its own
@@ -408,24 +441,40 @@ def test_a_loss_that_decides_how_an_optimizer_goes_on() -> None:
 
             optimizer.step(closure)
 
-    make = lambda net: torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe")  # noqa: E731
+    def make(net: torch.nn.Module) -> torch.optim.LBFGS:
+        search = "strong_wolfe"
+        return torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=5, line_search_fn=search)
+
     expected, net = model().double(), model().double()
     train(expected, make(expected), torch.Tensor.double)
-    train(net, hvd.DistributedOptimizer(make(net), net.named_parameters()), lambda whole: part(whole).double())
+    train(
+        net,
+        hvd.DistributedOptimizer(make(net), net.named_parameters()),
+        lambda whole: part(whole).double(),
+    )
     parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
 
 
 def test_what_scripts_read_of_horovods_optimizer() -> None:
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), backward_passes_per_step=2)
+    optimizer = hvd.DistributedOptimizer(
+        sgd(net), net.named_parameters(), backward_passes_per_step=2
+    )
     parameters = dict(net.named_parameters())
     assert optimizer._parameter_names == {parameter: name for name, parameter in parameters.items()}
     assert optimizer._requires_update == set(parameters.values())
     assert optimizer._compression is hvd.Compression.none and optimizer.op == hvd.Average
-    assert optimizer.process_set is hvd.global_process_set and optimizer.gradient_predivide_factor == 1.0
+    assert (
+        optimizer.process_set is hvd.global_process_set
+        and optimizer.gradient_predivide_factor == 1.0
+    )
     assert set(optimizer._allreduce_delay.values()) == {2} and optimizer._handles == {}
-    assert not optimizer._synchronized and optimizer._should_synchronize and not optimizer.sparse_as_dense
+    assert (
+        not optimizer._synchronized
+        and optimizer._should_synchronize
+        and not optimizer.sparse_as_dense
+    )
     for _ in range(2):
         loss_of(net, *map(part, batch(0))).backward()
     if hvd.size() > 1:

@@ -1,7 +1,7 @@
-"""Random calls on random process sets, in flight together, against what is computed here of what all ranks give.
+"""Random calls on random process sets, in flight together, compared with computed results.
 
-The seed is printed; ``GWTEST_SEED`` gives another one, ``GWTEST_CALLS`` another number of calls. On every kind of job
-(``GWTEST_JOBS=all``) there are more of them, with a seed of their own each time.
+The seed is printed; ``GWTEST_SEED`` sets it, ``GWTEST_CALLS`` sets the number of calls. With every
+kind of job (``GWTEST_JOBS=all``) there are more of them, with a new seed each time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ def seed() -> str:
 
 @pytest.fixture(scope="module")
 def sets(seed: str) -> list[hvd.ProcessSet]:
-    """Some process sets; a rank may be in several of them or in none. The last test removes them: where one
-    fails on this rank, it must not wait for the others.
+    """Some process sets; a rank may be in several of them or in none.
+
+    The last test removes them: a rank on which a test fails must not wait for the others.
     """
     dice = random.Random(seed)
-    members = {tuple(sorted(dice.sample(range(hvd.size()), dice.randint(1, hvd.size())))) for _ in range(4)}
+    members = {
+        tuple(sorted(dice.sample(range(hvd.size()), dice.randint(1, hvd.size())))) for _ in range(4)
+    }
     return [hvd.add_process_set(ranks) for ranks in sorted(members) if len(ranks) < hvd.size()]
 
 
@@ -74,7 +77,10 @@ def test_random_endings(seed: str) -> None:
             givers = [rank for rank in range(hvd.size()) if many[rank] > batch]
             named = {"name": f"batch{batch}"} if (at + batch) % 2 else {}
             own = torch.full((3,), float(hvd.rank()))
-            assert hvd.allreduce(own, **named).tolist() == [pytest.approx(sum(givers) / len(givers))] * 3
+            assert (
+                hvd.allreduce(own, **named).tolist()
+                == [pytest.approx(sum(givers) / len(givers))] * 3
+            )
             assert hvd.allgather(own[:1]).tolist() == givers
             assert hvd.allgather_object(hvd.rank()) == givers
             assert hvd.broadcast_object(hvd.rank(), givers[-1]) == givers[-1]
@@ -89,7 +95,7 @@ def test_the_sets_can_be_removed(sets: list[hvd.ProcessSet]) -> None:
 
 
 def wrong(what: str) -> None:
-    """A call that can't be: refused at once where a rank sees it, on all ranks where only all of them do."""
+    """A wrong call: refused at once if one rank can see it, otherwise on all ranks."""
     odd = hvd.rank() == hvd.size() - 1
     two = torch.ones(2)
     with pytest.raises(hvd.InvalidRequest):
@@ -106,17 +112,23 @@ def wrong(what: str) -> None:
         elif what == "group":
             hvd.grouped_allreduce([two] * (2 if odd else 3))
         else:
-            hvd.allreduce(torch.ones(2 + (odd and what == "shape"), dtype=torch.float64 if odd else torch.float32))
+            hvd.allreduce(
+                torch.ones(
+                    2 + (odd and what == "shape"), dtype=torch.float64 if odd else torch.float32
+                )
+            )
 
 
 def run(batch: list[Call], own: random.Random) -> None:
-    """Starts all that can be in flight, those with a name in an order of this rank's, and then the others."""
+    """Starts named calls in an order of this rank's own, and then the others."""
     named = [call for call in batch if call.is_async and call.named]
     own.shuffle(named)
     unnamed = [call for call in batch if call.is_async and not call.named]
     starts = []
     while named or unnamed:
-        starts.append((named or unnamed).pop(0) if own.random() < 0.5 else (unnamed or named).pop(0))
+        starts.append(
+            (named or unnamed).pop(0) if own.random() < 0.5 else (unnamed or named).pop(0)
+        )
     blocking = [call for call in batch if not call.is_async]
     waits = []
     for call in starts + blocking:
@@ -129,4 +141,6 @@ def run(batch: list[Call], own: random.Random) -> None:
         try:
             wait()
         except Exception:
-            raise AssertionError(f"rank {hvd.rank()}, seed {call.seed}: {call}\n{traceback.format_exc()}") from None
+            raise AssertionError(
+                f"rank {hvd.rank()}, seed {call.seed}: {call}\n{traceback.format_exc()}"
+            ) from None

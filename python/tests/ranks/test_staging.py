@@ -28,7 +28,9 @@ def gpu() -> Iterator[FakeCuda]:
 
 
 def of_rank(rank: int, *shape: int) -> Any:
-    return torch.arange(24.0).view(4, 6) + 100 * rank if not shape else torch.full(shape, rank + 1.0)
+    return (
+        torch.arange(24.0).view(4, 6) + 100 * rank if not shape else torch.full(shape, rank + 1.0)
+    )
 
 
 def total() -> Any:
@@ -64,16 +66,28 @@ def test_every_function(gpu: FakeCuda) -> None:
     size, rank = hvd.size(), hvd.rank()
     everybody = torch.cat([of_rank(each) for each in range(size)])
     assert torch.equal(gpu.read(hvd.allgather(gpu.made(of_rank(rank)))), everybody)
-    assert torch.equal(gpu.read(hvd.broadcast(gpu.made(of_rank(rank)), size - 1)), of_rank(size - 1))
+    assert torch.equal(
+        gpu.read(hvd.broadcast(gpu.made(of_rank(rank)), size - 1)), of_rank(size - 1)
+    )
     tensor = gpu.made(of_rank(rank))
     assert hvd.broadcast_(tensor, 0) is tensor
     assert torch.equal(gpu.read(tensor), of_rank(0))
-    moved, rows = hvd.alltoall(gpu.made(of_rank(rank, size, 2)), torch.ones(size, dtype=torch.int32))
-    assert gpu.read(moved).tolist() == [[each + 1.0] * 2 for each in range(size)] and rows.tolist() == [1] * size
+    moved, rows = hvd.alltoall(
+        gpu.made(of_rank(rank, size, 2)), torch.ones(size, dtype=torch.int32)
+    )
+    assert (
+        gpu.read(moved).tolist() == [[each + 1.0] * 2 for each in range(size)]
+        and rows.tolist() == [1] * size
+    )
     part = hvd.reducescatter(gpu.made(of_rank(rank, size, 3)), op=hvd.Sum)
     assert torch.equal(gpu.read(part), torch.full((1, 3), size * (size + 1) / 2))
-    first, second = hvd.grouped_allreduce([gpu.made(of_rank(rank)), gpu.made(of_rank(rank, 5).long())], op=hvd.Sum)
-    assert torch.equal(gpu.read(first), total()) and gpu.read(second).tolist() == [size * (size + 1) // 2] * 5
+    first, second = hvd.grouped_allreduce(
+        [gpu.made(of_rank(rank)), gpu.made(of_rank(rank, 5).long())], op=hvd.Sum
+    )
+    assert (
+        torch.equal(gpu.read(first), total())
+        and gpu.read(second).tolist() == [size * (size + 1) // 2] * 5
+    )
     [one, two] = hvd.grouped_allgather([gpu.made(of_rank(rank, 1)), gpu.made(of_rank(rank, 2))])
     assert len(gpu.read(one)) == size and len(gpu.read(two)) == 2 * size
     same = hvd.allreduce(gpu.made(torch.ones(8)), op=hvd.Adasum)
@@ -90,7 +104,9 @@ def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
     for at in range(12):
         mine = torch.full((3,), float(at))
         on_gpu = (at + hvd.rank()) % 3 != 0
-        handles.append((at, on_gpu, hvd.allreduce_async(gpu.made(mine) if on_gpu else mine, op=hvd.Sum)))
+        handles.append(
+            (at, on_gpu, hvd.allreduce_async(gpu.made(mine) if on_gpu else mine, op=hvd.Sum))
+        )
         if at % 4 == 3:
             hvd.barrier()
     for at, on_gpu, handle in handles:

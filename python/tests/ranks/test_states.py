@@ -62,7 +62,11 @@ def test_a_state_keeps_its_types(name: str, dtype: torch.dtype) -> None:
             return str(value.dtype)
         if isinstance(value, dict):
             return {key: types(inner) for key, inner in value.items()}
-        return [types(inner) for inner in value] if isinstance(value, (list, tuple)) else type(value).__name__
+        return (
+            [types(inner) for inner in value]
+            if isinstance(value, (list, tuple))
+            else type(value).__name__
+        )
 
     everybody = hvd.allgather_object(types(made.state_dict()["state"]))
     assert all(one == everybody[0] for one in everybody), everybody

@@ -31,7 +31,9 @@ def of_rank(rank: int, dtype: torch.dtype = torch.float32, *shape: int) -> torch
 
 
 def total(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
-    return sum((of_rank(rank, dtype, *shape) for rank in range(1, hvd.size())), of_rank(0, dtype, *shape))
+    return sum(
+        (of_rank(rank, dtype, *shape) for rank in range(1, hvd.size())), of_rank(0, dtype, *shape)
+    )
 
 
 def same(given: torch.Tensor, expected: torch.Tensor) -> None:
@@ -47,7 +49,10 @@ def test_every_element_type(dtype: torch.dtype) -> None:
     same(hvd.allgather(own), torch.cat([of_rank(rank, dtype) for rank in range(hvd.size())]))
     same(hvd.broadcast(own, 0), of_rank(0, dtype))
     everything, received = hvd.alltoall(own, torch.tensor([2] + [0] * (hvd.size() - 1)))
-    assert received.tolist() == [2 if hvd.rank() == 0 else 0] * hvd.size() and everything.dtype == dtype
+    assert (
+        received.tolist() == [2 if hvd.rank() == 0 else 0] * hvd.size()
+        and everything.dtype == dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", SMALL)
@@ -97,7 +102,9 @@ def test_in_place_and_without_gaps() -> None:
     assert not turned.is_contiguous()
     hvd.allreduce_(turned, op=hvd.Sum)
     same(turned, total().t())
-    handles = [hvd.allreduce_async_(of_rank(hvd.rank()), name=f"n{at}", op=hvd.Sum) for at in range(5)]
+    handles = [
+        hvd.allreduce_async_(of_rank(hvd.rank()), name=f"n{at}", op=hvd.Sum) for at in range(5)
+    ]
     for handle in handles:
         same(hvd.synchronize(handle), total())
         assert hvd.poll(handle)
@@ -107,8 +114,14 @@ def test_in_place_and_without_gaps() -> None:
 
 
 def test_groups() -> None:
-    own = [of_rank(hvd.rank()), of_rank(hvd.rank(), torch.int64, 5), of_rank(hvd.rank(), torch.bfloat16)]
-    for given, dtype in zip(hvd.grouped_allreduce(own, op=hvd.Sum), [torch.float32, torch.int64, torch.bfloat16]):
+    own = [
+        of_rank(hvd.rank()),
+        of_rank(hvd.rank(), torch.int64, 5),
+        of_rank(hvd.rank(), torch.bfloat16),
+    ]
+    for given, dtype in zip(
+        hvd.grouped_allreduce(own, op=hvd.Sum), [torch.float32, torch.int64, torch.bfloat16]
+    ):
         assert given.dtype == dtype
     same(own[0], of_rank(hvd.rank()))
     hvd.grouped_allreduce_(own, op=hvd.Sum)
@@ -140,7 +153,9 @@ def test_rows() -> None:
 
 def test_sparse() -> None:
     places = torch.tensor([[0, hvd.rank() + 1, 0]])
-    own = torch.sparse_coo_tensor(places, torch.tensor([[1.0, 1], [2, 2], [1, 1]]), (hvd.size() + 1, 2))
+    own = torch.sparse_coo_tensor(
+        places, torch.tensor([[1.0, 1], [2, 2], [1, 1]]), (hvd.size() + 1, 2)
+    )
     result = hvd.sparse_allreduce_async(own, name="sparse", op=hvd.Sum)().to_dense()
     expected = torch.full((hvd.size() + 1, 2), 2.0)
     expected[0] = 2.0 * hvd.size()

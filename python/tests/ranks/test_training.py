@@ -62,7 +62,9 @@ def test_groups_that_the_script_makes_and_its_old_way_to_number_them() -> None:
     parameters_are_near(net, expected)
     net = model()
     parameters = list(net.parameters())
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), groups=[parameters[:2], parameters[3:5]])
+    optimizer = hvd.DistributedOptimizer(
+        sgd(net), net.named_parameters(), groups=[parameters[:2], parameters[3:5]]
+    )
     optimizer.set_backward_passes_per_step(2)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -82,7 +84,10 @@ def test_a_part_of_the_ranks() -> None:
     parameters_are_near(net, expected)
     # Who is not a member, and who is the only one, steps with its own gradients.
     net, plain = model(), model()
-    ours, theirs = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), process_set=first), sgd(plain)
+    ours, theirs = (
+        hvd.DistributedOptimizer(sgd(net), net.named_parameters(), process_set=first),
+        sgd(plain),
+    )
     for step in range(2):
         for one, optimizer in ((net, ours), (plain, theirs)):
             optimizer.zero_grad()

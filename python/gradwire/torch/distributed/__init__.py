@@ -1,12 +1,15 @@
 """The backend ``gradwire`` of ``torch.distributed``.
 
-    import torch.distributed as dist
+```python
+import torch.distributed as dist
 
-    dist.init_process_group("gradwire")     # under gradwire run, torchrun, or what else sets rank and world size
+dist.init_process_group("gradwire")  # under gradwire run, or torchrun
+```
 
-With PyTorch 2.15 that is all: it finds the backend by itself. Before, ``import gradwire.torch`` comes first.
-Everything above works on it unchanged: DDP, FSDP2, HSDP, DTensor, functional collectives, distributed
-checkpoints. ``ddp_hook`` is for those who keep another backend and give Gradwire only DDP's gradients.
+PyTorch 2.15 finds the backend by itself. With older releases ``import gradwire.torch`` comes first.
+Everything above process groups works on it unchanged: DDP, FSDP2, HSDP, DTensor, functional
+collectives, distributed checkpoints. ``ddp_hook`` is for programs that keep another backend and
+give Gradwire only DDP's gradients.
 """
 
 from __future__ import annotations
@@ -38,11 +41,16 @@ def _create(opts: Any, backend_options: Any = None) -> ProcessGroupGradwire:
             world = everybody.world
         else:
             world = _world.world_beside(everybody, c10d._get_default_store(), opts.timeout)
-    return ProcessGroupGradwire(opts.store, opts.group_rank, world, members, opts.group_id, opts.timeout)
+    return ProcessGroupGradwire(
+        opts.store, opts.group_rank, world, members, opts.group_id, opts.timeout
+    )
 
 
 def register() -> None:
-    """Tells ``torch.distributed`` of the backend; importing this module does it."""
+    """Registers the backend with ``torch.distributed``.
+
+    Importing this module does it; a second call does nothing. PyTorch's entry point calls it.
+    """
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
 

@@ -1,4 +1,4 @@
-"""What every process group is and knows, and how its operations start (their names: ``_numbering``)."""
+"""The common part of process groups: their properties, and how their operations start."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ _REDUCTIONS = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 
 
 class Options:
-    """What PyTorch's options of a call say. In place of them there are forms of calls with the root, the reduction or
-    the timeout itself."""
+    """The options of a call.
+
+    PyTorch passes an object with options. Some forms of a call pass the root, the reduction or the
+    timeout itself.
+    """
 
     def __init__(
         self,
@@ -49,28 +52,41 @@ class Options:
         if root is None:
             root = given if isinstance(given, int) else getattr(given, "rootRank", 0)
         if op is None:
-            op = given if isinstance(given, _REDUCTIONS) else getattr(given, "reduceOp", dist.ReduceOp.SUM)
+            op = (
+                given
+                if isinstance(given, _REDUCTIONS)
+                else getattr(given, "reduceOp", dist.ReduceOp.SUM)
+            )
         self.timeout = timeout if timeout is not None and timeout > _NOW else default
         self.root, self.op = root, op
 
 
 def many(tensors: Any) -> list[torch.Tensor]:
+    """Returns a list of tensors; one tensor becomes a list of one."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def devices(tensors: Tensors) -> list[torch.device]:
-    """Those that are not the processor."""
+    """Returns the devices of the tensors that are not on the processor."""
     return [tensor.device for tensor in tensors if not tensor.is_cpu]
 
 
-# Its methods have several forms, which type checkers see as overloads of one another's.
+# Its methods have several forms, which type checkers take for overloads of each other.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class Group(_ProcessGroup):  # type: ignore[misc]
-    """A group of ranks; ``torch.distributed`` makes it."""
+    """A group of ranks. ``torch.distributed`` creates it, and calls its methods."""
 
-    def __init__(self, store: Any, rank: int, world: World, ranks: Sequence[int], name: str, timeout: timedelta):
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world: World,
+        ranks: Sequence[int],
+        name: str,
+        timeout: timedelta,
+    ):
         super().__init__(rank, len(ranks))
         self._store, self.world, self._timeout = store, world, timeout
         self._rank, self._ranks = rank, list(ranks)
@@ -78,7 +94,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._key = world.key(ascending)
         self._set = world.process_set(self._key, timeout)
         self._left = threading.Event()
-        # The members' numbers in the group, in the order of the process set, and the other way round.
+        # The members' ranks in the group, in the order of the process set, and the inverse.
         self._order = [self._ranks.index(member) for member in ascending]
         self._places = [ascending.index(member) for member in self._ranks]
         self._group_name, self._group_desc = name, "undefined"
@@ -87,34 +103,64 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._monitored = 0
         _threads.finish_dropped()
 
-    # Who it is.
+    # Properties
 
     def getRank(self) -> int:
+        """Returns this process's rank in the group.
+
+        Returns:
+            The rank, from 0.
+        """
         return self._rank
 
     def getSize(self) -> int:
+        """Returns the number of ranks in the group.
+
+        Returns:
+            The number of ranks.
+        """
         return len(self._ranks)
 
     def rank(self) -> int:
+        """Returns this process's rank in the group.
+
+        Returns:
+            The rank, from 0.
+        """
         return self._rank
 
     def size(self) -> int:
+        """Returns the number of ranks in the group.
+
+        Returns:
+            The number of ranks.
+        """
         return len(self._ranks)
 
     def name(self) -> str:
+        """Returns the name of the backend.
+
+        Returns:
+            ``gradwire``.
+        """
         return NAME
 
     def getBackendName(self) -> str:
+        """Returns the name of the backend.
+
+        Returns:
+            ``gradwire``.
+        """
         return NAME
 
     _get_backend_name = getBackendName
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Whose tensors it takes; none while it is being made.
+        """The devices whose tensors the group takes; none while it is being created.
 
-        To what has devices then PyTorch attaches its flight recorder, which can't be for a group without backends of
-        PyTorch's own.
+        PyTorch attaches its flight recorder to a group that has devices. That can't be done for a
+        group without backends of PyTorch's own.
         """
         return [torch.device(kind) for kind in DEVICES] if self in c10d._world.pg_map else []
 
@@ -122,38 +168,66 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return f"ProcessGroupGradwire({self._group_name!r}, ranks={self._ranks})"
 
     def getGroupName(self) -> str:
+        """Returns the name of the group.
+
+        Returns:
+            The name that PyTorch has given it.
+        """
         return self._group_name
 
     def setGroupName(self, name: str) -> None:
+        """Sets the name of the group.
+
+        Args:
+            name: The name.
+        """
         self._group_name = name
 
     _set_group_name = setGroupName
 
     def getGroupDesc(self) -> str:
+        """Returns the description of the group.
+
+        Returns:
+            The description; ``undefined`` if there is none.
+        """
         return self._group_desc
 
     def setGroupDesc(self, desc: str) -> None:
+        """Sets the description of the group.
+
+        Args:
+            desc: The description.
+        """
         self._group_desc = desc
 
     _set_group_desc = setGroupDesc
 
     @property
     def group_name(self) -> Any:
+        """The name that PyTorch has given the group."""
         return self._group_name
 
     @property
     def group_desc(self) -> str:
+        """The description of the group; ``undefined`` if there is none."""
         return self._group_desc
 
     @property
     def pg_name(self) -> str:
+        """The name that PyTorch has given the group."""
         return self._group_name
 
     def get_group_store(self) -> Any:
+        """Returns the store of the group.
+
+        Returns:
+            The store that PyTorch has created it with.
+        """
         return self._store
 
     def _get_backend(self, device: torch.device) -> Any:
-        """It is its own backend, for every device."""
+        """Returns the group itself, which is its own backend for every device."""
         del device
         return self
 
@@ -161,28 +235,36 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def supports_coalescing(self) -> bool:
+        """Whether PyTorch may coalesce calls: False."""
         return False
 
     @property
     def supports_splitting(self) -> bool:
+        """Whether PyTorch may split the group: False."""
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of later operations.
+
+        Args:
+            timeout: The longest time to wait for a result.
+        """
         self._timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """All members count from 0."""
+        """Does nothing: all members count from 0."""
 
     def _get_sequence_number_for_group(self) -> int:
+        """Returns the number of operations that were started."""
         return self._numbers.count
 
     def shutdown(self) -> None:
-        """The end of its process set; with the first group of all ranks, of the world of groups.
+        """Removes the process set of the group; with the first group of all ranks, all groups.
 
-        What all members have started is done all the same. What others never start is given up once all members
-        have come here: who waits for it is told.
+        Operations that all members have started complete. The others fail on the ranks that wait
+        for them, once all members have called this.
         """
         if self._left.is_set():
             return
@@ -191,16 +273,16 @@ class Group(_ProcessGroup):  # type: ignore[misc]
             self.world.close()
         else:
             self.world.leave(self._key)
-            self._store = None  # or a server lived on that a later group of all ranks takes for its own
+            self._store = None  # it may hold a server that a later group of all ranks would use
 
     def abort(self) -> None:
-        """Gives up: every rank of the job is told."""
+        """Ends the job: operations of all ranks fail."""
         session().abort(f"rank {session().rank} aborted the process group {self._group_name!r}")
 
-    # How operations start.
+    # How operations start
 
     def _start(self, call: Callable[[str], T]) -> T:
-        """Starts operations of this group by a call that is given the next name."""
+        """Starts operations of this group by a call that gets the next name."""
         if not _compiler.kept_out:
             _compiler.keep_out()
         return current(self._numbers).start(call)
@@ -208,7 +290,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
     def _begin(
         self, call: Callable[..., _native.Handle], *given: Any, into: Tensors = (), **options: Any
     ) -> _native.Handle:
-        """Starts an operation of this group, whose result is for these tensors."""
+        """Starts an operation of this group, whose result is for the tensors ``into``."""
         _memory.check_writable(into)
         return self._start(lambda name: call(*given, name=name, process_set=self._set, **options))
 
@@ -243,32 +325,37 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         size = self.size()
         if larger.dtype != smaller.dtype or larger.numel() != size * smaller.numel():
             raise InvalidRequest(
-                f"{what}: the larger tensor must have the elements of {size} of the smaller ones; they are "
+                f"{what}: the larger tensor must have the elements of {size} of the smaller ones; "
+                "they are "
                 f"{larger.dtype} {list(larger.shape)} and {smaller.dtype} {list(smaller.shape)}",
                 kind="invalid",
             )
 
     def _member(self, rank: int) -> int:
-        """The rank in the job of a rank of the group."""
+        """Returns the rank in the job of a rank of the group."""
         if not 0 <= rank < self.size():
-            raise InvalidRequest(f"there is no rank {rank} in a group of {self.size()}", kind="invalid")
+            raise InvalidRequest(
+                f"there is no rank {rank} in a group of {self.size()}", kind="invalid"
+            )
         return self._ranks[rank]
 
     def _one_each(self, what: str, tensors: Sequence[Any]) -> None:
         if len(tensors) != self.size():
             raise InvalidRequest(
-                f"{what}: {len(tensors)} were given for a group of {self.size()} ranks", kind="invalid"
+                f"{what}: {len(tensors)} were given for a group of {self.size()} ranks",
+                kind="invalid",
             )
 
     def _cut(self, gathered: tuple[_native.Buffer, list[int]], outputs: Tensors, what: str) -> None:
-        """Copies what came from each member, in the order of the process set, to that member's tensor."""
+        """Copies each member's part, in the process set's order, to the tensor for that member."""
         buffer, rows = gathered
         ordered = [outputs[member] for member in self._order]
         for member, number, output in zip(self._order, rows, ordered):
             expected = _memory.element(output, moved=True)[1]
             if number != expected:
                 raise InvalidRequest(
-                    f"{what}: rank {self._ranks[member]} gave {number} elements, but the tensor for them has "
+                    f"{what}: rank {self._ranks[member]} gave {number} elements, but the tensor "
+                    "for them has "
                     f"{expected}",
                     kind="invalid",
                 )

@@ -1,9 +1,9 @@
 """Keeps PyTorch's compiler out of the calls of process groups.
 
-It takes a group for something opaque, and ends the program where it follows a call of DDP into one that is
-written in Python. What it is told to skip is called as it is. It can be told only once it is there, and it is not
-loaded for that: loading it takes a second. Whoever compiles DDP has made it before, and DDP's constructor both
-loads it and makes calls.
+The compiler ends the program when it follows a call of DDP into a group that is written in Python.
+It does not follow functions that it is told to skip. That is possible only once it is loaded, and
+loading it takes a second, so it is not loaded for this. A program that compiles DDP has created DDP
+before, and DDP's constructor both loads the compiler and makes calls.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ kept_out = False
 
 
 def keep_out() -> None:
-    """Tells the compiler, if it is there by now."""
+    """Tells the compiler to skip this package, if the compiler is loaded."""
     global kept_out
-    for name in ("trace_rules", "skipfiles"):  # as releases call it
+    for name in ("trace_rules", "skipfiles"):  # its names in different releases
         add = getattr(sys.modules.get(f"torch._dynamo.{name}"), "add", None)
         if add is not None:
             add("gradwire")

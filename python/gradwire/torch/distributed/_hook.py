@@ -1,19 +1,21 @@
-"""DDP's gradients through Gradwire, whatever backend the process group has.
+"""DDP's gradients by Gradwire, with any backend of the process group.
 
+```python
 import gradwire.torch as gw
 
 gw.init()
 model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 model.register_comm_hook(gw.DdpHookState(), gw.ddp_hook)
+```
 
-With ``gradient_as_bucket_view=True`` DDP's buckets move into shared memory when they are first seen, and nothing
-is copied any more but by DDP itself, from the gradients that autograd makes. DDP knows nothing of it: it has a
-tensor for each bucket and one for each parameter's part of it, and gives both to the hook, which puts other memory
-under them. That DDP has really used that memory is not believed but looked at, each time: an address for
-each parameter.
+With ``gradient_as_bucket_view=True`` DDP's buckets are moved to shared memory when they are first
+seen. After that only DDP itself copies, from the gradients that autograd makes. DDP does not
+notice: it has a tensor for each bucket and one for each parameter's part of it, and gives both to
+the hook, which puts other memory under them. Each time the hook checks that DDP has really used
+that memory, by the address of each parameter's gradient.
 """
 
-# No annotations as text here: DDP looks at those of the hook.
+# Without `from __future__ import annotations`: DDP reads the annotations of the hook.
 import itertools
 from datetime import timedelta
 from typing import Any, Optional
@@ -33,9 +35,20 @@ _PLACE = "_gradwire_place"
 
 
 class DdpHookState:
-    """How the gradients are exchanged: among whom, compressed how, reduced how, waited for how long.
+    """How ``ddp_hook`` exchanges gradients. All ranks create their states in the same order.
 
-    All ranks make their states in the same order: each has names of its own.
+    Args:
+        process_set: The ranks that exchange their gradients. The default is all ranks.
+        compression: The dtype that gradients have in shared memory: one of ``Compression``, or
+            another subclass of ``Compressor``.
+        op: ``Average``, or another reduction.
+        timeout: The longest time to wait for a bucket.
+
+    Example:
+        ```python
+        state = hvd.DdpHookState(compression=hvd.Compression.bf16)
+        model.register_comm_hook(state, hvd.ddp_hook)
+        ```
     """
 
     _states = itertools.count()
@@ -47,22 +60,27 @@ class DdpHookState:
         op: ReduceOp = Average,
         timeout: timedelta = timedelta(minutes=30),
     ) -> None:
-        self.process_set, self.compression, self.op, self.timeout = process_set, compression, op, timeout
+        self.process_set, self.compression, self.op, self.timeout = (
+            process_set,
+            compression,
+            op,
+            timeout,
+        )
         self.name = f"ddp{next(self._states)}"
 
 
 class _Place:
-    """A bucket in shared memory. It is kept by DDP's tensor of the bucket, and so goes when that does."""
+    """A bucket in shared memory. DDP's tensor of the bucket holds it, and ends it."""
 
     def __init__(self, gradients: torch.Tensor) -> None:
         self.buffer: _native.Buffer = collectives.place(gradients)
         self.memory: torch.Tensor = as_tensor(self.buffer)
-        # Where each parameter's gradient is, and its part of the memory.
+        # The address of each parameter's gradient, and its part of the memory.
         self.parts: list[tuple[int, torch.Tensor]] = []
 
     @staticmethod
     def of(bucket: GradBucket, gradients: torch.Tensor) -> Optional["_Place"]:
-        """The bucket's place, which it gets now if it has none; None where it can't have one."""
+        """Returns the bucket's place, which may be new; None if the bucket can't have one."""
         known = getattr(gradients, _PLACE, None)
         if known is not None:
             if gradients.data_ptr() != known.memory.data_ptr():
@@ -70,10 +88,14 @@ class _Place:
             known._look(bucket)
             return known
         own = [parameter.grad for parameter in bucket.parameters()]
-        if gradients.device.type != "cpu" or gradients.numel() == 0 or _tensors_on(gradients) != len(own) + 1:
+        if (
+            gradients.device.type != "cpu"
+            or gradients.numel() == 0
+            or _tensors_on(gradients) != len(own) + 1
+        ):
             return None
         for grad, part in zip(own, bucket.gradients()):
-            # They are not the bucket's parts where DDP has gradients of their own, or none yet.
+            # DDP has gradients of its own here, or none yet.
             if grad is None or grad.data_ptr() != part.data_ptr() or grad.dtype != gradients.dtype:
                 return None
         place = _Place(gradients)
@@ -82,7 +104,7 @@ class _Place:
         return place
 
     def _take(self, tensors: list[torch.Tensor]) -> None:
-        """Puts the memory under the bucket's parts and under the bucket itself, the last of them."""
+        """Puts the memory under the bucket's parts and under the bucket, the last tensor."""
         *parts, whole = tensors
         first, size = whole.data_ptr(), whole.element_size()
         for tensor in tensors:
@@ -93,35 +115,56 @@ class _Place:
         setattr(whole, _PLACE, self)
 
     def _look(self, bucket: GradBucket) -> None:
-        """Sees to it that the memory has what DDP has."""
+        """Makes sure that the memory has the gradients that DDP has."""
         for parameter, (address, part) in zip(bucket.parameters(), self.parts):
             grad = parameter.grad
             if grad is None:
                 part.zero_()  # this rank has not used it
             elif grad.data_ptr() != address:
-                # DDP has a tensor for it that is not the one that was moved. Results it copies by itself.
+                # DDP has another tensor for it than the one that was moved. DDP copies the result
+                # itself.
                 part.copy_(grad)
                 copied(part)
 
 
 def _tensors_on(bucket: torch.Tensor) -> int:
-    """How many tensors there are on a bucket's memory.
+    """Returns the number of tensors on a bucket's memory.
 
-    DDP has one for each parameter and one for the bucket. Where there are more the program has made some, and a
-    gradient may be one of those, which DDP does not tell from its own and can't be given other memory.
+    DDP has one for each parameter and one for the bucket. If there are more the program has made
+    some. A gradient may be one of those; DDP takes it for its own, and it can't be given other
+    memory.
     """
     storage = bucket.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) - 1  # the last one is this function's
+    return (
+        torch._C._storage_Use_Count(storage._cdata) - 1
+    )  # one more is the reference in this function
 
 
-_default: Optional[DdpHookState] = None  # noqa: UP045 - no text
+_default: Optional[DdpHookState] = None  # noqa: UP045 - DDP needs real types
 
 
 def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket of gradients over the ranks: ``model.register_comm_hook(state, ddp_hook)``.
+    """Reduces a bucket of DDP's gradients over all ranks: a communication hook.
 
-    The state is a ``DdpHookState``, or None for the usual one. The buckets that the next forward pass needs
-    first, which come last, go first.
+    Buckets that the next forward pass needs first are sent first.
+
+    Args:
+        state: A ``DdpHookState``, or None for the default one.
+        bucket: DDP's bucket.
+
+    Returns:
+        A future of the reduced bucket, as DDP expects it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+
+    Example:
+        ```python
+        hvd.init()
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        model.register_comm_hook(hvd.DdpHookState(), hvd.ddp_hook)
+        ```
     """
     global _default
     if state is None:
@@ -135,12 +178,21 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
     else:
         memory = collectives.place(small)
         copied(small)
-    handle = collectives.reduced([memory], name, state.op, 1.0, 1.0, state.process_set, priority=bucket.index())
+    handle = collectives.reduced(
+        [memory], name, state.op, 1.0, 1.0, state.process_set, priority=bucket.index()
+    )
 
     def finish(_: list[Any]) -> None:
-        # DDP takes the gradients out of what the future gives it: shared memory will do.
+        # DDP takes the gradients from the value of the future, which may be shared memory.
         if place is None or gradients.data_ptr() != place.memory.data_ptr():
             work.value = compression.decompress(collectives.adapter.view(memory, gradients), ctx)
 
-    work = Work(f"the bucket {name!r} of DDP", [handle], finish, gradients, state.timeout, [gradients.device])
+    work = Work(
+        f"the bucket {name!r} of DDP",
+        [handle],
+        finish,
+        gradients,
+        state.timeout,
+        [gradients.device],
+    )
     return work.get_future()

@@ -1,6 +1,6 @@
-"""The job of processes that neither ``gradwire run`` nor torchrun started: they meet in the process group's store.
+"""Makes the job of processes that neither ``gradwire run`` nor torchrun has started.
 
-Ranks that follow each other on one machine are a node.
+The processes meet in the store of the process group. Consecutive ranks on one machine are a node.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gradwire import _start
 
 
 def machine() -> str:
-    """This machine's name, and what tells it from another one of that name."""
+    """Returns this machine's name, with an id that distinguishes machines of one name."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 
 
 def nodes(machines: list[str]) -> list[tuple[int, int]]:
-    """The nodes' first ranks and numbers of ranks.
+    """Returns each node's first rank and number of ranks.
 
     >>> nodes(["a", "a", "b", "a"])
     [(0, 2), (2, 1), (3, 1)]
@@ -47,7 +47,10 @@ def _address(machines: list[str]) -> str:
 
 
 def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Makes a job where no launcher did: each node's first rank starts its daemon, the first with the coordinator."""
+    """Makes a job if no launcher did.
+
+    Each node's first rank starts the node's daemon, and the first daemon hosts the coordinator.
+    """
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
     store = _start.meeting(store)

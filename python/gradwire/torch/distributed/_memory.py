@@ -1,6 +1,6 @@
-"""Tensors and shared memory: in by one copy, out by one copy, always as a row of elements.
+"""Copies tensors to and from shared memory, always as a row of elements.
 
-What is only moved may have any element type: those that Gradwire can't reduce travel as bytes.
+Tensors that are only moved may have any dtype. Those that Gradwire can't reduce are sent as bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from gradwire.torch._adapter import as_tensor, describe
 
 _BYTES = "u8"
 _AS_IT_IS = contextlib.nullcontext()
-# What PyTorch says of a tensor that has several elements in one place.
+# PyTorch's number for a tensor with several elements in one place.
 _OVERLAPS = 1
 
 
 def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
-    """Element type and number of elements of what travels."""
+    """Returns the element type and the number of elements that are sent.
+
+    Raises:
+        InvalidRequest: The tensor can't be exchanged.
+    """
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidRequest(f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid")
+        raise InvalidRequest(
+            f"a torch.Tensor is needed, not {type(tensor).__name__}", kind="invalid"
+        )
     try:
         return describe(tensor)[0], tensor.numel()
     except InvalidRequest:
@@ -36,14 +42,19 @@ def element(tensor: torch.Tensor, moved: bool = False) -> tuple[str, int]:
 
 
 def check_writable(tensors: Sequence[torch.Tensor]) -> None:
-    """Refuses what can't hold a result, before anything is started."""
+    """Refuses tensors that can't hold a result, before anything is started.
+
+    Raises:
+        InvalidRequest: Several elements of a tensor are in one place.
+    """
     for tensor in tensors:
         element(tensor, moved=True)
-        # Nobody has expanded a contiguous one.
+        # A contiguous tensor is not expanded.
         if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
             raise InvalidRequest(
                 f"a result can't be written to a tensor of shape {list(tensor.shape)} and strides "
-                f"{list(tensor.stride())}: several of its elements are in one place. Give a clone() of it",
+                f"{list(tensor.stride())}: several of its elements are in one place. Give a "
+                "clone() of it",
                 kind="invalid",
             )
 
@@ -53,7 +64,8 @@ def room(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
         raise InvalidRequest(
-            f"tensors of one call have one dtype; these have {', '.join(sorted(map(str, kinds))) or 'none'}",
+            "tensors of one call have one dtype; these have "
+            f"{', '.join(sorted(map(str, kinds))) or 'none'}",
             kind="invalid",
         )
     sizes = [element(tensor, moved) for tensor in tensors]
@@ -61,7 +73,7 @@ def room(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer
 
 
 def parts(memory: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """The memory cut into tensors of these shapes."""
+    """Cuts the memory into tensors of the shapes of ``like``."""
     at = 0
     for tensor in like:
         size = tensor.numel()
@@ -72,7 +84,7 @@ def parts(memory: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterable[torch.
 
 
 def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
-    """Copies tensors, of any strides and device, into shared memory, one after the other."""
+    """Copies tensors, of any strides and device, to shared memory, one after the other."""
     buffer = room(tensors, moved)
     for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
         _copy_in(buffer, part, tensor)
@@ -80,9 +92,9 @@ def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer
 
 
 def load_one(tensor: torch.Tensor) -> tuple[_native.Buffer, torch.Tensor]:
-    """Copies a tensor into shared memory, and gives what is there as a tensor of the same shape, too.
+    """Copies a tensor to shared memory; returns the buffer, and a tensor of that shape on it.
 
-    Small tensors are exchanged in no more time than all of this takes, so nothing is done twice.
+    The exchange of a small tensor takes as little time as this function, so it does nothing twice.
     """
     dtype, number = element(tensor)
     buffer = session().buffer(dtype, [number])
@@ -101,35 +113,37 @@ def _copy_in(buffer: _native.Buffer, part: torch.Tensor, tensor: torch.Tensor) -
 
 
 def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
-    """Copies shared memory into tensors, one after the other."""
+    """Copies shared memory to tensors, one after the other."""
     memory = as_tensor(buffer)
     expected = sum(element(tensor, moved=True)[1] for tensor in tensors)
     if memory.numel() != expected:
         raise InvalidRequest(
-            f"{memory.numel()} elements came, but the tensors given for them have {expected}", kind="invalid"
+            f"{memory.numel()} elements came, but the tensors given for them have {expected}",
+            kind="invalid",
         )
     for part, tensor in zip(parts(memory, tensors), tensors):
         store_one(part, tensor)
 
 
 def store_one(memory: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies what is in shared memory into a tensor of that shape.
+    """Copies shared memory to a tensor of the same shape.
 
-    Its version stays what it is, as with every other backend: autograd sees no change of a tensor that it has
-    saved. So what is written to is the tensor's data, which has a version of its own.
+    The version of the tensor does not change, as with every other backend: autograd does not see a
+    change of a tensor that it has saved. This writes to the tensor's data, which has a version of
+    its own.
     """
     with _writing(tensor):
         _copy_out(memory, tensor.data)
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """As ``store_one``, with values on the tensor's own device."""
+    """Copies values to a tensor on the same device, as ``store_one`` does."""
     with _writing(tensor):
         tensor.data.copy_(values)
 
 
 def store_sparse(total: torch.Tensor, tensor: torch.Tensor) -> None:
-    """As ``store_one``, for sparse tensors. Their data is in tensors of its own, which are replaced."""
+    """Copies a sparse tensor, as ``store_one`` does. Its data is in tensors that are replaced."""
     with _writing(tensor), torch.no_grad():
         tensor.copy_(total)
 
@@ -142,5 +156,8 @@ def _copy_out(memory: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def _writing(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """A waiting thread has a mode of its own, and inference tensors take writes in theirs only."""
+    """Returns a context in which the tensor can be written to.
+
+    A waiting thread has its own mode, and inference tensors can be written to in theirs only.
+    """
     return torch.inference_mode() if tensor.is_inference() else _AS_IT_IS

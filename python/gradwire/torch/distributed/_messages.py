@@ -1,8 +1,8 @@
-"""Messages from rank to rank, as many at a time as a program likes.
+"""Messages between ranks, any number at a time.
 
-Of one way (sender, receiver and tag) Gradwire has a limited number under way at a time. What comes
-on top of that waits here for its turn, without anybody waiting for it: both ends may first start all
-their sends and then all their receives.
+Gradwire has a limited number of messages in flight for one sender, receiver and tag. Further
+messages wait here for their turn, and no caller waits for them: both ends may start all their sends
+first and then all their receives.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Way:
         self._name = name
         self._lock = threading.Lock()
         self._count = 0
-        # In the order of the calls. The last ones of the first list have not begun.
+        # All in the order of the calls. The last ones of the first queue have not started.
         self._messages: deque[Operation] = deque()
         self._waiting: deque[tuple[Begin, Later]] = deque()
 
     def start(self, begin: Begin, work: Callable[[Any], Work]) -> Work:
-        """Starts a message, or has it started once it is its turn. One that is refused is not counted."""
+        """Starts a message, or queues it. A message that is refused is not counted."""
         with self._lock:
             self._sweep()
             if not self._waiting and len(self._messages) < _AT_A_TIME:
                 made = work(begin())
             else:
-                _staging.arrive()  # what is sent later has to be there later
+                _staging.arrive()  # a message that is sent later needs its data later
                 later = Later(self._name, None)
                 self._waiting.append((begin, later))
                 made = work(later)
@@ -57,7 +57,7 @@ class Way:
             self._messages.popleft()
 
     def _serve(self) -> None:
-        """Begins those that wait, each when there is room for it."""
+        """Starts the queued messages, each when there is room for it."""
         while not _threads.ending.wait(_PAUSE):
             with self._lock:
                 self._sweep()

@@ -1,4 +1,4 @@
-"""The calls that move tensors from rank to rank."""
+"""The collectives that only move data."""
 
 from __future__ import annotations
 
@@ -23,8 +23,27 @@ class Moves(Group):
     """broadcast, allgather, gather, scatter, alltoall, send and receive, barrier."""
 
     def broadcast(
-        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int | None = None
+        self,
+        tensors: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
     ) -> Work:
+        """Copies the root's tensors to all ranks.
+
+        Args:
+            tensors: One tensor, or a list of tensors of one dtype. All ranks give the same shapes.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+            root: The rank in the group whose tensors all get.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout, timeout, root=root)
         tensors = many(tensors)
         root = self._member(given.root)
@@ -38,19 +57,50 @@ class Moves(Group):
 
         return self._work("broadcast", handle, finish, tensors, given.timeout, tensors)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Copies every rank's tensor to all ranks.
+
+        Args:
+            outputs: For each input a list with one tensor for each rank.
+            inputs: The tensors of this rank, or one tensor.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         given = Options(opts, self._timeout, timeout)
         if len(outputs) != len(inputs):
             raise InvalidRequest(
-                f"allgather: {len(inputs)} inputs, but {len(outputs)} lists of outputs", kind="invalid"
+                f"allgather: {len(inputs)} inputs, but {len(outputs)} lists of outputs",
+                kind="invalid",
             )
         result = [list(output) for output in outputs]
         return self._allgather(outputs, inputs, result[0] if len(result) == 1 else result, given)
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """One list of outputs for each rank, with as many tensors as there are inputs."""
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Copies several tensors of every rank to all ranks.
+
+        Args:
+            outputs: For each rank a list with as many tensors as there are inputs.
+            inputs: The tensors of this rank.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         self._one_each("allgather_coalesced", outputs)
         if any(len(output) != len(inputs) for output in outputs):
             raise InvalidRequest(
@@ -61,8 +111,10 @@ class Moves(Group):
         result = [list(output) for output in outputs]
         return self._allgather(list(zip(*outputs)), inputs, result, Options(opts, self._timeout))
 
-    def _allgather(self, outputs: Sequence[Tensors], inputs: Tensors, result: Any, given: Options) -> Work:
-        """One list of outputs for each input."""
+    def _allgather(
+        self, outputs: Sequence[Tensors], inputs: Tensors, result: Any, given: Options
+    ) -> Work:
+        """Starts an allgather; ``outputs`` has one list for each input."""
         for output in outputs:
             self._one_each("allgather", output)
         flat = [tensor for output in outputs for tensor in output]
@@ -75,12 +127,42 @@ class Moves(Group):
 
         return self._work("allgather", handle, finish, result, given.timeout, flat)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Work:
+        """Copies every rank's tensor to all ranks, into one tensor.
+
+        Args:
+            output: A tensor with the elements of all ranks' inputs, in the order of the group.
+            input: The tensor of this rank. All ranks give the same dtype and number of elements.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         return self.all_gather_single_coalesced([output], [input], opts)
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Starts several ``all_gather_single`` in one request.
+
+        Args:
+            outputs: The output tensors.
+            inputs: The input tensors, as many as there are outputs.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout)
         buffers = []
         for output, tensor in zip(outputs, inputs):
@@ -92,12 +174,16 @@ class Moves(Group):
             for gathered, output in zip(results[0], outputs):
                 self._place(gathered, output, "all_gather_single")
 
-        return self._work("all_gather_single", handle, finish, list(outputs), given.timeout, outputs)
+        return self._work(
+            "all_gather_single", handle, finish, list(outputs), given.timeout, outputs
+        )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _place(self, gathered: tuple[_native.Buffer, list[int]], output: torch.Tensor, what: str) -> None:
-        """What came from all members, into one tensor."""
+    def _place(
+        self, gathered: tuple[_native.Buffer, list[int]], output: torch.Tensor, what: str
+    ) -> None:
+        """Copies what came from all members to one tensor."""
         if self._order == list(range(self.size())) and len(set(gathered[1])) <= 1:
             _memory.store(gathered[0], [output])
             return
@@ -114,6 +200,21 @@ class Moves(Group):
         *,
         root: int | None = None,
     ) -> Work:
+        """Copies every rank's tensor to the root.
+
+        Args:
+            outputs: At the root a list that contains a list with one tensor for each rank.
+            inputs: The tensor of this rank, or a list with it.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that gets the tensors.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout, timeout, root=root)
         [tensor] = many(inputs)
         at_root = self._rank == given.root
@@ -128,6 +229,19 @@ class Moves(Group):
         return self._gather("gather", tensor, given, finish, mine)
 
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Copies every rank's tensor to the root, into one tensor.
+
+        Args:
+            output: At the root a tensor with the elements of all ranks' inputs.
+            input: The tensor of this rank.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout)
         at_root = self._rank == given.root
         if at_root:
@@ -163,6 +277,21 @@ class Moves(Group):
         *,
         root: int | None = None,
     ) -> Work:
+        """Gives every rank its tensor of the root's list.
+
+        Args:
+            outputs: The tensor for the result, or a list with it.
+            inputs: At the root one tensor for each rank, in a list, or in a list in a list.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that gives the tensors.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout, timeout, root=root)
         [output] = many(outputs)
         buffer, splits = None, None
@@ -188,7 +317,23 @@ class Moves(Group):
 
         return self._work("scatter", handle, finish, [output], given.timeout, [output])
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def alltoall(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
+        """Sends one tensor to each rank and receives one from each.
+
+        Args:
+            outputs: One tensor for each rank, for what comes from it.
+            inputs: One tensor for each rank, all of one dtype.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout, timeout)
         outputs, inputs = list(outputs), list(inputs)
         self._one_each("alltoall", outputs)
@@ -212,14 +357,34 @@ class Moves(Group):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
+        """Splits a tensor along the first dimension, and gives each rank its part.
+
+        Args:
+            output: The tensor for the rows from all ranks, in the order of the group.
+            input: The tensor to split.
+            output_split_sizes: The number of rows from each rank; empty for the same number each.
+            input_split_sizes: The number of rows for each rank; empty for the same number each.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         _memory.check_writable([output])
         parts = []
-        for what, tensor, splits in (("output", output, output_split_sizes), ("input", input, input_split_sizes)):
+        for what, tensor, splits in (
+            ("output", output, output_split_sizes),
+            ("input", input, input_split_sizes),
+        ):
             rows = tensor.shape[0] if tensor.dim() > 0 else 0
             sizes = list(splits) or [rows // self.size()] * self.size()
             if len(sizes) != self.size() or sum(sizes) != rows:
                 raise InvalidRequest(
-                    f"all_to_all_single: the {what} has {rows} rows, which the splits {sizes} for {self.size()} "
+                    f"all_to_all_single: the {what} has {rows} rows, which the splits {sizes} for "
+                    f"{self.size()} "
                     "ranks do not give",
                     kind="invalid",
                 )
@@ -236,6 +401,19 @@ class Moves(Group):
         return tag
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+        """Sends tensors to a rank.
+
+        Args:
+            tensors: One tensor, or a list of tensors of one dtype.
+            dst: The rank in the group that receives them.
+            tag: A number from 0 to 2**32 - 1. The receiver gives the same.
+
+        Returns:
+            The operation in flight.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         tensors = many(tensors)
         to, tag = self._member(dst), self._tag(tag)
         buffer = _memory.load(tensors, moved=True)
@@ -245,6 +423,20 @@ class Moves(Group):
         )
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+        """Receives tensors from a rank.
+
+        Args:
+            tensors: One tensor, or a list of tensors of one dtype, with as many elements as are
+                sent.
+            src: The rank in the group that sends them.
+            tag: A number from 0 to 2**32 - 1. The sender gives the same.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         tensors = many(tensors)
         source, tag = self._member(src), self._tag(tag)
         _memory.check_writable(tensors)
@@ -266,37 +458,69 @@ class Moves(Group):
         return way
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        raise NotImplementedError("the gradwire backend receives from a rank that is named: give recv a source")
+        """Is refused: the backend receives from a rank that is named.
+
+        Args:
+            tensors: Not used.
+            tag: Not used.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "the gradwire backend receives from a rank that is named: give recv a source"
+        )
 
     recvAnysource = recv_anysource
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Waits until all ranks of the group have called it.
+
+        Args:
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+
+        Returns:
+            The operation in flight.
+        """
         given = Options(opts, self._timeout, timeout)
         handle = self._begin(session().barrier)
         return self._work("barrier", handle, None, [], given.timeout)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that says which ranks have not come within the timeout, to all that have.
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Waits until all ranks of the group have called it; names those that are missing.
 
-        That is seen in the store of the group, where each leaves word. ``wait_all_ranks`` changes nothing: they are
-        always all named.
+        Each rank leaves a key in the group's store, so the ranks that have come know who is
+        missing.
+
+        Args:
+            timeout: The longest time to wait. The default is the group's timeout.
+            wait_all_ranks: Changes nothing: all missing ranks are always named.
+
+        Raises:
+            WaitTimeout: Some ranks have not come in time.
         """
         del wait_all_ranks
         self._monitored += 1
         keys = [f"gradwire/monitored/{self._monitored}/{member}" for member in range(self.size())]
         limit = timeout if timeout is not None else self._timeout
         if self._monitored > 1:
-            # All have left the one before, or they were not here.
+            # All ranks have passed the previous barrier, or they would not be here.
             self._store.delete_key(f"gradwire/monitored/{self._monitored - 1}/{self._rank}")
         self._store.set(keys[self._rank], "here")
         try:
             self.barrier(limit).wait()
         except WaitTimeout as error:
-            missing = [str(member) for member, key in enumerate(keys) if not self._store.check([key])]
+            missing = [
+                str(member) for member, key in enumerate(keys) if not self._store.check([key])
+            ]
             if not missing:
                 raise
             raise WaitTimeout(
-                f"Rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} failed to pass monitoredBarrier in "
+                f"Rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} failed to pass "
+                "monitoredBarrier in "
                 f"{limit / timedelta(milliseconds=1):.0f} ms",
                 kind="timeout",
             ) from error

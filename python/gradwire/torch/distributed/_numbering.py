@@ -1,13 +1,13 @@
-"""What the operations of a group are called, so that all of its ranks call them the same.
+"""The names of a group's operations, which are the same on all of its ranks.
 
-- ``gradwire0.mesh.17``: the 17th operation of the group ``mesh``, whatever kind it is of. So ranks
-  that make different calls meet under one name and are told so, by a table of who asked for what,
-  instead of waiting for each other until a timeout.
-- ``gradwire0.mesh.17>2.1``: the first operation that a callback starts; the callback is the second
-  one of the future of operation 17. When a callback runs, and on which thread, is another matter on
-  each rank, so callbacks do not take the group's numbers: each counts for itself.
-- A call that is refused is not counted: other ranks know nothing of it.
-- The numbers come again after as many as can be in flight: coordinator and daemons remember what was
+- ``gradwire0.mesh.17``: the 17th operation of the group ``mesh``, of whatever kind. Ranks that make
+  different calls meet under one name, and get an error with a table of what each asked for, instead
+  of waiting for each other until a timeout.
+- ``gradwire0.mesh.17>2.1``: the first operation that a callback starts. The callback is the second
+  one of the future of operation 17. Each rank runs callbacks at its own time and in its own thread,
+  so callbacks do not use the group's numbers: each counts for itself.
+- A call that is refused is not counted: the other ranks do not know of it.
+- The numbers repeat after as many as can be in flight: coordinator and daemons remember what was
   agreed under each name.
 
 Messages have names of their own (worker-lib/src/naming.rs).
@@ -27,7 +27,7 @@ import torch
 from gradwire._names import again
 
 T = TypeVar("T")
-# Names of callbacks in callbacks grow with each level; what is longer becomes a digest.
+# The names of nested callbacks grow with each level; longer ones become a digest.
 _LONGEST = 200
 
 
@@ -40,8 +40,8 @@ class Numbers:
         self.count = 0
 
     def start(self, call: Callable[[str], T]) -> T:
-        """Starts operations by a call that is given the next name."""
-        # The lock is held meanwhile: if the call is refused no later one may have a number yet.
+        """Starts operations by a call that gets the next name."""
+        # The lock is held during the call: if it is refused, no later call may have a number yet.
         with self._lock:
             started = call(f"{self.prefix}.{again(self.count + 1)}")
             self.count += 1
@@ -49,7 +49,7 @@ class Numbers:
 
 
 class _Here(threading.local):
-    """Whose numbers this thread uses instead of those of the group: those of a callback."""
+    """The numbers that this thread uses instead of the group's: those of a callback."""
 
     numbers: Numbers | None = None
 
@@ -58,12 +58,12 @@ _here = _Here()
 
 
 def current(group: Numbers) -> Numbers:
-    """Whose numbers an operation of a group gets."""
+    """Returns the numbers for the next operation of a group."""
     return _here.numbers or group
 
 
 class _Place:
-    """A future's place among the callbacks: its path, and how many callbacks it was given."""
+    """A future's place among the callbacks: its path, and the number of its callbacks."""
 
     __slots__ = ("callbacks", "path")
 
@@ -73,21 +73,22 @@ class _Place:
         self.path, self.callbacks = path, 0
 
     def next(self) -> Numbers:
-        """The numbers of the next callback."""
+        """Returns the numbers of the next callback."""
         self.callbacks += 1
         return Numbers(f"{self.path}>{self.callbacks}")
 
 
-# The futures of operations, and those that are made of them. A future that can hold an error is made by
-# PyTorch's C++ only, and always of PyTorch's own class: neither can it have data of ours, nor a method.
-# So the class's methods look here; all other futures are as they were.
+# The places of the futures of operations, and of futures that are made of them. A future that can
+# hold an error is created by PyTorch's C++ code only, and has PyTorch's own class, so it can have
+# neither data nor methods of ours. The class's methods are replaced and look here; other futures
+# are not affected.
 _places: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
 _Future: Any = torch._C.Future
 _then, _add_done_callback = _Future.then, _Future.add_done_callback
 
 
 def numbered(future: Any, path: str) -> Any:
-    """Sees to it that callbacks of this future have numbers. The path is the same on all ranks."""
+    """Gives the callbacks of this future numbers. The path is the same on all ranks."""
     if _Future.then is _then:
         _Future.then, _Future.add_done_callback = _numbered_then, _numbered_done
     _places[future] = _Place(path)

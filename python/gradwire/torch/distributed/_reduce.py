@@ -1,4 +1,4 @@
-"""The calls that reduce."""
+"""The collectives that reduce."""
 
 from __future__ import annotations
 
@@ -15,17 +15,49 @@ from gradwire.torch.distributed._base import Group, Options, Tensors, many
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work, keep_for_a_while
 
-# One number of any type.
+# One number of any dtype.
 _QUESTION = 16
 
 
 class Reductions(Group):
     """allreduce, reduce, reduce_scatter, and their forms for one tensor and for several."""
 
-    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Work:
-        return self._allreduce("allreduce", many(tensors), Options(opts, self._timeout, timeout, op))
+    def allreduce(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> Work:
+        """Reduces tensors over all ranks, in place.
+
+        Args:
+            tensors: One tensor, or a list of tensors. All ranks give the same dtypes and shapes. A
+                sparse COO tensor can only be summed.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+            op: The reduction, as ``torch.distributed.ReduceOp``.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            NotImplementedError: Sparse tensors were given with another reduction, or more than one.
+        """
+        return self._allreduce(
+            "allreduce", many(tensors), Options(opts, self._timeout, timeout, op)
+        )
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
+        """Reduces several tensors over all ranks, in place, in one request.
+
+        Args:
+            tensors: The tensors. All ranks give the same dtypes and shapes.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         return self._allreduce("allreduce_coalesced", many(tensors), Options(opts, self._timeout))
 
     def _allreduce(self, what: str, tensors: list[torch.Tensor], given: Options) -> Work:
@@ -41,7 +73,7 @@ class Reductions(Group):
         handle = self._begin(session().allreduce, buffers, reduction.name, into=tensors)
 
         def finish(_: list[Any]) -> None:
-            # An allreduce is done in place.
+            # The buffer has the result: an allreduce is done in place.
             for memory, tensor in zip(places, tensors):
                 _memory.store_one(memory, tensor)
 
@@ -49,9 +81,13 @@ class Reductions(Group):
         alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _QUESTION
         return keep_for_a_while(work) if alone else work
 
-    def _allreduce_sparse(self, tensors: list[torch.Tensor], reduction: Reduction, timeout: timedelta) -> Work:
+    def _allreduce_sparse(
+        self, tensors: list[torch.Tensor], reduction: Reduction, timeout: timedelta
+    ) -> Work:
         if len(tensors) != 1 or reduction.name != "sum" or reduction.factor is not None:
-            raise NotImplementedError("the gradwire backend reduces one sparse tensor at a time, and only by SUM")
+            raise NotImplementedError(
+                "the gradwire backend reduces one sparse tensor at a time, and only by SUM"
+            )
         [tensor] = tensors
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
@@ -62,7 +98,8 @@ class Reductions(Group):
             [(all_indices, _), (all_values, _)] = results[0]
             gathered = as_tensor(all_indices), as_tensor(all_values)
             rows = [_rows(part, like) for part, like in zip(gathered, (indices, values))]
-            # Rows without elements are seen in the other part only; without any in both there is nothing to add.
+            # The number of rows is known from the part whose rows have elements. If neither has,
+            # there is nothing to add.
             number = next((row for row in rows if row is not None), 0)
             total = torch.sparse_coo_tensor(
                 gathered[0].view(number, *indices.shape[1:]).t(),
@@ -83,13 +120,30 @@ class Reductions(Group):
         *,
         root: int | None = None,
     ) -> Work:
+        """Reduces tensors over all ranks, in place; only the root gets the result.
+
+        Args:
+            tensors: One tensor, or a list of tensors of one dtype. All ranks give the same shapes.
+            opts: PyTorch's options of the call, or None.
+            op: The reduction, as ``torch.distributed.ReduceOp``.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+            root: The rank in the group that gets the result.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout, timeout, op, root)
         tensors = many(tensors)
         reduction = Reduction(given.op)
         buffer = self._load(tensors, reduction)
         root = self._member(given.root)
         at_root = self._rank == given.root
-        handle = self._begin(session().reduce, buffer, root, reduction.name, into=tensors if at_root else ())
+        handle = self._begin(
+            session().reduce, buffer, root, reduction.name, into=tensors if at_root else ()
+        )
 
         def finish(results: list[Any]) -> None:
             if at_root:
@@ -106,26 +160,50 @@ class Reductions(Group):
         *,
         op: Any = None,
     ) -> Work:
+        """Reduces one tensor for each rank, and gives each rank its own.
+
+        Args:
+            outputs: The tensor for the result, or a list with it.
+            inputs: One tensor for each rank, in a list, or in a list in a list.
+            opts: PyTorch's options of the call, or None.
+            timeout: The longest time to wait for the result. The default is the group's timeout.
+            op: The reduction, as ``torch.distributed.ReduceOp``.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+            NotImplementedError: There is more than one output.
+        """
         given = Options(opts, self._timeout, timeout, op)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         if len(outputs) != 1:
-            raise NotImplementedError("reduce_scatter of the gradwire backend takes one output and a list of inputs")
+            raise NotImplementedError(
+                "reduce_scatter of the gradwire backend takes one output and a list of inputs"
+            )
         [output], [mine] = outputs, inputs
         self._one_each("reduce_scatter", mine)
         reduction = Reduction(given.op)
         if any(tensor.numel() != output.numel() for tensor in mine):
             return self._reduce_each(output, mine, reduction, given.timeout)
         buffer = self._load([mine[member] for member in self._order], reduction)
-        return self._reduce_scattered("reduce_scatter", [buffer], [output], reduction, given.timeout)
+        return self._reduce_scattered(
+            "reduce_scatter", [buffer], [output], reduction, given.timeout
+        )
 
-    def _reduce_each(self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta) -> Work:
-        """Parts of different sizes: one reduction to each rank, all at once."""
+    def _reduce_each(
+        self, output: torch.Tensor, mine: Tensors, reduction: Reduction, timeout: timedelta
+    ) -> Work:
+        """Reduces parts of different sizes: one reduction to each rank, all at once."""
         _memory.check_writable([output])
         buffers = [self._load([tensor], reduction) for tensor in mine]
         handles = self._start(
             lambda name: [
-                session().reduce(buffer, root, reduction.name, name=f"{name}.{member}", process_set=self._set)
+                session().reduce(
+                    buffer, root, reduction.name, name=f"{name}.{member}", process_set=self._set
+                )
                 for member, (buffer, root) in enumerate(zip(buffers, self._ranks))
             ]
         )
@@ -151,24 +229,59 @@ class Reductions(Group):
 
         return self._work(what, handle, finish, outputs, timeout, outputs)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> Work:
+        """Reduces a tensor over all ranks and splits it, one part for each rank.
+
+        Args:
+            output: The tensor for this rank's part.
+            input: A tensor with the elements of all parts, in the order of the group.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Starts several ``reduce_scatter_single`` in one request.
+
+        Args:
+            outputs: The output tensors.
+            inputs: The input tensors, as many as there are outputs.
+            opts: PyTorch's options of the call, or None.
+
+        Returns:
+            The operation in flight. Its ``wait`` copies the result to its tensors.
+
+        Raises:
+            InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
+        """
         given = Options(opts, self._timeout)
         reduction = Reduction(given.op)
         buffers = []
         for output, tensor in zip(outputs, inputs):
             self._even("reduce_scatter_single", tensor, output)
             buffers.append(self._load(self._in_order(tensor), reduction))
-        return self._reduce_scattered("reduce_scatter_single", buffers, list(outputs), reduction, given.timeout)
+        return self._reduce_scattered(
+            "reduce_scatter_single", buffers, list(outputs), reduction, given.timeout
+        )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _in_order(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """One part for each member of the process set; as it is where the group has the set's order."""
+        """Returns one part for each member, in the order of the process set.
+
+        If that is the order of the group it is the tensor itself.
+        """
         if self._order == list(range(self.size())):
             return [tensor]
         chunks = tensor.reshape(self.size(), -1)
@@ -176,6 +289,6 @@ class Reductions(Group):
 
 
 def _rows(part: torch.Tensor, like: torch.Tensor) -> int | None:
-    """How many rows of this kind there are; None where rows have no elements."""
+    """Returns the number of rows; None if rows have no elements."""
     width = like.shape[1:].numel()
     return part.numel() // width if width > 0 else None

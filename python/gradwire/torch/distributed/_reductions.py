@@ -22,7 +22,7 @@ _NAMES: list[tuple[Any, str]] = [
 
 
 class Reduction:
-    """The operation's name, and what each contribution is multiplied by before."""
+    """The name of a reduction, and the factor for each contribution."""
 
     __slots__ = ("factor", "name")
 
@@ -39,18 +39,23 @@ class Reduction:
         raise InvalidRequest(f"{op} is no reduction of the gradwire backend", kind="invalid")
 
     def prepare(self, memory: torch.Tensor) -> None:
-        """Multiplies a contribution, in place."""
+        """Multiplies a contribution by the factor, in place."""
         if self.factor is not None:
             factor = self.factor
             memory.mul_(factor.to(memory.device) if isinstance(factor, torch.Tensor) else factor)
 
 
 def factor_of(op: Any) -> float | torch.Tensor:
-    """What a PREMUL_SUM multiplies by. Before it was an attribute, it was seen only in what pickling keeps."""
+    """Returns the factor of a PREMUL_SUM.
+
+    Older releases of PyTorch have it only in the pickled form.
+    """
     factor = getattr(op, "factor", None)
     if factor is None:
         state = op.__getstate__()
         factor = state[1] if isinstance(state, tuple) and len(state) > 1 else None
     if factor is None:
-        raise InvalidRequest("PREMUL_SUM needs its factor: make it with _make_nccl_premul_sum", kind="invalid")
+        raise InvalidRequest(
+            "PREMUL_SUM needs its factor: make it with _make_nccl_premul_sum", kind="invalid"
+        )
     return factor

@@ -1,4 +1,4 @@
-"""The threads behind works: some that wait for one operation each, and one that ends what was dropped."""
+"""The threads behind works: some wait for one operation each, one ends dropped operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 _FAREWELL = 5.0
-# How long the thread of dropped operations sleeps between two looks at them.
+# How long the thread of dropped operations sleeps between two checks.
 _SHORTEST, _LONGEST = 0.002, 0.1
 
 ending = threading.Event()
@@ -23,10 +23,10 @@ _pool = threading.Lock()
 
 
 def start(job: Callable[[], None]) -> None:
-    """Runs it on a thread of its own, an idle one if there is one.
+    """Runs a job in its own thread, an idle one if there is one.
 
-    One for each wait: which operation ends first is up to all ranks, and waiting in turn could wait for one
-    that comes only after another's result was seen.
+    Each wait has its own thread. Which operation ends first depends on all ranks, and a wait for
+    one operation could be a wait for one that starts only after the result of another was seen.
     """
     global _idle
     with _pool:
@@ -50,22 +50,22 @@ def _wait_for_others() -> None:
 
 
 class Dropped(Protocol):
-    """An operation whose work the program has let go of."""
+    """An operation whose work the program has dropped."""
 
     def settle(self) -> bool:
-        """Ends it if it can be ended now; whether there is nothing left to do."""
+        """Ends the operation if that is possible now; returns whether nothing is left to do."""
 
 
-# Put to by finalizers, which may run wherever this thread is: a queue that may be entered twice.
+# Finalizers put to it, which may run anywhere in this thread: it must be reentrant.
 _dropped: queue.SimpleQueue[Dropped | None] = queue.SimpleQueue()
-# Those of which nobody knows whether they were dropped. They are looked at now and then, without a wake-up for each.
+# Operations that may be dropped or not. They are checked now and then, without a wake-up for each.
 _perhaps: collections.deque[Dropped] = collections.deque()
 _looking = False
 _finisher: threading.Thread | None = None
 
 
 def finish_dropped() -> None:
-    """Sees to it that there is a thread that ends dropped operations. Finalizers can't start one."""
+    """Makes sure that the thread for dropped operations runs. Finalizers can't start a thread."""
     global _finisher
     with _pool:
         if _finisher is None or not _finisher.is_alive():
@@ -74,12 +74,12 @@ def finish_dropped() -> None:
 
 
 def finish_later(operation: Dropped) -> None:
-    """Has an operation ended by the thread for that; from anywhere, finalizers too."""
+    """Passes an operation to the thread for dropped operations. Finalizers may call it."""
     _dropped.put(operation)
 
 
 def finish_perhaps(operation: Dropped) -> None:
-    """As ``finish_later``, for one that most likely somebody waits for."""
+    """Passes an operation that somebody most likely waits for, as ``finish_later`` does."""
     global _looking
     _perhaps.append(operation)
     if not _looking:
@@ -88,7 +88,7 @@ def finish_perhaps(operation: Dropped) -> None:
 
 
 class _Look:
-    """What makes the thread look at those that were perhaps dropped."""
+    """Makes the thread check the operations that were perhaps dropped."""
 
     def settle(self) -> bool:
         return True
@@ -106,7 +106,7 @@ def _finish() -> None:
         if None in taken:
             return
         soon = any(operation is not _LOOK for operation in taken)
-        _looking = False  # before the look: who comes afterwards asks for another one
+        _looking = False  # before the check: a later caller asks for another one
         pending += taken  # type: ignore[arg-type]
         pending += [_perhaps.popleft() for _ in range(len(_perhaps))]
         left = [operation for operation in pending if not operation.settle()]
@@ -119,7 +119,7 @@ def _finish() -> None:
 
 
 def _take(within: float | None) -> list[Dropped | None]:
-    """What was dropped; waits for the first one this long at most."""
+    """Returns the operations that were dropped; waits for the first one for at most this long."""
     taken: list[Dropped | None] = []
     try:
         taken.append(_dropped.get(timeout=within))
@@ -130,7 +130,7 @@ def _take(within: float | None) -> list[Dropped | None]:
 
 
 def _stop() -> None:
-    """A thread that touches futures while the interpreter goes away would abort the process: none is left."""
+    """Ends all threads: one that uses futures while the interpreter ends aborts the process."""
     ending.set()
     for _ in _waiters:
         _jobs.put(None)
@@ -141,7 +141,7 @@ def _stop() -> None:
 
 
 def _forked() -> None:
-    """A forked child has none of the threads."""
+    """Resets the module: a forked child has none of the threads."""
     global _jobs, _idle, _pool, _dropped, _looking, _finisher
     _jobs, _idle, _pool = queue.SimpleQueue(), 0, threading.Lock()
     _dropped, _looking, _finisher = queue.SimpleQueue(), False, None

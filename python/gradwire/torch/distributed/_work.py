@@ -1,12 +1,12 @@
-"""An operation in flight as ``torch.distributed`` sees it: ``Work``, and its future.
+"""An operation in flight for ``torch.distributed``: ``Work``, and its future.
 
-How an error comes to PyTorch decides what happens to the ranks that survive it (TELL). Of the four
-ways that there are, three end them with a segmentation fault or give wrong data as a success. What is
-done here is the one that does neither: a Python subclass of ``Work`` whose ``wait`` raises,
-and a future that is *made of* another one by a callback that raises. So no exception is ever
-put into a future, and no work is ever made of one.
+How an error reaches PyTorch decides what happens to the ranks that survive it (TELL). There are
+four ways. Three of them end in a segmentation fault, or report wrong data as a success. This module
+uses the fourth: a Python subclass of ``Work`` whose ``wait`` raises, and a future that is *made of*
+another one by a callback that raises. No exception is ever put into a future, and no work is ever
+made of one.
 
-A program may drop a work and count on its tensor all the same. So the operation is an object of its
+A program may drop a work and rely on its tensor all the same. So the operation is an object of its
 own, which ends without its work, too.
 """
 
@@ -36,15 +36,27 @@ _last_error: BaseException | None = None
 
 
 def last_error() -> BaseException | None:
-    """The last error of an operation in this process, as it was before PyTorch wrapped it; None if all went well.
+    """Returns the last error of an operation in this process, as it was before PyTorch wrapped it.
 
-    DDP turns what a future raises into a ``RuntimeError`` with the text of the error in its own.
+    DDP raises a ``RuntimeError`` whose text contains the text of the error.
+
+    Returns:
+        The error; None if no operation has failed.
+
+    Example:
+        ```python
+        try:
+            loss.backward()
+        except RuntimeError:
+            print(gradwire.torch.distributed.last_error())
+            raise
+        ```
     """
     return _last_error
 
 
 class Failed:
-    """Stands for an error where a future's value is looked for."""
+    """Stands for an error as the value of a future."""
 
     __slots__ = ("error",)
 
@@ -53,25 +65,25 @@ class Failed:
 
 
 def unwrap(future: torch.futures.Future[Any]) -> Any:
-    """What was waited for, or its error, raised."""
+    """Returns the value of a future, or raises its error."""
     value = future.value()
     if isinstance(value, Failed):
         raise value.error
     return value
 
 
-# Before 2.7 PyTorch's C++ lets go of the Python half of a work that it was given, and then waits for ever
-# on the other half: until they are waited for, works are kept here.
+# Before 2.7 PyTorch's C++ code drops the Python half of a work, and then waits for ever for the
+# other half. Works are kept here until they are waited for.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 _MOST_KEPT = 1 << 14
 _kept: dict[int, Work] = {}
-# DDP, in a join, asks by the sum of one number how many ranks are left. Of that work newer releases of PyTorch let go,
-# too, and ask it for its future after they have waited for it.
+# In a join, DDP sums one number to learn how many ranks remain. Newer releases of PyTorch drop that
+# work, too, and ask it for its future after the wait.
 _questions: collections.deque[Work] = collections.deque(maxlen=32)
 
 
 def keep_for_a_while(work: Work) -> Work:
-    """For works of tensors so small that it costs nothing."""
+    """Keeps a work whose tensors are so small that it costs nothing; returns it."""
     _questions.append(work)
     _threads.finish_perhaps(work.operation)
     return work
@@ -90,14 +102,14 @@ def _outcome(handle: _native.Handle, within: float) -> Any:
     except WaitTimeout:
         if not handle.poll():
             raise _NotYet from None
-    # It has ended meanwhile, and be it with a timeout of its own.
+    # It has ended meanwhile, maybe with a timeout of its own.
     return handle.wait(0.0)
 
 
 class Operation:
     """One operation, or several that were started as one.
 
-    The result is copied where it belongs by whoever sees the end first.
+    Whoever sees the end first copies the result to its place.
     """
 
     def __init__(
@@ -111,21 +123,21 @@ class Operation:
         self.what = what
         self.name = handles[0].name if handles else what
         self._handles, self._finish, self._devices = list(handles), finish, devices
-        # Whether there still is the group that it belongs to.
+        # Is set when its group is destroyed.
         self._destroyed = destroyed
         self._lock = threading.Lock()
         self.ended = False
         self.error: BaseException | None = None
-        # Nobody counts on its result any more.
+        # Nobody relies on its result any more.
         self.given_up = False
-        # What the streams of whoever started it had to do by then: the result comes after that,
-        # whoever copies it.
+        # Events of the streams of the thread that started it: the result comes after them,
+        # whichever thread copies it.
         self._before = _cuda.stage.marks(devices) if devices else []
-        # On the streams of whoever saw the end first: those of who waits come after.
+        # Events of the streams of the thread that saw the end first: later waits come after them.
         self.after: list[_cuda.Mark] = []
 
     def end(self, until: float) -> None:
-        """Waits and copies the result to its place; raises what went wrong, or ``_NotYet``."""
+        """Waits, and copies the result to its place; raises its error, or ``_NotYet``."""
         global _last_error
         results = []
         try:
@@ -154,30 +166,31 @@ class Operation:
             raise self.error
 
     def _let_go(self, error: BaseException | None) -> None:
-        """It has ended: what it held is free."""
+        """Frees what the operation held, after its end."""
         if not self.ended:
             self.error, self.ended = error, True
             self._finish, self._handles = None, []
 
     def _told(self, error: GradwireError) -> GradwireError:
-        """The error in the words of process groups, where what it says is that the process set is no more."""
+        """Returns the error in terms of process groups, if the process set has been removed."""
         gone = self._destroyed is not None and self._destroyed.is_set()
-        # What ends the job is about no tensor.
+        # An error that ends the job names no tensor.
         if not gone or error.kind not in ("invalid", "cancelled") or not error.tensor:
             return error
         return Cancelled(
-            f"{self.what} was given up: its process group was destroyed, and not all of its ranks had made this call "
+            f"{self.what} was given up: its process group was destroyed, and not all of its ranks "
+            "had made this call "
             f"({error})",
             kind="cancelled",
             tensor=error.tensor,
         )
 
     def poll(self) -> bool:
-        """Whether it can be ended without waiting."""
+        """Returns whether it can be ended without waiting."""
         return self.ended or all(handle.poll() for handle in self._handles)
 
     def try_to_end(self) -> bool:
-        """Ends it if it can be ended now; whether it has ended, well or badly."""
+        """Ends it if that is possible now; returns whether it has ended, well or badly."""
         if not self.ended and self.poll():
             try:
                 self.end(time.monotonic())
@@ -188,11 +201,11 @@ class Operation:
         return self.ended
 
     def settle(self) -> bool:
-        """Ends it if it can be ended now; whether there is nothing left to do."""
+        """Ends it if that is possible now; returns whether nothing is left to do."""
         return self.given_up or self.try_to_end()
 
     def dropped(self) -> None:
-        """Nobody will wait for it."""
+        """Is called when nobody will wait for it."""
         if not self.ended and not self.given_up:
             _threads.finish_later(self)
 
@@ -201,7 +214,20 @@ _Work: Any = dist._Work  # type: ignore[attr-defined]  # PyTorch exports it with
 
 
 class Work(_Work):  # type: ignore[misc]
-    """An operation for PyTorch, which may wait for it, ask it for a future, or drop it."""
+    """An operation in flight. PyTorch may wait for it, get its future, or drop it.
+
+    The collectives of ``torch.distributed`` create it.
+
+    Args:
+        what: What it is, for messages.
+        handles: The native handles.
+        finish: Copies the results of the handles to their tensors.
+        result: The tensors with the result.
+        timeout: The longest time to wait for the result.
+        devices: The devices of the tensors.
+        source: The rank in the group that a message comes from.
+        destroyed: Is set when the group is destroyed.
+    """
 
     operation: Operation
 
@@ -217,7 +243,9 @@ class Work(_Work):  # type: ignore[misc]
         destroyed: threading.Event | None = None,
     ) -> None:
         super().__init__()
-        others: list[Any] = sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
+        others: list[Any] = (
+            sorted({d for d in devices if d.type != "cpu"}, key=str) if devices else []
+        )
         self.operation = Operation(what, handles, finish, others, destroyed)
         self.value, self._source, self._devices = result, source, others
         self._limit = timeout.total_seconds()
@@ -238,7 +266,8 @@ class Work(_Work):  # type: ignore[misc]
     def _late(self, limit: float) -> WaitTimeout:
         global _last_error
         error = WaitTimeout(
-            f"{self.operation.what} did not complete within {limit:g} s, the timeout of the call, of "
+            f"{self.operation.what} did not complete within {limit:g} s, the timeout of the call, "
+            "of "
             "new_group or of init_process_group: a rank is late or has not made this call",
             kind="timeout",
         )
@@ -246,13 +275,28 @@ class Work(_Work):  # type: ignore[misc]
         return error
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Waits until the result is in its place. Every rank that waits is told the same cause of a failure."""
+        """Waits until the result is in its tensors.
+
+        All ranks that wait for an operation that fails get the same cause.
+
+        Args:
+            timeout: The longest time to wait; 0 is the timeout of the call or of the group.
+
+        Returns:
+            True.
+
+        Raises:
+            WaitTimeout: The operation has not ended in time.
+            Disagreement: The ranks asked for different things.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         limit = timeout.total_seconds()
         until = time.monotonic() + limit if limit > 0 else self._deadline
         try:
             self.operation.end(until)
         except BaseException as error:
-            # Whoever was told that it failed must not find a result in the tensor later.
+            # A caller that got an error must not find a result in the tensor later.
             self.operation.given_up = True
             if isinstance(error, _NotYet):
                 raise self._late(limit if limit > 0 else self._limit) from None
@@ -263,38 +307,79 @@ class Work(_Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """As ``wait``."""
+        """Waits until the result is in its tensors, as ``wait`` does.
+
+        Raises:
+            WaitTimeout: The operation has not ended in time.
+            Disagreement: The ranks asked for different things.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether ``wait`` would return, or raise, at once."""
+        """Returns whether ``wait`` would return, or raise, at once.
+
+        Returns:
+            True if the operation has ended.
+        """
         return self.operation.try_to_end()
 
     def is_success(self) -> bool:
-        """Whether it has completed, and not failed."""
+        """Returns whether the operation has ended without an error.
+
+        Returns:
+            True if it has.
+        """
         return self.is_completed() and self.operation.error is None
 
     def exception(self) -> BaseException | None:
-        """What it failed of."""
+        """Returns the error of the operation.
+
+        Returns:
+            The error; None if it has not failed, or has not ended.
+        """
         return self.operation.error if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors with the result, after waiting for it."""
+        """Waits for the result.
+
+        Returns:
+            The tensors with the result.
+
+        Raises:
+            WaitTimeout: The operation has not ended in time.
+            Disagreement: The ranks asked for different things.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
         self.wait()
         return self.value if isinstance(self.value, list) else [self.value]
 
     def source_rank(self) -> int:
-        """From which rank of the group it came."""
+        """Returns the rank in the group that a message came from.
+
+        Returns:
+            The rank; -1 if it is not a message.
+        """
         return self._source
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """The result as a future: completed by a thread that waits for it, or at once where it is there already."""
+        """Returns the result as a future.
+
+        A thread completes it when the operation ends.
+
+        Returns:
+            A future of the tensors with the result. It raises what ``wait`` raises.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
-            base: torch.futures.Future[Any] = torch.futures.Future(devices=list(self._devices) or None)
+            base: torch.futures.Future[Any] = torch.futures.Future(
+                devices=list(self._devices) or None
+            )
             future = self._future = _numbering.numbered(base.then(unwrap), self.operation.name)
         if self.is_completed():
             self._complete(base)
@@ -303,7 +388,7 @@ class Work(_Work):  # type: ignore[misc]
         return future
 
     def _complete(self, base: torch.futures.Future[Any]) -> None:
-        """Completes the future, with a token where there is an error; not once the interpreter ends."""
+        """Completes the future, with a ``Failed`` for an error; not while the interpreter ends."""
         while True:
             try:
                 self.operation.end(min(self._deadline, time.monotonic() + _SLICE))

@@ -1,12 +1,13 @@
-"""The job behind the process groups, and their process sets.
+"""The job of the process groups, and the groups' process sets.
 
-Each group has a process set of its own, also where another one has the same ranks: it goes when all members have
-destroyed the group, and with it what some of them have started there and others never will (TELL).
+Each group has its own process set, also if another group has the same ranks. The set is removed
+when all members have destroyed the group, and with it what some of them have started there and
+others never will (TELL).
 
-A process set is made by all ranks of the job, but PyTorch tells only the members of a new group that there is
-one. So every rank has a servant, a thread that waits for the members' wish in the store that all ranks
-share, and makes each set when its turn comes: wishes are numbered, so that all ranks make the same
-ones in the same order. Sets are removed in the same way, and what is left when the world of groups ends.
+All ranks of the job together create a process set, but PyTorch tells only the members of a new
+group about it. So every rank has a thread that reads requests from the store that all ranks share,
+and creates each set in turn. Requests are numbered, so all ranks create the same sets in the same
+order. Sets are removed in the same way; the remaining ones are removed with the last group.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ _FAREWELL = 5.0
 _SLICE = 0.05
 _FOREVER = timedelta(days=365)
 Ranks = tuple[int, ...]
-# A group's ranks, ascending, and how many groups of these ranks there were before.
+# A group's ranks, ascending, and the number of earlier groups of these ranks.
 Key = tuple[Ranks, int]
 
 
 class World:
     """What the groups of one ``init_process_group`` share."""
 
-    # Worlds that were opened in this process, as in every other one.
+    # The number of worlds that were opened in this process; the same in all processes.
     _opened = 0
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> None:
-        """``beside``: the group of all ranks, where that is another backend's."""
-        # Where the group of all ranks is not ours it does not say that all ranks are there.
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None
+    ) -> None:
+        """Joins the job, or makes it. ``beside`` is the group of all ranks of another backend."""
+        # A group of all ranks of another backend does not mean that all ranks are here.
         self._within = timedelta.max if beside is None else timedelta(seconds=_start._timeout())
         timeout = min(timeout, self._within)
         if not is_initialized():
@@ -54,20 +57,21 @@ class World:
         job = session()
         if (job.rank, job.size) != (rank, size):
             raise InvalidRequest(
-                f"init_process_group was given rank {rank} of {size}, but this process is rank {job.rank} of "
+                f"init_process_group was given rank {rank} of {size}, but this process is rank "
+                f"{job.rank} of "
                 f"{job.size} of its gradwire job: leave rank and world_size to the launcher",
                 kind="invalid",
             )
         self.generation = World._opened
         World._opened += 1
         self.rank, self.size = rank, size
-        # The group that ends this world with it.
+        # The group that ends this world.
         self.first: Key | None = (tuple(range(size)), 0) if beside is None else None
         self._beside = weakref.ref(beside) if beside is not None else None
         self._pid = os.getpid()
         self._serials: dict[Ranks, int] = {}
-        # The group of all ranks keeps its store alive, and with it the server that others find. When another backend's
-        # goes its store has to go, too.
+        # The group of all ranks keeps its store alive, and with it the server for the others. The
+        # store of another backend's group must end with that group.
         self._find_store = weakref.ref(store) if beside is not None else lambda: store
         self._prefix = f"gradwire/sets/{self.generation}"
         self._asking = threading.Lock()
@@ -87,17 +91,22 @@ class World:
         return store
 
     def serves(self, everybody: Any) -> bool:
-        """Whether it is the world of the groups that are made beside this group of all ranks."""
+        """Returns whether its groups are created beside this group of all ranks."""
         return self._beside is not None and self._beside() is everybody
 
     def key(self, ranks: Ranks) -> Key:
-        """What a new group of these ranks is known by: the same on all of them."""
+        """Returns the key of a new group of these ranks; it is the same on all of them."""
         number = self._serials.get(ranks, 0)
         self._serials[ranks] = number + 1
         return ranks, number
 
     def process_set(self, key: Key, timeout: timedelta) -> _native.ProcessSet:
-        """The process set of a new group; all of its ranks call it."""
+        """Returns the process set of a new group; all of its ranks call it.
+
+        Raises:
+            WaitTimeout: A rank has not come in time.
+            GradwireError: The process set can't be created.
+        """
         ranks, serial = key
         if self.rank == ranks[0]:
             self._ask({"ranks": ranks, "group": serial})
@@ -112,15 +121,17 @@ class World:
         return made
 
     def leave(self, key: Key) -> None:
-        """A member destroys a group; the last one to do so wishes that its set be removed."""
-        # Beside another backend the sets stay until the world is closed: its store may go before all ranks have read
-        # a wish, and they have to remove the same sets in the same order.
+        """Notes that a member destroys a group. The last one requests the removal of the set."""
+        # Beside another backend the sets stay until the world is closed. Its store may end before
+        # all ranks have read a request, and they have to remove the same sets in the same order.
         if self._pid != os.getpid() or self._closed is not None or self._beside is not None:
             return
         ranks, serial = key
-        # Where the store is gone the job is about to end, and its sets with it.
+        # If the store is gone the job is about to end, and its sets with it.
         with contextlib.suppress(Exception):
-            if self._store.add(f"{self._prefix}/left/{serial}/{'.'.join(map(str, ranks))}", 1) == len(ranks):
+            if self._store.add(
+                f"{self._prefix}/left/{serial}/{'.'.join(map(str, ranks))}", 1
+            ) == len(ranks):
                 self._ask({"ranks": ranks, "left": serial})
 
     def _ask(self, wish: dict[str, Any]) -> None:
@@ -130,8 +141,9 @@ class World:
 
     def _serve(self) -> None:
         try:
-            # A store's client answers one call at a time, and this one waits: it takes a client of its own. Not where
-            # the store goes without a word: whoever waits at a server that goes is told so on standard error.
+            # A store's client answers one call at a time, and this one waits, so it is a clone. Not
+            # beside another backend: if a server ends while a client waits, PyTorch prints a
+            # message.
             waits = self._beside is None and hasattr(self._store, "clone")
             store = self._store.clone() if waits else None
             for number in itertools.count(1):
@@ -144,7 +156,7 @@ class World:
                 else:
                     self._make((ranks, wish["group"]))
         except Exception as error:
-            # Also when the store is gone, with the process that served it.
+            # Also if the store is gone, with the process that served it.
             told = error
             if not isinstance(error, GradwireError):
                 told = Cancelled(f"no further process group can be made: {error}", kind="cancelled")
@@ -157,9 +169,10 @@ class World:
         if store is not None:
             store.wait([key], _FOREVER)
             return bytes(store.get(key))
-        # To count nothing is to read, and does not wait.
+        # Adding 0 reads the counter, and does not wait.
         while True:
-            # While this waits for what was counted nobody else here can set it: not between counting and setting.
+            # The lock keeps this rank's other thread from being between counting and setting, for
+            # which this would wait.
             with self._asking:
                 if self._store.add(f"{self._prefix}/asked", 0) >= number:
                     return bytes(self._store.get(key))
@@ -178,7 +191,7 @@ class World:
     def _remove(self, key: Key) -> None:
         made = self._sets[key]
         if isinstance(made, _native.ProcessSet):
-            # If that is refused the set stays until the job ends.
+            # If the removal is refused the set stays until the job ends.
             with contextlib.suppress(GradwireError):
                 self._until_the_end(_removal(made))
         del self._sets[key]
@@ -190,23 +203,26 @@ class World:
         return handle.wait(0.0)
 
     def close(self) -> None:
-        """Ends the servants of all ranks: without this one no further set can be made."""
+        """Ends the threads of all ranks: without this rank no further set can be created."""
         atexit.unregister(self.close)
         if self._pid != os.getpid():
             return
         with self._changed:
             closed = self._closed is not None
         if not closed:
-            text = f"rank {self.rank} has left the process groups: no new one can be made without it"
-            # Where the store is gone every servant sees so.
+            text = (
+                f"rank {self.rank} has left the process groups: no new one can be made without it"
+            )
+            # If the store is gone every rank's thread sees that.
             with contextlib.suppress(Exception):
                 self._ask({"closed": text})
-        # All ranks grant the same wishes: those before the first that says so.
+        # All ranks serve the same requests: those before the first one that closes.
         self._servant.join(_FAREWELL)
         self._ending.set()
         self._servant.join(_FAREWELL)
         for made in self._sets.values():
-            # It goes when all ranks have said so, which is waited for only where this one is about to leave the job.
+            # The set is removed when all ranks have asked for it. This waits for that only before
+            # the rank leaves the job.
             with contextlib.suppress(GradwireError):
                 if isinstance(made, _native.ProcessSet):
                     _removals.append(_removal(made))
@@ -217,7 +233,7 @@ _removals: list[_native.Handle] = []
 
 
 def _part() -> None:
-    """Before the job is left: gives the others a while to say that they need the sets no more, either."""
+    """Waits a while, before the rank leaves the job, for the others to request the removals."""
     until = time.monotonic() + _FAREWELL
     while _removals:
         with contextlib.suppress(GradwireError):
@@ -234,7 +250,7 @@ def _removal(made: _native.ProcessSet) -> _native.Handle:
 
 
 def _meet(store: Any, rank: int, size: int, opened: int, timeout: timedelta) -> None:
-    """Waits for all ranks to make a group of ours. ``init`` does, too, but without a deadline (WAIT)."""
+    """Waits for all ranks to create a group. ``init`` waits, too, but without a deadline (WAIT)."""
     there = [f"gradwire/there/{opened}/{each}" for each in range(size)]
     store.set(there[rank], "")
     try:
@@ -245,7 +261,8 @@ def _meet(store: Any, rank: int, size: int, opened: int, timeout: timedelta) -> 
 
 def _late(what: str, seconds: float) -> WaitTimeout:
     return WaitTimeout(
-        f"{what} could not be made within {seconds:g} s: every rank of the job has to be there, members or not, "
+        f"{what} could not be made within {seconds:g} s: every rank of the job has to be there, "
+        "members or not, "
         "and to have made a group of this backend",
         kind="timeout",
     )
@@ -255,7 +272,7 @@ _world: World | None = None
 
 
 def open_world(store: Any, rank: int, size: int, timeout: timedelta, beside: Any = None) -> World:
-    """For a new ``init_process_group``, or beside that of another backend."""
+    """Creates the world of a new ``init_process_group``, or of one of another backend."""
     global _world
     if _world is not None:
         _world.close()
@@ -264,7 +281,10 @@ def open_world(store: Any, rank: int, size: int, timeout: timedelta, beside: Any
 
 
 def world_beside(everybody: Any, store: Any, timeout: timedelta) -> World:
-    """That of the groups beside another backend's group of all ranks. All ranks of the job have to make one."""
+    """Returns the world of the groups beside another backend's group of all ranks.
+
+    All ranks of the job have to create such a group.
+    """
     if _world is not None and _world.serves(everybody):
         return _world
     return open_world(store, everybody.rank(), everybody.size(), timeout, everybody)

@@ -1,4 +1,4 @@
-"""DDP's buckets in shared memory: where the hook moves them, and that whatever is done to gradients stays right."""
+"""DDP's buckets in shared memory: when the hook moves them, and that gradients stay right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def rows(step: int, rank: int) -> torch.Tensor:
 
 
 def without_hook(view: bool = True, **options: bool) -> DistributedDataParallel:
-    return DistributedDataParallel(Network(), gradient_as_bucket_view=view, bucket_cap_mb=0.004, **options)
+    return DistributedDataParallel(
+        Network(), gradient_as_bucket_view=view, bucket_cap_mb=0.004, **options
+    )
 
 
 def distributed(view: bool = True, **options: bool) -> DistributedDataParallel:
@@ -127,7 +129,7 @@ def test_gradients_are_right_however_they_are_cleared(change: Change) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("view", [True, False])
 def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, bool]) -> None:
-    """DDP has trained without it, and what the program has made of its gradients is there when the buckets move."""
+    """DDP has trained before: changed gradients stay as they are when the buckets move."""
     model = without_hook(view, **options)
     for step in range(9):
         if step == 3:
@@ -143,13 +145,15 @@ def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, b
 
 
 def test_gradients_that_the_program_looks_at_elsewhere() -> None:
-    """Tensors of its own on a bucket's memory see what DDP does there: then the bucket stays where it is."""
+    """A program's own tensors on a bucket's memory keep the bucket where it is."""
     model = without_hook()
     for step in range(3):
         clear(model, step)
         model(rows(step, dist.get_rank()), 6).sum().backward()
     model.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
-    flat = [parameter.grad.view(-1) for parameter in model.parameters() if parameter.grad is not None]
+    flat = [
+        parameter.grad.view(-1) for parameter in model.parameters() if parameter.grad is not None
+    ]
     for step in range(3, 6):
         clear(model, step)
         model(rows(step, dist.get_rank()), 6).sum().backward()
@@ -164,7 +168,9 @@ def test_gradients_that_the_program_looks_at_elsewhere() -> None:
         copied = gradwire.gradient_bytes_copied()
         model(rows(step, dist.get_rank()), 6).sum().backward()
         compare(model, expected(step, 6, [None] * 12))
-    assert gradwire.gradient_bytes_copied() == copied, "nobody looks any more, and the buckets have moved"
+    assert gradwire.gradient_bytes_copied() == copied, (
+        "nobody looks any more, and the buckets have moved"
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -176,7 +182,9 @@ def test_parameters_that_are_replaced_in_between(view: bool, options: dict[str, 
             model.to("cpu").float()
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
-            model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+            model.load_state_dict(
+                {name: value.clone() for name, value in model.state_dict().items()}
+            )
         in_turn(model, step)
         model(rows(step, dist.get_rank()), 6).sum().backward()
         compare(model, expected(step, 6, [None] * 12))
@@ -185,7 +193,9 @@ def test_parameters_that_are_replaced_in_between(view: bool, options: dict[str, 
 @pytest.mark.parametrize("view", [True, False])
 def test_a_network_in_two_models_in_turn(view: bool) -> None:
     first = distributed(view)
-    second = DistributedDataParallel(first.module, gradient_as_bucket_view=view, bucket_cap_mb=0.003)
+    second = DistributedDataParallel(
+        first.module, gradient_as_bucket_view=view, bucket_cap_mb=0.003
+    )
     second.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
     for step in range(8):
         model = (first, second)[step % 2]
@@ -234,7 +244,9 @@ def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
         for step in range(3 + 2 * dist.get_rank()):
             model.zero_grad()
             model(rows(step, dist.get_rank()), 6).sum().backward()
-            compare(model, left(step, sum(step < 3 + 2 * rank for rank in range(dist.get_world_size()))))
+            compare(
+                model, left(step, sum(step < 3 + 2 * rank for rank in range(dist.get_world_size())))
+            )
     # With a hook the averages are the hook's; but it must not wait for ever.
     model = distributed(view)
     with model.join(divide_by_initial_world_size=False):
@@ -262,13 +274,17 @@ def test_nothing_is_copied_once_the_buckets_have_moved() -> None:
         model.zero_grad()
         model(rows(step, dist.get_rank()), 6).sum().backward()
     copied = gradwire.gradient_bytes_copied()
-    addresses = [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None]
+    addresses = [
+        parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None
+    ]
     for clearing in (forget, clear):
         clearing(model, 0)
         model(rows(7, dist.get_rank()), 6).sum().backward()
         compare(model, expected(7, 6, [None] * 12))
     assert gradwire.gradient_bytes_copied() == copied
-    assert [parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None] == addresses
+    assert [
+        parameter.grad.data_ptr() for parameter in model.parameters() if parameter.grad is not None
+    ] == addresses
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -310,7 +326,10 @@ def test_passes_that_are_added_up() -> None:
 
 def test_models_that_share_a_state() -> None:
     state = gradwire.DdpHookState()
-    models = [DistributedDataParallel(Network(), gradient_as_bucket_view=view) for view in (True, False, True)]
+    models = [
+        DistributedDataParallel(Network(), gradient_as_bucket_view=view)
+        for view in (True, False, True)
+    ]
     for model in models:
         model.register_comm_hook(state, gradwire.ddp_hook)
     for step in range(4):
@@ -328,5 +347,5 @@ def test_a_model_that_goes_gives_its_memory_back() -> None:
             model(rows(step, dist.get_rank()), 6).sum().backward()
         return min(p.grad.data_ptr() for p in model.parameters() if p.grad is not None)
 
-    # Memory that is given back is given out again: without that, each model would have a place of its own.
+    # Freed memory is reused: otherwise each model would have a place of its own.
     assert len({in_use() for _ in range(6)}) < 6

@@ -16,7 +16,15 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 COMPLEX = [torch.complex64, torch.complex128]
 OTHERS = [
     getattr(torch, name)
-    for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu")
+    for name in (
+        "uint16",
+        "uint32",
+        "uint64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e8m0fnu",
+    )
     if hasattr(torch, name)
 ]
 MOVED = [*FLOATS, *INTEGERS, torch.bool, *COMPLEX, *OTHERS]
@@ -121,7 +129,9 @@ def test_moves_of(dtype: torch.dtype) -> None:
     assert same(tensor, of(rank(), dtype))
     outputs = [torch.empty(6, dtype=dtype) for _ in range(size())]
     dist.all_to_all(outputs, [of(rank() + 2 * to, dtype) for to in range(size())])
-    assert all(same(output, of(source + 2 * rank(), dtype)) for source, output in enumerate(outputs))
+    assert all(
+        same(output, of(source + 2 * rank(), dtype)) for source, output in enumerate(outputs)
+    )
 
 
 def test_reduce_scatter() -> None:
@@ -143,7 +153,10 @@ def test_parts_of_different_sizes() -> None:
     assert torch.equal(output, torch.full((rank() + 1,), sum(range(1, size() + 1)) * 1.0))
     outputs = [torch.empty(member, 2) for member in range(size())]  # the first rank gives nothing
     dist.all_gather(outputs, torch.full((rank(), 2), float(rank())))
-    assert all(torch.equal(output, torch.full((member, 2), float(member))) for member, output in enumerate(outputs))
+    assert all(
+        torch.equal(output, torch.full((member, 2), float(member)))
+        for member, output in enumerate(outputs)
+    )
     # From rank i to rank j go i + j rows.
     given = [rank() + to for to in range(size())]
     single = torch.empty(sum(given), 2)
@@ -170,7 +183,10 @@ def test_shapes_and_strides() -> None:
         assert torch.equal(tensor, torch.full(shape, sum(range(1, size() + 1)) * 1.0))
         outputs = [torch.empty(shape) for _ in range(size())]
         dist.all_gather(outputs, torch.full(shape, float(rank())))
-        assert all(torch.equal(output, torch.full(shape, float(member))) for member, output in enumerate(outputs))
+        assert all(
+            torch.equal(output, torch.full(shape, float(member)))
+            for member, output in enumerate(outputs)
+        )
     wide = torch.zeros(4, 6)
     view = wide.t()[::2]  # no two elements are neighbours
     view.copy_(torch.arange(12.0).view(3, 4) * (rank() + 1))
@@ -232,14 +248,21 @@ def test_coalesced() -> None:
     dist.all_reduce_coalesced(tensors)
     assert torch.equal(tensors[0], sum(everyone()))
     assert torch.equal(tensors[1], torch.full((2, 2), sum(range(size())) * 1.0))
-    mixed = [of(rank()), of(rank(), torch.int64)]  # the group takes what PyTorch's function does not
+    mixed = [
+        of(rank()),
+        of(rank(), torch.int64),
+    ]  # the group takes what PyTorch's function does not
     assert dist.group.WORLD is not None
     dist.group.WORLD.allreduce_coalesced(mixed).wait()
-    assert torch.equal(mixed[0], sum(everyone())) and torch.equal(mixed[1], sum(everyone(torch.int64)))
+    assert torch.equal(mixed[0], sum(everyone())) and torch.equal(
+        mixed[1], sum(everyone(torch.int64))
+    )
     by_rank = [[torch.empty(6), torch.empty(2)] for _ in range(size())]
     dist.all_gather_coalesced(by_rank, [of(rank()), torch.full((2,), float(rank()))])
     for member, (first, second) in enumerate(by_rank):
-        assert torch.equal(first, of(member)) and torch.equal(second, torch.full((2,), float(member)))
+        assert torch.equal(first, of(member)) and torch.equal(
+            second, torch.full((2,), float(member))
+        )
     manager: Any = dist.distributed_c10d._coalescing_manager
     inputs = [of(rank()), torch.full((2,), float(rank()))]
     outputs = [torch.empty(6 * size()), torch.empty(2 * size())]
@@ -303,7 +326,9 @@ def test_objects() -> None:
     dist.gather_object(rank() * "y", gathered)
     assert gathered is None or gathered == ["y" * member for member in range(size())]
     mine: list[Any] = [None]
-    dist.scatter_object_list(mine, [f"for {member}" for member in range(size())] if rank() == 0 else [None], src=0)
+    dist.scatter_object_list(
+        mine, [f"for {member}" for member in range(size())] if rank() == 0 else [None], src=0
+    )
     assert mine == [f"for {rank()}"]
 
 
@@ -362,7 +387,10 @@ def test_groups() -> None:
     if rank() < 2:
         # Two groups of the same ranks have messages of their own.
         if rank() == 0:
-            requests = [dist.isend(torch.tensor([at * 1.0]), 1, group=group) for at, group in enumerate((first, again))]
+            requests = [
+                dist.isend(torch.tensor([at * 1.0]), 1, group=group)
+                for at, group in enumerate((first, again))
+            ]
             for request in requests:
                 assert request is not None
                 request.wait()
@@ -394,7 +422,7 @@ def test_subgroups() -> None:
 
 
 def test_names_come_again() -> None:
-    """Coordinator and daemons remember what was agreed under a name: there are no more than can be in flight."""
+    """The daemons remember every name: there are no more names than operations in flight."""
     from gradwire._names import NAMES
     from gradwire.torch.distributed._numbering import Numbers
 

@@ -16,7 +16,9 @@ if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
 
 @pytest.fixture(scope="session", autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("gradwire", timeout=timedelta(seconds=int(os.environ.get("TEST_TIMEOUT", "120"))))
+    dist.init_process_group(
+        "gradwire", timeout=timedelta(seconds=int(os.environ.get("TEST_TIMEOUT", "120")))
+    )
     yield
     dist.barrier()
     dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""Random calls of torch.distributed against what they have to come to, calculated on every rank by itself.
+"""Random calls of torch.distributed, compared with results that every rank calculates.
 
-All ranks draw the same calls from one seed (``GWTEST_SEED``); how each rank waits for its works, and in which order,
-it draws for itself. ``GWTEST_CALLS`` says how many calls are made, ``GWTEST_FIRST`` with which one to begin:
-what a call is does not depend on those before it.
+All ranks draw the same calls from one seed (``GWTEST_SEED``). Each rank draws for itself how it
+waits for its works, and in which order. ``GWTEST_CALLS`` is the number of calls, ``GWTEST_FIRST``
+the first one: a call does not depend on those before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from random_tensors import FLOATS, MOVED, REDUCED, Place, operation_for, reduced, same, shape_of, values
+from random_tensors import (
+    FLOATS,
+    MOVED,
+    REDUCED,
+    Place,
+    operation_for,
+    reduced,
+    same,
+    shape_of,
+    values,
+)
 from torch.distributed import ReduceOp
 
 SEED = os.environ.get("GWTEST_SEED", "1")
@@ -74,7 +84,10 @@ class Player:
                 while self.pending and (len(self.pending) > 12 or self.own.random() < 0.4):
                     self.end(self.own.randrange(len(self.pending)))
             except BaseException:
-                print(f"rank {dist.get_rank()}: {self.key} ({kind.__name__}) among {self.at.members}", flush=True)
+                print(
+                    f"rank {dist.get_rank()}: {self.key} ({kind.__name__}) among {self.at.members}",
+                    flush=True,
+                )
                 raise
         while self.pending:
             self.end(self.own.randrange(len(self.pending)))
@@ -82,10 +95,16 @@ class Player:
     # How works are waited for.
 
     def start(
-        self, call: Callable[[bool], Any], *expected: tuple[Place, torch.Tensor | None], close: bool = False
+        self,
+        call: Callable[[bool], Any],
+        *expected: tuple[Place, torch.Tensor | None],
+        close: bool = False,
     ) -> None:
         """Makes a call, blocking or not; ``expected`` says what tensors have to be afterwards."""
-        checks = [lambda place=place, wanted=wanted: place.check(wanted, close) for place, wanted in expected]
+        checks = [
+            lambda place=place, wanted=wanted: place.check(wanted, close)
+            for place, wanted in expected
+        ]
         what = f"{self.key} among {self.at.members}"
         way = self.own.choice(["blocking", "wait", "wait", "poll", "future", "then", "dropped"])
         if way == "blocking":
@@ -96,7 +115,11 @@ class Player:
         work = call(True)
         if way == "dropped":
             # It shows only where something changes, and only exactly.
-            waited = [] if close else [(place, wanted) for place, wanted in expected if wanted is not None]
+            waited = (
+                []
+                if close
+                else [(place, wanted) for place, wanted in expected if wanted is not None]
+            )
             if waited:
                 del work
                 self.pending.append((what, None, checks, waited))
@@ -107,7 +130,9 @@ class Player:
         elif way == "future":
             self.pending.append((what, work.get_future().wait, checks, []))
         elif way == "then":
-            self.pending.append((what, work.get_future().then(lambda future: future.value()).wait, checks, []))
+            self.pending.append(
+                (what, work.get_future().then(lambda future: future.value()).wait, checks, [])
+            )
         else:
             self.pending.append((what, work.wait, checks, []))
 
@@ -127,11 +152,15 @@ class Player:
 
     # What calls are made of.
 
-    def part(self, place: int, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> torch.Tensor:
+    def part(
+        self, place: int, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0
+    ) -> torch.Tensor:
         """What a member gives."""
         return values(f"{self.key} {place} {number}", dtype, shape)
 
-    def parts(self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> list[torch.Tensor]:
+    def parts(
+        self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0
+    ) -> list[torch.Tensor]:
         return [self.part(place, dtype, shape, number) for place in range(self.at.size)]
 
     def mine(self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> Place:
@@ -167,13 +196,19 @@ class Player:
         (dtype, name, op, close), shape = self.reduction(), shape_of(self.chance)
         place, expected = self.mine(dtype, shape), reduced(self.parts(dtype, shape), name)
         group = self.at.group
-        self.start(lambda late: dist.all_reduce(place.tensor, op, group, late), (place, expected), close=close)
+        self.start(
+            lambda late: dist.all_reduce(place.tensor, op, group, late),
+            (place, expected),
+            close=close,
+        )
 
     def call_all_reduce_of_several(self) -> None:
         dtype, name, op, close = self.reduction()
         shapes = [shape_of(self.chance) for _ in range(self.chance.randint(1, 4))]
         places = [self.mine(dtype, shape, number) for number, shape in enumerate(shapes)]
-        expected = [reduced(self.parts(dtype, shape, number), name) for number, shape in enumerate(shapes)]
+        expected = [
+            reduced(self.parts(dtype, shape, number), name) for number, shape in enumerate(shapes)
+        ]
         options = dist.AllreduceCoalescedOptions()
         options.reduceOp = op
         self.group_call(
@@ -183,7 +218,10 @@ class Player:
         )
 
     def group_call(
-        self, call: Callable[[], Any], *expected: tuple[Place, torch.Tensor | None], close: bool = False
+        self,
+        call: Callable[[], Any],
+        *expected: tuple[Place, torch.Tensor | None],
+        close: bool = False,
     ) -> None:
         """A call of the group itself, which always gives a work."""
         self.start(lambda late: call() if late else call().wait(), *expected, close=close)
@@ -201,7 +239,11 @@ class Player:
         place = self.mine(dtype, shape)
         expected = reduced(self.parts(dtype, shape), name) if root == self.at.place else None
         group = self.at.group
-        self.start(lambda late: dist.reduce(place.tensor, rank, op, group, late), (place, expected), close=close)
+        self.start(
+            lambda late: dist.reduce(place.tensor, rank, op, group, late),
+            (place, expected),
+            close=close,
+        )
 
     def call_broadcast(self) -> None:
         dtype, shape, (root, rank) = self.chance.choice(MOVED), shape_of(self.chance), self.rooted()
@@ -219,25 +261,42 @@ class Player:
         given = self.read(dtype, shapes[self.at.place])
         expected = [self.part(place, dtype, each) for place, each in enumerate(shapes)]
         outputs, group = [place.tensor for place in places], self.at.group
-        self.start(lambda late: dist.all_gather(outputs, given, group, late), *zip(places, expected))
+        self.start(
+            lambda late: dist.all_gather(outputs, given, group, late), *zip(places, expected)
+        )
 
     def call_all_gather_into_tensor(self) -> None:
         dtype, shape = self.chance.choice(MOVED), shape_of(self.chance)
         parts = torch.stack(
-            [part.view(torch.uint8) if dtype.itemsize == 1 else part for part in self.parts(dtype, shape)]
+            [
+                part.view(torch.uint8) if dtype.itemsize == 1 else part
+                for part in self.parts(dtype, shape)
+            ]
         )
         expected = parts.view(dtype)
         if shape and self.chance.random() < 0.5:
             expected = expected.view(self.at.size * shape[0], *shape[1:])
-        place, given, group = self.empty(dtype, tuple(expected.shape)), self.read(dtype, shape), self.at.group
-        self.start(lambda late: dist.all_gather_into_tensor(place.tensor, given, group, late), (place, expected))
+        place, given, group = (
+            self.empty(dtype, tuple(expected.shape)),
+            self.read(dtype, shape),
+            self.at.group,
+        )
+        self.start(
+            lambda late: dist.all_gather_into_tensor(place.tensor, given, group, late),
+            (place, expected),
+        )
 
     def call_all_gather_of_several(self) -> None:
         dtypes = [self.chance.choice(MOVED) for _ in range(self.chance.randint(1, 3))]
         shapes = [shape_of(self.chance) for _ in dtypes]
         each = list(enumerate(zip(dtypes, shapes)))
-        places = [[self.empty(dtype, shape) for _, (dtype, shape) in each] for _ in range(self.at.size)]
-        expected = [[self.part(at, dtype, shape, no) for no, (dtype, shape) in each] for at in range(self.at.size)]
+        places = [
+            [self.empty(dtype, shape) for _, (dtype, shape) in each] for _ in range(self.at.size)
+        ]
+        expected = [
+            [self.part(at, dtype, shape, no) for no, (dtype, shape) in each]
+            for at in range(self.at.size)
+        ]
         given = [self.read(dtype, shape, number) for number, (dtype, shape) in each]
         outputs = [[place.tensor for place in row] for row in places]
         pairs = [pair for row, wanted in zip(places, expected) for pair in zip(row, wanted)]
@@ -256,9 +315,14 @@ class Player:
         place, group = self.empty(dtype, shape), self.at.group
         given = None
         if root == self.at.place:
-            given = [Place(self.part(root, dtype, shape, to), self.own).tensor for to in range(self.at.size)]
+            given = [
+                Place(self.part(root, dtype, shape, to), self.own).tensor
+                for to in range(self.at.size)
+            ]
         expected = self.part(root, dtype, shape, self.at.place)
-        self.start(lambda late: dist.scatter(place.tensor, given, rank, group, late), (place, expected))
+        self.start(
+            lambda late: dist.scatter(place.tensor, given, rank, group, late), (place, expected)
+        )
 
     def call_reduce_scatter(self) -> None:
         """Also in parts of different sizes."""
@@ -270,7 +334,9 @@ class Player:
         place, group = self.empty(dtype, shapes[self.at.place]), self.at.group
         expected = reduced(self.parts(dtype, shapes[self.at.place], self.at.place), name)
         self.start(
-            lambda late: dist.reduce_scatter(place.tensor, given, op, group, late), (place, expected), close=close
+            lambda late: dist.reduce_scatter(place.tensor, given, op, group, late),
+            (place, expected),
+            close=close,
         )
 
     def call_reduce_scatter_tensor(self) -> None:
@@ -290,23 +356,39 @@ class Player:
         for sender in range(self.at.size):
             for receiver in range(self.at.size):
                 uneven = bool(shape) and self.chance.random() < 0.5
-                rows[sender, receiver] = (self.chance.randint(0, 3), *shape[1:]) if uneven else shape
+                rows[sender, receiver] = (
+                    (self.chance.randint(0, 3), *shape[1:]) if uneven else shape
+                )
         me = self.at.place
         given = [self.read(dtype, rows[me, to], to) for to in range(self.at.size)]
         places = [self.empty(dtype, rows[sender, me]) for sender in range(self.at.size)]
-        expected = [self.part(sender, dtype, rows[sender, me], me) for sender in range(self.at.size)]
+        expected = [
+            self.part(sender, dtype, rows[sender, me], me) for sender in range(self.at.size)
+        ]
         outputs, group = [place.tensor for place in places], self.at.group
-        self.start(lambda late: dist.all_to_all(outputs, given, group, late), *zip(places, expected))
+        self.start(
+            lambda late: dist.all_to_all(outputs, given, group, late), *zip(places, expected)
+        )
 
     def call_all_to_all_single(self) -> None:
-        dtype, shape, size, me = self.chance.choice(MOVED), shape_of(self.chance), self.at.size, self.at.place
+        dtype, shape, size, me = (
+            self.chance.choice(MOVED),
+            shape_of(self.chance),
+            self.at.size,
+            self.at.place,
+        )
         even = self.chance.random() < 0.4
         high = self.chance.choice([0, 1, 3])
-        rows = [[high if even else self.chance.randint(0, high) for _ in range(size)] for _ in range(size)]
+        rows = [
+            [high if even else self.chance.randint(0, high) for _ in range(size)]
+            for _ in range(size)
+        ]
         sent = [self.part(place, dtype, (sum(rows[place]), *shape[1:])) for place in range(size)]
         given = Place(sent[me], self.own).tensor
         received = [row[me] for row in rows]
-        expected = torch.cat([raw_split(sent[place], rows[place])[me] for place in range(size)]).view(dtype)
+        expected = torch.cat(
+            [raw_split(sent[place], rows[place])[me] for place in range(size)]
+        ).view(dtype)
         place, group = self.empty(dtype, (sum(received), *shape[1:])), self.at.group
         splits = (None, None) if even else (received, rows[me])
         self.start(
@@ -324,7 +406,9 @@ class Player:
         parts = self.parts(dtype, shape)
         given = self.part(self.at.place, dtype, shape)
         group = self.at.group
-        kind = self.chance.choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "several"])
+        kind = self.chance.choice(
+            ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "several"]
+        )
         if kind == "all_reduce":
             got, expected = functional.all_reduce(given, "sum", group), reduced(parts, "SUM")
         elif kind == "all_gather":
@@ -350,20 +434,33 @@ class Player:
         with manager(group=group):
             if kind == "all_reduce":
                 places = [self.mine(dtype, shape, number) for number, shape in enumerate(shapes)]
-                wanted = [reduced(self.parts(dtype, shape, number), "SUM") for number, shape in enumerate(shapes)]
+                wanted = [
+                    reduced(self.parts(dtype, shape, number), "SUM")
+                    for number, shape in enumerate(shapes)
+                ]
                 for place in places:
                     dist.all_reduce(place.tensor, group=group)
             elif kind == "all_gather":
                 places = [self.empty(dtype, shape) for shape in wide]
-                wanted = [torch.stack(self.parts(dtype, shape, number)) for number, shape in enumerate(shapes)]
+                wanted = [
+                    torch.stack(self.parts(dtype, shape, number))
+                    for number, shape in enumerate(shapes)
+                ]
                 for number, (place, shape) in enumerate(zip(places, shapes)):
-                    dist.all_gather_into_tensor(place.tensor, self.read(dtype, shape, number), group=group)
+                    dist.all_gather_into_tensor(
+                        place.tensor, self.read(dtype, shape, number), group=group
+                    )
             else:
                 places = [self.empty(dtype, shape) for shape in shapes]
-                sums = [reduced(self.parts(dtype, shape, number), "SUM") for number, shape in enumerate(wide)]
+                sums = [
+                    reduced(self.parts(dtype, shape, number), "SUM")
+                    for number, shape in enumerate(wide)
+                ]
                 wanted = [each[self.at.place] for each in sums]
                 for number, (place, shape) in enumerate(zip(places, wide)):
-                    dist.reduce_scatter_tensor(place.tensor, self.read(dtype, shape, number), group=group)
+                    dist.reduce_scatter_tensor(
+                        place.tensor, self.read(dtype, shape, number), group=group
+                    )
         for place, expected in zip(places, wanted):
             place.check(expected)
 
@@ -380,29 +477,44 @@ class Player:
             if self.at.place == sender:
                 tensor = Place(expected, self.own).tensor
                 to = self.at.members[receiver]
-                self.start_message(lambda to=to, tag=tag, tensor=tensor: dist.isend(tensor, to, group, tag))
+                self.start_message(
+                    lambda to=to, tag=tag, tensor=tensor: dist.isend(tensor, to, group, tag)
+                )
             elif self.at.place == receiver:
                 place, source = self.empty(dtype, shape), self.at.members[sender]
                 self.start_message(
-                    lambda source=source, tag=tag, place=place: dist.irecv(place.tensor, source, group, tag),
+                    lambda source=source, tag=tag, place=place: dist.irecv(
+                        place.tensor, source, group, tag
+                    ),
                     (place, expected),
                 )
 
-    def start_message(self, call: Callable[[], Any], *expected: tuple[Place, torch.Tensor | None]) -> None:
+    def start_message(
+        self, call: Callable[[], Any], *expected: tuple[Place, torch.Tensor | None]
+    ) -> None:
         """Never waits for it: the other end may do something else before."""
         what = f"{self.key} among {self.at.members}"
         work = call()
-        checks = [lambda place=place, wanted=wanted: place.check(wanted) for place, wanted in expected]
+        checks = [
+            lambda place=place, wanted=wanted: place.check(wanted) for place, wanted in expected
+        ]
         self.pending.append((what, work.wait, checks, []))
 
     def call_batch_of_messages(self) -> None:
         if self.at.size == 1:
             return
-        dtype, shape, size, me = self.chance.choice(MOVED), shape_of(self.chance), self.at.size, self.at.place
+        dtype, shape, size, me = (
+            self.chance.choice(MOVED),
+            shape_of(self.chance),
+            self.at.size,
+            self.at.place,
+        )
         after, before = (me + 1) % size, (me - 1) % size
         place = self.empty(dtype, shape)
         pairs = [
-            dist.P2POp(dist.isend, self.read(dtype, shape), self.at.members[after], self.at.group, 7),
+            dist.P2POp(
+                dist.isend, self.read(dtype, shape), self.at.members[after], self.at.group, 7
+            ),
             dist.P2POp(dist.irecv, place.tensor, self.at.members[before], self.at.group, 7),
         ]
         self.own.shuffle(pairs)
@@ -412,7 +524,10 @@ class Player:
 
     def call_objects(self) -> None:
         group, size, me, (root, rank) = self.at.group, self.at.size, self.at.place, self.rooted()
-        of = [{"from": at, "text": "x" * random.Random(f"{self.key} {at}").randrange(2000)} for at in range(size)]
+        of = [
+            {"from": at, "text": "x" * random.Random(f"{self.key} {at}").randrange(2000)}
+            for at in range(size)
+        ]
         kind = self.chance.choice(["all_gather", "gather", "broadcast", "scatter", "send"])
         if kind == "all_gather":
             got: list[Any] = [None] * size
@@ -440,14 +555,19 @@ class Player:
                 assert couple == [of[root], 7]
 
     def call_sparse(self) -> None:
-        dtype, shape = self.chance.choice(FLOATS[:2]), (self.chance.randint(1, 4), self.chance.randint(0, 3))
+        dtype, shape = (
+            self.chance.choice(FLOATS[:2]),
+            (self.chance.randint(1, 4), self.chance.randint(0, 3)),
+        )
         number = [self.chance.randint(0, 4) for _ in range(self.at.size)]
         parts = []
         for place in range(self.at.size):
             drawn = random.Random(f"{self.key} {place}")
             at = [drawn.randrange(shape[0]) for _ in range(number[place])]
             rows = self.part(place, dtype, (number[place], shape[1]))
-            parts.append(torch.sparse_coo_tensor(torch.tensor([at]).long().view(1, -1), rows, shape))
+            parts.append(
+                torch.sparse_coo_tensor(torch.tensor([at]).long().view(1, -1), rows, shape)
+            )
         tensor = parts[self.at.place].clone()
         dist.all_reduce(tensor, group=self.at.group)
         assert torch.equal(tensor.to_dense(), reduced([part.to_dense() for part in parts], "SUM"))
@@ -508,7 +628,10 @@ class Player:
         odd, group = self.chance.randrange(self.at.size) == self.at.place, self.at.group
         first, last = self.at.members[0], self.at.members[-1]
         calls: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
-            (lambda: dist.all_reduce(torch.ones(2), group=group), lambda: dist.all_reduce(torch.ones(3), group=group)),
+            (
+                lambda: dist.all_reduce(torch.ones(2), group=group),
+                lambda: dist.all_reduce(torch.ones(3), group=group),
+            ),
             (lambda: dist.all_reduce(torch.ones(2), group=group), lambda: dist.barrier(group)),
             (
                 lambda: dist.all_reduce(torch.ones(2), group=group),
@@ -518,10 +641,15 @@ class Player:
                 lambda: dist.all_reduce(torch.ones(2), group=group),
                 lambda: dist.all_reduce(torch.ones(2).double(), group=group),
             ),
-            (lambda: dist.broadcast(torch.ones(2), first, group), lambda: dist.broadcast(torch.ones(2), last, group)),
+            (
+                lambda: dist.broadcast(torch.ones(2), first, group),
+                lambda: dist.broadcast(torch.ones(2), last, group),
+            ),
             (
                 lambda: dist.all_gather_into_tensor(torch.ones(self.at.size), torch.ones(1), group),
-                lambda: dist.reduce_scatter_tensor(torch.ones(1), torch.ones(self.at.size), group=group),
+                lambda: dist.reduce_scatter_tensor(
+                    torch.ones(1), torch.ones(self.at.size), group=group
+                ),
             ),
         ]
         usual, other = self.chance.choice(calls)

@@ -1,4 +1,4 @@
-"""Tensors on a GPU that is none (see fake_cuda): what streams and works have to do with each other."""
+"""Tensors on a simulated GPU (see fake_cuda): the order of streams and works."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def filled(gpu: FakeCuda, value: float, *shape: int) -> torch.Tensor:
 
 
 def holds(gpu: FakeCuda, tensor: torch.Tensor, expected: Any) -> None:
-    assert torch.equal(gpu.read(tensor), torch.as_tensor(expected, dtype=tensor.dtype).expand(tensor.shape))
+    assert torch.equal(
+        gpu.read(tensor), torch.as_tensor(expected, dtype=tensor.dtype).expand(tensor.shape)
+    )
 
 
 def test_a_call_comes_after_kernels_and_kernels_after_it(gpu: FakeCuda) -> None:
@@ -104,7 +106,9 @@ def test_a_group_in_another_order(gpu: FakeCuda) -> None:
     """The result is put in order on the device, after the copies and before who waits."""
     backwards = dist.new_group(list(reversed(range(size()))))
     gathered = filled(gpu, -1.0, size())
-    work = dist.all_gather_into_tensor(gathered, filled(gpu, float(rank()), 1), group=backwards, async_op=True)
+    work = dist.all_gather_into_tensor(
+        gathered, filled(gpu, float(rank()), 1), group=backwards, async_op=True
+    )
     assert work is not None
     work.wait()
     members = dist.get_process_group_ranks(backwards)

@@ -1,4 +1,4 @@
-"""What is built on torch.distributed: DDP, FSDP2, HSDP, DTensor, functional collectives, checkpoints."""
+"""Users of torch.distributed: DDP, FSDP2, HSDP, DTensor, functional collectives, checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def size() -> int:
 
 def network() -> nn.Module:
     torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4)
+    )
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,14 +125,18 @@ def test_ddp_with_unused_parameters_and_sparse_gradients() -> None:
     gradient = model.module.table.weight.grad
     assert gradient is not None and gradient.is_sparse
     dense = gradient.to_dense()
-    assert dense[7].abs().sum() > 0 and all(dense[member].abs().sum() > 0 for member in range(size()))
+    assert dense[7].abs().sum() > 0 and all(
+        dense[member].abs().sum() > 0 for member in range(size())
+    )
     for way in list(model.module.ways)[: size()]:
         assert way.weight.grad is not None
 
 
 @pytest.mark.parametrize("bucket_view", [False, True])
 def test_ddp_hook(bucket_view: bool) -> None:
-    model = DistributedDataParallel(network(), gradient_as_bucket_view=bucket_view, bucket_cap_mb=0.01)
+    model = DistributedDataParallel(
+        network(), gradient_as_bucket_view=bucket_view, bucket_cap_mb=0.01
+    )
     model.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
     check(list(model.parameters()), train(model))
 
@@ -144,13 +150,19 @@ def test_ddp_hook_beside_another_backend() -> None:
 
 def test_ddp_hook_with_compression() -> None:
     model = DistributedDataParallel(network())
-    model.register_comm_hook(gradwire.DdpHookState(compression=gradwire.Compression.fp16), gradwire.ddp_hook)
+    model.register_comm_hook(
+        gradwire.DdpHookState(compression=gradwire.Compression.fp16), gradwire.ddp_hook
+    )
     _, expected = alone()
     assert train(model) == pytest.approx(expected, rel=0.01)
 
 
 def own_hooks() -> dict[str, Callable[[], tuple[Any, Any]]]:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook, quantization_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import (
+        default_hooks,
+        powerSGD_hook,
+        quantization_hooks,
+    )
 
     def state(feedback: bool = True) -> Any:
         # Without a warm start PyTorch's hook forgets what other buckets still need.
@@ -162,17 +174,31 @@ def own_hooks() -> dict[str, Callable[[], tuple[Any, Any]]]:
         "allreduce": lambda: (None, default_hooks.allreduce_hook),
         "fp16": lambda: (None, default_hooks.fp16_compress_hook),
         "bf16": lambda: (None, default_hooks.bf16_compress_hook),
-        "fp16 around": lambda: (None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)),
+        "fp16 around": lambda: (
+            None,
+            default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook),
+        ),
         "powerSGD": lambda: (state(), powerSGD_hook.powerSGD_hook),
         "powerSGD without feedback": lambda: (state(feedback=False), powerSGD_hook.powerSGD_hook),
-        "powerSGD in fp16": lambda: (state(), default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
+        "powerSGD in fp16": lambda: (
+            state(),
+            default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
+        ),
         "quantized": lambda: (None, quantization_hooks.quantization_pertensor_hook),
         "quantized by channel": lambda: (None, quantization_hooks.quantization_perchannel_hook),
     }
 
 
 HOOKS = [
-    *("allreduce", "fp16", "bf16", "fp16 around", "powerSGD", "powerSGD without feedback", "powerSGD in fp16"),
+    *(
+        "allreduce",
+        "fp16",
+        "bf16",
+        "fp16 around",
+        "powerSGD",
+        "powerSGD without feedback",
+        "powerSGD in fp16",
+    ),
     *("quantized", "quantized by channel"),
 ]
 
@@ -239,7 +265,9 @@ def test_fsdp2() -> None:
 def test_hsdp() -> None:
     if size() % 2:
         return
-    model = sharded(init_device_mesh("cpu", (2, size() // 2), mesh_dim_names=("replicate", "shard")))
+    model = sharded(
+        init_device_mesh("cpu", (2, size() // 2), mesh_dim_names=("replicate", "shard"))
+    )
     losses = train(model)
     check([parameter.full_tensor() for parameter in model.parameters()], losses)  # type: ignore[attr-defined]
 
@@ -270,7 +298,11 @@ def test_tensor_parallel() -> None:
         pytest.skip("the layers can't be divided evenly")
     if size() == 1 and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3):
         pytest.skip("this PyTorch can't plan for a mesh of one")
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     model, expected = network(), network()
     parallel = parallelize_module(
@@ -290,14 +322,23 @@ def test_functional_collectives() -> None:
     assert torch.equal(functional.wait_tensor(total), torch.full((2, size()), sum(everybody) * 1.0))
     assert torch.equal(tensor, torch.full((2, size()), float(rank)))  # the input is as it was
     gathered = functional.all_gather_tensor(tensor, 0, everybody)
-    assert torch.equal(functional.wait_tensor(gathered)[:, 0], torch.arange(size() * 1.0).repeat_interleave(2))
+    assert torch.equal(
+        functional.wait_tensor(gathered)[:, 0], torch.arange(size() * 1.0).repeat_interleave(2)
+    )
     scattered = functional.reduce_scatter_tensor(tensor, "avg", 1, everybody)
-    torch.testing.assert_close(functional.wait_tensor(scattered), torch.full((2, 1), sum(everybody) / size()))
+    torch.testing.assert_close(
+        functional.wait_tensor(scattered), torch.full((2, 1), sum(everybody) / size())
+    )
     moved = functional.all_to_all_single(torch.full((size(),), float(rank)), None, None, everybody)
     assert torch.equal(functional.wait_tensor(moved), torch.arange(size() * 1.0))
     several = functional.all_reduce_coalesced([tensor, tensor[0]], "max", everybody)
     assert all(bool((functional.wait_tensor(one) == size() - 1).all()) for one in several)
-    assert bool((functional.wait_tensor(functional.broadcast(tensor, size() - 1, everybody)) == size() - 1).all())
+    assert bool(
+        (
+            functional.wait_tensor(functional.broadcast(tensor, size() - 1, everybody))
+            == size() - 1
+        ).all()
+    )
 
 
 def test_compiled_functional_collectives() -> None:
@@ -365,7 +406,7 @@ def test_models_can_be_copied_beside_it() -> None:
 
 
 def test_a_model_loaded_by_one_rank() -> None:
-    """The usual way to load a model of FSDP2: the first rank reads it, the others get their parts from it."""
+    """How a model of FSDP2 is usually loaded: the first rank reads it and sends the parts."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     model = sharded(init_device_mesh("cpu", (size(),)))

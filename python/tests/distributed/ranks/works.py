@@ -1,4 +1,4 @@
-"""Works and futures: dropped, late, many at a time, with callbacks; and tensors that results are written to."""
+"""Works and futures: dropped, late, many at a time, with callbacks, and with odd tensors."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_a_dropped_work_is_done_all_the_same() -> None:
         for _ in range(3):
             outputs = [torch.full((1,), -1.0) for _ in range(size())]
             dist.all_gather(outputs, torch.full((1,), float(rank())), async_op=True)
-            eventually(lambda outputs=outputs: [int(each) for each in outputs] == list(range(size())))
+            eventually(
+                lambda outputs=outputs: [int(each) for each in outputs] == list(range(size()))
+            )
         assert lonely.item() == 0.0
         dist.barrier()
         dist.send(torch.ones(1), (rank() - 1) % size(), tag=77)
@@ -101,7 +103,9 @@ def test_a_work_that_was_late_writes_nothing_afterwards() -> None:
     assert bool((tensor == -1.0).all())
 
 
-@pytest.mark.parametrize("call", ["allreduce", "list", "broadcast", "allgather", "alltoall", "reduce", "barrier"])
+@pytest.mark.parametrize(
+    "call", ["allreduce", "list", "broadcast", "allgather", "alltoall", "reduce", "barrier"]
+)
 def test_the_timeout_of_a_call(call: str) -> None:
     """In the forms of calls that have no options, too."""
     if size() == 1:
@@ -277,13 +281,17 @@ def test_sparse_tensors_of_odd_shapes(shape: tuple[int, ...]) -> None:
     for sparse_dim in range(len(shape) + 1):
         dense = shape[sparse_dim:]
         rows = 0 if 0 in shape[:sparse_dim] else min(rank() + 1, 3) if sparse_dim else 1
-        indices = torch.tensor([[at % shape[dim] for at in range(rows)] for dim in range(sparse_dim)]).long()
+        indices = torch.tensor(
+            [[at % shape[dim] for at in range(rows)] for dim in range(sparse_dim)]
+        ).long()
         indices = indices.view(sparse_dim, rows)
         tensor = torch.sparse_coo_tensor(indices, torch.ones(rows, *dense), shape)
         parts = []
         for member in range(size()):
             number = 0 if 0 in shape[:sparse_dim] else min(member + 1, 3) if sparse_dim else 1
-            at = torch.tensor([[row % shape[dim] for row in range(number)] for dim in range(sparse_dim)]).long()
+            at = torch.tensor(
+                [[row % shape[dim] for row in range(number)] for dim in range(sparse_dim)]
+            ).long()
             at = at.view(sparse_dim, number)
             parts.append(torch.sparse_coo_tensor(at, torch.ones(number, *dense), shape).to_dense())
         dist.all_reduce(tensor)
@@ -292,7 +300,7 @@ def test_sparse_tensors_of_odd_shapes(shape: tuple[int, ...]) -> None:
 
 
 def test_tensors_that_hold_no_result() -> None:
-    """They are refused before anything is started, so that nobody waits; what is only read may be expanded."""
+    """Such results are refused before anything is started; an input may be expanded."""
     wide = torch.ones(1).expand(4)
     for call in [
         lambda: dist.all_reduce(wide),
@@ -325,7 +333,9 @@ def test_monitored_barrier() -> None:
     group.monitored_barrier(timedelta(seconds=60), wait_all_ranks=True)
     if size() > 1:
         if rank() < size() - 1:
-            with pytest.raises(RuntimeError, match=f"Rank {size() - 1} failed to pass monitoredBarrier in 200 ms"):
+            with pytest.raises(
+                RuntimeError, match=f"Rank {size() - 1} failed to pass monitoredBarrier in 200 ms"
+            ):
                 group.monitored_barrier(timedelta(seconds=0.2))
         dist.barrier()
     dist.destroy_process_group(group)

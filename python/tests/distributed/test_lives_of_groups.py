@@ -1,0 +1,299 @@
+"""How process groups are created and removed, also by jobs without a launcher (TELL, WAIT)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from group_programs import START
+from launching import LAUNCHER, LIMIT, Job, needs_torch
+
+torch = pytest.importorskip("torch")
+UNTOLD = "older releases do not tell a group that it is destroyed"
+
+
+def test_groups_again(job: Job) -> None:
+    done = job(
+        START
+        + """
+for turn in range(3):
+    rank = start()
+    group = dist.new_group([0, 2])
+    if rank != 1:
+        tensor = torch.full((2,), turn + 1.0)
+        dist.all_reduce(tensor, group=group)
+        print("SUM", tensor[0].item(), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+""",
+        ranks=3,
+    )
+    for turn in range(3):
+        assert done.stdout.count(f"SUM {2 * (turn + 1)}.0") == 2, done.stdout
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_process_set_of_a_group_goes_with_it(job: Job) -> None:
+    needs_torch(2, 13, why=UNTOLD)
+    done = job(
+        START
+        + """
+
+from gradwire import _world as job
+rank = start()
+sets = dist.group.WORLD.world._sets
+
+def gone():
+    until = time.monotonic() + 60
+    while len(sets) > 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    return len(sets) == 1
+
+for turn in range(3):
+    one, two = dist.new_group([0, 2]), dist.new_group([2, 0])
+    dist.barrier()
+    tensor = torch.ones(1)
+    # Who is no member makes their sets and removes them behind its own back.
+    if rank != 1:
+        _, first, second = sets.values()  # one each, and that of all ranks
+        dist.destroy_process_group(one)
+        dist.all_reduce(tensor, group=two)
+        dist.destroy_process_group(two)
+        print("SUM", tensor.item(), flush=True)
+    print("GONE", gone(), flush=True)
+    if rank != 1:
+        for made in (first, second):
+            try:
+                job.session().barrier(process_set=made)
+            except ValueError as error:
+                print("REMOVED", flush=True)
+    dist.barrier()
+# Those that are left over go with the world of groups.
+dist.new_group([0, 1])
+dist.barrier()
+dist.destroy_process_group()
+print("END", rank, flush=True)
+""",
+        ranks=3,
+    )
+    assert done.returncode == 0 and done.stdout.count("END") == 3, done.stdout
+    assert done.stdout.count("GONE True") == 9 and done.stdout.count("REMOVED") == 12, done.stdout
+    assert done.stdout.count("SUM 2.0") == 6, done.stdout
+
+
+@pytest.mark.parametrize("hosts", ["127.0.0.1:3", "127.0.0.1:1,127.0.0.2:2"])
+def test_what_others_never_start_is_given_up_with_the_group(hosts: str, tmp_path: Path) -> None:
+    needs_torch(2, 13, why=UNTOLD)
+    program = tmp_path / "program.py"
+    program.write_text(
+        START
+        + """
+rank = start(timeout=timedelta(seconds=60))
+calls = {
+    "reduce": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True),
+    "large": lambda group: dist.all_reduce(torch.ones(1 << 22), group=group, async_op=True),
+    "recv": lambda group: dist.irecv(torch.ones(3), 1, group=group),
+    "future": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future(),
+}
+for turn in range(2):
+    for name, call in calls.items():
+        for members in ([0, 1], [0, 2], [0, 1, 2]):
+            if name == "recv" and 1 not in members:
+                continue
+            group, beside = dist.new_group(members), dist.new_group(members)
+            done, works = torch.ones(1 << 20), []
+            if rank in members:
+                works.append(dist.all_reduce(done, group=group, async_op=True))
+            lonely = call(group) if rank == 0 else None
+            # The other group of the same ranks has nothing to do with it.
+            after = torch.ones(2)
+            if rank in members:
+                dist.destroy_process_group(group)
+                dist.all_reduce(after, group=beside)
+                works[0].wait()
+                assert done[-1] == after[0] == len(members)
+            if lonely is not None:
+                try:
+                    lonely.wait()
+                    print("SUCCESS", name, flush=True)
+                except RuntimeError as error:
+                    assert type(last_error()) is gw.Cancelled, error
+                    assert "process group was destroyed" in str(error), error
+                    print("GIVEN UP", name, flush=True)
+            later = dist.new_group([1, 2])
+            if rank > 0:
+                dist.barrier(later)
+    dist.barrier()
+    # Of the group of all ranks, too; and after it a new one.
+    lonely = dist.all_reduce(torch.ones(3), async_op=True) if rank == 1 else None
+    dist.destroy_process_group()
+    if lonely is not None:
+        try:
+            lonely.wait()
+            print("SUCCESS", flush=True)
+        except gw.Cancelled as error:
+            print("GIVEN UP all", flush=True)
+    start(timeout=timedelta(seconds=60))
+dist.barrier()
+dist.destroy_process_group()
+gw.barrier()
+until = time.monotonic() + 60
+while gw.stats()["in_flight"] and time.monotonic() < until:
+    time.sleep(0.01)  # the sets of the groups are on their way out
+print("END", gw.stats()["in_flight"], flush=True)
+"""
+    )
+    words = [LAUNCHER, "run", "-np", "3", "-H", hosts, "--", sys.executable, str(program)]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT
+    )
+    assert "SUCCESS" not in done.stdout and done.returncode == 0, done.stdout
+    for name, number in {"reduce": 6, "large": 6, "future": 6, "recv": 4, "all": 2}.items():
+        assert done.stdout.count(f"GIVEN UP {name}") == number, done.stdout
+    assert done.stdout.count("END 0") == 3, done.stdout
+
+
+def test_a_group_after_a_rank_has_left(job: Job) -> None:
+    needs_torch(2, 13, why=UNTOLD)
+    done = job(
+        START
+        + """
+rank = start(timeout=timedelta(seconds=60))
+dist.barrier()
+if rank == 2:
+    dist.destroy_process_group()
+    time.sleep(3)
+else:
+    time.sleep(1)
+    try:
+        dist.new_group([0, 1], use_local_synchronization=True)
+        print("SUCCESS", flush=True)
+    except gw.GradwireError as error:
+        told(error)
+""",
+        ranks=3,
+    )
+    assert (
+        len(re.findall("TOLD [01] Cancelled rank 2 has left the process groups", done.stdout)) == 2
+    ), done.stdout
+
+
+BESIDE = """
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+groups = [dist.new_group(backend="gradwire"), dist.new_group([2, 0, 1], backend="gradwire")]
+halves = [dist.new_group(half, backend="gradwire") for half in ([0, 1], [2])]
+groups.append(halves[rank // 2])
+gloo = torch.full((2,), float(rank))
+dist.all_reduce(gloo)
+for turn, group in enumerate(groups):
+    members = dist.get_process_group_ranks(group)
+    tensor = torch.full((2,), float(rank))
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [float(sum(members))] * 2
+    every = [None] * len(members)
+    dist.all_gather_object(every, rank, group)
+    assert every == members
+dist.destroy_process_group(groups[0])
+after = dist.new_group([0, 2], backend="gradwire")
+if rank != 1:
+    dist.barrier(after)
+dist.barrier()
+print("DONE", gloo[0].item(), dist.get_backend(groups[1]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_groups_beside_another_backend(job: Job, turns: int) -> None:
+    done = job(START + turns * BESIDE, ranks=3)
+    assert done.stdout.count("DONE 3.0 gradwire") == 3 * turns and done.returncode == 0, done.stdout
+
+
+def test_a_group_beside_another_backend_that_some_ranks_know_nothing_of(job: Job) -> None:
+    done = job(
+        START
+        + """
+dist.init_process_group("gloo")
+if dist.get_rank() < 2:
+    try:
+        dist.new_group([0, 1], backend="gradwire", use_local_synchronization=True)
+        print("SUCCESS", flush=True)
+    except gw.GradwireError as error:
+        told(error)
+dist.barrier()
+""",
+        ranks=3,
+        GRADWIRE_LAUNCH__START_TIMEOUT_MS="3000",
+    )
+    assert "SUCCESS" not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gradwire", "cpu:gradwire"])
+def test_ways_to_name_the_backend(job: Job, backend: str) -> None:
+    """Also with PyTorch's own checks switched on, which ask every group for its sequence number."""
+    done = job(
+        START
+        + f"""
+dist.init_process_group("{backend}")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+group = dist.new_group([1])
+if dist.get_rank() == 1:
+    dist.all_reduce(tensor, group=group)
+dist.barrier()
+print("SUM", tensor[0].item(), type(dist.group.WORLD).__name__, flush=True)
+dist.destroy_process_group()
+""",
+        TORCH_DISTRIBUTED_DEBUG="DETAIL",
+    )
+    assert done.stdout.count("SUM 2.0 ProcessGroupGradwire") == 2 and done.returncode == 0, (
+        done.stdout
+    )
+
+
+def test_a_group_of_the_wrong_size(job: Job) -> None:
+    done = job(
+        START
+        + """
+try:
+    dist.init_process_group("gradwire", rank=0, world_size=1, store=dist.HashStore())
+    print("SUCCESS", flush=True)
+except ValueError as error:
+    print("TOLD", "of 2 of its gradwire job" in str(error), flush=True)
+"""
+    )
+    assert done.stdout.count("TOLD True") == 2, done.stdout
+
+
+def test_processes_that_no_launcher_started(tmp_path: Path) -> None:
+    """torch.multiprocessing and a file to meet in, as PyTorch's own tests do."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        START
+        + f"""
+def work(rank, size):
+    dist.init_process_group("gradwire", rank=rank, world_size=size, init_method="file://{tmp_path}/meet")
+    tensor = torch.full((2,), rank + 1.0)
+    dist.all_reduce(tensor)
+    print(f"RANK {{rank}} SUM {{tensor[0].item()}}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, (3,), 3)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    for rank in range(3):
+        assert f"RANK {rank} SUM 6.0" in done.stdout, done.stdout
+    assert done.returncode == 0, done.stdout
