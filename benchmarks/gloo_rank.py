@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 import python_rank
 
-# DistributedDataParallel's: a first bucket of 1 MiB so that something can begin early, then 25 MiB each.
+# DistributedDataParallel's: a first bucket of 1 MiB so that something can begin early, then 25 MiB
+# each.
 FIRST_BUCKET = 1 << 20
 BUCKET = 25 << 20
 
@@ -46,7 +47,13 @@ def main() -> None:
     torch.set_num_threads(python_rank.cores(int(os.environ["LOCAL_WORLD_SIZE"])))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     peer = python_rank.Peer(
-        "gloo_rank", dist.get_rank(), dist.get_world_size(), dist.barrier, dist.all_reduce, start, largest
+        "gloo_rank",
+        dist.get_rank(),
+        dist.get_world_size(),
+        dist.barrier,
+        dist.all_reduce,
+        start,
+        largest,
     )
     if arguments.mode == "buckets":
         python_rank.run(peer, arguments, buckets)

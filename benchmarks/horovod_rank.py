@@ -34,7 +34,9 @@ def main() -> None:
     arguments = python_rank.options(__doc__).parse_args()
     hvd.init()
     torch.set_num_threads(python_rank.cores(hvd.local_size()))
-    peer = python_rank.Peer("horovod_rank", hvd.rank(), hvd.size(), barrier, allreduce, start, largest)
+    peer = python_rank.Peer(
+        "horovod_rank", hvd.rank(), hvd.size(), barrier, allreduce, start, largest
+    )
     python_rank.run(peer, arguments)
     hvd.shutdown()
 

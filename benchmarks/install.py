@@ -1,7 +1,7 @@
 """Gets the peers with their package managers, and builds the programs that drive them.
 
-PyTorch (with Gloo), Horovod, Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and iperf3 from apt.
-What can't be had is told and left out; only a peer at all is needed.
+PyTorch (with Gloo), Horovod, Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and
+iperf3 from apt. What can't be had is told and left out; only a peer at all is needed.
 """
 
 import os
@@ -36,7 +36,8 @@ class Tools:
 
 
 def prepare(every: bool) -> Tools:
-    """Installs and builds everything; `every`: the peers too that take long to install or to try."""
+    """Installs and builds everything; `every`: the peers too that take long to install or to
+    try."""
     tools = Tools(gradwire=_gradwire())
     _virtual_environment()
     attempts = [("gloo", _gloo), ("openmpi", _open_mpi), ("iperf3", _iperf)]
@@ -48,7 +49,9 @@ def prepare(every: bool) -> Tools:
         except Trouble as trouble:
             tools.missing[name] = str(trouble)
             say(f"{name} is left out: {trouble}")
-    tools.versions["gradwire"] = call([tools.gradwire, "--version"]).strip().removeprefix("gradwire ")
+    tools.versions["gradwire"] = (
+        call([tools.gradwire, "--version"]).strip().removeprefix("gradwire ")
+    )
     return tools
 
 
@@ -92,7 +95,8 @@ def _has(package: str) -> bool:
 
 
 def _gloo(tools: Tools) -> str:
-    # Its wheel is linked against all CUDA libraries that it depends on: nothing less can be imported.
+    # Its wheel is linked against all CUDA libraries that it depends on: nothing less can be
+    # imported.
     _pip("torch, numpy", "torch", "numpy")
     version = call([PYTHON, "-c", "import torch; print(torch.__version__)"]).strip()
     tools.programs["gloo"] = HERE / "gloo_rank.py"
@@ -144,11 +148,14 @@ def _oneccl(tools: Tools) -> str:
     # The C++ interface is that of libccl.so.1; the plain name is the newer C interface's.
     link = [f"-I{VENV}/include", f"-L{library}", f"-Wl,-rpath-link,{library}"]
     libraries = ["-l:libccl.so.1", "-l:libccl.so.2", "-lmpi"]
-    tools.programs["oneccl"] = _compile("ccl_allreduce.cpp", "ccl", ["c++", "-std=c++17", *link], libraries)
+    tools.programs["oneccl"] = _compile(
+        "ccl_allreduce.cpp", "ccl", ["c++", "-std=c++17", *link], libraries
+    )
     return _installed("oneccl")
 
 
-# Horovod's newest release asks for C++14 or 17, by flags of its own; the headers of today's PyTorch are C++20.
+# Horovod's newest release asks for C++14 or 17, by flags of its own; the headers of today's PyTorch
+# are C++20.
 NEWER = '#!/bin/sh\nexec c++ "$@" -std=gnu++20\n'
 
 
@@ -156,7 +163,16 @@ def _horovod(tools: Tools) -> str:
     if not _has("horovod"):
         say("building Horovod with pip, which takes a while")
         # Its setup.py needs a setuptools that still has pkg_resources, and torch beside it.
-        build = ["cmake<4", "setuptools<80", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi"]
+        build = [
+            "cmake<4",
+            "setuptools<80",
+            "wheel",
+            "packaging",
+            "cloudpickle",
+            "psutil",
+            "pyyaml",
+            "cffi",
+        ]
         call([PYTHON, "-m", "pip", "install", "--quiet", *build], 10 * MINUTES)
         BUILT.mkdir(parents=True, exist_ok=True)
         compiler = BUILT / "c++20"
@@ -178,9 +194,19 @@ def _horovod(tools: Tools) -> str:
     return _installed("horovod")
 
 
-def _compile(source: str, name: str, compiler: list[str], libraries: list[str] | None = None) -> Path:
+def _compile(
+    source: str, name: str, compiler: list[str], libraries: list[str] | None = None
+) -> Path:
     BUILT.mkdir(parents=True, exist_ok=True)
     out = BUILT / name
-    words = [*compiler, "-O3", "-march=native", "-o", str(out), str(HERE / source), *(libraries or [])]
+    words = [
+        *compiler,
+        "-O3",
+        "-march=native",
+        "-o",
+        str(out),
+        str(HERE / source),
+        *(libraries or []),
+    ]
     call(words, 5 * MINUTES, env={**os.environ, "I_MPI_ROOT": str(VENV)})
     return out

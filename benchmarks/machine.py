@@ -42,7 +42,8 @@ def _cpu_times() -> list[int]:
 
 @dataclass
 class Noise:
-    """Watches what else goes on: foreign load before each run, stolen time, how long the same work takes."""
+    """Watches what else goes on: foreign load before each run, stolen time, how long the same work
+    takes."""
 
     begin: list[int] = field(default_factory=_cpu_times)
     probes: list[float] = field(default_factory=list)
@@ -86,7 +87,9 @@ def noise_text(noise: dict[str, float]) -> str:
     word = "quiet" if is_quiet(noise) else "NOT quiet, so nothing below is called a win"
     return (
         f"the machine was {word}; with none of the systems running its cores were "
-        f"{noise['foreign_load_median']:.0%} busy in the median and {noise['foreign_load_max']:.0%} at most, "
-        f"{noise['stolen']:.1%} of the time was stolen by other virtual machines, and the same copy of 32 MiB took "
+        f"{noise['foreign_load_median']:.0%} busy in the median and "
+        f"{noise['foreign_load_max']:.0%} at most, "
+        f"{noise['stolen']:.1%} of the time was stolen by other virtual machines, and the same "
+        "copy of 32 MiB took "
         f"{noise['probe_ms']:.1f} ms ± {noise['probe_spread'] / 2:.0%}"
     )

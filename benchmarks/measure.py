@@ -1,7 +1,7 @@
 """Measuring the systems of a scenario: first each setup once, then round by round.
 
-In a round every system runs once, and each round begins with another one, so that whatever the machine does
-beside hits all of them.
+In a round every system runs once, and each round begins with another one, so that whatever the
+machine does beside hits all of them.
 """
 
 import json
@@ -40,7 +40,8 @@ class Outcome:
     trouble: str | None = None
 
     def limit_share(self, size: int) -> float | None:
-        """How much of a plain program's speed was reached, if that program took about as long every time."""
+        """How much of a plain program's speed was reached, if that program took about as long every
+        time."""
         times, limits = self.rounds.get(size), self.limits.get(size)
         if not times or not limits or max(limits) > STEADY * min(limits):
             return None
@@ -83,7 +84,9 @@ class Bench:
         """Measures all systems in a scenario."""
         with network(scenario, self.namespaces) as net:
             line = self._line(net, None)
-            outcomes = [Outcome(system) for system in systems(scenario, self.tools, self.namespaces)]
+            outcomes = [
+                Outcome(system) for system in systems(scenario, self.tools, self.namespaces)
+            ]
             for outcome in outcomes:
                 self._guard(self._choose, net, scenario, outcome)
             for number in range(self.rounds):
@@ -105,7 +108,11 @@ class Bench:
         return now if before is None else now.best(before)
 
     def _guard(
-        self, step: Callable[[Network, Scenario, Outcome], None], net: Network, scenario: Scenario, outcome: Outcome
+        self,
+        step: Callable[[Network, Scenario, Outcome], None],
+        net: Network,
+        scenario: Scenario,
+        outcome: Outcome,
     ) -> None:
         """A system that fails is left out of the rest of a scenario, with what it said."""
         if outcome.trouble is not None:
@@ -124,7 +131,9 @@ class Bench:
             return
         for setup in setups:
             try:
-                outcome.tried[setup.label] = self._medians(net, scenario, outcome, setup, set(sizes), 1 / 4)
+                outcome.tried[setup.label] = self._medians(
+                    net, scenario, outcome, setup, set(sizes), 1 / 4
+                )
             except Trouble as trouble:
                 say(f"{outcome.system.title} can't be set up with '{setup.label}': {trouble}")
         if not outcome.tried:
@@ -140,12 +149,20 @@ class Bench:
                 outcome.rounds.setdefault(size, []).append(time)
 
     def _medians(
-        self, net: Network, scenario: Scenario, outcome: Outcome, setup: Setup, sizes: set[int], share: float
+        self,
+        net: Network,
+        scenario: Scenario,
+        outcome: Outcome,
+        setup: Setup,
+        sizes: set[int],
+        share: float,
     ) -> dict[int, float]:
         """Runs a system once, with a share of the usual iterations."""
         system = outcome.system
         self.noise.probe()
-        net.congestion_control(TUNED_CONGESTION_CONTROL if system.tuned else machine_congestion_control())
+        net.congestion_control(
+            TUNED_CONGESTION_CONTROL if system.tuned else machine_congestion_control()
+        )
         times: dict[int, float] = {}
         for work in self._jobs(scenario, system, sizes, share):
             job = Job(self.tools, net, scenario, work)
@@ -161,11 +178,15 @@ class Bench:
             raise Trouble(f"it measured {sorted(times)} bytes where {sorted(sizes)} were asked for")
         return times
 
-    def _jobs(self, scenario: Scenario, system: System, sizes: set[int], share: float) -> Iterator[list[Run] | Model]:
+    def _jobs(
+        self, scenario: Scenario, system: System, sizes: set[int], share: float
+    ) -> Iterator[list[Run] | Model]:
         if scenario.model:
             yield self._model(share)
             return
-        work = [run for run in runs(scenario, self.seconds * share, system.thrift) if run.size in sizes]
+        work = [
+            run for run in runs(scenario, self.seconds * share, system.thrift) if run.size in sizes
+        ]
         if system.ours:
             yield from ([run] for run in work)
         else:
@@ -198,7 +219,13 @@ def _read(text: str, system: System) -> dict[int, Row]:
             rows = json.loads(text)["rows"]
         else:
             # Some launchers write before each line whose it is.
-            rows = [json.loads("{" + line.partition("{")[2]) for line in text.splitlines() if '"times_us"' in line]
-        return {int(row["bytes"]): Row(median(row["times_us"]), row.get("limit_us")) for row in rows}
+            rows = [
+                json.loads("{" + line.partition("{")[2])
+                for line in text.splitlines()
+                if '"times_us"' in line
+            ]
+        return {
+            int(row["bytes"]): Row(median(row["times_us"]), row.get("limit_us")) for row in rows
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise Trouble(f"what it wrote is not understood ({error!r}): {text[:200]}") from error

@@ -1,9 +1,10 @@
 """Nodes and the links between them: network namespaces of this machine, joined and shaped.
 
-Each node is a network namespace of its own. Two nodes are joined by a veth pair, more by a bridge in a further
-namespace; `tc tbf` shapes both ends of every link. Where a delay is wanted a relay in user space carries the
-packets (`relay.py`). The machine's own settings are never touched: the congestion control is set inside the
-namespaces. Everything carries the number of this process in its name and goes with it.
+Each node is a network namespace of its own. Two nodes are joined by a veth pair, more by a bridge
+in a further namespace; `tc tbf` shapes both ends of every link. Where a delay is wanted a relay in
+user space carries the packets (`relay.py`). The machine's own settings are never touched: the
+congestion control is set inside the namespaces. Everything carries the number of this process in
+its name and goes with it.
 """
 
 import json
@@ -49,7 +50,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Line:
-    """What the plain link carries, in bits per second, by iperf3: one way, and the slower of both ways at once."""
+    """What the plain link carries, in bits per second, by iperf3: one way, and the slower of both
+    ways at once."""
 
     one_way: float
     both_ways: float
@@ -103,7 +105,12 @@ def sweep_stale() -> None:
     for entry in call(["ip", "netns", "list"]).split("\n"):
         name = entry.split(" ")[0]
         parts = name.split("-")
-        if parts[0] == PREFIX and len(parts) == 3 and parts[1].isdigit() and not Path(f"/proc/{parts[1]}").exists():
+        if (
+            parts[0] == PREFIX
+            and len(parts) == 3
+            and parts[1].isdigit()
+            and not Path(f"/proc/{parts[1]}").exists()
+        ):
             say(f"removing {name}, which a killed run has left")
             _delete(name)
 
@@ -140,17 +147,22 @@ def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
 
 
 def measure_line(net: Network) -> Line:
-    """What the link between the first two nodes carries: one way, and both ways at once by a pair of programs each."""
+    """What the link between the first two nodes carries: one way, and both ways at once by a pair
+    of programs each."""
     here, there = net.nodes[:2]
     servers = []
     try:
         for node in (here, there):
             words = node.inside(["iperf3", "--server", "--bind", node.address])
-            servers.append(subprocess.Popen(words, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True))
+            servers.append(
+                subprocess.Popen(words, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+            )
         time.sleep(0.3)
         one_way = _received(call(here.inside(_client(there))))
         with ThreadPoolExecutor(2) as pool:
-            ways = [pool.submit(call, a.inside(_client(b))) for a, b in ((here, there), (there, here))]
+            ways = [
+                pool.submit(call, a.inside(_client(b))) for a, b in ((here, there), (there, here))
+            ]
             both_ways = min(_received(way.result()) for way in ways)
     finally:
         end(servers)
@@ -224,7 +236,19 @@ def _join_by_bridge(nodes: list[Node], made: list[str], rate: int | None) -> Non
     _ip(switch, "link", "set", "bridge", "up")
     for i, node in enumerate(nodes):
         port = f"port{i}"
-        _ip(str(node.namespace), "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", switch)
+        _ip(
+            str(node.namespace),
+            "link",
+            "add",
+            DEVICE,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            port,
+            "netns",
+            switch,
+        )
         _ip(switch, "link", "set", port, "master", "bridge", "up")
         # What others send to this node is limited too.
         if rate:
@@ -247,7 +271,9 @@ def _join_by_relay(nodes: list[Node], delay_ms: float) -> subprocess.Popen[bytes
     if relay.stdout.readline() != b"ready\n":
         said = relay.stderr.read().decode(errors="replace").strip().splitlines()
         end([relay])
-        raise Trouble(f"no line with a delay can be made: {said[-1] if said else 'the relay ended'}")
+        raise Trouble(
+            f"no line with a delay can be made: {said[-1] if said else 'the relay ended'}"
+        )
     return relay
 
 
@@ -288,7 +314,8 @@ def _delete(name: str) -> None:
 def line_text(line: Line) -> str:
     """A line for people."""
     return (
-        f"plain TCP (iperf3) carries {rate_text(line.one_way)} one way, {rate_text(line.both_ways)} both ways at once, "
+        f"plain TCP (iperf3) carries {rate_text(line.one_way)} one way, "
+        f"{rate_text(line.both_ways)} both ways at once, "
         f"and takes {line.round_trip_ms:.2f} ms there and back"
     )
 

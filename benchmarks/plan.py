@@ -1,6 +1,7 @@
 """What is measured: scenarios, sizes, and how many iterations. Pure.
 
-A scenario is a number of nodes and ranks with the links between them; every system runs in all of them.
+A scenario is a number of nodes and ranks with the links between them; every system runs in all of
+them.
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +13,9 @@ QUICK_SIZES = (4, MIB, 64 * MIB)
 NODE_SIZES = (4, 64 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 LINE_SIZES = (16 * MIB, 64 * MIB)
 
-# From this size on a barrier stands before each iteration: filling a tensor takes the ranks different times,
-# which would else be taken for a part of the operation. Below, calls go back to back.
+# From this size on a barrier stands before each iteration: filling a tensor takes the ranks
+# different times, which would else be taken for a part of the operation. Below, calls go back to
+# back.
 BARRIER_FROM = MIB
 
 
@@ -54,14 +56,23 @@ def full() -> list[Scenario]:
     scenarios = [
         Scenario("node-4", "one node, 4 ranks", 1, 4, NODE_SIZES),
         Scenario("node-2", "one node, 2 ranks", 1, 2, NODE_SIZES),
-        Scenario("resnet50", "one node, 4 ranks, the 161 gradients of ResNet-50", 1, 4, (), model=True),
+        Scenario(
+            "resnet50", "one node, 4 ranks, the 161 gradients of ResNet-50", 1, 4, (), model=True
+        ),
     ]
     for ranks in (2, 1):
         for rate, text in ((GBIT, "1 Gbit/s"), (10 * GBIT, "10 Gbit/s"), (None, "unshaped")):
             name = f"{rate // GBIT}g" if rate else "free"
             word = "ranks" if ranks > 1 else "rank"
             scenarios.append(
-                Scenario(f"{name}-2x{ranks}", f"two nodes × {ranks} {word}, {text}", 2, ranks, LINE_SIZES, rate=rate)
+                Scenario(
+                    f"{name}-2x{ranks}",
+                    f"two nodes × {ranks} {word}, {text}",
+                    2,
+                    ranks,
+                    LINE_SIZES,
+                    rate=rate,
+                )
             )
     for rate in (GBIT, 10 * GBIT):
         name = f"{rate // GBIT}g-1ms-2x1"
@@ -93,7 +104,10 @@ def for_targets() -> list[Scenario]:
         "1g-4x1": (LINE_SIZES, ("gradwire",)),
     }
     every = {scenario.name: scenario for scenario in full()}
-    return [replace(every[name], sizes=sizes, systems=systems) for name, (sizes, systems) in wanted.items()]
+    return [
+        replace(every[name], sizes=sizes, systems=systems)
+        for name, (sizes, systems) in wanted.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -129,7 +143,8 @@ def bus_bytes(scenario: Scenario, size: int) -> float:
 
 
 def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
-    """The sizes, each with the iterations for about `seconds`; `thrift` divides them for slow systems."""
+    """The sizes, each with the iterations for about `seconds`; `thrift` divides them for slow
+    systems."""
     planned = []
     for size in scenario.sizes:
         often = seconds / expected_seconds(scenario, size) / thrift

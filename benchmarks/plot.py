@@ -1,4 +1,5 @@
-"""`plot.py RESULTS.json OUT…`: bandwidth over size, one line for each system, one panel for each scenario.
+"""`plot.py RESULTS.json OUT…`: bandwidth over size, one line for each system, one panel for each
+scenario.
 
 It runs in the virtual environment of the benchmark, where matplotlib is.
 """
@@ -46,10 +47,21 @@ def panel(axes: plt.Axes, scenario: dict) -> None:
         sizes.update(x)
         dashes = DASHES.get(system["name"], "-") if system["tuned"] else ":"
         width = 2.2 if family == "gradwire" else 1.3
-        axes.plot(x, y, dashes, color=COLOURS[family], linewidth=width, marker="o", markersize=3, label=system["title"])
+        axes.plot(
+            x,
+            y,
+            dashes,
+            color=COLOURS[family],
+            linewidth=width,
+            marker="o",
+            markersize=3,
+            label=system["title"],
+        )
         carried = [row["bus_gb_s"] * row["median_us"] for row in rows]
         slow = [bits / row["range_us"][1] for bits, row in zip(carried, rows, strict=True)]
-        fast = [bits / max(row["range_us"][0], 1e-3) for bits, row in zip(carried, rows, strict=True)]
+        fast = [
+            bits / max(row["range_us"][0], 1e-3) for bits, row in zip(carried, rows, strict=True)
+        ]
         fast = [min(a, 3 * b) for a, b in zip(fast, y, strict=True)]
         axes.fill_between(x, slow, fast, color=COLOURS[family], alpha=0.08, linewidth=0)
     axes.set_xscale("log", base=2)
@@ -65,11 +77,15 @@ def panel(axes: plt.Axes, scenario: dict) -> None:
 def main() -> None:
     """Draws the results."""
     results = json.loads(Path(sys.argv[1]).read_text())
-    scenarios = [s for s in results["scenarios"] if any(len(system["rows"]) > 1 for system in s["systems"])]
+    scenarios = [
+        s for s in results["scenarios"] if any(len(system["rows"]) > 1 for system in s["systems"])
+    ]
     if not scenarios:
         sys.exit("plot: there is no scenario with more than one size")
     rows = -(-len(scenarios) // COLUMNS)
-    figure, grid = plt.subplots(rows, COLUMNS, figsize=(12, 4 * rows), squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(
+        rows, COLUMNS, figsize=(12, 4 * rows), squeeze=False, layout="constrained"
+    )
     cells = grid.flatten()
     for axes, scenario in zip(cells, scenarios, strict=False):
         panel(axes, scenario)

@@ -1,10 +1,11 @@
-"""What the ranks of the Python peers have in common: they are timed the way `gradwire bench` times Gradwire's.
+"""What the ranks of the Python peers have in common: they are timed the way `gradwire bench` times
+Gradwire's.
 
-Float32, sum, in place. Every iteration begins with fresh data and its result is checked, both outside of
-the timed part; above 16 MiB every tenth result is. An iteration takes as long as it takes the slowest rank.
-Where there is a barrier before an iteration there is one behind it, too: what is not timed of one rank must not
-keep another, with which it shares a core, from noticing the end.
-Rank 0 prints a line of JSON for each size, or for the model.
+Float32, sum, in place. Every iteration begins with fresh data and its result is checked, both
+outside of the timed part; above 16 MiB every tenth result is. An iteration takes as long as it
+takes the slowest rank. Where there is a barrier before an iteration there is one behind it, too:
+what is not timed of one rank must not keep another, with which it shares a core, from noticing the
+end. Rank 0 prints a line of JSON for each size, or for the model.
 
 The programs run in the virtual environment of the benchmark, one process for each rank.
 """
@@ -64,7 +65,12 @@ class Tensor:
 
 
 def measure(
-    peer: Peer, tensors: list[Tensor], warmup: int, iterations: int, barrier: bool, step: Callable[[], None]
+    peer: Peer,
+    tensors: list[Tensor],
+    warmup: int,
+    iterations: int,
+    barrier: bool,
+    step: Callable[[], None],
 ) -> None:
     """Times `step` over all tensors, and prints it on rank 0."""
     size = sum(tensor.data.nbytes for tensor in tensors)
@@ -101,7 +107,8 @@ def one_size(peer: Peer, item: str) -> None:
 
 
 def model(peer: Peer, counts: list[int], warmup: int, iterations: int) -> None:
-    """Measures a model's tensors as operations that are all started before the first is waited for."""
+    """Measures a model's tensors as operations that are all started before the first is waited
+    for."""
     tensors = [Tensor(peer, count) for count in counts]
 
     def step() -> None:
@@ -128,7 +135,9 @@ def cores(local_ranks: int) -> int:
 
 
 def run(
-    peer: Peer, arguments: argparse.Namespace, cut: Callable[[list[int]], list[int]] = lambda counts: counts
+    peer: Peer,
+    arguments: argparse.Namespace,
+    cut: Callable[[list[int]], list[int]] = lambda counts: counts,
 ) -> None:
     """Measures what the command line says; `cut` makes buckets of a model's tensors."""
     if arguments.model:

@@ -1,12 +1,12 @@
 """A line with a delay, for kernels without netem: two tunnel devices and a process between them.
 
-`relay.py NS_A ADDRESS_A/PREFIX NS_B ADDRESS_B/PREFIX DEVICE MS` makes a device in each of the two network
-namespaces, says `ready`, and hands each packet that comes out of one to the other, `MS` milliseconds later.
-It ends with its standard input.
+`relay.py NS_A ADDRESS_A/PREFIX NS_B ADDRESS_B/PREFIX DEVICE MS` makes a device in each of the two
+network namespaces, says `ready`, and hands each packet that comes out of one to the other, `MS`
+milliseconds later. It ends with its standard input.
 
-Packets pass as a network card would get them from the system: TCP's in bundles of up to 64 KiB that nobody cuts,
-and without checksums, which would cost both ends more than the relay itself. A line is not late because the processors
-are busy, so the relay goes before whatever uses it.
+Packets pass as a network card would get them from the system: TCP's in bundles of up to 64 KiB that
+nobody cuts, and without checksums, which would cost both ends more than the relay itself. A line is
+not late because the processors are busy, so the relay goes before whatever uses it.
 """
 
 import ctypes
@@ -31,7 +31,8 @@ TUN_F_CSUM = 0x01
 TUN_F_TSO4 = 0x02
 MTU = 1500
 LARGEST = 10 + (1 << 16)
-# A queue as long as this is a line's whole buffer; what comes then is lost, as it is on a line (BOUND).
+# A queue as long as this is a line's whole buffer; what comes then is lost, as it is on a line
+# (BOUND).
 MOST_PACKETS = 4096
 
 

@@ -79,13 +79,20 @@ def as_markdown(head: dict[str, object], results: list[Result]) -> str:
     assert isinstance(missing, dict) and isinstance(noise, dict)
     lines = ["# Gradwire and its peers", ""]
     lines.append("- Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()))
-    lines.append("- Versions: " + ", ".join(f"{FAMILIES.get(k, k)} {v}" for k, v in sorted(versions.items())))
+    lines.append(
+        "- Versions: " + ", ".join(f"{FAMILIES.get(k, k)} {v}" for k, v in sorted(versions.items()))
+    )
     lines.append(f"- Noise: {noise_text(noise)}")
     lines.append(
-        f"- {head['rounds']} rounds with the systems in turn; float32, sum, in place; times are the slowest rank's, "
-        "the median of the rounds' medians, ± half the range that the rounds may as well have been in"
+        f"- {head['rounds']} rounds with the systems in turn; float32, sum, in place; times are "
+        "the slowest rank's, "
+        "the median of the rounds' medians, ± half the range that the rounds may as well have "
+        "been in"
     )
-    lines += [f"- Left out: {FAMILIES.get(name, name)}: {reason}" for name, reason in sorted(missing.items())]
+    lines += [
+        f"- Left out: {FAMILIES.get(name, name)}: {reason}"
+        for name, reason in sorted(missing.items())
+    ]
     for result in results:
         lines += ["", f"## {result.scenario.title}", ""]
         if result.line:
@@ -129,8 +136,13 @@ def _times(result: Result) -> list[str]:
 
 
 def _ratios(result: Result, quiet: bool) -> list[str]:
-    """How many times as long as Gradwire's the peers' times are, with a word only where it stands out of the noise."""
-    ours = [outcome for outcome in result.outcomes if outcome.system.ours and outcome.system.tuned and outcome.rounds]
+    """How many times as long as Gradwire's the peers' times are, with a word only where it stands
+    out of the noise."""
+    ours = [
+        outcome
+        for outcome in result.outcomes
+        if outcome.system.ours and outcome.system.tuned and outcome.rounds
+    ]
     peers = [outcome for outcome in result.outcomes if not outcome.system.ours and outcome.rounds]
     if not ours or not peers:
         return ["No ratios: nothing to compare was measured."]
@@ -163,12 +175,21 @@ def _remarks(result: Result) -> list[str]:
         if outcome.tried and labels:
             used = []
             for label in labels:
-                sizes = [_name(result, size) for size, setup in outcome.chosen.items() if setup.label == label]
+                sizes = [
+                    _name(result, size)
+                    for size, setup in outcome.chosen.items()
+                    if setup.label == label
+                ]
                 used.append(f"{label} ({', '.join(sizes)})")
             lines.append(f"- {outcome.system.title}: {'; '.join(used)}.")
         elif len(outcome.system.setups) > 1 and outcome.rounds:
-            lines.append(f"- {outcome.system.title}: only '{outcome.system.setups[0].label}'; --quick tries no other.")
+            lines.append(
+                f"- {outcome.system.title}: only '{outcome.system.setups[0].label}'; --quick "
+                "tries no other."
+            )
         if outcome.trouble:
             first = outcome.trouble.splitlines()
-            lines.append(f"- {outcome.system.title} failed: {' '.join(line.strip() for line in first)}")
+            lines.append(
+                f"- {outcome.system.title} failed: {' '.join(line.strip() for line in first)}"
+            )
     return ["", *lines] if lines else []

@@ -13,8 +13,8 @@ from shell import Process, Trouble, run_job
 NAME = "resources"
 HOSTS = "127.0.0.1:1,127.0.0.2:1"
 SECONDS = 600
-# What the targets allow: of one core, of memory beside arenas and pieces, and of growth, where allocators and
-# the system move some pages whatever a program does.
+# What the targets allow: of one core, of memory beside arenas and pieces, and of growth, where
+# allocators and the system move some pages whatever a program does.
 IDLE = 0.005
 MEMORY = 64 << 20
 FLAT = 1 << 20
@@ -40,14 +40,18 @@ def watch(tools: Tools, folder: Path) -> dict[str, object]:
         assert isinstance(found, dict)
         return found
     except (OSError, ValueError, AssertionError) as error:
-        raise Trouble(f"what gradwire bench resources wrote is not understood ({error!r})") from error
+        raise Trouble(
+            f"what gradwire bench resources wrote is not understood ({error!r})"
+        ) from error
 
 
 def judge(watched: dict[str, object]) -> list[Fact]:
     """The worst of the daemons decides."""
     rows = watched.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise Trouble(f"what gradwire bench resources wrote is not understood: {str(watched)[:200]}")
+        raise Trouble(
+            f"what gradwire bench resources wrote is not understood: {str(watched)[:200]}"
+        )
     try:
         daemons = [row for row in rows if row["process"] == "daemon"]
         idle = max(row["idle_share"] for row in daemons)
@@ -55,11 +59,18 @@ def judge(watched: dict[str, object]) -> list[Fact]:
         growth = max(row["growth_bytes"] for row in daemons)
         steps = watched["steps"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Trouble(f"what gradwire bench resources wrote is not understood ({error!r})") from error
+        raise Trouble(
+            f"what gradwire bench resources wrote is not understood ({error!r})"
+        ) from error
     mib = 1 << 20
     return [
         Fact("an idle job, of a core per daemon", f"≤ {IDLE:.1%}", f"{idle:.2%}", idle <= IDLE),
-        Fact("a daemon's memory, arenas aside", f"≤ {MEMORY // mib} MiB", f"{memory / mib:.1f} MiB", memory <= MEMORY),
+        Fact(
+            "a daemon's memory, arenas aside",
+            f"≤ {MEMORY // mib} MiB",
+            f"{memory / mib:.1f} MiB",
+            memory <= MEMORY,
+        ),
         Fact(f"its growth over {steps} steps", "flat", f"{growth / 1024:+.0f} KiB", growth <= FLAT),
     ]
 
@@ -69,16 +80,22 @@ def as_markdown(watched: dict[str, object]) -> list[str]:
     rows = watched["rows"]
     assert isinstance(rows, list)
     lines = [
-        f"A step is an allreduce of {watched['bytes']} bytes, {watched['ranks']} ranks on two nodes of this machine; "
+        f"A step is an allreduce of {watched['bytes']} bytes, {watched['ranks']} ranks on two "
+        "nodes of this machine; "
         "all but the first two columns are per step.",
         "",
-        "| process | idle, of a core | own memory | processor | waits | preemptions | page faults | system calls |",
+        "| process | idle, of a core | own memory | processor | waits | preemptions | page faults "
+        "| system calls |",
         "| --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for row in rows:
         memory = max(row["private_bytes"].values()) / (1 << 20)
         calls = "–" if row["calls"] is None else f"{row['calls']:.1f}"
-        cells = [f"{row['process']} on {row['host']}", f"{row['idle_share']:.2%}", f"{memory:.1f} MiB"]
+        cells = [
+            f"{row['process']} on {row['host']}",
+            f"{row['idle_share']:.2%}",
+            f"{memory:.1f} MiB",
+        ]
         cells += [f"{row['cpu_us']:.0f} µs", f"{row['waits']:.1f}", f"{row['preemptions']:.2f}"]
         cells += [f"{row['faults']:.2f}", calls]
         lines.append(f"| {' | '.join(cells)} |")

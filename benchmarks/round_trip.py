@@ -1,4 +1,5 @@
-"""How long a round trip takes: `round_trip.py serve ADDRESS PORT` on one node, `… ask …` on the other.
+"""How long a round trip takes: `round_trip.py serve ADDRESS PORT` on one node, `… ask …` on the
+other.
 
 Connecting takes one round trip; what is printed is the median of some, in milliseconds.
 """

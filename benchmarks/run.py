@@ -3,10 +3,11 @@
 
     benchmarks/run.py            everything, in less than half an hour on two cores
     benchmarks/run.py --quick    what tells the most, in less than five minutes
-    benchmarks/run.py --targets  what Gradwire is to reach, and whether it does, in a quarter of an hour
+    benchmarks/run.py --targets  the targets, and whether they are met, in a quarter of an hour
 
-It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes, ranks and
-links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of those times, once.
+It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes,
+ranks and links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of
+those times, once.
 """
 
 import argparse
@@ -37,17 +38,34 @@ TABLE, TARGETS, DATA = "table.md", "targets.md", "results.json"
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--quick", action="store_true", help="fewer sizes, links and peers")
-    kind.add_argument("--targets", action="store_true", help="what the targets are judged by, each with its verdict")
-    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, help="how often each system runs [%(default)s]")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only scenarios with such a name")
-    parser.add_argument("--list", action="store_true", help="show the scenarios' names, and measure nothing")
-    parser.add_argument("--out", type=Path, default=install.ROOT / "bench-results", help="the folder for results")
+    kind.add_argument(
+        "--targets",
+        action="store_true",
+        help="what the targets are judged by, each with its verdict",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=LEAST_ROUNDS, help="how often each system runs [%(default)s]"
+    )
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="only scenarios with such a name"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the scenarios' names, and measure nothing"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=install.ROOT / "bench-results", help="the folder for results"
+    )
     chosen = parser.parse_args()
     if chosen.rounds < LEAST_ROUNDS:
-        parser.error(f"--rounds {chosen.rounds}: with less than {LEAST_ROUNDS} nothing can be told from noise")
+        parser.error(
+            f"--rounds {chosen.rounds}: with less than {LEAST_ROUNDS} nothing can be told from "
+            "noise"
+        )
     try:
         re.compile(chosen.only)
     except re.error as error:
@@ -72,7 +90,10 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
     if refusal is None:
         sweep_stale()
     else:
-        say(f"{refusal}: only one node is measured, with the machine's own congestion control for everybody")
+        say(
+            f"{refusal}: only one node is measured, with the machine's own congestion control for "
+            "everybody"
+        )
         tools.missing["more than one node"] = refusal
         planned = [scenario for scenario in planned if scenario.nodes == 1]
     noise = Noise()
@@ -129,12 +150,17 @@ def watch(tools: install.Tools, folder: Path) -> dict[str, object] | None:
         return None
 
 
-def write(out: Path, head: dict[str, object], results: list[Result], watched: dict[str, object] | None) -> None:
+def write(
+    out: Path, head: dict[str, object], results: list[Result], watched: dict[str, object] | None
+) -> None:
     """Writes the tables and the JSON; targets are judged by whatever was measured."""
     out.mkdir(parents=True, exist_ok=True)
     (out / TABLE).write_text(as_markdown(head, results))
     judgements = targets.judge(results)
-    document = as_json(head, results) | {"targets": verdicts.as_json(judgements), "resources": watched}
+    document = as_json(head, results) | {
+        "targets": verdicts.as_json(judgements),
+        "resources": watched,
+    }
     (out / DATA).write_text(json.dumps(document, indent=1) + "\n")
     noise = head["noise"]
     assert isinstance(noise, dict)
@@ -145,14 +171,27 @@ def plot(out: Path) -> None:
     """Draws what was written."""
     try:
         install.plot_library()
-        call([install.PYTHON, install.HERE / "plot.py", out / DATA, out / "bandwidth.svg", out / "bandwidth.png"], 120)
+        call(
+            [
+                install.PYTHON,
+                install.HERE / "plot.py",
+                out / DATA,
+                out / "bandwidth.svg",
+                out / "bandwidth.png",
+            ],
+            120,
+        )
     except Trouble as trouble:
         say(f"there is no plot: {trouble}")
 
 
 def stopped(number: int, _: FrameType | None) -> NoReturn:
-    """Ends the run, and says so: a table that is not there must not look like one that was never asked for."""
-    say(f"stopped by {signal.Signals(number).name}; scenarios that were finished before are in the results folder")
+    """Ends the run, and says so: a table that is not there must not look like one that was never
+    asked for."""
+    say(
+        f"stopped by {signal.Signals(number).name}; scenarios that were finished before are in "
+        "the results folder"
+    )
     sys.exit(128 + number)
 
 

@@ -1,11 +1,13 @@
-"""The gradients of ResNet-50, as lines that `gradwire bench model --shapes FILE` and the peers' programs read.
+"""The gradients of ResNet-50, as lines that `gradwire bench model --shapes FILE` and the peers'
+programs read.
 
 Every system is given the same tensors, because all of them are given what is written here.
 """
 
 from math import prod
 
-# Of the architecture as published (He et al. 2015, with biases only in the last layer) and as torchvision has it.
+# Of the architecture as published (He et al. 2015, with biases only in the last layer) and as
+# torchvision has it.
 TENSORS = 161
 PARAMETERS = 25_557_032
 
@@ -38,10 +40,12 @@ def resnet50() -> list[Shape]:
 
 
 def for_gradwire(shapes: list[Shape]) -> str:
-    """A line `name dim dim …` for each tensor, front layer first; Gradwire turns them round itself."""
+    """A line `name dim dim …` for each tensor, front layer first; Gradwire turns them round
+    itself."""
     return "".join(f"{name} {' '.join(map(str, dims))}\n" for name, dims in shapes)
 
 
 def for_peers(shapes: list[Shape]) -> str:
-    """A line with the number of elements for each tensor, last layer first: as a backward pass gives them."""
+    """A line with the number of elements for each tensor, last layer first: as a backward pass
+    gives them."""
     return "".join(f"{prod(dims)}\n" for _, dims in reversed(shapes))

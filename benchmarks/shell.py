@@ -1,4 +1,5 @@
-"""Running programs: with a time limit, as a group of their own, and with their words where they fail.
+"""Running programs: with a time limit, as a group of their own, and with their words where they
+fail.
 
 Every process this benchmark starts is started here, so that all of them can be ended here.
 """
@@ -35,13 +36,17 @@ def call(words: Words, limit: float = 60, **options: object) -> str:
     """Runs a program to its end and gives its standard output."""
     command = " ".join(map(str, words))
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit, **options)  # type: ignore[call-overload]
+        done = subprocess.run(  # type: ignore[call-overload]
+            words, capture_output=True, text=True, timeout=limit, **options
+        )
     except FileNotFoundError as error:
         raise Trouble(f"{words[0]} is not installed") from error
     except subprocess.TimeoutExpired as error:
         raise Trouble(f"`{command}` took more than {limit:g} s") from error
     if done.returncode:
-        raise Trouble(f"`{command}` ended with {done.returncode}:\n  {tail(done.stderr or done.stdout)}")
+        raise Trouble(
+            f"`{command}` ended with {done.returncode}:\n  {tail(done.stderr or done.stdout)}"
+        )
     return str(done.stdout)
 
 
@@ -62,7 +67,9 @@ def clean_environment() -> dict[str, str]:
     unwanted = ("GRADWIRE_", "OMPI_", "PMI_", "PMIX_", "I_MPI_", "CCL_", "GLOO_", "FI_", "MALLOC_")
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     kept = os.environ.items()
-    return {name: value for name, value in kept if name not in names and not name.startswith(unwanted)}
+    return {
+        name: value for name, value in kept if name not in names and not name.startswith(unwanted)
+    }
 
 
 def run_job(processes: list[Process], limit: float) -> str:

@@ -1,8 +1,9 @@
 """The systems side by side: how each is started, as a user gets it and at its best.
 
-"At its best" means: TCP with reno (bbr, a common default of servers, paces Gloo and the MPI libraries down on
-links without loss), a malloc that keeps large blocks (else the MPI libraries measure page faults above
-32 MiB), and for each size the fastest of the algorithms that the library has, found by trying them in this very run.
+"At its best" means: TCP with reno (bbr, a common default of servers, paces Gloo and the MPI
+libraries down on links without loss), a malloc that keeps large blocks (else the MPI libraries
+measure page faults above 32 MiB), and for each size the fastest of the algorithms that the library
+has, found by trying them in this very run.
 """
 
 from collections.abc import Callable
@@ -70,7 +71,9 @@ class Job:
     work: list[Run] | Model
 
 
-def _malloc(label: str, environment: dict[str, str] | None = None, words: tuple[str, ...] = ()) -> Setup:
+def _malloc(
+    label: str, environment: dict[str, str] | None = None, words: tuple[str, ...] = ()
+) -> Setup:
     return Setup(label, tuple((MALLOC | (environment or {})).items()), words)
 
 
@@ -99,8 +102,8 @@ INTEL_MPI = (
     _malloc("unpinned", UNPINNED),
     _malloc("unpinned, ring", UNPINNED | {"I_MPI_ADJUST_ALLREDUCE": "8"}),
 )
-# With more ranks than cores, a rank that is pinned and polls keeps the one it waits for from its core: tens of
-# milliseconds in place of a quarter for a few bytes. So both go.
+# With more ranks than cores, a rank that is pinned and polls keeps the one it waits for from its
+# core: tens of milliseconds in place of a quarter for a few bytes. So both go.
 SHARING = UNPINNED | {"CCL_YIELD": "sched_yield"}
 ONECCL = (
     _malloc("unpinned, yielding", SHARING),
@@ -117,11 +120,14 @@ HOROVOD = (
 
 
 def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
-    """Those that run in a scenario. Where nothing can be tuned (no namespaces), malloc and algorithms still are."""
+    """Those that run in a scenario. Where nothing can be tuned (no namespaces), malloc and
+    algorithms still are."""
     ours = [System("gradwire", "Gradwire", "gradwire", tuned=True)]
     if scenario.nodes == 1:
         ordinary = (Setup("default", words=("--memory", "ordinary")),)
-        ours.append(System("gradwire-ordinary", "Gradwire, ordinary memory", "gradwire", True, ordinary))
+        ours.append(
+            System("gradwire-ordinary", "Gradwire, ordinary memory", "gradwire", True, ordinary)
+        )
     elif namespaces:
         ours.append(System("gradwire-plain", "Gradwire as it comes", "gradwire", tuned=False))
         short = (Setup("default", words=("--set", "data.compression=bf16")),)
@@ -149,9 +155,23 @@ def _size_peers(scenario: Scenario) -> list[System]:
 def _model_peers() -> list[System]:
     buckets, single = ("--mode", "buckets"), ("--mode", "single")
     return [
-        System("gloo-ddp", "Gloo, DDP's buckets", "gloo", False, (Setup("default", words=buckets),)),
-        System("gloo-ddp-tuned", "Gloo, DDP's buckets, tuned", "gloo", True, (_malloc("malloc, reno", words=buckets),)),
-        System("gloo-each-tuned", "Gloo, one by one, tuned", "gloo", True, (_malloc("malloc, reno", words=single),)),
+        System(
+            "gloo-ddp", "Gloo, DDP's buckets", "gloo", False, (Setup("default", words=buckets),)
+        ),
+        System(
+            "gloo-ddp-tuned",
+            "Gloo, DDP's buckets, tuned",
+            "gloo",
+            True,
+            (_malloc("malloc, reno", words=buckets),),
+        ),
+        System(
+            "gloo-each-tuned",
+            "Gloo, one by one, tuned",
+            "gloo",
+            True,
+            (_malloc("malloc, reno", words=single),),
+        ),
         System("openmpi-each", "Open MPI, one by one", "openmpi", False),
         System("openmpi-each-tuned", "Open MPI, one by one, tuned", "openmpi", True, OPEN_MPI),
         System("intelmpi-each-tuned", "Intel MPI, one by one, tuned", "intelmpi", True, INTEL_MPI),
@@ -226,8 +246,19 @@ def _gloo_words(job: Job) -> list[str]:
 
 def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
     """One node only: its launcher wants to reach others by ssh itself."""
-    words = [str(PYTHON), str(VENV / "bin" / "horovodrun"), "--gloo", "-np", str(job.scenario.ranks)]
-    words += ["--network-interfaces", job.net.nodes[0].device, str(PYTHON), str(job.tools.programs["horovod"])]
+    words = [
+        str(PYTHON),
+        str(VENV / "bin" / "horovodrun"),
+        "--gloo",
+        "-np",
+        str(job.scenario.ranks),
+    ]
+    words += [
+        "--network-interfaces",
+        job.net.nodes[0].device,
+        str(PYTHON),
+        str(job.tools.programs["horovod"]),
+    ]
     # It looks its host's name up, and falls over where that has no address.
     node = replace(job.net.nodes[0], host="localhost")
     return [Process(node.inside([*words, *_gloo_words(job)]))]
@@ -235,7 +266,13 @@ def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
 
 def _mpi_words(job: Job) -> list[str]:
     if isinstance(job.work, Model):
-        return ["model", str(job.work.for_peers), str(job.work.warmup), str(job.work.iterations), "blocking"]
+        return [
+            "model",
+            str(job.work.for_peers),
+            str(job.work.warmup),
+            str(job.work.iterations),
+            "blocking",
+        ]
     return ["sizes", ",".join(map(str, job.work))]
 
 
@@ -250,7 +287,9 @@ def _open_mpi(job: Job, setup: Setup, answer: Path) -> list[Process]:
         # It would keep these cores busy while it waits: it can't know that its nodes share them.
         words += ["--mca", "mpi_yield_when_idle", "1"]
         words += ["--mca", "btl_tcp_if_include", device, "--mca", "oob_tcp_if_include", device]
-        words += [word for name in MALLOC if dict(setup.environment).get(name) for word in ("-x", name)]
+        words += [
+            word for name in MALLOC if dict(setup.environment).get(name) for word in ("-x", name)
+        ]
     words += [*setup.words, str(job.tools.programs["openmpi"]), *_mpi_words(job)]
     return [Process(job.net.nodes[0].inside(words), environment)]
 

@@ -1,8 +1,9 @@
 """What Gradwire is to reach, and whether it did. Pure.
 
-A target bounds Gradwire's time by something that was measured in the same run: a share of a peer's time, of what
-a plain program takes, of what the line takes, or of Gradwire's own time without a setting. Both have ranges, and a
-target is met only if it is met wherever in these the truth lies, missed only if it is missed wherever it lies.
+A target bounds Gradwire's time by something that was measured in the same run: a share of a peer's
+time, of what a plain program takes, of what the line takes, or of Gradwire's own time without a
+setting. Both have ranges, and a target is met only if it is met wherever in these the truth lies,
+missed only if it is missed wherever it lies.
 """
 
 from collections.abc import Iterable
@@ -45,9 +46,14 @@ class Target:
     system: str = "gradwire"
 
 
-def _node(ranks: int, memory: str, sizes: tuple[int, ...], *bounds: tuple[str, float, str]) -> list[Target]:
+def _node(
+    ranks: int, memory: str, sizes: tuple[int, ...], *bounds: tuple[str, float, str]
+) -> list[Target]:
     system = "gradwire" if memory == "arena" else "gradwire-ordinary"
-    return [Target(f"node-{ranks}", sizes, against, most, told, system) for against, most, told in bounds]
+    return [
+        Target(f"node-{ranks}", sizes, against, most, told, system)
+        for against, most, told in bounds
+    ]
 
 
 LARGE = (64 * MIB, 256 * MIB)
@@ -120,7 +126,11 @@ def judge(results: list[Result], targets: Iterable[Target] = TARGETS) -> list[Ju
         result = by_name.get(target.scenario)
         if result is None:
             continue
-        sizes = result.sizes if result.scenario.model else [size for size in target.sizes if size in result.sizes]
+        sizes = (
+            result.sizes
+            if result.scenario.model
+            else [size for size in target.sizes if size in result.sizes]
+        )
         found += [_judge(result, target, size) for size in sizes]
         if not sizes:
             found.append(_unknown(result, target, "–"))
@@ -143,7 +153,15 @@ def _judge(result: Result, target: Target, size: int) -> Judgement:
     against, theirs = _against(result, outcomes, target, size)
     if ours is None or theirs is None:
         return _unknown(result, target, name)
-    return Judgement(target, result.scenario.title, name, against, ours, theirs, verdict(ours, theirs, target.most))
+    return Judgement(
+        target,
+        result.scenario.title,
+        name,
+        against,
+        ours,
+        theirs,
+        verdict(ours, theirs, target.most),
+    )
 
 
 def _unknown(result: Result, target: Target, size: str) -> Judgement:
@@ -155,7 +173,9 @@ def _figure(outcome: Outcome | None, size: int) -> Figure | None:
     return None if outcome is None else outcome.figure(size)
 
 
-def _against(result: Result, outcomes: dict[str, Outcome], target: Target, size: int) -> tuple[str, Figure | None]:
+def _against(
+    result: Result, outcomes: dict[str, Outcome], target: Target, size: int
+) -> tuple[str, Figure | None]:
     """What a target is held against, and its name."""
     if target.against in (LINE, LINE_BOTH):
         line = result.line

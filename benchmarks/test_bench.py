@@ -61,9 +61,11 @@ class Lines(unittest.TestCase):
         if refusal:
             self.skipTest(refusal)
         scenario = next(scenario for scenario in full() if scenario.name == "10g-1ms-2x1")
-        here = "import socket; s = socket.create_server(('10.201.0.1', 29400)); print('ready', flush=True); "
-        here += "c = s.accept()[0]; n = 0\nwhile d := c.recv(1 << 20): n += len(d)\nprint(n)"
-        there = "import socket; s = socket.create_connection(('10.201.0.1', 29400)); s.sendall(bytes(50_000_000))"
+        here = "import socket; s = socket.create_server(('10.201.0.1', 29400)); "
+        here += "print('ready', flush=True); c = s.accept()[0]; n = 0"
+        here += "\nwhile d := c.recv(1 << 20): n += len(d)\nprint(n)"
+        there = "import socket; s = socket.create_connection(('10.201.0.1', 29400)); "
+        there += "s.sendall(bytes(50_000_000))"
         with network(scenario, namespaces=True) as net:
             words = net.nodes[0].inside([sys.executable, "-c", here])
             with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
@@ -86,14 +88,24 @@ class Reports(unittest.TestCase):
             "probe_ms": 5.0,
             "probe_spread": 0.1,
         }
-        return {"machine": {}, "versions": {}, "missing": {"oneccl": "no luck"}, "noise": noise, "rounds": 3}
+        return {
+            "machine": {},
+            "versions": {},
+            "missing": {"oneccl": "no luck"},
+            "noise": noise,
+            "rounds": 3,
+        }
 
     def result(self) -> Result:
         """Gradwire twice as fast as Gloo, without noise; Open MPI fails."""
         scenario = Scenario("s", "one node", 1, 2, (MIB,))
-        ours = Outcome(GRADWIRE, {MIB: [100.0, 100.0, 101.0]}, {MIB: [50.0]}, {MIB: GRADWIRE.setups[0]})
+        ours = Outcome(
+            GRADWIRE, {MIB: [100.0, 100.0, 101.0]}, {MIB: [50.0]}, {MIB: GRADWIRE.setups[0]}
+        )
         theirs = Outcome(GLOO, {MIB: [200.0, 200.0, 202.0]}, {}, {MIB: GLOO.setups[0]})
-        failed = Outcome(System("openmpi", "Open MPI", "openmpi", tuned=False), trouble="it fell over")
+        failed = Outcome(
+            System("openmpi", "Open MPI", "openmpi", tuned=False), trouble="it fell over"
+        )
         return Result(scenario, None, [ours, theirs, failed])
 
     def test_a_quiet_machine_has_a_verdict(self) -> None:
@@ -123,7 +135,9 @@ class Reports(unittest.TestCase):
 
     def test_setups_that_were_not_tried_are_told(self) -> None:
         """A peer that was not tuned must not pass for one at its best."""
-        outcome = Outcome(System("openmpi-tuned", "Open MPI, tuned", "openmpi", True, OPEN_MPI), {MIB: [1.0] * 3})
+        outcome = Outcome(
+            System("openmpi-tuned", "Open MPI, tuned", "openmpi", True, OPEN_MPI), {MIB: [1.0] * 3}
+        )
         scenario = Scenario("s", "one node", 1, 2, (MIB,))
         text = as_markdown(self.head(0.0), [Result(scenario, None, [outcome])])
         self.assertIn("Open MPI, tuned: only 'its own choice'", text)
@@ -132,7 +146,9 @@ class Reports(unittest.TestCase):
         """So that others can judge for themselves."""
         scenario = json.loads(json.dumps(as_json(self.head(0.0), [self.result()])))["scenarios"][0]
         (row,) = scenario["systems"][0]["rows"]
-        self.assertEqual((row["rounds_us"], row["plain_program_share"]), ([100.0, 100.0, 101.0], 0.5))
+        self.assertEqual(
+            (row["rounds_us"], row["plain_program_share"]), ([100.0, 100.0, 101.0], 0.5)
+        )
 
 
 class Plans(unittest.TestCase):
@@ -159,8 +175,13 @@ class Plans(unittest.TestCase):
 
     def test_a_plan_is_written_as_the_programs_read_it(self) -> None:
         """`BYTES:WARMUP:ITERATIONS[:barrier]`."""
-        self.assertEqual((str(Run(4, 2, 9, False)), str(Run(MIB, 1, 3, True))), ("4:2:9", "1048576:1:3:barrier"))
-        self.assertEqual([size_text(s) for s in (4, 65536, MIB, 256 * MIB)], ["4 B", "64 KiB", "1 MiB", "256 MiB"])
+        self.assertEqual(
+            (str(Run(4, 2, 9, False)), str(Run(MIB, 1, 3, True))), ("4:2:9", "1048576:1:3:barrier")
+        )
+        self.assertEqual(
+            [size_text(s) for s in (4, 65536, MIB, 256 * MIB)],
+            ["4 B", "64 KiB", "1 MiB", "256 MiB"],
+        )
 
 
 class Shapes(unittest.TestCase):
@@ -169,7 +190,9 @@ class Shapes(unittest.TestCase):
     def test_resnet50_has_its_published_size(self) -> None:
         """161 tensors with 25,557,032 parameters, last layer first for the peers."""
         shapes = resnet50()
-        self.assertEqual((len(shapes), sum(prod(dims) for _, dims in shapes)), (TENSORS, PARAMETERS))
+        self.assertEqual(
+            (len(shapes), sum(prod(dims) for _, dims in shapes)), (TENSORS, PARAMETERS)
+        )
         peers = for_peers(shapes).splitlines()
         self.assertEqual((peers[0], peers[-1], len(peers)), ("1000", str(64 * 3 * 49), TENSORS))
         self.assertEqual(for_gradwire(shapes).splitlines()[0], "conv1.weight 64 3 7 7")
@@ -183,12 +206,19 @@ class Answers(unittest.TestCase):
         """A document of Gradwire's, lines of the peers'."""
         ours = '{"rows": [{"bytes": 4, "times_us": [3, 1, 2], "limit_us": 1.5}]}'
         self.assertEqual(_read(ours, GRADWIRE), {4: Row(2, 1.5)})
-        theirs = 'a greeting\n{"bytes": 4, "times_us": [1, 2]}\n[0]<stdout>:{"bytes": 8, "times_us": [5]}\n'
+        theirs = 'a greeting\n{"bytes": 4, "times_us": [1, 2]}\n'
+        theirs += '[0]<stdout>:{"bytes": 8, "times_us": [5]}\n'
         self.assertEqual(_read(theirs, GLOO), {4: Row(1.5), 8: Row(5)})
 
     def test_what_is_no_answer_is_refused(self) -> None:
         """With what was written."""
-        for text in ("", "{", '{"rows": 3}', '{"rows": [{"bytes": 4}]}', '{"rows": [{"bytes": 4, "times_us": []}]}'):
+        for text in (
+            "",
+            "{",
+            '{"rows": 3}',
+            '{"rows": [{"bytes": 4}]}',
+            '{"rows": [{"bytes": 4, "times_us": []}]}',
+        ):
             with self.assertRaisesRegex(Trouble, "not understood"):
                 _read(text, GRADWIRE)
 

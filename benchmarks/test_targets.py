@@ -34,7 +34,13 @@ def row(process: str, idle: float, private: dict[str, int]) -> dict[str, object]
     """One of `gradwire bench resources`."""
     growth = list(private.values())[-1] - next(iter(private.values()))
     counts = dict.fromkeys(("cpu_us", "waits", "preemptions", "faults"), 1.0)
-    names = {"host": "a", "process": process, "idle_share": idle, "private_bytes": private, "growth_bytes": growth}
+    names = {
+        "host": "a",
+        "process": process,
+        "idle_share": idle,
+        "private_bytes": private,
+        "growth_bytes": growth,
+    }
     return {**names, **counts, "calls": None, "uncounted": "no perf"}
 
 
@@ -47,12 +53,16 @@ class Verdicts(unittest.TestCase):
         self.assertIs(verdict(figure(steady(50.0)), theirs, 1 / 2), Verdict.MET)
         self.assertIs(verdict(figure(steady(51.0)), theirs, 1 / 2), Verdict.MISSED)
         self.assertIs(verdict(figure([48.0, 49.0, 52.0]), theirs, 1 / 2), Verdict.NOISE)
-        self.assertIs(verdict(figure(steady(50.0)), figure([99.0, 100.0, 101.0]), 1 / 2), Verdict.NOISE)
+        self.assertIs(
+            verdict(figure(steady(50.0)), figure([99.0, 100.0, 101.0]), 1 / 2), Verdict.NOISE
+        )
 
     def test_the_best_peer_is_the_fastest_of_those_that_ran(self) -> None:
         """Whoever it is at that size; a system that failed is none."""
         scenario = Scenario("node-4", "one node", 1, 4, (MIB,))
-        failed = Outcome(System("oneccl-tuned", "oneCCL", "oneccl", tuned=True), trouble="it fell over")
+        failed = Outcome(
+            System("oneccl-tuned", "oneCCL", "oneccl", tuned=True), trouble="it fell over"
+        )
         outcomes = [
             Outcome(OURS, {MIB: steady(10.0)}, {MIB: [5.0, 5.0, 5.0]}),
             Outcome(GLOO, {MIB: steady(100.0)}),
@@ -93,7 +103,9 @@ class Verdicts(unittest.TestCase):
         ]
         found = judge([Result(scenario, Line(1e9, 0.9e9, 0.1), outcomes)], targets)
         told = [(each.reached, each.verdict) for each in found]
-        self.assertEqual(told, [("90%", Verdict.MISSED), ("100%", Verdict.MET), ("1.95×", Verdict.MET)])
+        self.assertEqual(
+            told, [("90%", Verdict.MISSED), ("100%", Verdict.MET), ("1.95×", Verdict.MET)]
+        )
 
     def test_every_target_is_of_a_scenario_that_is_run_for_it(self) -> None:
         """With one of its sizes at least, its system, and all that it is held against."""
@@ -121,11 +133,15 @@ class Verdicts(unittest.TestCase):
             "rows": [row("daemon", 0.006, {"100": 1 << 20, "1000": 1 << 20})],
         }
         text = verdicts.as_markdown(found, watched, QUIET)
-        self.assertIn("| one node | 1 MiB |  | Open MPI, tuned | ≤ 1 | 1× | 10 µs : 10 µs | met |", text)
+        self.assertIn(
+            "| one node | 1 MiB |  | Open MPI, tuned | ≤ 1 | 1× | 10 µs : 10 µs | met |", text
+        )
         self.assertIn("| ≤ 0.5% | 0.60% |  | **NOT met** |", text)
         self.assertIn("System calls were not counted: no perf", text)
         self.assertNotIn("NOT quiet", text)
-        self.assertIn("NOT quiet", verdicts.as_markdown(found, None, QUIET | {"foreign_load_median": 0.5}))
+        self.assertIn(
+            "NOT quiet", verdicts.as_markdown(found, None, QUIET | {"foreign_load_median": 0.5})
+        )
 
 
 class Resources(unittest.TestCase):
@@ -134,7 +150,11 @@ class Resources(unittest.TestCase):
     def test_the_worst_daemon_decides(self) -> None:
         """And no other process."""
         quiet, growing = {"100": 8 << 20, "1000": 8 << 20}, {"100": 8 << 20, "1000": 10 << 20}
-        rows = [row("daemon", 0.001, quiet), row("daemon", 0.004, growing), row("rank 0", 0.9, {"100": 1, "1000": 9})]
+        rows = [
+            row("daemon", 0.001, quiet),
+            row("daemon", 0.004, growing),
+            row("rank 0", 0.9, {"100": 1, "1000": 9}),
+        ]
         found = resources.judge({"steps": 1000, "rows": rows})
         self.assertEqual([fact.met for fact in found], [True, True, False])
         self.assertEqual([fact.reached for fact in found], ["0.40%", "10.0 MiB", "+2048 KiB"])

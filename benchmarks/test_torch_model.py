@@ -9,16 +9,25 @@ def table(**rounds: list[float]) -> Table:
     """A table of these ways' rounds."""
     made = Table()
     for at in range(len(next(iter(rounds.values())))):
-        times = {name.replace("_", "-"): [[rows[at], rows[at], rows[at] * 9]] for name, rows in rounds.items()}
+        times = {
+            name.replace("_", "-"): [[rows[at], rows[at], rows[at] * 9]]
+            for name, rows in rounds.items()
+        }
         made.add({"times_us": times, "cpu_us": dict.fromkeys(times, 7000.0)})
     return made
 
 
 BARE = table(
-    compute=[10e3, 12e3, 11e3], gloo=[110e3, 112e3, 111e3], gloo_copied=[120e3, 121e3, 122e3], hook=[30e3, 32e3, 31e3]
+    compute=[10e3, 12e3, 11e3],
+    gloo=[110e3, 112e3, 111e3],
+    gloo_copied=[120e3, 121e3, 122e3],
+    hook=[30e3, 32e3, 31e3],
 )
 HIDDEN = table(
-    compute=[500e3, 520e3, 510e3], gloo=[560e3, 580e3, 570e3], gloo_copied=[580e3] * 3, hook=[505e3, 526e3, 515e3]
+    compute=[500e3, 520e3, 510e3],
+    gloo=[560e3, 580e3, 570e3],
+    gloo_copied=[580e3] * 3,
+    hook=[505e3, 526e3, 515e3],
 )
 
 
@@ -48,7 +57,9 @@ class Steps(unittest.TestCase):
 
     def test_an_exchange_that_costs_nothing_is_no_error(self) -> None:
         """Noise can make a step with an exchange the shorter one."""
-        self.assertEqual(table(compute=[9.0, 9.0, 9.0], hook=[8.0, 7.0, 9.0]).exchange("hook").median, 1.0)
+        self.assertEqual(
+            table(compute=[9.0, 9.0, 9.0], hook=[8.0, 7.0, 9.0]).exchange("hook").median, 1.0
+        )
 
     def test_the_report_has_a_line_for_each_way(self) -> None:
         """With what was hidden for the real network only."""

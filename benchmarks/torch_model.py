@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""`make bench-torch`: a training step in PyTorch with each way to exchange the gradients of ResNet-50.
+"""`make bench-torch`: a training step in PyTorch with each way to exchange the gradients of
+ResNet-50.
 
-    benchmarks/torch_model.py                        four ranks and two, on one node: a quarter of an hour
+    benchmarks/torch_model.py                        four ranks and two, on one node: 15 minutes
     benchmarks/torch_model.py --hosts 2x2 --rate 1   two nodes of two ranks, joined by 1 Gbit/s
 
-The ways take turns inside the same processes (`torch_rank.py`), those processes are started several times, and each
-time begins with the setup that came last before: as it comes, and tuned (TCP with reno, a malloc that keeps
-large blocks), for everybody alike. What an exchange costs is the step's time less that of the same step without any
-exchange. With a backward pass that only hands out gradients that is the whole exchange; with the real network it is
-what the backward pass did not hide, and one less the quotient of the two is the overlap.
+The ways take turns inside the same processes (`torch_rank.py`), those processes are started several
+times, and each time begins with the setup that came last before: as it comes, and tuned (TCP with
+reno, a malloc that keeps large blocks), for everybody alike. What an exchange costs is the step's
+time less that of the same step without any exchange. With a backward pass that only hands out
+gradients that is the whole exchange; with the real network it is what the backward pass did not
+hide, and one less the quotient of the two is the overlap.
 """
 
 import argparse
@@ -51,7 +53,8 @@ JOB_SECONDS = 900
 
 @dataclass
 class Table:
-    """What was measured of one kind of step: for each way, the median of each round in microseconds."""
+    """What was measured of one kind of step: for each way, the median of each round in
+    microseconds."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)
     # The processor time of all ranks and daemons in a step.
@@ -78,7 +81,8 @@ class Table:
 
 
 def overlap(hidden: Table, bare: Table, way: str) -> float:
-    """Which part of an exchange a backward pass has hidden; less than 0 where it has made it longer."""
+    """Which part of an exchange a backward pass has hidden; less than 0 where it has made it
+    longer."""
     return 1 - hidden.exchange(way).median / bare.exchange(way).median
 
 
@@ -106,7 +110,9 @@ def latency_lines(table: Table, quiet: bool) -> list[str]:
     lines = [row(["call", "time", "÷ Gloo's"]), "| --- | --: | --: |"]
     for name, rounds in table.rounds.items():
         mine, theirs = figure(rounds), figure(table.rounds["gloo"])
-        lines.append(row([CALLS[name], spread(mine), "" if name == "gloo" else against(mine, theirs, quiet)]))
+        lines.append(
+            row([CALLS[name], spread(mine), "" if name == "gloo" else against(mine, theirs, quiet)])
+        )
     return lines
 
 
@@ -122,7 +128,10 @@ def step_lines(table: Table, bare: Table | None, quiet: bool) -> list[str]:
             cells += ["", ""]
         else:
             mine = table.exchange(way)
-            cells += [spread(mine), "" if peer in (None, way) else against(mine, table.exchange(str(peer)), quiet)]
+            cells += [
+                spread(mine),
+                "" if peer in (None, way) else against(mine, table.exchange(str(peer)), quiet),
+            ]
         cells.append(time_text(median(table.cpu[way])))
         if bare:
             cells.append("" if way == "compute" else f"{overlap(table, bare, way):.0%}")
@@ -143,26 +152,47 @@ class Result:
         for kind, table in self.tables.items():
             lines += ["", f"{KINDS[kind][0].upper()}{KINDS[kind][1:]}:", ""]
             bare = self.tables.get("none") if kind == "resnet50" else None
-            lines += latency_lines(table, quiet) if kind == "latency" else step_lines(table, bare, quiet)
+            lines += (
+                latency_lines(table, quiet) if kind == "latency" else step_lines(table, bare, quiet)
+            )
         return lines
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", default="1x4,1x2", help="layouts, NODESxRANKS each [%(default)s]")
-    parser.add_argument("--rate", type=float, help="of the link between nodes, in Gbit/s [as fast as it goes]")
-    parser.add_argument("--jobs", type=int, default=LEAST_ROUNDS, help="how often the ranks are started [%(default)s]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--hosts", default="1x4,1x2", help="layouts, NODESxRANKS each [%(default)s]"
+    )
+    parser.add_argument(
+        "--rate", type=float, help="of the link between nodes, in Gbit/s [as fast as it goes]"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=LEAST_ROUNDS,
+        help="how often the ranks are started [%(default)s]",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds in each job [%(default)s]")
-    parser.add_argument("--steps", type=int, default=4, help="steps of each way in a round [%(default)s]")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps of each way in a round [%(default)s]"
+    )
     parser.add_argument("--kinds", default=",".join(KINDS), help="[%(default)s]")
     parser.add_argument("--ways", default=",".join(WAYS), help="[%(default)s]")
     parser.add_argument("--setups", default="tuned,plain", help="[%(default)s]")
     parser.add_argument("--batch", type=int, default=2, help="pictures on each rank [%(default)s]")
-    parser.add_argument("--pixels", type=int, default=64, help="their height and width [%(default)s]")
+    parser.add_argument(
+        "--pixels", type=int, default=64, help="their height and width [%(default)s]"
+    )
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-python" / "bin" / "python")
-    parser.add_argument("--package", type=Path, default=ROOT / "target" / "bench-torch", help="where the wheel is")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench-results", help="the folder for results")
+    parser.add_argument(
+        "--package", type=Path, default=ROOT / "target" / "bench-torch", help="where the wheel is"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "bench-results", help="the folder for results"
+    )
     chosen = parser.parse_args()
     if chosen.jobs * chosen.rounds < LEAST_ROUNDS:
         parser.error(f"with less than {LEAST_ROUNDS} rounds nothing can be told from noise")
@@ -192,7 +222,9 @@ def process(chosen: argparse.Namespace, net: Network, scenario: Scenario, setup:
     return Process(net.nodes[0].inside([*words, "--", *program]), environment)
 
 
-def measure(chosen: argparse.Namespace, layout: str, namespaces: bool, noise: Noise) -> list[Result]:
+def measure(
+    chosen: argparse.Namespace, layout: str, namespaces: bool, noise: Noise
+) -> list[Result]:
     """Measures one layout of ranks in all setups, in turn."""
     nodes, each = map(int, layout.split("x"))
     rate = round(chosen.rate * GBIT) if chosen.rate else None
@@ -210,7 +242,9 @@ def measure(chosen: argparse.Namespace, layout: str, namespaces: bool, noise: No
             for setup in setups if job % 2 == 0 else reversed(setups):
                 say(f"{results[setup].title}: job {job + 1} of {chosen.jobs}")
                 noise.probe()
-                net.congestion_control(TUNED_CONGESTION_CONTROL if setup == "tuned" else machine_congestion_control())
+                net.congestion_control(
+                    TUNED_CONGESTION_CONTROL if setup == "tuned" else machine_congestion_control()
+                )
                 said = run_job([process(chosen, net, scenario, setup)], JOB_SECONDS)
                 for line in said.splitlines():
                     found = re.search(r"\{.*\}", line)
@@ -230,9 +264,12 @@ def report(chosen: argparse.Namespace, noise: Noise, results: list[Result]) -> s
     lines.append(f"- Versions: PyTorch {torch}, {gradwire}")
     lines.append(f"- Noise: {noise_text(summary)}")
     lines.append(
-        f"- {chosen.jobs} jobs of {chosen.rounds} rounds with the ways in turn, {chosen.steps} steps each; 161 float32 "
-        f"tensors, 97.5 MiB; the real network has {chosen.batch} pictures of {chosen.pixels} × {chosen.pixels} on each "
-        "rank; times are the slowest rank's, the median of the rounds' medians, ± half the range that the rounds may "
+        f"- {chosen.jobs} jobs of {chosen.rounds} rounds with the ways in turn, {chosen.steps} "
+        "steps each; 161 float32 "
+        f"tensors, 97.5 MiB; the real network has {chosen.batch} pictures of {chosen.pixels} × "
+        f"{chosen.pixels} on each "
+        "rank; times are the slowest rank's, the median of the rounds' medians, ± half the range "
+        "that the rounds may "
         "as well have been in; every round's gradients are checked"
     )
     for result in results:
@@ -240,8 +277,17 @@ def report(chosen: argparse.Namespace, noise: Noise, results: list[Result]) -> s
     chosen.out.mkdir(parents=True, exist_ok=True)
     text = "\n".join(lines) + "\n"
     (chosen.out / "torch.md").write_text(text)
-    figures = {result.title: {kind: vars(table) for kind, table in result.tables.items()} for result in results}
-    data = {"machine": machine, "noise": summary, "torch": torch, "gradwire": gradwire, "us": figures}
+    figures = {
+        result.title: {kind: vars(table) for kind, table in result.tables.items()}
+        for result in results
+    }
+    data = {
+        "machine": machine,
+        "noise": summary,
+        "torch": torch,
+        "gradwire": gradwire,
+        "us": figures,
+    }
     (chosen.out / "torch.json").write_text(json.dumps(data, indent=1) + "\n")
     return text
 

@@ -1,9 +1,11 @@
-"""One rank of `torch_model.py`: a training step of ResNet-50 in PyTorch, with each way to exchange its gradients.
+"""One rank of `torch_model.py`: a training step of ResNet-50 in PyTorch, with each way to exchange
+its gradients.
 
-All systems live in the same processes and take turns, a few steps each, so that whatever the machine does beside
-hits all of them. Each has a model of its own with the same parameters; steps change none of them, so that every
-step has the same right result, which is compared after the timed part. A step is `zero_grad`, forward,
-backward and the optimizer's `step`, and takes as long as it takes the slowest rank.
+All systems live in the same processes and take turns, a few steps each, so that whatever the
+machine does beside hits all of them. Each has a model of its own with the same parameters; steps
+change none of them, so that every step has the same right result, which is compared after the timed
+part. A step is `zero_grad`, forward, backward and the optimizer's `step`, and takes as long as it
+takes the slowest rank.
 
 Rank 0 prints a line of JSON for each kind of compute.
 """
@@ -27,21 +29,30 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shapes import PARAMETERS, TENSORS, resnet50
 
-# A sum in another order differs in the last bits of float32; the real gradients reach some hundreds.
+# A sum in another order differs in the last bits of float32; the real gradients reach some
+# hundreds.
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
 
 
 class Give(torch.autograd.Function):
-    """Costs nothing, and its backward pass gives a parameter's gradient: new memory, as a layer's would be."""
+    """Costs nothing, and its backward pass gives a parameter's gradient, in new memory."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: torch.Tensor,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+    ) -> torch.Tensor:
         """Passes `x` on."""
         ctx.gradient = gradient
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *above: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # noqa: ANN401
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        *above: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
         """The gradient, whatever comes from above."""
         return above[0], ctx.gradient.clone(), None
 
@@ -59,12 +70,16 @@ class Gradients(torch.nn.Module):
         if not Gradients.given:
             factor = dist.get_rank() + 1
             Gradients.given = [
-                ((torch.arange(prod(dims)) % 61 + 1) * factor).to(torch.float32).view(dims) for dims in shapes
+                ((torch.arange(prod(dims)) % 61 + 1) * factor).to(torch.float32).view(dims)
+                for dims in shapes
             ]
-        self.all = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(dims)) for dims in shapes])
+        self.all = torch.nn.ParameterList(
+            [torch.nn.Parameter(torch.zeros(dims)) for dims in shapes]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Goes through the parameters, front layer first, so that gradients come last layer first."""
+        """Goes through the parameters, front layer first, so that gradients come last layer
+        first."""
         for parameter, gradient in zip(self.all, Gradients.given, strict=True):
             x = Give.apply(x, parameter, gradient)
         return x
@@ -79,7 +94,9 @@ class Bottleneck(torch.nn.Module):
         self.conv1 = convolution(inputs, width, 1)
         self.conv2 = convolution(width, width, 3, stride)
         self.conv3 = convolution(width, 4 * width, 1)
-        self.downsample = convolution(inputs, 4 * width, 1, stride) if inputs != 4 * width or stride > 1 else None
+        self.downsample = (
+            convolution(inputs, 4 * width, 1, stride) if inputs != 4 * width or stride > 1 else None
+        )
         self.relu = torch.nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -110,7 +127,12 @@ class ResNet50(torch.nn.Sequential):
             for block in range(blocks):
                 layers.append(Bottleneck(inputs, width, 2 if stage > 0 and block == 0 else 1))
                 inputs = 4 * width
-        super().__init__(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(inputs, 1000))
+        super().__init__(
+            *layers,
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(inputs, 1000),
+        )
 
 
 class Nothing(torch.optim.Optimizer):
@@ -132,14 +154,20 @@ class Step:
         self.parameters = list(module.parameters())
         self.optimizer: torch.optim.Optimizer = Nothing(module.parameters())
         self.module = module
-        # DistributedOptimizer clears gradients where they are; a model forgets them, and autograd makes new ones.
+        # DistributedOptimizer clears gradients where they are; a model forgets them, and autograd
+        # makes new ones.
         self.clear: Callable[[], None] = self.optimizer.zero_grad
         if wrap.startswith("optimizer"):
-            self.optimizer = gw.DistributedOptimizer(self.optimizer, named_parameters=module.named_parameters())
+            self.optimizer = gw.DistributedOptimizer(
+                self.optimizer, named_parameters=module.named_parameters()
+            )
             self.clear = module.zero_grad if wrap == "optimizer-new" else self.optimizer.zero_grad
         elif wrap != "compute":
             # What is in buffers is each rank's own here, whatever the system.
-            options: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": wrap != "gloo-copied"}
+            options: dict[str, Any] = {
+                "broadcast_buffers": False,
+                "gradient_as_bucket_view": wrap != "gloo-copied",
+            }
             group = dist.group.WORLD if wrap == "backend" else gloo
             self.module = DistributedDataParallel(module, process_group=group, **options)
             if wrap == "hook":
@@ -177,7 +205,9 @@ def inputs(kind: str, batch: int, pixels: int) -> torch.Tensor:
     return torch.randn(batch, 3, pixels, pixels, generator=random)
 
 
-def right(steps: dict[str, Step], given: torch.Tensor, gloo: dist.ProcessGroup) -> list[torch.Tensor]:
+def right(
+    steps: dict[str, Step], given: torch.Tensor, gloo: dist.ProcessGroup
+) -> list[torch.Tensor]:
     """The averages, by Gloo, of what the model gives without any exchange."""
     step = steps["compute"]
     step(given)
@@ -192,10 +222,15 @@ def check(name: str, step: Step, means: list[torch.Tensor]) -> None:
     """Ends the program if gradients are not the averages."""
     for number, (parameter, mean) in enumerate(zip(step.parameters, means, strict=True)):
         if parameter.grad is None or not torch.allclose(parameter.grad, mean, **NEAR):
-            sys.exit(f"torch_rank: rank {dist.get_rank()}: {name}: the gradient of tensor {number} is wrong")
+            sys.exit(
+                f"torch_rank: rank {dist.get_rank()}: {name}: the gradient of tensor {number} is "
+                "wrong"
+            )
 
 
-def measure(kind: str, ways: list[str], asked: argparse.Namespace, gloo: dist.ProcessGroup) -> dict[str, Any]:
+def measure(
+    kind: str, ways: list[str], asked: argparse.Namespace, gloo: dist.ProcessGroup
+) -> dict[str, Any]:
     """Times all ways in turn: for each, a list of rounds with the steps' times in microseconds."""
     made: dict[str, Step] = {}
     for way in ways:
@@ -203,7 +238,9 @@ def measure(kind: str, ways: list[str], asked: argparse.Namespace, gloo: dist.Pr
         made[way] = Step(Gradients() if kind == "none" else ResNet50(), way, gloo)
     counts = [parameter.numel() for parameter in made["compute"].parameters]
     if (len(counts), sum(counts)) != (TENSORS, PARAMETERS):
-        sys.exit(f"torch_rank: this is no ResNet-50: {len(counts)} tensors, {sum(counts)} parameters")
+        sys.exit(
+            f"torch_rank: this is no ResNet-50: {len(counts)} tensors, {sum(counts)} parameters"
+        )
     given = inputs(kind, asked.batch, asked.pixels)
     means = right(made, given, gloo)
     times: dict[str, list[list[float]]] = {way: [] for way in ways}

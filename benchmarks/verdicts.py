@@ -24,20 +24,29 @@ def as_json(judgements: list[Judgement]) -> list[dict[str, object]]:
     ]
 
 
-def as_markdown(judgements: list[Judgement], watched: dict[str, object] | None, noise: dict[str, float]) -> str:
+def as_markdown(
+    judgements: list[Judgement], watched: dict[str, object] | None, noise: dict[str, float]
+) -> str:
     """A line for each target and size, in the order of the targets; then what was watched."""
     facts = resources.judge(watched) if watched else []
     quiet = is_quiet(noise)
     lines = ["# The targets", ""]
     if not quiet:
-        lines += ["The machine was NOT quiet: none of this is evidence, whatever the last column says.", ""]
+        lines += [
+            "The machine was NOT quiet: none of this is evidence, whatever the last column says.",
+            "",
+        ]
     lines += [
         "| work | size | of | against | target | reached | times | |",
         "| --- | --- | --- | --- | --- | --: | --- | --- |",
     ]
     for judgement in judgements:
         of = {"gradwire": "", "gradwire-ordinary": "ordinary memory", "gradwire-bf16": "bf16"}
-        cells = [judgement.title, judgement.size, of.get(judgement.target.system, judgement.target.system)]
+        cells = [
+            judgement.title,
+            judgement.size,
+            of.get(judgement.target.system, judgement.target.system),
+        ]
         cells += [
             judgement.against,
             judgement.target.told,
@@ -47,7 +56,9 @@ def as_markdown(judgements: list[Judgement], watched: dict[str, object] | None, 
         ]
         lines.append(_row(cells))
     for fact in facts:
-        lines.append(_row([fact.work, "", "", "", fact.target, fact.reached, "", _word(_verdict(fact))]))
+        lines.append(
+            _row([fact.work, "", "", "", fact.target, fact.reached, "", _word(_verdict(fact))])
+        )
     found = [judgement.verdict for judgement in judgements] + [_verdict(fact) for fact in facts]
     lines += ["", "; ".join(f"{found.count(verdict)} {verdict.value}" for verdict in Verdict) + "."]
     if watched:
