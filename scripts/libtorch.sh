@@ -20,7 +20,7 @@ view=$venv/libtorch
 
 say() { printf 'libtorch.sh: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
-# pip's words are shown only when it fails: that torch's other dependencies are missing is on purpose.
+# The output of pip is shown only when it fails: torch's other dependencies are missing on purpose.
 install() {
     words=$("$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 2>&1) ||
         die "pip could not install $*: $words"
@@ -33,22 +33,26 @@ if [ -n "${LIBTORCH_USE_PYTORCH:-}" ]; then
 fi
 if [ -n "${LIBTORCH:-}" ]; then
     [ -e "$LIBTORCH/lib/libtorch_cpu.so" ] ||
-        die "LIBTORCH is $LIBTORCH, but there is no lib/libtorch_cpu.so in it; unset it or point it at an unpacked libtorch $version"
+        die "LIBTORCH is $LIBTORCH, but there is no lib/libtorch_cpu.so in it; unset it or point it" \
+            "at an unpacked libtorch $version"
     printf 'export LIBTORCH=%s\n' "$(quote "$LIBTORCH")"
     exit 0
 fi
 
 command -v c++ >/dev/null || die "a C++ compiler is needed (Debian and Ubuntu: apt install g++)"
-command -v python3 >/dev/null || die "Python 3.10 or newer is needed (Debian and Ubuntu: apt install python3 python3-venv)"
+command -v python3 >/dev/null ||
+    die "Python 3.10 or newer is needed (Debian and Ubuntu: apt install python3 python3-venv)"
 
 # The version is written last: where it is, everything before it succeeded. The links are looked at
 # because a checkout may be moved.
-if [ "$(cat "$venv/libtorch-version" 2>/dev/null)" != "$version" ] || [ ! -e "$view/lib/libtorch_cpu.so" ]; then
+if [ "$(cat "$venv/libtorch-version" 2>/dev/null)" != "$version" ] ||
+    [ ! -e "$view/lib/libtorch_cpu.so" ]; then
     if [ ! -x "$venv/bin/python" ]; then
         python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
             die "torch $version needs Python 3.10 or newer, this is $(python3 --version)"
         python3 -m venv "$venv" >&2 ||
-            die "no virtual environment could be made in $venv (Debian and Ubuntu: apt install python3-venv)"
+            die "no virtual environment could be made in $venv" \
+                "(Debian and Ubuntu: apt install python3-venv)"
     fi
     say "installing torch $version in $venv (about 500 MB to download, 1.3 GB on disk, once)"
     install --no-deps "torch==$version"
@@ -63,9 +67,11 @@ if [ "$(cat "$venv/libtorch-version" 2>/dev/null)" != "$version" ] || [ ! -e "$v
     rm -rf "$view"
     mkdir -p "$view/lib"
     ln -s "$torch/include" "$view/include"
-    for library in "$torch"/lib/*.so* "$site"/nvidia/*/lib/libcudart.so.* "$site"/nvidia/*/lib/libcupti.so.*; do
+    for library in "$torch"/lib/*.so* \
+        "$site"/nvidia/*/lib/libcudart.so.* "$site"/nvidia/*/lib/libcupti.so.*; do
         case ${library##*/} in
-        libtorch.so | *_cuda* | *_python.so | *nvrtc* | *nvshmem* | libshm.so | *_global_deps.so | '*'*) ;;
+        libtorch.so | *_cuda* | *_python.so | *nvrtc* | *nvshmem*) ;;
+        libshm.so | *_global_deps.so | '*'*) ;;
         *) ln -s "$library" "$view/lib/" ;;
         esac
     done
