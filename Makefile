@@ -94,7 +94,7 @@ soak: ## the property tests, and calls that must leave nothing behind, for as lo
 	$(CARGO) test --release -p gradwire-tests --test network_matrix -- --include-ignored --test-threads=2
 	GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
 
-sanitize: ## the rooms with unsafe code under the address sanitizer, where there is a nightly toolchain
+sanitize: ## the crates with unsafe code under the address sanitizer, where there is a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
 	    --target $(HOST) -p gradwire-shm -p gradwire-collectives --lib --tests
 

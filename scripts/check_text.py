@@ -6,9 +6,9 @@
 
 It prints one line per finding, as `file:line: what`, and exits with 1 if there is any.
 
-- Lines are checked in the files that end in one of `SUFFIXES`. In Markdown, rows of tables and
-  lines that are only long because of a URL are exempt. A file with `@generated` in one of its
-  first five lines is exempt.
+- Lines are checked in the files that end in one of `SUFFIXES`. Rows of tables are exempt in
+  Markdown and in Rust's doc comments, and in Markdown lines that are only long because of a URL. A
+  file with `@generated` in one of its first five lines is exempt.
 - Relative links in Markdown must lead to a file or folder in the repository. Their anchors, and
   anchors within the same file, must be a heading, in the form that GitHub gives it.
 """
@@ -23,6 +23,7 @@ COLUMNS = 100
 SUFFIXES = {".md", ".proto", ".py", ".rs", ".sh", ".toml"}
 GENERATED = "@generated"
 
+ROW = {".md": re.compile(r"\s*\|"), ".rs": re.compile(r"\s*//[/!] *\|")}
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
 HEADING = re.compile(r" {0,3}#{1,6} +(.*?)(?: +#+)? *$")
 URL = re.compile(r"\S*\w+://\S+")
@@ -43,13 +44,11 @@ def long_lines(path: Path, lines: list[str]) -> Iterator[Finding]:
     """Lines with more columns than there may be."""
     if is_generated(lines):
         return
-    markdown = path.suffix == ".md"
+    row = ROW.get(path.suffix)
     for number, line in enumerate(lines, 1):
-        if len(line) <= COLUMNS:
+        if len(line) <= COLUMNS or (row and row.match(line)):
             continue
-        if markdown and (
-            line.lstrip().startswith("|") or len(URL.sub("", line)) <= COLUMNS < len(line)
-        ):
+        if path.suffix == ".md" and len(URL.sub("", line)) <= COLUMNS:
             continue
         yield path, number, f"{len(line)} columns, {COLUMNS} at most"
 

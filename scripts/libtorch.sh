@@ -20,7 +20,7 @@ view=$venv/libtorch
 
 say() { printf 'libtorch.sh: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
-# The output of pip is shown only when it fails: torch's other dependencies are missing on purpose.
+# The output of pip is shown only if it fails: other dependencies of torch are missing on purpose.
 install() {
     words=$("$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 2>&1) ||
         die "pip could not install $*: $words"
@@ -33,8 +33,8 @@ if [ -n "${LIBTORCH_USE_PYTORCH:-}" ]; then
 fi
 if [ -n "${LIBTORCH:-}" ]; then
     [ -e "$LIBTORCH/lib/libtorch_cpu.so" ] ||
-        die "LIBTORCH is $LIBTORCH, but there is no lib/libtorch_cpu.so in it; unset it or point it" \
-            "at an unpacked libtorch $version"
+        die "LIBTORCH is $LIBTORCH, but there is no lib/libtorch_cpu.so in it; unset it or point" \
+            "it at an unpacked libtorch $version"
     printf 'export LIBTORCH=%s\n' "$(quote "$LIBTORCH")"
     exit 0
 fi

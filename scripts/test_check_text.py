@@ -47,6 +47,7 @@ class Lines(Repository):
         self.assertEqual(self.findings("a.md", f"| {LONG} |\n  | {LONG} |\nsee [it]({url})."), [])
         self.assertEqual(len(self.findings("a.md", f"{LONG} {url}")), 1)
         self.assertEqual(len(self.findings("a.rs", f"// | {LONG} |\n// {url}")), 2)
+        self.assertEqual(self.findings("a.rs", f"//! | {LONG} |\n    /// | {LONG} |"), [])
 
     def test_a_generated_file_says_so_at_its_top(self) -> None:
         """And nowhere else."""
