@@ -66,7 +66,8 @@ def stand_in(site: Path) -> None:
         defined |= set(re.findall(r"^[0-9a-f]+ \w ([A-Za-z_]\w*)", symbols, re.MULTILINE))
     # C symbols of NVIDIA's libraries; what is mangled, the system's or Python's is not theirs.
     theirs = re.compile(
-        r"(cublas|cudnn|cufft|cufile|cuFile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx|cu[A-Z])"
+        r"(cublas|cudnn|cufft|cufile|cuFile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx"
+        r"|cu[A-Z])"
     )
     stubs = sorted(name for name in wanted - defined if theirs.match(name))
     lines = [

@@ -67,7 +67,8 @@ class Wrapped(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled it is the optimizer that it was made of."""
-        return copyreg.__newobj__, (self._original,), self.__getstate__()  # type: ignore[attr-defined]
+        new = copyreg.__newobj__  # type: ignore[attr-defined]
+        return new, (self._original,), self.__getstate__()
 
 
 def become(optimizer: Any, kind: type[Wrapped]) -> Any:

@@ -276,7 +276,8 @@ def test_processes_that_no_launcher_started(tmp_path: Path) -> None:
         START
         + f"""
 def work(rank, size):
-    dist.init_process_group("gradwire", rank=rank, world_size=size, init_method="file://{tmp_path}/meet")
+    place = "file://{tmp_path}/meet"
+    dist.init_process_group("gradwire", rank=rank, world_size=size, init_method=place)
     tensor = torch.full((2,), rank + 1.0)
     dist.all_reduce(tensor)
     print(f"RANK {{rank}} SUM {{tensor[0].item()}}", flush=True)

@@ -60,7 +60,8 @@ def trained(
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
 def test_fused_optimizers_of_parameters_in_other_strides(kind: str) -> None:
     needs_torch(2, 4, why="fused optimizers of the processor came with PyTorch 2.4")
-    make = lambda net: getattr(torch.optim, kind)(net.parameters(), lr=0.05, fused=True)  # noqa: E731
+    options = {"lr": 0.05, "fused": True}
+    make = lambda net: getattr(torch.optim, kind)(net.parameters(), **options)  # noqa: E731
     expected, net = channels_last(), channels_last()
     trained(expected, make(expected), 3, lambda whole: whole)
     trained(net, hvd.DistributedOptimizer(make(net), net.named_parameters()), 3, part)
@@ -190,7 +191,8 @@ def test_sums_are_not_summed_again() -> None:
 
 def test_parameters_that_are_unfrozen_and_frozen() -> None:
     expected, net = model(), model()
-    make = lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.5, weight_decay=0.5)  # noqa: E731
+    options = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.5}
+    make = lambda net: torch.optim.SGD(net.parameters(), **options)  # noqa: E731
     for one in (expected, net):
         one[0].requires_grad_(False)
     plain, ours = make(expected), hvd.DistributedOptimizer(make(net), net.named_parameters())

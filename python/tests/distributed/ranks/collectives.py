@@ -217,7 +217,8 @@ def test_async() -> None:
 
 def test_futures() -> None:
     tensors = [of(rank()) for _ in range(5)]
-    futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in tensors]  # type: ignore[union-attr]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    futures = [work.get_future() for work in works]  # type: ignore[union-attr]
     doubled = [future.then(lambda future: future.value()[0] * 2) for future in futures]
     for tensor, future in zip(tensors, doubled):
         assert torch.equal(future.wait(), 2 * sum(everyone()))

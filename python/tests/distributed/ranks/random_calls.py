@@ -691,7 +691,8 @@ def test_threads_with_a_group_each() -> None:
             Player(f"{SEED} thread {at}", [made[at]]).play(FIRST, CALLS // 8)
         except BaseException as error:
             failures.append(error)
-            dist.group.WORLD.abort()  # type: ignore[union-attr]  # or the other ranks' threads wait for this one
+            # Or the other ranks' threads wait for this one.
+            dist.group.WORLD.abort()  # type: ignore[union-attr]
 
     threads = [threading.Thread(target=play, args=(at,)) for at in range(len(made))]
     for thread in threads:

@@ -87,8 +87,9 @@ def test_moves(gpu: FakeCuda) -> None:
     dist.reduce_scatter_tensor(part, gpu.made(everybody.repeat_interleave(2)))
     holds(gpu, part, rank() * size())
     moved = filled(gpu, -1.0, size())
+    sent = filled(gpu, float(rank()), size())
     # dist.all_to_all_single would take what says that it is on a GPU for what it is.
-    dist.group.WORLD.alltoall_base(moved, filled(gpu, float(rank()), size()), [], []).wait()  # type: ignore[union-attr]
+    dist.group.WORLD.alltoall_base(moved, sent, [], []).wait()  # type: ignore[union-attr]
     holds(gpu, moved, everybody)
     if size() > 1 and rank() < 2:
         other = filled(gpu, -1.0, 2)

@@ -259,7 +259,8 @@ def sharded(mesh: Any) -> nn.Module:
 def test_fsdp2() -> None:
     model = sharded(init_device_mesh("cpu", (size(),)))
     losses = train(model)
-    check([parameter.full_tensor() for parameter in model.parameters()], losses)  # type: ignore[attr-defined]
+    full = [p.full_tensor() for p in model.parameters()]  # type: ignore[attr-defined]
+    check(full, losses)
 
 
 def test_hsdp() -> None:
@@ -269,7 +270,8 @@ def test_hsdp() -> None:
         init_device_mesh("cpu", (2, size() // 2), mesh_dim_names=("replicate", "shard"))
     )
     losses = train(model)
-    check([parameter.full_tensor() for parameter in model.parameters()], losses)  # type: ignore[attr-defined]
+    full = [p.full_tensor() for p in model.parameters()]  # type: ignore[attr-defined]
+    check(full, losses)
 
 
 def test_dtensor() -> None:
@@ -373,7 +375,7 @@ def test_distributed_checkpoint() -> None:
     dist.broadcast_object_list(made)
     state, moments = get_state_dict(model, optimizer)
     checkpoint.save({"model": state, "optimizer": moments}, checkpoint_id=made[0])
-    before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    before = [p.full_tensor().clone() for p in model.parameters()]  # type: ignore[attr-defined]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -429,7 +431,7 @@ def test_an_asynchronous_checkpoint(own_group: bool) -> None:
     model = sharded(init_device_mesh("cpu", (size(),)))
     made: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
-    before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+    before = [p.full_tensor().clone() for p in model.parameters()]  # type: ignore[attr-defined]
     group = dist.new_group() if own_group else None
     state = {"model": get_model_state_dict(model)}
     saved: Any = checkpoint.async_save(state, checkpoint_id=made[0], process_group=group)

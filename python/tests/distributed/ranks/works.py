@@ -158,7 +158,8 @@ def test_callbacks_that_start_operations(ended: bool) -> None:
             [value] = future.value()
             dist.all_reduce(value)
             more = torch.full((2,), 10.0 * number)
-            (got,) = dist.all_reduce(more, async_op=True).get_future().wait()  # type: ignore[union-attr]
+            work = dist.all_reduce(more, async_op=True)
+            (got,) = work.get_future().wait()  # type: ignore[union-attr]
             return value + got
 
         return second
@@ -251,7 +252,8 @@ def test_tensors_saved_for_backward() -> None:
     dist.all_gather_into_tensor(torch.empty(3 * size()), buffer)
     assert buffer._version == version
     product.sum().backward()
-    assert torch.equal(weight.grad, torch.full((3,), float((size() - 1) * size())))  # type: ignore[arg-type]
+    expected = torch.full((3,), float((size() - 1) * size()))
+    assert torch.equal(weight.grad, expected)  # type: ignore[arg-type]
     inner = weight * 1
     dist.broadcast(inner, 0)  # no leaf, and wants a gradient
     assert inner.grad_fn is not None and bool((inner == 2.0).all())
