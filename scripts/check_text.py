@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the text of the files in git: no line over 100 columns, no broken link in Markdown.
+"""Checks the files in git: no line over 100 columns, no broken link or path in Markdown.
 
     scripts/check_text.py            # all files in git
     scripts/check_text.py README.md  # these files only
@@ -11,6 +11,8 @@ It prints one line per finding, as `file:line: what`, and exits with 1 if there 
   file with `@generated` in one of its first five lines is exempt.
 - Relative links in Markdown must lead to a file or folder in the repository. Their anchors, and
   anchors within the same file, must be a heading, in the form that GitHub gives it.
+- A path of a source file in a code span, such as `scripts/check_text.py`, must exist if its first
+  folder does. It is relative to the repository or to the file that has it.
 """
 
 import re
@@ -28,6 +30,7 @@ FENCE = re.compile(r" {0,3}(```+|~~~+)")
 HEADING = re.compile(r" {0,3}#{1,6} +(.*?)(?: +#+)? *$")
 URL = re.compile(r"\S*\w+://\S+")
 CODE = re.compile(r"(`+).+?\1")
+PATH = re.compile(r"(?<!`)`([\w.-]+(?:/[\w.-]+)+)`(?!`)")
 # [text](target) and ![text](target "title"); [label]: target
 LINK = re.compile(r"\]\(\s*<?([^()\s<>]*(?:\([^()\s]*\)[^()\s<>]*)*)>?(?:\s+\"[^\"]*\")?\s*\)")
 DEFINITION = re.compile(r" {0,3}\[[^\]]+\]:\s*<?(\S+?)>?\s*(?:\"[^\"]*\")?$")
@@ -111,6 +114,19 @@ def broken_links(path: Path, lines: list[str], root: Path) -> Iterator[Finding]:
             yield path, number, f"the link {target} leads to no heading"
 
 
+def broken_paths(path: Path, lines: list[str], root: Path) -> Iterator[Finding]:
+    """Source files that a Markdown file names and that do not exist."""
+    for number, line in prose(lines):
+        for span in PATH.finditer(line):
+            name = Path(span[1])
+            for folder in (root, path.parent):
+                if (folder / name).exists():
+                    break
+            else:
+                if name.suffix in SUFFIXES and (root / name.parts[0]).is_dir():
+                    yield path, number, f"there is no file {name}"
+
+
 def check(path: Path, root: Path) -> list[Finding]:
     """Everything that is wrong with one file."""
     if path.suffix not in SUFFIXES:
@@ -119,6 +135,7 @@ def check(path: Path, root: Path) -> list[Finding]:
     findings = list(long_lines(path, lines))
     if path.suffix == ".md":
         findings += broken_links(path, lines, root)
+        findings += broken_paths(path, lines, root)
     return findings
 
 

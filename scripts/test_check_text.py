@@ -98,6 +98,16 @@ class Links(Repository):
         )
         self.assertEqual(len(self.findings("a.md", "```sh\n# here\n```\n[1](#here)")), 1)
 
+    def test_a_path_in_a_code_span_exists(self) -> None:
+        """From the top, or from the file's folder; other people's files are not looked for."""
+        (self.root / "docs").mkdir()
+        (self.root / "docs" / "b.md").write_text("`docs/b.md`, `x.py`", encoding="utf-8")
+        self.assertEqual(check(self.root / "docs" / "b.md", self.root), [])
+        good = "`docs/b.md`, `docs/out`, `theirs/src/a.rs`, ``docs/c.md``\n```\n`docs/c.md`\n```"
+        self.assertEqual(self.findings("a.md", good), [])
+        bad = "x\n`docs/c.md`"
+        self.assertEqual(self.findings("a.md", bad), ["2: there is no file docs/c.md"])
+
     def test_anchors_are_those_of_github(self) -> None:
         """Lower case, no punctuation, hyphens for spaces."""
         for heading, expected in [
