@@ -3,8 +3,8 @@
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-
-use crate::bench::args::Measurement;
+use gradwire_bench::args::Measurement;
+use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -37,7 +37,7 @@ pub enum Command {
     Agent,
     /// Run a job's coordinator; what it is about comes from the environment.
     #[command(hide = true)]
-    Coordinator(Settings),
+    Coordinator(SettingsOptions),
     /// Become a program whose life is tied to its parent's.
     #[command(hide = true)]
     ExecChild {
@@ -53,17 +53,6 @@ pub enum Command {
     },
 }
 
-/// Where settings come from.
-#[derive(Debug, Clone, Default, Args)]
-pub struct Settings {
-    /// A TOML file with settings.
-    #[arg(long, value_name = "FILE", env = "GRADWIRE_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// Set one setting, such as data.lanes=4; may be repeated. See `gradwire config show`.
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-}
-
 /// Show settings.
 #[derive(Debug, Subcommand)]
 pub enum Config {
@@ -71,35 +60,11 @@ pub enum Config {
     Show {
         /// Where settings come from.
         #[command(flatten)]
-        settings: Settings,
+        settings: SettingsOptions,
         /// With meaning, unit, range and variable.
         #[arg(long)]
         explain: bool,
     },
-}
-
-/// Where the ranks of a job run, and how they are started.
-#[derive(Debug, Clone, Default, Args)]
-pub struct Where {
-    /// How many ranks [default: the slots of all hosts]. May be written -np.
-    #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..))]
-    pub np: Option<u32>,
-    /// Hosts with their slots, filled in order [default: this machine].
-    #[arg(short = 'H', long, value_name = "HOST:SLOTS,…", conflicts_with = "hostfile")]
-    pub hosts: Option<String>,
-    /// A file with a line `host slots=N` for each host.
-    #[arg(long, value_name = "FILE")]
-    pub hostfile: Option<PathBuf>,
-    /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
-    pub start_timeout: Option<u64>,
-    /// Tell what happens.
-    #[arg(short, long)]
-    pub verbose: bool,
-    /// Where settings come from.
-    #[command(flatten)]
-    pub settings: Settings,
 }
 
 /// Run a program as the ranks of a job.
@@ -107,7 +72,7 @@ pub struct Where {
 pub struct Run {
     /// Where it runs.
     #[command(flatten)]
-    pub at: Where,
+    pub at: JobOptions,
     /// Also write each rank's output to DIR/rank.00/stdout and stderr, DIR/rank.01/… and so on.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
@@ -117,17 +82,6 @@ pub struct Run {
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub command: Vec<String>,
-}
-
-/// Seconds, also fractions, to milliseconds.
-fn parse_seconds(text: &str) -> Result<u64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    if !(0.1..=86_400.0).contains(&seconds) {
-        return Err("must be from 0.1 to 86400 seconds".to_owned());
-    }
-    std::time::Duration::try_from_secs_f64(seconds)
-        .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-        .map_err(|error| error.to_string())
 }
 
 /// `-np`, which everybody knows from mpirun, is no option to clap: it becomes `--np`, where it is

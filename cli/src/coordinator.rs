@@ -10,28 +10,27 @@ use gradwire_coordinator::{
     Outcome,
     host::{self, HostError, Hosted},
 };
+use gradwire_launcher::error::CommandError;
 use gradwire_settings::Settings;
 use gradwire_telemetry::{Endpoint, EndpointConfig};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::CliError;
-
-fn failed(error: HostError) -> CliError {
+fn failed(error: HostError) -> CommandError {
     match error {
-        HostError::Config(error) => CliError::usage(error),
-        error => CliError::failed(error),
+        HostError::Config(error) => CommandError::usage(error),
+        error => CommandError::failed(error),
     }
 }
 
 /// Serves the job until it is over, or SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`CliError`] for a wrong variable, an address that can't be listened on, and a job that failed.
+/// [`CommandError`] for a wrong variable, an address that can't be listened on, and a job that failed.
 pub async fn run(
     settings: &Settings,
     environment: &HashMap<String, String>,
-) -> Result<(), CliError> {
+) -> Result<(), CommandError> {
     let hosted = Hosted::bind(environment, settings).await.map_err(failed)?;
     let endpoint = Endpoint::start(EndpointConfig {
         service: "coordinator",
@@ -41,10 +40,10 @@ pub async fn run(
         ready: hosted.readiness(),
     })
     .await
-    .map_err(CliError::failed)?;
+    .map_err(CommandError::failed)?;
     let cancel = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).map_err(CliError::failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::failed)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::failed)?;
     let stop = cancel.clone();
     tokio::spawn(async move {
         tokio::select! { _ = terminate.recv() => {} _ = interrupt.recv() => {} }
@@ -68,6 +67,6 @@ pub async fn run(
         Outcome::Finished => Ok(()),
         // It ended because it was asked to; whoever asked knows.
         Outcome::Failed(_) if cancel.is_cancelled() => Ok(()),
-        Outcome::Failed(failure) => Err(CliError::failed(failure)),
+        Outcome::Failed(failure) => Err(CommandError::failed(failure)),
     }
 }

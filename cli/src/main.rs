@@ -10,23 +10,26 @@ use std::{
 };
 
 use clap::Parser;
+use gradwire_bench::{
+    self as bench,
+    args::{Bench, Measurement},
+    negotiation,
+};
 use gradwire_cli::{
+    args::{Cli, Command, Config, Run, normalise},
+    coordinator, show, status,
+};
+use gradwire_launcher::{
     agent,
-    args::{Cli, Command, Config, Run, Settings as SettingsArgs, Where, normalise},
-    bench::{
-        self,
-        args::{Bench, Measurement},
-        negotiation,
-    },
-    coordinator,
-    error::{CliError, limits_hint},
+    args::{JobOptions, SettingsOptions},
+    error::{CommandError, limits_hint},
     launch::{
         self, Options, dry_run,
         hosts::{self, Host},
         places,
-        plan::{ITSELF, Plan},
+        plan::Plan,
     },
-    show, status,
+    protocol::ITSELF,
 };
 use gradwire_settings::{Layers, Loaded, Settings};
 use gradwire_telemetry::{LogConfig, init_logging};
@@ -41,7 +44,7 @@ fn main() -> ExitCode {
     dispatch(cli).unwrap_or_else(|error| error.report())
 }
 
-fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
+fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
     match cli.command {
         Command::Run(run) => self::run(run),
         Command::Bench(Measurement::Job(bench)) => self::bench(&bench),
@@ -76,17 +79,17 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CliError> {
                 let signal = if gently { Signal::TERM } else { Signal::KILL };
                 Err(agent::exec::exec_child(signal, parent, program, args))
             }
-            None => Err(CliError::usage("no program is given")),
+            None => Err(CommandError::usage("no program is given")),
         },
     }
 }
 
-fn run(run: Run) -> Result<ExitCode, CliError> {
+fn run(run: Run) -> Result<ExitCode, CommandError> {
     let (loaded, hosts) = prepare(&run.at, &[])?;
     let nodes = Plan::nodes(&hosts, run.at.np)?;
     let mut words = run.command.into_iter();
     let program = words.next().filter(|program| program != ITSELF);
-    let program = program.ok_or_else(|| CliError::usage("the program's name is empty"))?;
+    let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
     let plan = Plan::new(nodes, program, words.collect(), &loaded);
     if run.dry_run {
         let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
@@ -103,7 +106,7 @@ fn run(run: Run) -> Result<ExitCode, CliError> {
 }
 
 /// A rank measures; who is no rank yet starts ranks that do.
-fn bench(bench: &Bench) -> Result<ExitCode, CliError> {
+fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
     bench.check()?;
     if bench::is_rank(bench, &environment())? {
         return bench::rank::run(bench);
@@ -118,21 +121,21 @@ fn bench(bench: &Bench) -> Result<ExitCode, CliError> {
 }
 
 /// The settings and hosts of a job that is to be started.
-fn prepare(at: &Where, flags: &[String]) -> Result<(Loaded, Vec<Host>), CliError> {
+fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>), CommandError> {
     let timeout = at.start_timeout.map(|ms| format!("launch.start_timeout_ms={ms}"));
     let flags: Vec<_> = flags.iter().cloned().chain(timeout).collect();
     let loaded = load(&at.settings, &flags)?;
     log(&loaded.settings)?;
     let hosts = match (&at.hosts, &at.hostfile) {
-        (Some(list), _) => hosts::parse_list(list).map_err(CliError::usage)?,
+        (Some(list), _) => hosts::parse_list(list).map_err(CommandError::usage)?,
         (None, Some(path)) => {
             let name = path.display().to_string();
             let text = std::fs::read_to_string(path).map_err(|error| {
                 let hint =
                     if error.kind() == ErrorKind::InvalidData { "save it as UTF-8" } else { "" };
-                CliError::usage(format!("hostfile {name}: {error}")).hint(hint)
+                CommandError::usage(format!("hostfile {name}: {error}")).hint(hint)
             })?;
-            hosts::parse_file(&name, &text).map_err(CliError::usage)?
+            hosts::parse_file(&name, &text).map_err(CommandError::usage)?
         }
         (None, None) => Vec::new(),
     };
@@ -142,17 +145,17 @@ fn prepare(at: &Where, flags: &[String]) -> Result<(Loaded, Vec<Host>), CliError
 fn start(
     plan: Plan,
     loaded: &Loaded,
-    at: &Where,
+    at: &JobOptions,
     output_dir: Option<PathBuf>,
     bare: bool,
-) -> Result<ExitCode, CliError> {
+) -> Result<ExitCode, CommandError> {
     let options = Options {
         output_dir,
         verbose: at.verbose,
         bare,
         environment: environment(),
         directory: std::env::current_dir()
-            .map_err(|error| CliError::failed(format!("no working directory: {error}")))?,
+            .map_err(|error| CommandError::failed(format!("no working directory: {error}")))?,
     };
     let verdict = block_on(launch::run(plan, &loaded.settings, options))??;
     Ok(ExitCode::from(verdict.code))
@@ -162,20 +165,20 @@ fn start(
 const FEWEST_OPEN_FILES: u64 = 24;
 
 /// One thread's runtime; tokio panics where it gets no descriptor, so that is looked at before.
-fn runtime() -> Result<Runtime, CliError> {
+fn runtime() -> Result<Runtime, CommandError> {
     let most = getrlimit(Resource::Nofile).current;
     if let Some(most) = most.filter(|most| *most < FEWEST_OPEN_FILES) {
         let error = io::Error::from(Errno::MFILE);
         let what = format!(
             "{error}: this process may open {most}, and needs at least {FEWEST_OPEN_FILES}"
         );
-        return Err(CliError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
+        return Err(CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
     }
     let built = Builder::new_current_thread().enable_all().build();
-    built.map_err(|error| CliError::system(&error))
+    built.map_err(|error| CommandError::system(&error))
 }
 
-fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CliError> {
+fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CommandError> {
     let runtime = runtime()?;
     let result = runtime.block_on(work);
     runtime.shutdown_background();
@@ -190,22 +193,23 @@ fn environment() -> HashMap<String, String> {
     std::env::vars_os().filter_map(text).collect()
 }
 
-fn load(args: &SettingsArgs, flags: &[String]) -> Result<Loaded, CliError> {
+fn load(args: &SettingsOptions, flags: &[String]) -> Result<Loaded, CommandError> {
     let flags = args.set.iter().chain(flags).cloned().collect();
     let layers = Layers { file: args.config.clone(), environment: environment(), flags };
     Ok(Settings::load(&layers)?)
 }
 
-fn log(settings: &Settings) -> Result<(), CliError> {
+fn log(settings: &Settings) -> Result<(), CommandError> {
     let json = settings.log.format == gradwire_settings::LogFormat::Json;
-    init_logging(&LogConfig { filter: settings.log.level.clone(), json }).map_err(CliError::usage)
+    init_logging(&LogConfig { filter: settings.log.level.clone(), json })
+        .map_err(CommandError::usage)
 }
 
 /// Prints to standard output; a reader that has read enough is no error.
-fn print(text: &str) -> Result<ExitCode, CliError> {
+fn print(text: &str) -> Result<ExitCode, CommandError> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(CliError::failed(error))
+            Err(CommandError::failed(error))
         }
         _ => Ok(ExitCode::SUCCESS),
     }

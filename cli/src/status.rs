@@ -2,13 +2,12 @@
 
 use std::{fmt::Write, time::Duration};
 
+use gradwire_launcher::error::CommandError;
 use gradwire_proto::{
     Failure,
     pb::{StatusRequest, StatusResponse, inspect_client::InspectClient},
 };
 use tonic::transport::Endpoint;
-
-use crate::error::CliError;
 
 /// How long the coordinator may take to answer (WAIT).
 const ANSWER: Duration = Duration::from_secs(5);
@@ -16,22 +15,22 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Asks the coordinator at `address` (`ip:port`).
 ///
 /// # Errors
-/// [`CliError`] if it can't be reached or does not answer in time.
-pub async fn ask(address: &str) -> Result<StatusResponse, CliError> {
+/// [`CommandError`] if it can't be reached or does not answer in time.
+pub async fn ask(address: &str) -> Result<StatusResponse, CommandError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|_| CliError::usage(format!("'{address}' is not an address ip:port")))?
+        .map_err(|_| CommandError::usage(format!("'{address}' is not an address ip:port")))?
         .connect_timeout(ANSWER)
         .timeout(ANSWER);
     let channel = endpoint.connect().await.map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         let cause = cause.unwrap_or_else(|| error.to_string());
-        CliError::failed(format!("no coordinator answers at {address}: {cause}"))
+        CommandError::failed(format!("no coordinator answers at {address}: {cause}"))
             .hint("gradwire run --verbose tells the coordinator's address")
     })?;
     let mut client = InspectClient::new(channel);
     let answer = client.status(StatusRequest {}).await;
     Ok(answer
-        .map_err(|status| CliError::failed(format!("{address}: {}", status.message())))?
+        .map_err(|status| CommandError::failed(format!("{address}: {}", status.message())))?
         .into_inner())
 }
 

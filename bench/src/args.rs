@@ -1,0 +1,462 @@
+//! The options of `gradwire bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use gradwire_proto::{DType, ReduceOp};
+use serde::Serialize;
+
+use super::{
+    negotiation::args::Negotiation,
+    operation::Operation,
+    shapes,
+    size::{self, Rate},
+};
+use gradwire_launcher::{args::JobOptions, error::CommandError};
+
+/// What is measured.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Measurement {
+    /// By the ranks of a job.
+    #[command(flatten)]
+    Job(Bench),
+    /// What it costs to agree on a step's tensors: the real coordinator and simulated nodes, here.
+    Negotiation(Negotiation),
+}
+
+/// What the ranks of a job measure.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Bench {
+    /// A collective on tensors of one size after the other.
+    #[command(flatten)]
+    Sweep(Collective),
+    /// Nobody goes on before everybody has come.
+    Barrier {
+        /// What all measurements have.
+        #[command(flatten)]
+        common: Common,
+    },
+    /// A network's gradients, as a backward pass gives them: last layer first, front layers most urgent.
+    Model {
+        /// Whose: resnet50, vgg16, bert-large, gpt2, or a file with a line `name dim dim …` for each
+        /// tensor, front layer first.
+        #[arg(long, value_name = "MODEL|FILE")]
+        shapes: String,
+        /// How long computing the gradients takes, in milliseconds: each is submitted after its share
+        /// of that time, in which the processor is idle as it is beside a GPU.
+        #[arg(long, value_name = "MS", default_value_t = 0.0, value_parser = parse_compute)]
+        compute_ms: f64,
+        /// How the gradients are reduced.
+        #[arg(short, long, default_value = "average", value_parser = parse_op)]
+        op: ReduceOp,
+        /// What tensors are made of.
+        #[command(flatten)]
+        data: Data,
+    },
+    /// What a job costs beside its time: of the processors while it does nothing, of memory while
+    /// it runs for long, and how many system calls and context switches a step takes.
+    Resources(Resources),
+}
+
+/// How a job is watched.
+#[derive(Debug, Clone, Args)]
+pub struct Resources {
+    /// The tensor that is reduced in each step, of f32.
+    #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_whole)]
+    pub bytes: u64,
+    /// Where it lies.
+    #[arg(short, long, value_enum, default_value_t = Memory::Arena)]
+    pub memory: Memory,
+    /// How long the ranks sleep first, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 20.0, value_parser = parse_idle)]
+    pub idle: f64,
+    /// How many steps they then do.
+    #[arg(long, value_name = "N", default_value_t = 10_000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub steps: u32,
+    /// In how many more system calls are counted, by perf; 0: not at all.
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub calls: u32,
+    /// What all measurements have; `--iters` has no meaning here.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// A collective that has sizes.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Collective {
+    /// Every rank gets the reduction of all ranks' tensors.
+    Allreduce(Reducing),
+    /// One rank gets the reduction of all ranks' tensors.
+    Reduce {
+        /// Which rank.
+        #[command(flatten)]
+        root: Root,
+        /// How, and of what sizes.
+        #[command(flatten)]
+        reducing: Reducing,
+    },
+    /// Every rank gets one rank's tensor.
+    Broadcast(Rooted),
+    /// Every rank gets all ranks' tensors.
+    Allgather(Sweep),
+    /// One rank gets all ranks' tensors.
+    Gather(Rooted),
+    /// Every rank gets a share of one rank's tensor.
+    Scatter(Rooted),
+    /// Every rank gets a share of the reduction of all ranks' tensors.
+    Reducescatter(Reducing),
+    /// Every rank gets a share of every rank's tensor.
+    Alltoall(Sweep),
+    /// Every rank sends a tensor to the next rank, and receives one from the rank before.
+    SendReceive(Sweep),
+}
+
+/// What reduces.
+#[derive(Debug, Clone, Args)]
+pub struct Reducing {
+    /// How tensors are reduced: sum, average, min, max, product, bit-and, bit-or or bit-xor.
+    #[arg(short, long, default_value = "sum", value_parser = parse_op)]
+    pub op: ReduceOp,
+    /// Sizes and the rest.
+    #[command(flatten)]
+    pub sweep: Sweep,
+}
+
+/// What has a root.
+#[derive(Debug, Clone, Args)]
+pub struct Rooted {
+    /// Which.
+    #[command(flatten)]
+    pub root: Root,
+    /// Sizes and the rest.
+    #[command(flatten)]
+    pub sweep: Sweep,
+}
+
+/// The rank that has, or gets, what the others do not.
+#[derive(Debug, Clone, Args)]
+pub struct Root {
+    /// The rank that is not like the others.
+    #[arg(short, long, default_value_t = 0)]
+    pub root: u32,
+}
+
+impl Collective {
+    /// What runs in each iteration, and on what.
+    pub fn parts(&self) -> (Operation, &Sweep) {
+        match self {
+            Self::Allreduce(Reducing { op, sweep }) => (Operation::Allreduce(*op), sweep),
+            Self::Reduce { root, reducing: Reducing { op, sweep } } => {
+                (Operation::Reduce { op: *op, root: root.root }, sweep)
+            }
+            Self::Broadcast(Rooted { root, sweep }) => {
+                (Operation::Broadcast { root: root.root }, sweep)
+            }
+            Self::Allgather(sweep) => (Operation::Allgather, sweep),
+            Self::Gather(Rooted { root, sweep }) => (Operation::Gather { root: root.root }, sweep),
+            Self::Scatter(Rooted { root, sweep }) => {
+                (Operation::Scatter { root: root.root }, sweep)
+            }
+            Self::Reducescatter(Reducing { op, sweep }) => (Operation::ReduceScatter(*op), sweep),
+            Self::Alltoall(sweep) => (Operation::Alltoall, sweep),
+            Self::SendReceive(sweep) => (Operation::SendReceive, sweep),
+        }
+    }
+}
+
+/// A series of sizes.
+#[derive(Debug, Clone, Args)]
+pub struct Sweep {
+    /// The first size, in bytes, with K, M or G.
+    #[arg(short, long, value_name = "BYTES", default_value = "4", value_parser = size::parse_bytes)]
+    pub begin: u64,
+    /// The last size.
+    #[arg(short, long, value_name = "BYTES", default_value = "256M", value_parser = size::parse_bytes)]
+    pub end: u64,
+    /// How many times as large each next size is.
+    #[arg(short, long, default_value_t = 4)]
+    pub factor: u64,
+    /// What tensors are made of.
+    #[command(flatten)]
+    pub data: Data,
+}
+
+/// What tensors are made of, and how they are watched.
+#[derive(Debug, Clone, Args)]
+pub struct Data {
+    /// The element type: f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, u8, i16, u16, i32, u32, i64, u64,
+    /// bool, c64 or c128.
+    #[arg(short, long, default_value = "f32", value_parser = parse_dtype)]
+    pub dtype: DType,
+    /// Where tensors lie.
+    #[arg(short, long, value_enum, default_value_t = Memory::Arena)]
+    pub memory: Memory,
+    /// Check the result of every N-th iteration, and always the first [default: every one up to
+    /// 16 MiB, every 10th above].
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub check: Option<u32>,
+    /// The rate of the line between nodes, such as 10Gbit: the limit with more than one node.
+    #[arg(long, value_name = "RATE", value_parser = size::parse_rate)]
+    pub line_rate: Option<Rate>,
+    /// What all measurements have.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// What all measurements have.
+#[derive(Debug, Clone, Args)]
+pub struct Common {
+    /// Iterations that are not counted.
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    pub warmup: u32,
+    /// Iterations that are.
+    #[arg(short, long, value_name = "N", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iters: u32,
+    /// A barrier before each iteration, in place of calls back to back.
+    #[arg(long)]
+    pub barrier: bool,
+    /// Also write machine, version, settings and figures to a file, by rank 0 on its host.
+    #[arg(short, long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// The algorithm between nodes [default: negotiation.algorithm].
+    #[arg(short, long, value_name = "NAME")]
+    pub algorithm: Option<String>,
+    /// How many ranks each host has, whatever its slots are.
+    #[arg(long, value_name = "N", visible_alias = "ppn",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(gradwire_launcher::launch::hosts::MAX_RANKS)))]
+    pub ranks_per_node: Option<u32>,
+    /// The process is a rank that `gradwire bench` started; these settings were made (JSON).
+    #[arg(long, hide = true)]
+    pub started: Option<String>,
+    /// Where the ranks run; not inside `gradwire run`.
+    #[command(flatten)]
+    pub at: JobOptions,
+}
+
+/// Where tensors lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Memory {
+    /// In shared memory: they are not copied.
+    Arena,
+    /// In the process's own memory: they are copied into shared memory and back.
+    Ordinary,
+}
+
+/// Above this size not every iteration is checked where nobody says, in bytes.
+const CHECK_ALL: u64 = 16 << 20;
+
+impl Data {
+    /// At every how many iterations the result is checked.
+    pub fn check_every(&self, bytes: u64) -> u32 {
+        self.check.unwrap_or(if bytes > CHECK_ALL { 10 } else { 1 })
+    }
+}
+
+impl Bench {
+    /// What all measurements have.
+    pub fn common(&self) -> &Common {
+        match self {
+            Self::Barrier { common } => common,
+            Self::Sweep(collective) => &collective.parts().1.data.common,
+            Self::Model { data, .. } => &data.common,
+            Self::Resources(resources) => &resources.common,
+        }
+    }
+
+    /// What tensors are made of, where there are any.
+    pub fn data(&self) -> Option<&Data> {
+        match self {
+            Self::Barrier { .. } | Self::Resources(_) => None,
+            Self::Sweep(collective) => Some(&collective.parts().1.data),
+            Self::Model { data, .. } => Some(data),
+        }
+    }
+
+    /// What runs in each iteration; a model's many are of one kind.
+    pub fn operation(&self) -> Operation {
+        match self {
+            Self::Barrier { .. } => Operation::Barrier,
+            Self::Sweep(collective) => collective.parts().0,
+            Self::Model { op, .. } => Operation::Allreduce(*op),
+            Self::Resources(_) => Operation::Allreduce(ReduceOp::Sum),
+        }
+    }
+
+    /// Checks what the options say together, before anything is started.
+    ///
+    /// # Errors
+    /// [`CommandError`] with the options.
+    pub fn check(&self) -> Result<(), CommandError> {
+        if let (Some(op), Some(data)) = (self.operation().reduction(), self.data())
+            && let Some(why) = op.refuses(data.dtype)
+        {
+            return Err(CommandError::usage(format!("--op {op} of --dtype {}: {why}", data.dtype)));
+        }
+        match self {
+            Self::Barrier { .. } | Self::Resources(_) => Ok(()),
+            Self::Sweep(collective) => collective.parts().1.sizes().map(drop),
+            Self::Model { shapes, .. } => shapes::load(shapes).map(drop),
+        }
+    }
+
+    /// Checks them against the number of ranks.
+    ///
+    /// # Errors
+    /// [`CommandError`] if there are too few.
+    pub fn check_size(&self, ranks: u32) -> Result<(), CommandError> {
+        let operation = self.operation();
+        if let Some(root) = operation.root().filter(|root| *root >= ranks) {
+            let what = format!("there is no rank {root}: the job has {ranks} ranks");
+            return Err(
+                CommandError::usage(what).hint("ranks are counted from 0: choose another --root")
+            );
+        }
+        if operation == Operation::SendReceive && ranks < 2 {
+            let what = "send-receive takes two ranks: the job has 1";
+            return Err(CommandError::usage(what).hint("give more with -np"));
+        }
+        Ok(())
+    }
+}
+
+impl Sweep {
+    /// The sizes, in bytes.
+    ///
+    /// # Errors
+    /// [`CommandError`] if they make no series.
+    pub fn sizes(&self) -> Result<Vec<u64>, CommandError> {
+        let element = self.data.dtype.size() as u64;
+        size::series(self.begin, self.end, self.factor, element).map_err(CommandError::usage)
+    }
+}
+
+fn parse_dtype(text: &str) -> Result<DType, String> {
+    named(DType::ALL, text, DType::name)
+}
+
+fn parse_op(text: &str) -> Result<ReduceOp, String> {
+    named(ReduceOp::ALL, text, ReduceOp::name)
+}
+
+fn named<T: Copy>(all: &[T], text: &str, name: fn(T) -> &'static str) -> Result<T, String> {
+    all.iter().copied().find(|value| name(*value) == text).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
+        format!("must be one of {}", names.join(", "))
+    })
+}
+
+/// A size of whole elements of f32.
+fn parse_whole(text: &str) -> Result<u64, String> {
+    let bytes = size::parse_bytes(text)?;
+    if bytes == 0 || !bytes.is_multiple_of(4) {
+        return Err("must be a multiple of 4, the size of an element".to_owned());
+    }
+    Ok(bytes)
+}
+
+fn parse_idle(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
+    seconds.ok_or_else(|| "must be from 0.1 to 86400 seconds".to_owned())
+}
+
+fn parse_compute(text: &str) -> Result<f64, String> {
+    let ms: Option<f64> = text.parse().ok().filter(|ms| (0.0..=3_600_000.0).contains(ms));
+    ms.ok_or_else(|| "must be from 0 to 3600000 milliseconds".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        bench: Bench,
+    }
+
+    fn parse(line: &str) -> Result<Bench, String> {
+        let words = ["bench"].into_iter().chain(line.split(' '));
+        let bench = Line::try_parse_from(words).map_err(|error| error.to_string())?.bench;
+        bench.check().map_err(|error| error.to_string()).map(|()| bench)
+    }
+
+    #[test]
+    fn the_options_of_nccl_tests_are_known() {
+        let line =
+            "allreduce -b 4 -e 256M -f 4 -d bf16 -o max -w 2 -i 7 -c 3 --np 4 -H a:2,b:2 -a ring";
+        let Bench::Sweep(Collective::Allreduce(Reducing { op, sweep })) = parse(line).unwrap()
+        else {
+            panic!("no allreduce")
+        };
+        assert_eq!((op, sweep.data.dtype), (ReduceOp::Max, DType::Bf16));
+        assert_eq!(sweep.sizes().unwrap().len(), 14);
+        let common = &sweep.data.common;
+        assert_eq!((common.warmup, common.iters, common.at.np), (2, 7, Some(4)));
+        assert_eq!(sweep.data.check_every(1 << 30), 3);
+        let default = Data { check: None, ..sweep.data };
+        assert_eq!((default.check_every(16 << 20), default.check_every((16 << 20) + 1)), (1, 10));
+        assert_eq!(default.memory, Memory::Arena);
+    }
+
+    #[test]
+    fn every_collective_has_its_words() {
+        let (op, root) = (ReduceOp::BitXor, 1);
+        for (line, operation) in [
+            ("allreduce -o bit-xor -d u16", Operation::Allreduce(op)),
+            ("reduce -o bit-xor -r 1 -d bool", Operation::Reduce { op, root }),
+            ("broadcast -r 1 -d c128 -b 16", Operation::Broadcast { root }),
+            ("allgather -d f8e4m3", Operation::Allgather),
+            ("gather --root 1", Operation::Gather { root }),
+            ("scatter --root 1", Operation::Scatter { root }),
+            ("reducescatter -o bit-xor -d i64 -b 8", Operation::ReduceScatter(op)),
+            ("alltoall", Operation::Alltoall),
+            ("send-receive", Operation::SendReceive),
+            ("barrier", Operation::Barrier),
+            ("model --shapes gpt2 -o sum", Operation::Allreduce(ReduceOp::Sum)),
+        ] {
+            let bench = parse(line).unwrap();
+            assert_eq!(bench.operation(), operation, "{line}");
+            assert_eq!(
+                bench.check_size(1).is_ok(),
+                operation.root() != Some(1) && operation != Operation::SendReceive
+            );
+            assert!(bench.check_size(2).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_reason() {
+        for (line, told) in [
+            ("allreduce -b 12X", "'12X' for '--begin <BYTES>': not a size"),
+            ("allreduce -b 8 -e 4", "-b 8 is more than -e 4"),
+            ("allreduce -f 1", "-f 1 leads nowhere"),
+            ("allreduce -f 0.5", "invalid value '0.5'"),
+            ("allreduce -d f8", "must be one of f32, f64, f16, bf16, i8, u8, i32, i64, i16,"),
+            ("allreduce -d f8", "bool, f8e4m3, f8e5m2, c64, c128"),
+            ("allreduce -o mean", "max, product, bit-and, bit-or, bit-xor"),
+            ("reduce -o bit-or", "--op bit-or of --dtype f32: only integers and bool have bits"),
+            ("reducescatter -o max -d c64", "--op max of --dtype c64: complex numbers can only"),
+            ("allreduce -o average -d bool", "--op average of --dtype bool: truth values have"),
+            ("allgather -o sum", "unexpected argument"),
+            ("allgather --root 1", "unexpected argument"),
+            ("broadcast -b 4 -d f64", "less than one element"),
+            ("allreduce --iters 0", "0 is not in 1.."),
+            ("allreduce --check 0", "0 is not in 1.."),
+            ("allreduce --memory disk", "arena, ordinary"),
+            ("allreduce --line-rate 10GB", "such as 10Gbit"),
+            ("model", "--shapes"),
+            ("model --shapes resnet50 --compute-ms=-1", "from 0 to 3600000"),
+            ("model --shapes resnet50 --compute-ms nan", "from 0 to 3600000"),
+            ("model --shapes resnet51", "resnet51"),
+            ("barrier -b 4", "unexpected argument"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(told), "{line}: {error}");
+        }
+    }
+}

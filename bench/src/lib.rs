@@ -1,0 +1,187 @@
+//! `gradwire bench`: how fast the collectives are, in the manner of nccl-tests, with every figure
+//! beside the limit that applies to it.
+//!
+//! A measurement is a job like any other: its ranks are `gradwire bench` itself, started by
+//! `gradwire run` or, where it finds that it is no rank, by itself through the same launcher. So
+//! what is measured is what a training process gets, with nothing left out.
+//!
+//! - [`args`], [`size`]: what is asked for (pure)
+//! - [`operation`], [`flow`]: the collectives; a further one is an arm of each `match` there
+//! - [`element`], [`value`]: what tensors hold before, and must hold after
+//! - [`measure`]: the timing loop; [`sweep`] and [`model`]: what runs in it
+//! - [`shapes`]: the gradients of published networks
+//! - [`limit`]: the plain program that does the same work without any of ours
+//! - [`stats`], [`report`], [`table`], [`machine`]: from times to a table and to JSON
+//! - [`rank`]: all of it together, as a rank
+//! - [`resources`]: what a job costs beside its time; [`process`]: what the system says of that
+//! - [`negotiation`]: what the coordinator costs, with nodes that are no more than their messages
+
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod element;
+pub mod flow;
+pub mod limit;
+pub mod machine;
+pub mod measure;
+pub mod model;
+pub mod negotiation;
+pub mod operation;
+pub mod process;
+pub mod rank;
+pub mod report;
+pub mod resources;
+pub mod shapes;
+pub mod size;
+pub mod stats;
+pub mod sweep;
+pub mod table;
+pub mod value;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ffi::OsString,
+};
+
+use gradwire_settings::{Loaded, Origin};
+
+use self::args::{Bench, Common};
+use gradwire_launcher::{error::CommandError, launch::hosts::Host};
+
+/// How many ranks there are where nobody says: one alone has nobody to exchange with.
+const DEFAULT_RANKS: u32 = 2;
+
+/// Whether this process is a rank already. Otherwise it is to start ranks.
+///
+/// # Errors
+/// [`CommandError`] if it is one, and is told how to start some.
+pub fn is_rank(bench: &Bench, environment: &HashMap<String, String>) -> Result<bool, CommandError> {
+    let common = bench.common();
+    if common.started.is_some() {
+        return Ok(true);
+    }
+    if !environment.contains_key("GRADWIRE_JOB") {
+        return Ok(false);
+    }
+    let at = &common.at;
+    let given = [
+        ("-np", at.np.is_some()),
+        ("-H", at.hosts.is_some()),
+        ("--hostfile", at.hostfile.is_some()),
+        ("--start-timeout", at.start_timeout.is_some()),
+        ("--set", !at.settings.set.is_empty()),
+        ("--ranks-per-node", common.ranks_per_node.is_some()),
+        ("--algorithm", common.algorithm.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(true),
+        Some((option, _)) => Err(CommandError::usage(format!(
+            "{option} comes too late: this process is a rank of a job that was started before"
+        ))
+        .hint(if *option == "--algorithm" {
+            "give it to gradwire run, as --set negotiation.algorithm=…"
+        } else {
+            "give it to gradwire run, or start gradwire bench without gradwire run"
+        })),
+    }
+}
+
+/// What the options of a measurement set in the job.
+pub fn flags(common: &Common) -> Vec<String> {
+    common.algorithm.iter().map(|name| format!("negotiation.algorithm={name}")).collect()
+}
+
+/// Gives hosts their ranks, and says how many there are if that is not for the hosts to say.
+pub fn spread(hosts: &mut [Host], common: &Common) -> Option<u32> {
+    if let Some(ranks) = common.ranks_per_node {
+        hosts.iter_mut().for_each(|host| host.slots = ranks);
+    }
+    let here = hosts.is_empty().then(|| common.ranks_per_node.unwrap_or(DEFAULT_RANKS));
+    common.at.np.or(here)
+}
+
+/// What a rank is started with: the words of this command, and the settings that were made, for
+/// the report.
+///
+/// # Errors
+/// [`CommandError`] if a word is not UTF-8 and so can't travel.
+pub fn words(
+    words: impl Iterator<Item = OsString>,
+    settings: &Loaded,
+) -> Result<Vec<String>, CommandError> {
+    let mut words = words
+        .map(|word| {
+            word.into_string().map_err(|word| {
+                CommandError::usage(format!("'{}' is not UTF-8", word.to_string_lossy()))
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let made = settings.rows.iter().filter(|row| row.origin != Origin::Default);
+    let made: BTreeMap<_, _> = made.map(|row| (row.key.name, &row.value)).collect();
+    words.push("--started".to_owned());
+    words.push(serde_json::to_string(&made).map_err(CommandError::failed)?);
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use gradwire_launcher::launch::hosts::parse_list;
+    use gradwire_settings::{Layers, Settings};
+
+    use super::*;
+
+    /// The measurement's part of the command line.
+    #[derive(Debug, Parser)]
+    struct Program {
+        #[command(subcommand)]
+        bench: Bench,
+    }
+
+    fn bench(line: &str) -> Bench {
+        Program::try_parse_from(line.split(' ')).unwrap().bench
+    }
+
+    #[test]
+    fn a_rank_is_one_that_was_started() {
+        let none = HashMap::new();
+        let job = HashMap::from([("GRADWIRE_JOB".to_owned(), "j".to_owned())]);
+        let plain = bench("bench allreduce -b 4");
+        assert!(!is_rank(&plain, &none).unwrap());
+        assert!(is_rank(&plain, &job).unwrap());
+        assert!(is_rank(&bench("bench barrier --np 2 --started {}"), &job).unwrap());
+        for (words, option) in [("--np 2", "-np"), ("-H a", "-H"), ("--algorithm ring", "--algo")] {
+            let late = bench(&format!("bench allreduce {words}"));
+            assert!(!is_rank(&late, &none).unwrap());
+            let error = is_rank(&late, &job).unwrap_err();
+            assert!(error.what.starts_with(option) && !error.hint.is_empty(), "{error}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_given_to_the_hosts() {
+        let spread = |line: &str, list: &str| {
+            let mut hosts = if list.is_empty() { Vec::new() } else { parse_list(list).unwrap() };
+            let np = spread(&mut hosts, bench(line).common());
+            (np, hosts.iter().map(|host| host.slots).collect::<Vec<_>>())
+        };
+        assert_eq!(spread("bench barrier", ""), (Some(2), vec![]));
+        assert_eq!(spread("bench barrier --np 4", ""), (Some(4), vec![]));
+        assert_eq!(spread("bench barrier --ranks-per-node 3", ""), (Some(3), vec![]));
+        let three = "bench barrier --ranks-per-node 3";
+        assert_eq!(spread(three, "a:1,b:9"), (None, vec![3, 3]));
+        assert_eq!(spread("bench barrier", "a:1,b:2"), (None, vec![1, 2]));
+    }
+
+    #[test]
+    fn a_rank_hears_the_same_words_and_which_settings_were_made() {
+        let flags = flags(bench("bench allreduce --algorithm ring").common());
+        let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
+        let own = ["bench", "allreduce", "--np", "2"].map(OsString::from);
+        let words = words(own.into_iter(), &loaded).unwrap();
+        assert_eq!(words[..4], ["bench", "allreduce", "--np", "2"]);
+        assert_eq!(words[4..], ["--started", r#"{"negotiation.algorithm":"ring"}"#]);
+        let again = bench(&words.join(" "));
+        assert_eq!(again.common().started.as_deref(), Some(words[5].as_str()));
+    }
+}

@@ -1,0 +1,241 @@
+//! Whatever has results apart from its inputs, as a plain program does it: each thread takes a part
+//! of the flows, in one pass from the inputs to the results.
+
+use std::{
+    ops::Range,
+    sync::{Mutex, PoisonError, RwLock},
+};
+
+use gradwire_collectives::kernels::{Combine, Finish, Store, level, reduce_finish_slices};
+use gradwire_proto::{DType, ReduceOp};
+
+use super::round::{Program, SpinBarrier};
+use crate::{flow::Flow, operation::Operation};
+
+/// Results of so many bytes are written past the cache: they would not be there any more.
+const STREAMED: usize = 4 << 20;
+
+/// A part of a flow.
+#[derive(Debug)]
+struct Part {
+    /// Whose tensor it comes from; none: the reduction of all.
+    from: Option<usize>,
+    /// Bytes of that.
+    source: Range<usize>,
+    /// Where it goes: a rank, and a piece of its result.
+    targets: Vec<(usize, usize)>,
+}
+
+/// The program. It has a thread for each rank. Who has what is decided by the barriers; the locks,
+/// never waited for, are how the compiler is told.
+#[derive(Debug)]
+pub(super) struct Apart<'a> {
+    dtype: DType,
+    op: ReduceOp,
+    store: Store,
+    /// Whether each thread has tensors of its own besides, copied in before and out after.
+    copies: bool,
+    inputs: Vec<RwLock<&'a mut [u8]>>,
+    /// Each rank's result, cut where parts meet.
+    outputs: Vec<Vec<Mutex<&'a mut [u8]>>>,
+    /// What each thread does.
+    parts: Vec<Vec<Part>>,
+    private: Vec<usize>,
+}
+
+/// How many bytes a rank brings, and gets in a tensor of its own, of a size of `elements`.
+pub(super) fn bytes(
+    operation: Operation,
+    dtype: DType,
+    (rank, ranks): (u32, u32),
+    elements: usize,
+) -> [usize; 2] {
+    let output = match operation {
+        // Its tensor is the result.
+        Operation::Broadcast { root } if root == rank => 0,
+        _ => operation.output(rank, ranks, elements),
+    };
+    [operation.input(rank, ranks, elements) * dtype.size(), output * dtype.size()]
+}
+
+impl<'a> Apart<'a> {
+    /// On tensors of as many bytes as [`bytes`] says.
+    pub(super) fn new(
+        operation: Operation,
+        dtype: DType,
+        copies: bool,
+        elements: usize,
+        inputs: &'a mut [&mut [u8]],
+        outputs: &'a mut [&mut [u8]],
+    ) -> Self {
+        let threads = inputs.len();
+        let results: usize = outputs.iter().map(|output| output.len()).sum();
+        let private = inputs.iter().zip(&*outputs).map(|(i, o)| i.len().max(o.len())).collect();
+        let flows: Vec<Flow> = operation.flows(threads as u32, elements).collect();
+        let mut parts: Vec<Vec<Part>> = (0..threads).map(|_| Vec::new()).collect();
+        let mut cuts: Vec<Vec<usize>> = vec![Vec::new(); threads];
+        // One flow is everybody's work; many are divided.
+        let pieces = if flows.len() == 1 { threads } else { 1 };
+        for (i, flow) in flows.iter().enumerate() {
+            // Whole cache lines, so that no two threads write to the same one.
+            let each = flow.count.div_ceil(pieces).next_multiple_of(64);
+            for piece in 0..pieces {
+                let begin = (piece * each).min(flow.count);
+                let end = (begin + each).min(flow.count);
+                let at = |element: usize| (flow.source + element) * dtype.size();
+                let mut targets = Vec::new();
+                for (to, output) in outputs.iter().enumerate() {
+                    let wanted = flow.to.is_none_or(|rank| rank as usize == to);
+                    if wanted && !output.is_empty() && begin < end {
+                        targets.push((to, (flow.target + begin) * dtype.size()));
+                        cuts[to].push((flow.target + begin) * dtype.size());
+                    }
+                }
+                let from = flow.from.map(|rank| rank as usize);
+                let part = Part { from, source: at(begin)..at(end), targets };
+                parts[(i + piece) % threads.max(1)].push(part);
+            }
+        }
+        cuts.iter_mut().for_each(|cuts| cuts.sort_unstable());
+        // From bytes to pieces.
+        for part in parts.iter_mut().flatten() {
+            for (to, at) in &mut part.targets {
+                *at = cuts[*to].partition_point(|cut| cut < at);
+            }
+        }
+        let outputs = outputs.iter_mut().zip(&cuts).map(|(output, cuts)| cut(output, cuts));
+        Self {
+            // What is moved is bytes.
+            dtype: if operation.reduction().is_some() { dtype } else { DType::U8 },
+            op: operation.reduction().unwrap_or(ReduceOp::Sum),
+            store: if results >= STREAMED { Store::Streaming } else { Store::Cached },
+            copies,
+            outputs: outputs.collect(),
+            inputs: inputs.iter_mut().map(|input| RwLock::new(&mut **input)).collect(),
+            parts,
+            private,
+        }
+    }
+
+    fn sweep(&self, part: &Part) {
+        let all = match part.from {
+            Some(from) => from..from + 1,
+            None => 0..self.inputs.len(),
+        };
+        let inputs: Vec<_> = self.inputs[all]
+            .iter()
+            .map(|input| input.read().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        let sources: Vec<&[u8]> = inputs.iter().map(|input| &input[part.source.clone()]).collect();
+        let mut outputs: Vec<_> =
+            part.targets.iter().map(|&(to, piece)| lock(&self.outputs[to][piece])).collect();
+        let mut targets: Vec<&mut [u8]> = outputs.iter_mut().map(|out| &mut ***out).collect();
+        if targets.is_empty() {
+            return;
+        }
+        let (dtype, op) = (self.dtype, self.op);
+        let contributors = sources.len() as u32;
+        // What is moved has one source, and nothing to be divided by.
+        let finish = Finish { op, contributors, ..Finish::none(dtype) };
+        let combine = Combine { dtype, op };
+        let level = level();
+        let done =
+            reduce_finish_slices(level, combine, 1.0, &finish, &mut targets, &sources, self.store);
+        debug_assert_eq!(done, Ok(()), "a part is as long where it goes as where it comes from");
+    }
+}
+
+/// Cuts a tensor before each of these bytes, the first of which is its beginning.
+fn cut<'a>(tensor: &'a mut [u8], cuts: &[usize]) -> Vec<Mutex<&'a mut [u8]>> {
+    let (mut pieces, mut rest, mut at) = (Vec::new(), tensor, 0);
+    for cut in cuts.iter().skip(1) {
+        let (piece, later) = rest.split_at_mut(cut - at);
+        pieces.push(Mutex::new(piece));
+        (rest, at) = (later, *cut);
+    }
+    pieces.push(Mutex::new(rest));
+    pieces
+}
+
+fn lock<'a, 'b>(piece: &'a Mutex<&'b mut [u8]>) -> std::sync::MutexGuard<'a, &'b mut [u8]> {
+    piece.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Program for Apart<'_> {
+    fn private(&self, thread: usize) -> usize {
+        if self.copies { self.private[thread] } else { 0 }
+    }
+
+    fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
+        if self.copies {
+            let mut input = self.inputs[thread].write().unwrap_or_else(PoisonError::into_inner);
+            let bytes = input.len();
+            input.copy_from_slice(&private[..bytes]);
+            drop(input);
+            barrier.wait();
+        }
+        self.parts[thread].iter().for_each(|part| self.sweep(part));
+        barrier.wait();
+        if self.copies {
+            let mut rest = private;
+            for piece in &self.outputs[thread] {
+                let piece = lock(piece);
+                let (now, later) = rest.split_at_mut(piece.len());
+                now.copy_from_slice(&piece);
+                rest = later;
+            }
+            barrier.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{super::round::times, *};
+
+    /// What ranks have after each brought its number everywhere.
+    fn after(operation: Operation, copies: bool, elements: usize) -> Vec<Vec<i16>> {
+        let ranks = 3;
+        let room = |rank| bytes(operation, DType::I16, (rank, ranks), elements).map(|n| n / 2);
+        let mut inputs: Vec<Vec<i16>> =
+            (0..ranks).map(|rank| vec![rank as i16 + 1; room(rank)[0]]).collect();
+        let mut outputs: Vec<Vec<i16>> = (0..ranks).map(|rank| vec![0; room(rank)[1]]).collect();
+        let mut input: Vec<&mut [u8]> =
+            inputs.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
+        let mut output: Vec<&mut [u8]> =
+            outputs.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
+        let program = Apart::new(operation, DType::I16, copies, elements, &mut input, &mut output);
+        assert_eq!(times(&program, ranks as usize, 1, Duration::ZERO).len(), 1);
+        outputs
+    }
+
+    #[test]
+    fn the_plain_program_does_the_work() {
+        let (op, root) = (ReduceOp::Sum, 1);
+        for share in [1, 70, 10_007] {
+            let elements = 3 * share;
+            let each = |values: [i16; 3]| values.map(|v| vec![v; share]).concat();
+            let of = |value: i16, count: usize| vec![value; count];
+            for (operation, expected) in [
+                (Operation::Reduce { op, root }, [vec![], of(6, elements), vec![]]),
+                (Operation::Broadcast { root }, [of(2, elements), vec![], of(2, elements)]),
+                (Operation::Allgather, [each([1, 2, 3]), each([1, 2, 3]), each([1, 2, 3])]),
+                (Operation::Gather { root }, [vec![], each([1, 2, 3]), vec![]]),
+                (Operation::Scatter { root }, [of(2, share), of(2, share), of(2, share)]),
+                (Operation::ReduceScatter(op), [of(6, share), of(6, share), of(6, share)]),
+                (Operation::Alltoall, [each([1, 2, 3]), each([1, 2, 3]), each([1, 2, 3])]),
+                (Operation::SendReceive, [of(3, elements), of(1, elements), of(2, elements)]),
+            ] {
+                assert_eq!(after(operation, false, elements), expected, "{operation:?}");
+                // Copied in: what private memory holds, a one in each byte, is in all of them, once or
+                // as often as it was summed.
+                let copied = after(operation, true, elements);
+                let ones = i16::from_ne_bytes([1; 2]);
+                assert!(copied.iter().flatten().all(|value| *value % ones == 0), "{operation:?}");
+                assert!(copied.iter().flatten().all(|value| *value != 0), "{operation:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Rounds of a program of several threads, timed, with a barrier at which they stay awake.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::measure::{now, seconds};
+
+/// How often a program runs before it counts.
+const WARMUP: usize = 2;
+
+/// How often a thread looks before it lets others have its core, where each has one.
+const SPINS: u32 = 2000;
+
+/// What threads do together.
+pub(super) trait Program: Sync {
+    /// How many bytes of its own a thread has; none where it works in shared memory only.
+    fn private(&self, thread: usize) -> usize;
+
+    /// One round, as one of the threads; afterwards all of them are done.
+    fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier);
+}
+
+/// Runs up to `rounds` rounds in about `longest` at most, at least one: times in seconds.
+pub(super) fn times(
+    program: &impl Program,
+    threads: usize,
+    rounds: usize,
+    longest: Duration,
+) -> Vec<f64> {
+    let (barrier, end_at) = (SpinBarrier::new(threads), AtomicUsize::new(usize::MAX));
+    let began = Instant::now();
+    let (barrier, end_at) = (&barrier, &end_at);
+    // Not zeros: the system gives those out without any memory behind them.
+    let private = |thread| vec![1; program.private(thread)];
+    thread::scope(|scope| {
+        for thread in 1..threads {
+            scope.spawn(move || {
+                let mut private = private(thread);
+                barrier.wait();
+                let mut round = 0;
+                while round < end_at.load(Ordering::Relaxed) {
+                    program.once(thread, &mut private, barrier);
+                    round += 1;
+                }
+            });
+        }
+        let (mut times, mut private) = (Vec::new(), private(0));
+        barrier.wait();
+        // From end to end: where there are more threads than cores, the others may be done with
+        // half of a round before this one learns that it has begun.
+        let mut end = now();
+        for round in 0.. {
+            let late = round >= WARMUP && began.elapsed() > longest;
+            let last = late || round + 1 >= WARMUP + rounds.max(1);
+            if last {
+                // Told before the barrier that ends this round, so all know before the next.
+                end_at.store(round + 1, Ordering::Relaxed);
+            }
+            program.once(0, &mut private, barrier);
+            let begin = std::mem::replace(&mut end, now());
+            if round >= WARMUP {
+                times.push(seconds(begin, end));
+            }
+            if last {
+                break;
+            }
+        }
+        times
+    })
+}
+
+/// A barrier at which threads stay awake, and let others run where there are not enough cores.
+#[derive(Debug)]
+pub(super) struct SpinBarrier {
+    threads: usize,
+    spins: u32,
+    arrived: AtomicUsize,
+    round: AtomicUsize,
+}
+
+impl SpinBarrier {
+    pub(super) fn new(threads: usize) -> Self {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        // Who looks on while others need the core only delays what it waits for.
+        let spins = if threads <= cores { SPINS } else { 0 };
+        Self { threads, spins, arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) }
+    }
+
+    /// Waits for all threads.
+    pub(super) fn wait(&self) {
+        let round = self.round.load(Ordering::Acquire);
+        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
+            self.arrived.store(0, Ordering::Relaxed);
+            self.round.store(round.wrapping_add(1), Ordering::Release);
+            return;
+        }
+        let mut spins = 0;
+        while self.round.load(Ordering::Acquire) == round {
+            if spins < self.spins {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Count(AtomicUsize);
+
+    impl Program for Count {
+        fn private(&self, thread: usize) -> usize {
+            thread
+        }
+
+        fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier) {
+            assert_eq!(private.len(), thread);
+            self.0.fetch_add(1, Ordering::Relaxed);
+            barrier.wait();
+        }
+    }
+
+    #[test]
+    fn it_stops_in_time_but_not_before_it_has_a_figure() {
+        let count = Count(AtomicUsize::new(0));
+        assert_eq!(times(&count, 3, 1000, Duration::ZERO).len(), 1);
+        assert_eq!(count.0.into_inner(), 3 * (WARMUP + 1));
+        let count = Count(AtomicUsize::new(0));
+        assert_eq!(times(&count, 1, 5, Duration::from_secs(3600)).len(), 5);
+    }
+}

@@ -1,0 +1,192 @@
+//! A network's gradients, as one backward pass gives them: last layer first, each submitted as soon
+//! as it is computed, front layers most urgent because the next forward pass needs them first
+//! (ByteScheduler, Peng et al., SOSP 2019); then all are waited for.
+
+use std::{thread, time::Duration};
+
+use gradwire_launcher::error::CommandError;
+use gradwire_worker::{
+    AllreduceOptions, GradwireError, Handle, ReduceOp, Session, Tensor, optimizer,
+};
+
+use super::{
+    args::{Data, Memory},
+    element::{Value, with_type},
+    limit,
+    measure::{Rounds, Span, Step, now, repeat, seconds, slowest},
+    operation::{Operation, Place},
+    rank::Bound,
+    report::{Model, Report, Row},
+    shapes::{self, Gradient},
+    value::{Pattern, Wrong},
+};
+
+/// Measures steps of a network.
+///
+/// # Errors
+/// [`CommandError`] if the session fails, a result is wrong, or the report can't be written.
+pub fn run(
+    session: &Session,
+    op: ReduceOp,
+    data: &Data,
+    (network, compute_ms): (&str, f64),
+    report: &mut Report,
+) -> Result<(), CommandError> {
+    let gradients = shapes::load(network)?;
+    let row = with_type!(data.dtype, steps(session, op, data, &gradients, compute_ms))?;
+    report.row(row)
+}
+
+fn steps<T: Value>(
+    session: &Session,
+    op: ReduceOp,
+    data: &Data,
+    gradients: &[Gradient],
+    compute_ms: f64,
+) -> Result<Row, CommandError> {
+    let mut pass = Pass::<T>::new(session, op, data.memory, gradients, compute_ms)?;
+    let elements: usize = pass.tensors.iter().map(|tensor| tensor.elements).sum();
+    let bytes = (elements * size_of::<T>()) as u64;
+    let common = &data.common;
+    let check = data.check_every(bytes);
+    let rounds =
+        Rounds { warmup: common.warmup, iters: common.iters, check, barrier: common.barrier };
+    let spans = repeat(session, &rounds, &mut pass)?;
+    drop(pass);
+    let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
+    let exposed: Vec<_> = spans.iter().map(|span| seconds(span.submitted, span.end)).collect();
+    let (times, exposed) = (slowest(session, &times)?, slowest(session, &exposed)?);
+    let operation = Operation::Allreduce(op);
+    let limit = limit::seconds(session, &Bound::of(session, operation, data), elements)?;
+    // While gradients are computed others may travel, but a step is not shorter than either.
+    let limit = limit.map(|limit| limit.max(compute_ms / 1e3));
+    let model = Model::new(gradients.len(), compute_ms, &exposed);
+    Ok(Row::new(operation, session.size(), bytes, elements, times).limited(limit).model(model))
+}
+
+/// One gradient of this rank.
+struct Member<T: Value> {
+    name: String,
+    priority: i32,
+    elements: usize,
+    /// Away while it is in flight.
+    place: Option<Place<T>>,
+    before: Pattern<T>,
+    after: Pattern<T>,
+}
+
+/// One backward pass.
+struct Pass<'a, T: Value> {
+    session: &'a Session,
+    op: ReduceOp,
+    compute: Duration,
+    /// In the order of submission.
+    tensors: Vec<Member<T>>,
+}
+
+impl<'a, T: Value> Pass<'a, T> {
+    fn new(
+        session: &'a Session,
+        op: ReduceOp,
+        memory: Memory,
+        gradients: &[Gradient],
+        compute_ms: f64,
+    ) -> Result<Self, CommandError> {
+        let (rank, ranks) = (session.rank(), session.size());
+        let names = gradients.iter().map(|gradient| gradient.name.as_str());
+        let planned = optimizer::plan("bench.", names).map_err(CommandError::usage)?;
+        let member = |(i, (gradient, planned)): (usize, (&Gradient, optimizer::Planned))| {
+            let elements = usize::try_from(gradient.elements()).map_err(CommandError::usage)?;
+            let place = Place::zeros(session, memory, elements).map_err(CommandError::failed)?;
+            Ok(Member {
+                name: planned.name.as_str().to_owned(),
+                priority: planned.priority,
+                elements,
+                place: Some(place),
+                before: Pattern::contribution(op, rank, ranks, i),
+                after: Pattern::reduction(op, ranks, i),
+            })
+        };
+        let all = gradients.iter().zip(planned).enumerate().rev();
+        let tensors = all.map(member).collect::<Result<_, CommandError>>()?;
+        let compute = Duration::try_from_secs_f64(compute_ms / 1e3).map_err(CommandError::usage)?;
+        Ok(Self { session, op, compute, tensors })
+    }
+}
+
+/// A gradient in flight; one in ordinary memory travels as a copy.
+enum Sent<T: Value> {
+    Own(Handle<Tensor<T>>),
+    Copy(Vec<T>, Handle<Tensor<T>>),
+}
+
+impl<T: Value> Sent<T> {
+    fn submit(
+        session: &Session,
+        place: Place<T>,
+        options: AllreduceOptions,
+    ) -> Result<Self, GradwireError> {
+        Ok(match place {
+            Place::Arena(tensor) => Self::Own(session.allreduce_async(tensor, options)?),
+            Place::Ordinary(values) => {
+                let copy = session.tensor(&values, &[values.len()])?;
+                Self::Copy(values, session.allreduce_async(copy, options)?)
+            }
+        })
+    }
+
+    fn wait(self) -> Result<Place<T>, GradwireError> {
+        Ok(match self {
+            Self::Own(handle) => Place::Arena(handle.wait()?),
+            Self::Copy(mut values, handle) => {
+                values.copy_from_slice(handle.wait()?.as_slice());
+                Place::Ordinary(values)
+            }
+        })
+    }
+}
+
+impl<T: Value> Step for Pass<'_, T> {
+    fn fill(&mut self) {
+        for Member { place, before, .. } in &mut self.tensors {
+            if let Some(place) = place {
+                before.fill(place.as_mut_slice());
+            }
+        }
+    }
+
+    fn run(&mut self) -> Result<Span, GradwireError> {
+        let start = now();
+        let count = self.tensors.len().max(1) as f64;
+        let mut sent = Vec::with_capacity(self.tensors.len());
+        for (i, member) in self.tensors.iter_mut().enumerate() {
+            // By the clock and not by naps, which are longer than they are asked to be.
+            let due = self.compute.mul_f64((i + 1) as f64 / count);
+            let passed = Duration::from_secs_f64(seconds(start, now()));
+            if let Some(left) = due.checked_sub(passed).filter(|left| !left.is_zero()) {
+                thread::sleep(left);
+            }
+            let options =
+                AllreduceOptions::named(&member.name).op(self.op).priority(member.priority);
+            // Every pass ends with each in its place, or with an error and no further pass.
+            if let Some(place) = member.place.take() {
+                sent.push((i, Sent::submit(self.session, place, options)?));
+            }
+        }
+        let submitted = now();
+        for (i, sent) in sent {
+            self.tensors[i].place = Some(sent.wait()?);
+        }
+        Ok(Span { start, submitted, end: now() })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for Member { name, place, after, .. } in &self.tensors {
+            let tensor = place.as_ref().map(Place::as_slice).unwrap_or_default();
+            after.check(tensor, 0).map_err(|Wrong { element, got, expected }| {
+                format!("element {element} of '{name}' is {got}, expected {expected}")
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,305 @@
+//! A node without data: a daemon's stream to the coordinator, with all that is said on it, and
+//! nothing behind it. Operations are done as soon as they are heard of.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use gradwire_launcher::error::CommandError;
+use gradwire_proto::{
+    Failure, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
+    auth::{self, Claim},
+    pb::{
+        self, coordinator_client::CoordinatorClient, coordinator_message::Message as Heard,
+        node_message::Message as Said,
+    },
+};
+use tokio::{
+    sync::{Barrier, mpsc},
+    time::{Instant, timeout},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::{
+    meter::{self, Traffic, Wire},
+    step::{Negotiated, Tensors},
+};
+
+/// How long a node waits for a message that is due (WAIT).
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Messages that may be on their way to the coordinator.
+const QUEUE: usize = 64;
+
+/// What a node sends messages with.
+pub type Sender = mpsc::Sender<pb::NodeMessage>;
+
+/// What nodes of one job have in common.
+#[derive(Debug)]
+pub struct Job {
+    /// Its id.
+    pub id: String,
+    /// What all of it know.
+    pub secret: Secret,
+    /// Where the coordinator serves.
+    pub coordinator: SocketAddr,
+    /// What is announced in a step.
+    pub tensors: Arc<Tensors>,
+    /// In how many messages.
+    pub ready: u32,
+    /// Whether each operation's end is a message.
+    pub done_each: bool,
+}
+
+/// A step as a node saw it.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    /// Just before its first message.
+    pub begin: Instant,
+    /// When it had heard the last of what it is to do.
+    pub end: Instant,
+}
+
+/// One node, with one rank.
+#[derive(Debug)]
+pub struct Node {
+    job: Arc<Job>,
+    order: u32,
+    to: Sender,
+    from: Streaming<pb::CoordinatorMessage>,
+    nonce: Vec<u8>,
+    wire: Arc<Wire>,
+    /// What the wire had carried when counting began.
+    carried: [u64; 2],
+    sent: Traffic,
+    received: Traffic,
+    operations: u64,
+    negotiated: Negotiated,
+}
+
+/// What nodes have said and heard.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counts {
+    /// To the coordinator.
+    pub sent: Traffic,
+    /// From it.
+    pub received: Traffic,
+    /// Operations that were to be done.
+    pub operations: u64,
+}
+
+impl Node {
+    /// Connects, and asks to join as the node with this place in the order.
+    ///
+    /// # Errors
+    /// [`CommandError`] with what the coordinator says.
+    pub async fn join(job: Arc<Job>, order: u32) -> Result<Self, CommandError> {
+        let wire = Arc::new(Wire::default());
+        let wrong = |what: String| CommandError::failed(format!("node {order} can't join: {what}"));
+        let channel = meter::connect(job.coordinator, &wire).await;
+        let channel = channel.map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            wrong(cause.unwrap_or_else(|| error.to_string()))
+        })?;
+        let mut client = CoordinatorClient::new(channel)
+            .max_decoding_message_size(MAX_CONTROL_MESSAGE)
+            .max_encoding_message_size(MAX_CONTROL_MESSAGE);
+        let (to, messages) = mpsc::channel(QUEUE);
+        let answer = client.session(ReceiverStream::new(messages)).await;
+        let from = answer.map_err(|status| wrong(status.message().to_owned()))?.into_inner();
+        let negotiated = Negotiated::new(Arc::clone(&job.tensors), order);
+        let mut node = Self {
+            job,
+            order,
+            to,
+            from,
+            nonce: auth::nonce().to_vec(),
+            wire,
+            carried: [0; 2],
+            sent: Traffic::default(),
+            received: Traffic::default(),
+            operations: 0,
+            negotiated,
+        };
+        let Heard::Challenge(challenge) = node.hear().await? else {
+            return Err(wrong("the first message is no challenge".to_owned()));
+        };
+        let join = node.introduction(&challenge.nonce);
+        node.say(Said::Join(join)).await;
+        Ok(node)
+    }
+
+    fn introduction(&self, challenge: &[u8]) -> pb::Join {
+        let Job { id, secret, .. } = &*self.job;
+        let order = self.order;
+        let host = format!("node{order}");
+        // Nobody dials it, but no two nodes have the same.
+        let [.., high, low] = order.to_be_bytes();
+        let data_address = format!("127.1.{high}.{low}:1");
+        let nonce = &self.nonce[..];
+        let proof = secret.prove(&Claim::Join {
+            challenge,
+            nonce,
+            job: id,
+            host: &host,
+            data_address: &data_address,
+            slots: 1,
+            order,
+            rack: "",
+        });
+        pb::Join {
+            protocol: PROTOCOL,
+            version: VERSION.to_owned(),
+            job: id.clone(),
+            host,
+            data_address,
+            slots: 1,
+            order,
+            rack: String::new(),
+            nonce: self.nonce.clone(),
+            proof: proof.to_vec(),
+        }
+    }
+
+    /// Waits until all nodes have joined. Gives how often each is to send a heartbeat.
+    ///
+    /// # Errors
+    /// [`CommandError`] if the coordinator refuses, or does not know the secret.
+    pub async fn welcome(&mut self) -> Result<Duration, CommandError> {
+        let Heard::World(world) = self.hear().await? else {
+            return Err(self.wrong("the coordinator did not tell it the world"));
+        };
+        let claim = Claim::World { nonce: &self.nonce, job: &self.job.id, epoch: world.epoch };
+        if !self.job.secret.verify(&claim, &world.proof) {
+            return Err(self.wrong("the coordinator does not know the job's secret"));
+        }
+        Ok(Duration::from_millis(world.heartbeat_interval_ms.max(1)))
+    }
+
+    /// What heartbeats are sent with.
+    pub fn sender(&self) -> Sender {
+        self.to.clone()
+    }
+
+    /// Does some steps, each together with all other nodes.
+    ///
+    /// # Errors
+    /// [`CommandError`] with what went wrong.
+    pub async fn steps(
+        mut self,
+        count: u32,
+        together: Arc<Barrier>,
+    ) -> Result<(Self, Vec<Span>), CommandError> {
+        let mut spans = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            // What a daemon does as its ranks submit is done before the clock runs: here it would be
+            // done for all nodes on few processors.
+            let announced = self.negotiated.begin(self.job.ready);
+            together.wait().await;
+            spans.push(self.step(announced).await?);
+        }
+        Ok((self, spans))
+    }
+
+    async fn step(&mut self, announced: Vec<pb::Ready>) -> Result<Span, CommandError> {
+        let begin = Instant::now();
+        for ready in announced {
+            self.say(Said::Ready(ready)).await;
+        }
+        let mut end = begin;
+        while !self.negotiated.is_done() {
+            let Heard::Execute(execute) = self.hear().await? else {
+                return Err(self.wrong("the coordinator sent something else than operations"));
+            };
+            end = Instant::now();
+            let done = self.negotiated.execute(&execute).map_err(|what| self.wrong(&what))?;
+            if !execute.evicted.is_empty() {
+                self.say(Said::Forgotten(pb::Forgotten { ids: execute.evicted })).await;
+            }
+            self.operations += done.len() as u64;
+            let at_once = if self.job.done_each { 1 } else { done.len().max(1) };
+            for sequences in done.chunks(at_once) {
+                self.say(Said::Done(pb::Done { sequences: sequences.to_vec() })).await;
+            }
+        }
+        Ok(Span { begin, end })
+    }
+
+    /// Says that the rank leaves, and waits until the job is over.
+    ///
+    /// # Errors
+    /// [`CommandError`] if it does not end well.
+    pub async fn leave(mut self) -> Result<(), CommandError> {
+        self.say(Said::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
+        match self.hear().await? {
+            Heard::Shutdown(_) => Ok(()),
+            _ => Err(self.wrong("the coordinator goes on after all nodes have left")),
+        }
+    }
+
+    /// What was said and heard since the last time.
+    pub fn counted(&mut self) -> Counts {
+        let wire = self.wire.bytes();
+        let [out, into] = [0, 1].map(|i| wire[i].saturating_sub(self.carried[i]) as f64);
+        self.carried = wire;
+        let (sent, received) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.received));
+        Counts {
+            sent: Traffic { wire_bytes: out, ..sent },
+            received: Traffic { wire_bytes: into, ..received },
+            operations: std::mem::take(&mut self.operations),
+        }
+    }
+
+    /// Where the stream has ended nobody hears it, and what is left to be read says why.
+    async fn say(&mut self, message: Said) {
+        let message = pb::NodeMessage { message: Some(message) };
+        self.sent.count(&message);
+        let _ = self.to.send(message).await;
+    }
+
+    /// The next message that is no heartbeat.
+    async fn hear(&mut self) -> Result<Heard, CommandError> {
+        loop {
+            let Ok(message) = timeout(PATIENCE, self.from.message()).await else {
+                let waits = self.negotiated.waits_for();
+                let limit = PATIENCE.as_secs();
+                return Err(self.wrong(&format!("it waited {limit} s in vain for {waits}")));
+            };
+            let message = message.map_err(|status| self.wrong(status.message()))?;
+            let message = message.ok_or_else(|| self.wrong("the coordinator closed the stream"))?;
+            match &message.message {
+                Some(Heard::Heartbeat(_)) | None => {}
+                Some(Heard::Abort(abort)) => {
+                    let failure = abort.failure.clone().map(Failure::from);
+                    let why = failure.map_or_else(String::new, |failure| failure.to_string());
+                    return Err(self.wrong(&format!("the coordinator ended the job: {why}")));
+                }
+                Some(_) => {
+                    self.received.count(&message);
+                    if let Some(heard) = message.message {
+                        return Ok(heard);
+                    }
+                }
+            }
+        }
+    }
+
+    fn wrong(&self, what: &str) -> CommandError {
+        CommandError::failed(format!("node {}: {what}", self.order))
+    }
+}
+
+/// Sends every node's heartbeats, until it is dropped.
+pub async fn beat(nodes: Vec<Sender>, every: Duration) {
+    let begin = Instant::now();
+    let mut ticks = tokio::time::interval(every);
+    loop {
+        ticks.tick().await;
+        let sent_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        for node in &nodes {
+            // The coordinator measures round trips with the echo; nobody reads that here.
+            let heartbeat = Said::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0 });
+            // A node that has more to say is heard without it.
+            let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A measurement as one of its ranks sees it. All ranks do the same; rank 0 also tells.
+
+use std::{collections::BTreeMap, process::ExitCode};
+
+use gradwire_launcher::error::CommandError;
+use gradwire_proto::{Collective, DType};
+use gradwire_worker::Session;
+
+use super::{
+    args::{Bench, Data, Memory},
+    measure::Rounds,
+    model,
+    operation::Operation,
+    report::{self, Head},
+    resources,
+    size::Rate,
+    sweep,
+};
+
+/// What the limit depends on.
+#[derive(Debug, Clone)]
+pub struct Bound {
+    /// What is done.
+    pub operation: Operation,
+    /// With how many ranks on each node.
+    pub slots: Vec<u32>,
+    /// With elements of this type.
+    pub dtype: DType,
+    /// Which travel between nodes as this one.
+    pub wire: DType,
+    /// That lie here.
+    pub memory: Memory,
+    /// The line between nodes.
+    pub line_rate: Option<Rate>,
+    /// How often it is measured.
+    pub iters: u32,
+}
+
+impl Bound {
+    /// For this job.
+    pub fn of(session: &Session, operation: Operation, data: &Data) -> Self {
+        Self {
+            operation,
+            slots: session.nodes().iter().map(|node| node.slots).collect(),
+            dtype: data.dtype,
+            wire: wire(session, operation, data.dtype),
+            memory: data.memory,
+            line_rate: data.line_rate,
+            iters: data.common.iters,
+        }
+    }
+}
+
+/// As what elements travel between nodes.
+pub fn wire(session: &Session, operation: Operation, dtype: DType) -> DType {
+    // All that reduces is alike in this.
+    let travels = |op| session.compression().between_nodes(Collective::Allreduce, dtype, op);
+    operation.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
+}
+
+/// Runs a measurement as the rank that the environment says, and gives its exit code.
+///
+/// # Errors
+/// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for. What goes
+/// wrong later is told here, before the other ranks hear of it (TELL).
+pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
+    let common = bench.common();
+    let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);
+    let settings = settings.transpose().map_err(|error| {
+        CommandError::usage(format!("--started: {error}"))
+            .hint("it is what gradwire bench starts its ranks with, and not for others")
+    })?;
+    let session = Session::from_env().map_err(CommandError::failed)?;
+    // All ranks find the same, so that each can leave in good order.
+    if let Err(error) = bench.check_size(session.size()) {
+        session.shutdown().map_err(CommandError::failed)?;
+        return Err(error);
+    }
+    if let Err(error) = measure(bench, &session, settings) {
+        // First: the others end as soon as they know, and the launcher ends this process then.
+        let code = error.report();
+        session.abort(&error.what);
+        return Ok(code);
+    }
+    session.shutdown().map_err(CommandError::failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(
+    bench: &Bench,
+    session: &Session,
+    settings: Option<BTreeMap<String, String>>,
+) -> Result<(), CommandError> {
+    let begin =
+        |settings| report::begin(Head::new(bench, session, settings), bench, session.rank() == 0);
+    match bench {
+        Bench::Barrier { common } => {
+            let (warmup, iters) = (common.warmup, common.iters);
+            // Every one is checked, in the end, by when it began and ended.
+            let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
+            let mut told = begin(settings)?;
+            sweep::barriers(session, rounds, &mut told)?;
+            told.finish()
+        }
+        Bench::Model { shapes, compute_ms, op, data } => {
+            let mut told = begin(settings)?;
+            model::run(session, *op, data, (shapes, *compute_ms), &mut told)?;
+            told.finish()
+        }
+        Bench::Sweep(collective) => {
+            let (operation, sweep) = collective.parts();
+            let mut told = begin(settings)?;
+            sweep::run(session, operation, sweep, &mut told)?;
+            told.finish()
+        }
+        Bench::Resources(options) => resources::run(session, options, settings),
+    }
+}

@@ -1,0 +1,318 @@
+//! What is told of a measurement by ranks.
+
+use std::collections::BTreeMap;
+
+use gradwire_launcher::error::CommandError;
+use gradwire_worker::Session;
+use serde::Serialize;
+
+use super::{
+    args::{Bench, Memory},
+    machine::Machine,
+    operation::Operation,
+    rank,
+    stats::{Stats, micros_of},
+    table::{Column, Table, micros, none},
+};
+
+/// What was measured, where, and how.
+#[derive(Debug, Clone, Serialize)]
+pub struct Head {
+    /// The release of Gradwire.
+    pub gradwire: &'static str,
+    /// The command: a collective, or `model`.
+    pub command: String,
+    /// The reduction, or the root.
+    pub detail: String,
+    /// The network, of a model.
+    pub shapes: Option<String>,
+    /// The element type; none where there are no elements.
+    pub dtype: Option<&'static str>,
+    /// As what elements travel between nodes.
+    pub wire: Option<&'static str>,
+    /// Where tensors lie; none where there are none.
+    pub memory: Option<Memory>,
+    /// How many ranks.
+    pub ranks: u32,
+    /// The hosts, each with its ranks.
+    pub nodes: Vec<Node>,
+    /// The machine of rank 0.
+    pub machine: Machine,
+    /// Settings that were made; none where the job was started by something else.
+    pub settings: Option<BTreeMap<String, String>>,
+    /// Iterations that are not counted.
+    pub warmup: u32,
+    /// Iterations that are.
+    pub iters: u32,
+    /// Whether there is a barrier before each iteration.
+    pub barrier: bool,
+    /// At every how many iterations the result is checked, where somebody said.
+    pub check: Option<u32>,
+    /// What the limit is.
+    pub limit: String,
+}
+
+/// A host of the job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Node {
+    /// Its name.
+    pub host: String,
+    /// How many ranks it has.
+    pub ranks: u32,
+}
+
+impl Node {
+    /// Those of a job.
+    pub fn all(session: &Session) -> Vec<Self> {
+        let of = |node: &gradwire_worker::Node| Self { host: node.host.clone(), ranks: node.slots };
+        session.nodes().iter().map(of).collect()
+    }
+
+    /// The first of them in a line.
+    pub fn list(nodes: &[Self]) -> String {
+        let hosts: Vec<_> =
+            nodes.iter().take(8).map(|n| format!("{}:{}", n.host, n.ranks)).collect();
+        let more = if nodes.len() > 8 { ",…" } else { "" };
+        format!("{}{more}", hosts.join(","))
+    }
+}
+
+impl Head {
+    /// What there is to say before the first figure.
+    pub fn new(
+        bench: &Bench,
+        session: &Session,
+        settings: Option<BTreeMap<String, String>>,
+    ) -> Self {
+        let operation = bench.operation();
+        let data = bench.data();
+        let shapes = match bench {
+            Bench::Model { shapes, .. } => Some(shapes.clone()),
+            Bench::Sweep(_) | Bench::Barrier { .. } | Bench::Resources(_) => None,
+        };
+        let common = bench.common();
+        let nodes = Node::all(session);
+        let memory = data.map(|data| data.memory);
+        let line = data.and_then(|data| data.line_rate);
+        let limit = match (operation, nodes.len(), memory, line) {
+            (Operation::Barrier, ..) => "none".to_owned(),
+            (_, 1, Some(Memory::Ordinary), _) => {
+                "the same work by a plain program: copied into shared memory, done there, copied out"
+                    .to_owned()
+            }
+            (Operation::Allreduce(_), 1, ..) => {
+                "the same work by a plain program, in place in shared memory".to_owned()
+            }
+            (_, 1, ..) => "the same work by a plain program in shared memory".to_owned(),
+            (.., Some(rate)) => {
+                format!("the line between nodes at {} Gbit/s", rate.bits_per_second / 1e9)
+            }
+            (.., None) => "unknown; --line-rate gives that of the line".to_owned(),
+        };
+        let command = if shapes.is_some() { "model" } else { operation.name() };
+        Self {
+            gradwire: gradwire_proto::VERSION,
+            command: command.to_owned(),
+            detail: operation.detail(),
+            shapes,
+            dtype: data.map(|data| data.dtype.name()),
+            wire: data.map(|data| rank::wire(session, operation, data.dtype).name()),
+            memory,
+            ranks: session.size(),
+            nodes,
+            machine: Machine::look(),
+            settings,
+            warmup: common.warmup,
+            iters: common.iters,
+            barrier: common.barrier,
+            check: data.and_then(|data| data.check),
+            limit,
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let what =
+            [Some(&*self.command), self.shapes.as_deref(), self.dtype, Some(self.detail.as_str())];
+        let what: Vec<_> = what.into_iter().flatten().filter(|word| !word.is_empty()).collect();
+        let hosts = Node::list(&self.nodes);
+        let lie = match self.memory {
+            Some(Memory::Arena) => ", tensors in shared memory",
+            Some(Memory::Ordinary) => ", tensors in ordinary memory",
+            None => "",
+        };
+        let travel = match self.wire.filter(|wire| self.dtype != Some(wire)) {
+            Some(wire) => format!(", {wire} between nodes"),
+            None => String::new(),
+        };
+        let machine = &self.machine;
+        let apart = if self.barrier { "each after a barrier" } else { "back to back" };
+        let checked = match (self.dtype, self.check) {
+            (None, _) => "every one is checked".to_owned(),
+            (_, Some(1)) => "every result is checked".to_owned(),
+            (_, Some(n)) => format!("one result in {n} is checked"),
+            (_, None) => "every result is checked, above 16 MiB every 10th".to_owned(),
+        };
+        vec![
+            format!("gradwire {} bench {}", self.gradwire, what.join(" ")),
+            format!("{} ranks on {hosts}{lie}{travel}", self.ranks),
+            format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
+            format!(
+                "{} iterations {apart} after {} for warm-up; times are the slowest rank's; {checked}",
+                self.iters, self.warmup
+            ),
+            format!("limit: {}", self.limit),
+        ]
+    }
+}
+
+/// What a model has besides.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Model {
+    /// How many tensors.
+    pub tensors: usize,
+    /// How long computing them takes.
+    pub compute_ms: f64,
+    /// The median time from the last submission to the end of the step.
+    pub exposed_us: f64,
+}
+
+impl Model {
+    /// Of the exposed times in seconds.
+    pub fn new(tensors: usize, compute_ms: f64, exposed: &[f64]) -> Self {
+        Self { tensors, compute_ms, exposed_us: Stats::of(exposed).median_us }
+    }
+}
+
+/// One line of the table. Bandwidths are of the median time, in 10^9 bytes per second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The size of a rank's tensors.
+    pub bytes: u64,
+    /// Their elements.
+    pub elements: usize,
+    /// The times.
+    #[serde(flatten)]
+    pub stats: Stats,
+    /// The size by the time.
+    pub algorithm_gb_s: f64,
+    /// That, to compare with a link's bandwidth.
+    pub bus_gb_s: f64,
+    /// The least time by the limit, where that is known.
+    pub limit_us: Option<f64>,
+    /// How much of the limit was reached: its time by the median.
+    pub limit_share: Option<f64>,
+    /// What a model has besides.
+    #[serde(flatten)]
+    pub model: Option<Model>,
+    /// The time of every iteration, in their order.
+    pub times_us: Vec<f64>,
+}
+
+impl Row {
+    /// Of times in seconds, without a limit.
+    pub fn new(
+        operation: Operation,
+        ranks: u32,
+        bytes: u64,
+        elements: usize,
+        times: Vec<f64>,
+    ) -> Self {
+        let stats = Stats::of(&times);
+        // A time of zero is one that the clock could not tell from it.
+        let bandwidth = bytes as f64 / 1e9 / stats.median().max(1e-9);
+        Self {
+            bytes,
+            elements,
+            stats,
+            algorithm_gb_s: bandwidth,
+            bus_gb_s: bandwidth * operation.bus_factor(ranks),
+            limit_us: None,
+            limit_share: None,
+            model: None,
+            times_us: times.iter().copied().map(micros_of).collect(),
+        }
+    }
+
+    /// With a limit in seconds.
+    #[must_use]
+    pub fn limited(self, limit: Option<f64>) -> Self {
+        let limit_share = limit.map(|limit| limit / self.stats.median().max(1e-9));
+        Self { limit_us: limit.map(micros_of), limit_share, ..self }
+    }
+
+    /// With what a model has besides.
+    #[must_use]
+    pub fn model(self, model: Model) -> Self {
+        Self { model: Some(model), ..self }
+    }
+}
+
+const SIZE: &[Column<Row>] =
+    &[("bytes", 12, |row| row.bytes.to_string()), ("elements", 11, |row| row.elements.to_string())];
+const TIME: &[Column<Row>] = &[
+    ("min µs", 11, |row| micros(row.stats.min_us)),
+    ("median µs", 11, |row| micros(row.stats.median_us)),
+    ("p99 µs", 11, |row| micros(row.stats.p99_us)),
+];
+const MODEL: &[Column<Row>] = &[
+    ("tensors", 8, |row| row.model.map_or_else(none, |model| model.tensors.to_string())),
+    ("compute ms", 11, |row| row.model.map_or_else(none, |model| model.compute_ms.to_string())),
+    ("exposed µs", 11, |row| row.model.map_or_else(none, |model| micros(model.exposed_us))),
+];
+const BANDWIDTH: &[Column<Row>] = &[
+    ("alg GB/s", 9, |row| format!("{:.3}", row.algorithm_gb_s)),
+    ("bus GB/s", 9, |row| format!("{:.3}", row.bus_gb_s)),
+    ("limit µs", 11, |row| row.limit_us.map_or_else(none, micros)),
+    ("share", 7, |row| row.limit_share.map_or_else(none, |s| format!("{:.1}%", s * 100.0))),
+];
+
+/// The report on its way: rank 0 writes it, on the others it does nothing.
+pub type Report = Table<Head, Row>;
+
+/// Begins the report.
+///
+/// # Errors
+/// As [`Table::begin`].
+pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Report, CommandError> {
+    let groups: &[&[Column<Row>]] = match bench {
+        Bench::Sweep(_) => &[SIZE, TIME, BANDWIDTH],
+        // The table of resources is another one.
+        Bench::Barrier { .. } | Bench::Resources(_) => &[TIME],
+        Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
+    };
+    let columns = groups.iter().flat_map(|group| group.iter()).collect();
+    let (lines, json) = (head.lines(), bench.common().json.as_deref());
+    Table::begin(head, lines, columns, json, writes)
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::ReduceOp;
+
+    use super::*;
+
+    #[test]
+    fn bandwidths_are_of_the_median() {
+        let sum = Operation::Allreduce(ReduceOp::Sum);
+        let row = Row::new(sum, 4, 1_000_000, 250_000, vec![3e-3, 1e-3, 2e-3]).limited(Some(1e-3));
+        assert!((row.algorithm_gb_s - 0.5).abs() < 1e-9);
+        assert!((row.bus_gb_s - 0.75).abs() < 1e-9);
+        assert!(row.limit_share.is_some_and(|share| (share - 0.5).abs() < 1e-9));
+        assert_eq!(row.times_us.len(), 3);
+        let cells: Vec<_> = BANDWIDTH.iter().map(|(.., cell)| cell(&row)).collect();
+        assert_eq!(cells, ["0.500", "0.750", "1000.0", "50.0%"]);
+        let barrier = Row::new(Operation::Barrier, 4, 0, 0, vec![0.0]);
+        let cells: Vec<_> = BANDWIDTH.iter().map(|(.., cell)| cell(&barrier)).collect();
+        assert_eq!(cells, ["0.000", "0.000", "-", "-"]);
+    }
+
+    #[test]
+    fn a_row_is_flat_in_json() {
+        let sum = Operation::Allreduce(ReduceOp::Sum);
+        let row = Row::new(sum, 2, 8, 2, vec![1e-6]).model(Model::new(3, 1.5, &[1e-6]));
+        let json = serde_json::to_value(&row).unwrap();
+        for name in ["bytes", "median_us", "bus_gb_s", "tensors", "exposed_us", "limit_us"] {
+            assert!(json.get(name).is_some(), "no {name} in {json}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! From what was seen to what is told. Pure.
+
+use std::collections::BTreeMap;
+
+use gradwire_worker::Session;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    args::{Memory, Resources},
+    machine::Machine,
+    process::Usage,
+    report::Node,
+    table::{Column, none},
+};
+
+const MIB: f64 = 1_048_576.0;
+
+/// What was watched, where, and how.
+#[derive(Debug, Clone, Serialize)]
+pub struct Head {
+    /// The release of Gradwire.
+    pub gradwire: &'static str,
+    /// The command.
+    pub command: &'static str,
+    /// How many ranks.
+    pub ranks: u32,
+    /// The hosts, each with its ranks.
+    pub nodes: Vec<Node>,
+    /// The machine of rank 0.
+    pub machine: Machine,
+    /// Settings that were made; none where the job was started by something else.
+    pub settings: Option<BTreeMap<String, String>>,
+    /// The tensor's size.
+    pub bytes: u64,
+    /// Where it lies.
+    pub memory: Memory,
+    /// How long the job did nothing, in seconds.
+    pub idle_seconds: f64,
+    /// How many steps it then did.
+    pub steps: u32,
+    /// And how many more, while system calls were counted.
+    pub calls_steps: u32,
+}
+
+impl Head {
+    /// What there is to say before the first figure.
+    pub fn new(
+        session: &Session,
+        options: &Resources,
+        settings: Option<BTreeMap<String, String>>,
+    ) -> Self {
+        Self {
+            gradwire: gradwire_proto::VERSION,
+            command: "resources",
+            ranks: session.size(),
+            nodes: Node::all(session),
+            machine: Machine::look(),
+            settings,
+            bytes: options.bytes,
+            memory: options.memory,
+            idle_seconds: options.idle,
+            steps: options.steps,
+            calls_steps: options.calls,
+        }
+    }
+
+    /// The same for people.
+    pub fn lines(&self) -> Vec<String> {
+        let machine = &self.machine;
+        vec![
+            format!("gradwire {} bench resources", self.gradwire),
+            format!("{} ranks on {}", self.ranks, Node::list(&self.nodes)),
+            format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
+            format!(
+                "{} s in which nothing is submitted, then {} steps: an allreduce of {} bytes each; \
+                 then {} in which system calls are counted",
+                self.idle_seconds, self.steps, self.bytes, self.calls_steps
+            ),
+            "idle is a share of one core; own is memory that is not shared, after 100 steps and in the end; \
+             all others are per step"
+                .to_owned(),
+        ]
+    }
+}
+
+/// What one process had used when it was looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Look {
+    /// Time on a processor, in seconds.
+    pub cpu: f64,
+    /// Memory that is not shared, in bytes.
+    pub private: u64,
+    /// All its memory, with arenas.
+    pub memory: u64,
+    /// Times that its threads waited.
+    pub waits: u64,
+    /// Times that their core was taken from them.
+    pub preemptions: u64,
+    /// Pages that had to be given to it.
+    pub faults: u64,
+}
+
+impl From<Usage> for Look {
+    fn from(usage: Usage) -> Self {
+        let Usage { cpu, memory, private, waits, preemptions, faults } = usage;
+        Self { cpu, private, memory, waits, preemptions, faults }
+    }
+}
+
+/// What was seen of one process.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Where it runs.
+    pub host: String,
+    /// What it is.
+    pub process: String,
+    /// What it took of a processor while nothing was to be done, in seconds.
+    pub idle_cpu: f64,
+    /// How often it woke up then.
+    pub idle_waits: u64,
+    /// By the number of steps that had been done.
+    pub looks: BTreeMap<u32, Look>,
+    /// System calls in the last stretch.
+    pub calls: Option<u64>,
+    /// Why there is no such count.
+    pub uncounted: Option<String>,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// Where the process runs.
+    pub host: String,
+    /// What it is: `daemon`, `coordinator` or `rank N`.
+    pub process: String,
+    /// What it took of one core while nothing was to be done, from 0 to 1.
+    pub idle_share: f64,
+    /// How often it woke up then, per second.
+    pub idle_wakes: f64,
+    /// Its own memory in bytes, by the number of steps that had been done.
+    pub private_bytes: BTreeMap<u32, u64>,
+    /// By how much that grew from the first look to the last.
+    pub growth_bytes: i64,
+    /// Per step after the first look: microseconds on a processor.
+    pub cpu_us: f64,
+    /// Per step: times that a thread waited.
+    pub waits: f64,
+    /// Per step: times that a thread's core was taken from it.
+    pub preemptions: f64,
+    /// Per step: pages that had to be given to it.
+    pub faults: f64,
+    /// Per step: system calls; none where they could not be counted.
+    pub calls: Option<f64>,
+    /// Per MiB of a rank's tensor.
+    pub calls_per_mib: Option<f64>,
+    /// Why they could not be counted.
+    pub uncounted: Option<String>,
+}
+
+/// The rows of all that was seen.
+pub fn rows(seen: &[Seen], options: &Resources) -> Vec<Row> {
+    seen.iter().map(|seen| row(seen, options)).collect()
+}
+
+fn row(seen: &Seen, options: &Resources) -> Row {
+    let first = seen.looks.first_key_value().map(|(step, look)| (*step, *look));
+    let last = seen.looks.last_key_value().map(|(step, look)| (*step, *look));
+    let ((from, before), (to, after)) = (first.unwrap_or_default(), last.unwrap_or_default());
+    // With one look only, at its end, there is nothing to compare it with.
+    let steps = f64::from(to.saturating_sub(from).max(1));
+    let per = |before: u64, after: u64| after.saturating_sub(before) as f64 / steps;
+    let calls = seen.calls.map(|calls| calls as f64 / f64::from(options.calls.max(1)));
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    Row {
+        host: seen.host.clone(),
+        process: seen.process.clone(),
+        idle_share: seen.idle_cpu / options.idle.max(1e-9),
+        idle_wakes: seen.idle_waits as f64 / options.idle.max(1e-9),
+        private_bytes: seen.looks.iter().map(|(step, look)| (*step, look.private)).collect(),
+        growth_bytes: signed(after.private) - signed(before.private),
+        cpu_us: (after.cpu - before.cpu).max(0.0) * 1e6 / steps,
+        waits: per(before.waits, after.waits),
+        preemptions: per(before.preemptions, after.preemptions),
+        faults: per(before.faults, after.faults),
+        calls,
+        calls_per_mib: calls.map(|calls| calls / (options.bytes as f64 / MIB)),
+        uncounted: seen.uncounted.clone(),
+    }
+}
+
+const COLUMNS: &[Column<Row>] = &[
+    ("host", 15, |row| row.host.clone()),
+    ("process", 11, |row| row.process.clone()),
+    ("idle", 7, |row| format!("{:.2}%", row.idle_share * 100.0)),
+    ("wakes/s", 8, |row| format!("{:.1}", row.idle_wakes)),
+    ("own MiB", 8, |row| mib(row.private_bytes.first_key_value())),
+    ("at end", 8, |row| mib(row.private_bytes.last_key_value())),
+    ("cpu µs", 9, |row| format!("{:.1}", row.cpu_us)),
+    ("waits", 7, |row| format!("{:.2}", row.waits)),
+    ("preempt", 7, |row| format!("{:.2}", row.preemptions)),
+    ("faults", 7, |row| format!("{:.2}", row.faults)),
+    ("calls", 8, |row| row.calls.map_or_else(none, |calls| format!("{calls:.1}"))),
+    ("calls/MiB", 9, |row| row.calls_per_mib.map_or_else(none, |calls| format!("{calls:.1}"))),
+];
+
+fn mib(look: Option<(&u32, &u64)>) -> String {
+    look.map_or_else(none, |(_, bytes)| format!("{:.1}", *bytes as f64 / MIB))
+}
+
+/// All columns.
+pub fn columns() -> Vec<&'static Column<Row>> {
+    COLUMNS.iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Resources {
+        use clap::Parser;
+
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Resources,
+        }
+        let line = "bench -b 2M --idle 20 --steps 1100 --calls 10";
+        Line::parse_from(line.split(' ')).options
+    }
+
+    #[test]
+    fn steps_are_counted_between_the_first_look_and_the_last() {
+        let look = |n: u64| Look {
+            cpu: n as f64,
+            private: (10 + n) << 20,
+            memory: 0,
+            waits: 1000 * n,
+            preemptions: 500 * n,
+            faults: 0,
+        };
+        let seen = Seen {
+            process: "daemon".to_owned(),
+            idle_cpu: 0.1,
+            idle_waits: 40,
+            looks: [(100, look(1)), (1000, look(2)), (1100, look(3))].into(),
+            calls: Some(50),
+            ..Seen::default()
+        };
+        let row = &rows(&[seen.clone(), Seen::default()], &options())[0];
+        assert!((row.idle_share - 0.005).abs() < 1e-9 && (row.idle_wakes - 2.0).abs() < 1e-9);
+        assert_eq!((row.growth_bytes, row.private_bytes.len()), (2 << 20, 3));
+        assert_eq!((row.cpu_us, row.waits, row.preemptions, row.faults), (2000.0, 2.0, 1.0, 0.0));
+        assert_eq!((row.calls, row.calls_per_mib), (Some(5.0), Some(2.5)));
+        let cells: Vec<_> = COLUMNS.iter().map(|(.., cell)| cell(row)).collect();
+        assert_eq!(cells[1..6], ["daemon", "0.50%", "2.0", "11.0", "13.0"]);
+        let nothing = &rows(&[Seen::default()], &options())[0];
+        let cells: Vec<_> = COLUMNS.iter().map(|(.., cell)| cell(nothing)).collect();
+        assert_eq!(cells[4..], ["-", "-", "0.0", "0.00", "0.00", "0.00", "-", "-"]);
+    }
+}

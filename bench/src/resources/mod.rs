@@ -1,0 +1,129 @@
+//! `gradwire bench resources`: what a job costs beside the time it takes.
+//!
+//! A job that does nothing should cost nothing, and one that runs for long should not grow. So a job
+//! of one tensor, reduced again and again, is watched from within: first its ranks sleep, then they
+//! work, and its processes are looked at before and after and at some steps between. In a last
+//! stretch, of its own because that costs something itself, `perf` counts system calls, where it is
+//! there and may.
+//!
+//! - [`watch`]: looks at the processes of a node, one rank for all
+//! - [`calls`]: counts system calls
+//! - [`figures`]: from what was seen to what is told (pure)
+
+pub mod calls;
+pub mod figures;
+pub mod watch;
+
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use gradwire_launcher::error::CommandError;
+use gradwire_proto::ReduceOp;
+use gradwire_worker::{AllgatherOptions, Session};
+
+use self::{
+    figures::{Head, Seen, rows},
+    watch::Watch,
+};
+use super::{args::Resources, measure::Step as _, operation::Operation, sweep::Call, table::Table};
+
+/// Before this many steps not all that a job ever needs is there yet.
+const SETTLED: u32 = 100;
+
+/// Runs the job and watches it.
+///
+/// # Errors
+/// [`CommandError`] if the session fails, a result is wrong, or the report can't be written.
+pub fn run(
+    session: &Session,
+    options: &Resources,
+    settings: Option<BTreeMap<String, String>>,
+) -> Result<(), CommandError> {
+    let writes = session.rank() == 0;
+    let head = Head::new(session, options, settings);
+    let lines = head.lines();
+    let (columns, json) = (figures::columns(), options.common.json.as_deref());
+    let mut table = Table::begin(head, lines, columns, json, writes)?;
+    let all = session
+        .allgather_object(&watched(session, options)?, AllgatherOptions::named("bench.seen"))
+        .map_err(CommandError::failed)?;
+    for row in rows(&all.concat(), options) {
+        table.row(row)?;
+    }
+    table.finish()
+}
+
+/// At which steps memory is looked at.
+fn looks(steps: u32) -> Vec<u32> {
+    let powers = (0..).map_while(|power| SETTLED.checked_mul(10_u32.checked_pow(power)?));
+    let mut looks: Vec<_> = powers.take_while(|step| *step < steps).collect();
+    looks.push(steps);
+    looks
+}
+
+/// What this rank sees of itself and, one for all of a node, of the daemon.
+fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandError> {
+    let elements = usize::try_from(options.bytes / 4).map_err(CommandError::usage)?.max(1);
+    let operation = Operation::Allreduce(ReduceOp::Sum);
+    let mut call = Call::<f32>::new(session, operation, options.memory, elements)?;
+    let mut step = |checked: bool| {
+        if checked {
+            call.fill();
+        }
+        if checked || options.common.barrier {
+            session.barrier().map_err(CommandError::failed)?;
+        }
+        call.run().map_err(CommandError::failed)?;
+        if checked {
+            call.check().map_err(|wrong| {
+                let rank = session.rank();
+                CommandError::failed(format!("the result is wrong on rank {rank}: {wrong}"))
+            })?;
+        }
+        Ok::<_, CommandError>(())
+    };
+    for i in 0..options.common.warmup.max(1) {
+        step(i == 0)?;
+    }
+
+    let mut watch = Watch::of(session)?;
+    session.barrier().map_err(CommandError::failed)?;
+    // What the barrier has woken falls asleep again.
+    thread::sleep(Duration::from_millis(200));
+    watch.idle_begins()?;
+    thread::sleep(Duration::from_secs_f64(options.idle));
+    watch.idle_ends()?;
+
+    let mut done = 0;
+    for look in looks(options.steps) {
+        // Ranks look after the same step, but not at the same time: who is late only adds a wait.
+        for i in done..look {
+            step(i + 1 == options.steps)?;
+        }
+        done = look;
+        watch.look(look)?;
+    }
+    if options.calls > 0 {
+        watch.calls_begin();
+        session.barrier().map_err(CommandError::failed)?;
+        for _ in 0..options.calls {
+            step(false)?;
+        }
+        watch.calls_end();
+        // Nobody leaves, or tells, while another one's calls are still counted.
+        session.barrier().map_err(CommandError::failed)?;
+    }
+    Ok(watch.seen())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_looked_at_early_and_late() {
+        assert_eq!(looks(10_000), [100, 1000, 10_000]);
+        assert_eq!(looks(2500), [100, 1000, 2500]);
+        assert_eq!((looks(100), looks(1)), (vec![100], vec![1]));
+        assert_eq!(looks(u32::MAX).last(), Some(&u32::MAX));
+    }
+}

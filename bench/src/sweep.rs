@@ -1,0 +1,168 @@
+//! One collective on tensors of one size after the other.
+
+use gradwire_launcher::error::CommandError;
+use gradwire_worker::{GradwireError, Session};
+
+use super::{
+    args::{Data, Memory, Sweep},
+    element::{Value, with_type},
+    flow::Flow,
+    limit,
+    measure::{Rounds, Span, Step, check_barriers, now, repeat, seconds, slowest},
+    operation::{Operation, Place, Tensors},
+    rank::Bound,
+    report::{Report, Row},
+    value::{OWNERS, Pattern, Wrong},
+};
+
+/// Measures a series of sizes.
+///
+/// # Errors
+/// [`CommandError`] if the session fails, a result is wrong, or the report can't be written.
+pub fn run(
+    session: &Session,
+    operation: Operation,
+    sweep: &Sweep,
+    report: &mut Report,
+) -> Result<(), CommandError> {
+    let (mut last, granule) = (0, operation.granule(session.size()));
+    for bytes in sweep.sizes()? {
+        let elements =
+            usize::try_from(bytes).map_err(CommandError::usage)? / sweep.data.dtype.size();
+        let elements = (elements / granule).max(1) * granule;
+        // Several sizes may be too small to give every rank a share.
+        if elements > last {
+            let data = &sweep.data;
+            report.row(with_type!(data.dtype, size(session, operation, data, elements))?)?;
+        }
+        last = elements;
+    }
+    Ok(())
+}
+
+/// Measures barriers, which have no size.
+///
+/// # Errors
+/// As [`run`].
+pub fn barriers(
+    session: &Session,
+    rounds: Rounds,
+    report: &mut Report,
+) -> Result<(), CommandError> {
+    let operation = Operation::Barrier;
+    let mut call = Call::<u8>::new(session, operation, Memory::Ordinary, 0)?;
+    let spans = repeat(session, &rounds, &mut call)?;
+    check_barriers(session, &spans)?;
+    let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
+    report.row(Row::new(operation, session.size(), 0, 0, slowest(session, &times)?))
+}
+
+fn size<T: Value>(
+    session: &Session,
+    operation: Operation,
+    data: &Data,
+    elements: usize,
+) -> Result<Row, CommandError> {
+    let bytes = (elements * size_of::<T>()) as u64;
+    let common = &data.common;
+    let check = data.check_every(bytes);
+    let rounds =
+        Rounds { warmup: common.warmup, iters: common.iters, check, barrier: common.barrier };
+    let mut call = Call::<T>::new(session, operation, data.memory, elements)?;
+    let spans = repeat(session, &rounds, &mut call)?;
+    // The limit needs the room.
+    drop(call);
+    let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
+    let row = Row::new(operation, session.size(), bytes, elements, slowest(session, &times)?);
+    let bound = Bound::of(session, operation, data);
+    let limit = limit::seconds(session, &bound, elements)?;
+    Ok(row.limited(limit))
+}
+
+/// One blocking call.
+pub(super) struct Call<'a, T: Value> {
+    session: &'a Session,
+    operation: Operation,
+    /// By which ranks know which tensors belong together; another size is another tensor.
+    name: String,
+    elements: usize,
+    tensors: Tensors<T>,
+    before: Pattern<T>,
+    /// What the result is made of.
+    after: Vec<Flow>,
+    /// What a reduction must come to, or what each rank brings.
+    sources: Vec<Pattern<T>>,
+}
+
+impl<'a, T: Value> Call<'a, T> {
+    /// On tensors of so many elements.
+    ///
+    /// # Errors
+    /// [`CommandError`] if there is no memory.
+    pub(super) fn new(
+        session: &'a Session,
+        operation: Operation,
+        memory: Memory,
+        elements: usize,
+    ) -> Result<Self, CommandError> {
+        let (rank, ranks) = (session.rank(), session.size());
+        let (before, sources) = match operation.reduction() {
+            Some(op) => {
+                (Pattern::contribution(op, rank, ranks, 0), vec![Pattern::reduction(op, ranks, 0)])
+            }
+            None => {
+                (Pattern::own(rank), (0..ranks.min(OWNERS)).map(Pattern::own).collect::<Vec<_>>())
+            }
+        };
+        let mine = |flow: &Flow| flow.to.is_none_or(|to| to == rank);
+        let input = operation.input(rank, ranks, elements);
+        let input = Place::zeros(session, memory, input).map_err(CommandError::failed)?;
+        Ok(Self {
+            session,
+            operation,
+            name: format!("bench.{elements}"),
+            elements,
+            tensors: Tensors { input, output: None },
+            before,
+            after: operation.flows(ranks, elements).filter(mine).collect(),
+            sources,
+        })
+    }
+}
+
+impl<T: Value> Step for Call<'_, T> {
+    fn fill(&mut self) {
+        self.before.fill(self.tensors.input.as_mut_slice());
+    }
+
+    fn run(&mut self) -> Result<Span, GradwireError> {
+        let start = now();
+        self.operation.call(self.session, &self.name, self.elements, &mut self.tensors)?;
+        Ok(Span { start, submitted: start, end: now() })
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.after.is_empty() {
+            return Ok(());
+        }
+        let result = self.tensors.result();
+        let expected =
+            self.operation.output(self.session.rank(), self.session.size(), self.elements);
+        if result.len() != expected {
+            return Err(format!("it has {} elements in place of {expected}", result.len()));
+        }
+        for flow in &self.after {
+            let source = &self.sources[flow.from.map_or(0, |rank| rank % OWNERS) as usize];
+            let part = &result[flow.target..][..flow.count];
+            source.check(part, flow.source).map_err(|Wrong { element, got, expected }| {
+                format!(
+                    "element {} of {} {} is {got}, expected {expected}",
+                    flow.target + element,
+                    result.len(),
+                    T::DTYPE
+                )
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! The last step before a program runs: tie its life to the agent's, then become it.
+//!
+//! Between `fork` and `exec` almost nothing is safe to do, so the agent starts `gradwire
+//! exec-child`, an ordinary process, which asks for the tie and then replaces itself.
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{BufRead, BufReader, ErrorKind, Read},
+    os::unix::process::CommandExt,
+    process::Command,
+};
+
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use crate::error::CommandError;
+
+/// Becomes `program`, which gets `signal` when the process `parent` dies. Comes back only with an
+/// error.
+pub fn exec_child(
+    signal: Signal,
+    parent: u32,
+    program: &OsString,
+    args: &[OsString],
+) -> CommandError {
+    if let Err(error) = set_parent_process_death_signal(Some(signal)) {
+        return CommandError::failed(format!("can't be tied to the agent's life: {error}"));
+    }
+    // The parent may have died before the tie was there; then nobody would ever send the signal.
+    let now = getppid().map(|pid| pid.as_raw_nonzero().get());
+    if now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent) {
+        return CommandError::failed("the agent ended while it started this process");
+    }
+    let error = Command::new(program).args(args).exec();
+    let why = match interpreter(program) {
+        Some(interpreter) if error.kind() == ErrorKind::NotFound => {
+            format!("its first line asks for {interpreter:?}, which is not there")
+        }
+        _ => error.to_string(),
+    };
+    let mut failed = CommandError::failed(format!("can't run {}: {why}", program.display()));
+    failed.code = 126;
+    failed
+}
+
+/// What the first line of a script asks for, as written: an invisible carriage return counts.
+fn interpreter(program: &OsString) -> Option<String> {
+    /// The system looks no further either.
+    const FIRST: u64 = 256;
+    let line = BufReader::new(File::open(program).ok()?.take(FIRST)).split(b'\n').next()?.ok()?;
+    let line = String::from_utf8_lossy(line.strip_prefix(b"#!")?).into_owned();
+    line.split([' ', '\t']).find(|word| !word.is_empty()).map(ToOwned::to_owned)
+}

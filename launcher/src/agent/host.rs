@@ -1,0 +1,193 @@
+//! Does this host have what the job needs? Asked before anything is started, so that a missing
+//! program is one clear error and not a half-started job.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use crate::protocol::{Begin, ITSELF};
+
+/// Programs and directory, found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// The ranks' program.
+    pub program: PathBuf,
+    /// The daemon's.
+    pub gradwired: PathBuf,
+    /// Where all run.
+    pub directory: PathBuf,
+}
+
+/// Finds programs and directory, or says what is missing and what to do: `(what, hint)`.
+///
+/// # Errors
+/// That pair of texts.
+pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
+    let host = &begin.host;
+    let (theirs, ours) = (&begin.version, gradwire_proto::VERSION);
+    if theirs != ours {
+        return Err((
+            format!("host {host} has gradwire {ours}, the launcher is {theirs}"),
+            "install the same release on every host".to_owned(),
+        ));
+    }
+    let directory = if begin.directory.is_empty() { "." } else { &begin.directory };
+    let directory = PathBuf::from(directory);
+    if !directory.is_dir() {
+        return Err((
+            format!("directory {} does not exist on host {host}", directory.display()),
+            "start the job from a directory that exists on every host".to_owned(),
+        ));
+    }
+    let path = match begin.environment.get("PATH") {
+        Some(path) => OsString::from(path),
+        None => std::env::var_os("PATH").unwrap_or_default(),
+    };
+    let find = |program: &str| which::which_in(program, Some(&path), &directory);
+    let own = (begin.program == ITSELF).then(|| std::env::current_exe().ok()).flatten();
+    let program = own.map_or_else(|| find(&begin.program), Ok).map_err(|_| {
+        let name = &begin.program;
+        let hint = if Path::new(name).extension().is_some_and(|extension| extension == "py") {
+            format!("a script needs its interpreter: python {name}")
+        } else {
+            "everything after the options of gradwire run is the program with its arguments"
+                .to_owned()
+        };
+        (format!("program '{name}' {}", why_not(name, host, &path, &directory)), hint)
+    })?;
+    let gradwired = if begin.gradwired.is_empty() {
+        beside_own().or_else(|| find("gradwired").ok())
+    } else {
+        find(&begin.gradwired).ok()
+    };
+    let gradwired = gradwired.ok_or_else(|| {
+        let name = if begin.gradwired.is_empty() { "gradwired" } else { &begin.gradwired };
+        (
+            format!("program '{name}' not found on host {host}"),
+            "install gradwired beside gradwire, or set launch.gradwired".to_owned(),
+        )
+    })?;
+    Ok(Checked { program, gradwired, directory })
+}
+
+/// Why a program can't be run: not there, or there and not to be run.
+fn why_not(name: &str, host: &str, path: &OsStr, directory: &Path) -> String {
+    let not_there = |place: String| format!("not found on host {host} ({place})");
+    if !name.contains('/') {
+        let places = std::env::split_paths(path).map(|place| directory.join(place).join(name));
+        let mut reasons = places.filter_map(|place| Some((unusable(&place)?, place)));
+        return match reasons.next() {
+            Some((reason, place)) => {
+                format!("is {} on host {host}, which {reason}", place.display())
+            }
+            None => not_there(format!("PATH={}", path.to_string_lossy())),
+        };
+    }
+    match unusable(&directory.join(name)) {
+        Some(reason) => format!("on host {host} {reason}"),
+        None => not_there(format!("in {}", directory.display())),
+    }
+}
+
+/// What keeps a file from being run; `None` if there is none.
+fn unusable(file: &Path) -> Option<String> {
+    match file.metadata() {
+        Ok(about) if about.is_dir() => Some("is a folder".to_owned()),
+        Ok(_) => Some("is not executable".to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(format!("can't be reached: {error}")),
+    }
+}
+
+fn beside_own() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let beside = own.parent().unwrap_or(Path::new("/")).join("gradwired");
+    beside.is_file().then_some(beside)
+}
+
+/// A TCP port that nobody listens on at this moment.
+///
+/// # Errors
+/// What the system said.
+pub fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
+}
+
+/// The address of this host that ssh was reached at: `SSH_CONNECTION` is "client port server port".
+pub fn ssh_address() -> Option<IpAddr> {
+    parse_ssh_connection(&std::env::var("SSH_CONNECTION").ok()?)
+}
+
+fn parse_ssh_connection(text: &str) -> Option<IpAddr> {
+    // A link-local IPv6 address has a zone behind '%', which is of no use to other hosts.
+    text.split_whitespace().nth(2)?.split('%').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(program: &str, gradwired: &str) -> Begin {
+        Begin {
+            version: gradwire_proto::VERSION.to_owned(),
+            host: "n1".to_owned(),
+            grace_ms: 0,
+            silence_ms: 0,
+            directory: "/".to_owned(),
+            environment: [("PATH".to_owned(), "/bin:/usr/bin".to_owned())].into(),
+            program: program.to_owned(),
+            gradwired: gradwired.to_owned(),
+        }
+    }
+
+    fn in_path(program: &str, path: &str) -> Begin {
+        let environment = [("PATH".to_owned(), path.to_owned())].into();
+        Begin { environment, ..begin(program, "/bin/sh") }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_host() {
+        assert!(check(&begin("sh", "sh")).unwrap().program.ends_with("sh"));
+        let own = check(&begin(ITSELF, "sh")).unwrap().program;
+        assert_eq!(own, std::env::current_exe().unwrap());
+        let cases = [
+            (begin("zonk", "sh"), "program 'zonk' not found on host n1 (PATH=/bin:/usr/bin)"),
+            (begin("./zonk", "sh"), "program './zonk' not found on host n1 (in /)"),
+            (begin("etc/passwd", "sh"), "program 'etc/passwd' on host n1 is not executable"),
+            (begin("./etc", "sh"), "program './etc' on host n1 is a folder"),
+            (
+                begin("etc/passwd/x", "sh"),
+                "program 'etc/passwd/x' on host n1 can't be reached: Not a directory (os error 20)",
+            ),
+            (
+                in_path("passwd", "/zonk:/etc"),
+                "program 'passwd' is /etc/passwd on host n1, which is not executable",
+            ),
+            (begin("sh", "zonkd"), "program 'zonkd' not found on host n1"),
+            (
+                Begin { directory: "/zonk".into(), ..begin("sh", "sh") },
+                "directory /zonk does not exist on host n1",
+            ),
+            (
+                Begin { version: "9.9.9".into(), ..begin("sh", "sh") },
+                "host n1 has gradwire 0.1.0, the launcher is 9.9.9",
+            ),
+        ];
+        for (begin, expected) in cases {
+            let (what, hint) = check(&begin).unwrap_err();
+            assert_eq!(what, expected);
+            assert!(!hint.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_address_that_ssh_reached_is_read() {
+        let parse = |text: &str| parse_ssh_connection(text).map(|at| at.to_string());
+        assert_eq!(parse("10.0.0.9 51000 10.0.0.1 22").as_deref(), Some("10.0.0.1"));
+        assert_eq!(parse("fe80::2%eth0 1 fe80::1%eth0 22").as_deref(), Some("fe80::1"));
+        assert_eq!(parse("10.0.0.9 51000"), None);
+    }
+}

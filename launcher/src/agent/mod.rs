@@ -1,0 +1,408 @@
+//! One host's agent: starts processes when it is told to, passes on what they write, tells how
+//! they end, and ends them all (CLEAN) when it is told to, when its standard input ends (the
+//! launcher died, ssh dropped), when the launcher is silent for too long, or when it is itself
+//! asked to end.
+//!
+//! It decides nothing about the job. The same program runs on this machine and behind ssh.
+//!
+//! - [`output`], [`split`]: what processes write becomes lines
+//! - [`exec`]: the last step before a program runs
+//! - [`host`]: does this host have what the job needs
+
+pub mod exec;
+pub mod host;
+pub mod output;
+pub mod split;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::PathBuf,
+    process::{ExitCode, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    process::Command,
+    sync::mpsc,
+    task::{JoinHandle, yield_now},
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
+
+use self::{host::Checked, output::Output};
+use crate::{
+    error::{limits_hint, tell},
+    processes::{self, Whose},
+    protocol::{
+        Begin, Ended, MessageError, Order, Reader, Report, Role, Start, Stream, encode, signal_name,
+    },
+    signals::Endings,
+};
+
+/// How many reports may wait for the launcher (BOUND). When it is full, whoever writes output
+/// waits, so nothing is lost.
+const REPORTS: usize = 256;
+
+/// How long the system may take to say that a killed process has ended.
+const REAPED: Duration = Duration::from_millis(500);
+
+/// How long a launcher that has ordered the end may leave our last reports unread. Its own reader
+/// may be slow; if it is gone itself, writing fails.
+const FLUSH: Duration = Duration::from_secs(300);
+
+/// The same for a launcher that may be gone without a sign.
+const FLUSH_UNHEARD: Duration = Duration::from_secs(1);
+
+/// How many bytes are written at a time, each of them a sign that the launcher reads.
+const PART: usize = 64 << 10;
+
+/// How often ended orphans are reaped.
+const REAP: Duration = Duration::from_secs(5);
+
+/// The agent's processes that have not been reaped yet, by role.
+type Alive = BTreeMap<Role, u32>;
+
+#[derive(Debug)]
+struct Agent {
+    begin: Begin,
+    programs: Checked,
+    born: Instant,
+    reports: mpsc::Sender<Report>,
+    ended: mpsc::Sender<(Role, Ended)>,
+    alive: Alive,
+    /// Tells the daemon what becomes of its ranks.
+    daemon: Option<mpsc::Sender<Word>>,
+}
+
+/// What the daemon is told, a line each.
+#[derive(Debug)]
+enum Word {
+    /// A rank's process has ended.
+    Ended(u32, Ended),
+    /// All processes of this host are about to be asked to end, for this reason.
+    Stopping(String),
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(rank, ended) if ended.is_well() => write!(f, "ended {rank}"),
+            Self::Ended(rank, ended) => write!(f, "failed {rank} {ended}"),
+            Self::Stopping(why) => write!(f, "stopping {why}"),
+        }
+    }
+}
+
+/// Why an agent ends everything.
+#[derive(Debug)]
+struct End {
+    why: String,
+    grace: Duration,
+    /// How long the launcher may leave reports unread.
+    flush: Duration,
+}
+
+/// Serves one launcher over `input` and `output`, until everything it started has ended.
+pub async fn run<R, W>(input: R, output: W) -> ExitCode
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let born = Instant::now();
+    let (reports, queue) = mpsc::channel(REPORTS);
+    let moved = Arc::new(AtomicU64::new(0));
+    let writer = tokio::spawn(pass_on(queue, output, moved.clone()));
+    let mut orders = Reader::new(input);
+    let (code, flush) = match begin(&mut orders).await {
+        Ok((begin, programs, ready)) => {
+            let (ended, ends) = mpsc::channel(REPORTS);
+            let _ = reports.send(ready).await;
+            let agent = Agent {
+                begin,
+                programs,
+                born,
+                reports: reports.clone(),
+                ended,
+                alive: Alive::new(),
+                daemon: None,
+            };
+            agent.serve(orders, ends).await
+        }
+        Err(refused) => {
+            let _ = reports.send(refused).await;
+            (ExitCode::FAILURE, FLUSH)
+        }
+    };
+    drop(reports);
+    all_written(writer, &moved, flush).await;
+    code
+}
+
+/// Waits until the last report is written, for as long as the launcher reads: it may leave us
+/// waiting for `patience` between two parts (WAIT).
+async fn all_written(mut writer: JoinHandle<()>, moved: &AtomicU64, patience: Duration) {
+    let mut seen = moved.load(Relaxed);
+    while timeout(patience, &mut writer).await.is_err() {
+        let now = moved.load(Relaxed);
+        if std::mem::replace(&mut seen, now) == now {
+            return;
+        }
+    }
+}
+
+/// The first order, and whether this host can carry it out.
+async fn begin<R: AsyncRead + Unpin>(
+    orders: &mut Reader<R>,
+) -> Result<(Begin, Checked, Report), Report> {
+    let refused = |what: String, hint: &str| Report::Refused { what, hint: hint.to_owned() };
+    let begin = match orders.next::<Order>().await {
+        Some(Ok(Order::Begin(begin))) => begin,
+        Some(Ok(_)) => return Err(refused("the first order is not Begin".to_owned(), "")),
+        Some(Err(error)) => {
+            let version = gradwire_proto::VERSION;
+            let what = format!("gradwire {version} does not understand its launcher: {error}");
+            return Err(refused(what, "install the same release on every host"));
+        }
+        None => return Err(refused("the launcher gave no order".to_owned(), "")),
+    };
+    let programs = host::check(&begin).map_err(|(what, hint)| refused(what, &hint))?;
+    processes::adopt_orphans()
+        .map_err(|error| refused(format!("can't become a subreaper: {error}"), ""))?;
+    let port = host::free_port().map_err(|error| refused(format!("no free port: {error}"), ""))?;
+    let ready = Report::Ready { address: host::ssh_address(), port };
+    Ok((begin, programs, ready))
+}
+
+/// Writes reports in order. A launcher that is gone is noticed at the other pipe; what is left
+/// for it is thrown away, so that nobody waits for it.
+/// `moved` counts the parts that it has taken.
+async fn pass_on(
+    mut queue: mpsc::Receiver<Report>,
+    mut output: impl AsyncWrite + Unpin,
+    moved: Arc<AtomicU64>,
+) {
+    let (mut batch, mut gone) = (Vec::with_capacity(REPORTS), false);
+    // What waits is written in one go: a line is small, and a write is not.
+    while queue.recv_many(&mut batch, REPORTS).await > 0 {
+        let mut bytes = Vec::new();
+        for report in batch.drain(..) {
+            encode(&mut bytes, &report);
+        }
+        for part in bytes.chunks(PART) {
+            gone = gone || send(&mut output, part).await.is_err();
+            moved.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+async fn send(output: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> std::io::Result<()> {
+    output.write_all(bytes).await?;
+    output.flush().await
+}
+
+impl Agent {
+    async fn serve<R: AsyncRead + Unpin>(
+        mut self,
+        mut orders: Reader<R>,
+        mut ends: mpsc::Receiver<(Role, Ended)>,
+    ) -> (ExitCode, Duration) {
+        let grace = Duration::from_millis(self.begin.grace_ms);
+        let silence = match self.begin.silence_ms {
+            0 => Duration::MAX,
+            ms => Duration::from_millis(ms),
+        };
+        let Ok(mut endings) = Endings::listen() else {
+            return (ExitCode::FAILURE, FLUSH_UNHEARD);
+        };
+        let mut reap = interval(REAP);
+        reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard = tokio::time::Instant::now();
+        let unheard = |why: String| End { why, grace, flush: FLUSH_UNHEARD };
+        let end = loop {
+            tokio::select! {
+                order = orders.next::<Order>() => {
+                    heard = tokio::time::Instant::now();
+                    match order {
+                        Some(Ok(Order::Stop { grace_ms, why })) => {
+                            let grace = Duration::from_millis(grace_ms);
+                            break End { why, grace, flush: FLUSH };
+                        }
+                        Some(Ok(order)) => self.obey(order),
+                        Some(Err(error)) => {
+                            self.complain(&error);
+                            break unheard(format!("the launcher sent nonsense: {error}"));
+                        }
+                        None => break unheard("the connection to the launcher ended".to_owned()),
+                    }
+                }
+                Some((role, ended)) = ends.recv() => {
+                    self.alive.remove(&role);
+                    if let Role::Rank(rank) = role {
+                        self.tell_daemon(Word::Ended(rank, ended));
+                    }
+                }
+                () = sleep(silence.saturating_sub(heard.elapsed())) => {
+                    tell("gradwire agent: no sign of life from the launcher; ending everything");
+                    break unheard("the launcher gives no sign of life".to_owned());
+                }
+                signal = endings.next() => {
+                    let name = signal_name(signal).unwrap_or("a signal");
+                    break unheard(format!("the agent of this host got {name}"));
+                }
+                _ = reap.tick() => processes::reap_orphans(&self.alive.values().copied().collect()),
+            }
+        };
+        let flush = end.flush;
+        self.stop(end, &mut orders, &mut ends).await;
+        (ExitCode::SUCCESS, flush)
+    }
+
+    fn complain(&self, error: &MessageError) {
+        tell(format_args!("gradwire agent on {}: {error}; ending everything", self.begin.host));
+    }
+
+    fn obey(&mut self, order: Order) {
+        let report = match order {
+            // Most are signs of life, whose answer nobody waits for: none piles up (BOUND).
+            Order::Clock => {
+                let _ = self.reports.try_send(Report::Clock { at_us: self.now() });
+                return;
+            }
+            Order::Start(start) => {
+                let role = start.role;
+                match self.start(start) {
+                    Ok(pid) => Report::Started { role, pid, at_us: self.now() },
+                    Err(what) => Report::Failed { role, what },
+                }
+            }
+            Order::Begin(_) | Order::Stop { .. } => return,
+        };
+        // Output may fill the queue; an order to stop must be heard even then, so nobody waits here.
+        let reports = self.reports.clone();
+        tokio::spawn(async move { reports.send(report).await });
+    }
+
+    fn now(&self) -> u64 {
+        micros(self.born)
+    }
+
+    /// The daemon can't know by itself how a rank's process ended.
+    fn tell_daemon(&self, word: Word) {
+        if let Some(daemon) = &self.daemon {
+            // A daemon that does not read is about to be found dead by itself.
+            let _ = daemon.try_send(word);
+        }
+    }
+
+    fn start(&mut self, start: Start) -> Result<u32, String> {
+        if self.alive.contains_key(&start.role) {
+            return Err(format!("{} already runs on host {}", start.role, self.begin.host));
+        }
+        let own =
+            std::env::current_exe().map_err(|error| format!("can't find gradwire: {error}"))?;
+        let program: PathBuf = match start.role {
+            Role::Daemon => self.programs.gradwired.clone(),
+            Role::Rank(_) => self.programs.program.clone(),
+        };
+        let mut command = Command::new(own);
+        command
+            .arg("exec-child")
+            .arg(std::process::id().to_string())
+            .arg(program)
+            .args(start.args)
+            .envs(&self.begin.environment)
+            .envs(&start.environment)
+            .current_dir(&self.programs.directory)
+            .stdin(if start.role == Role::Daemon { Stdio::piped() } else { Stdio::null() })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // CLEAN: a group of its own, so that its children can be asked to end with it.
+            .process_group(0);
+        let mut child = command.spawn().map_err(|error| {
+            let hint = limits_hint(&error).map(|hint| format!("; {hint}")).unwrap_or_default();
+            format!("{} can't be started on host {}: {error}{hint}", start.role, self.begin.host)
+        })?;
+        let pid = child.id().unwrap_or_default();
+        if let Some(stdin) = child.stdin.take() {
+            let (words, queue) = mpsc::channel(REPORTS);
+            tokio::spawn(say(queue, stdin));
+            self.daemon = Some(words);
+        }
+        let (role, born) = (start.role, self.born);
+        let (reports, ended) = (self.reports.clone(), self.ended.clone());
+        let output = |stream| Output::new(role, stream, reports.clone());
+        let out = child.stdout.take().map(|pipe| output(Stream::Stdout).start(pipe));
+        let err = child.stderr.take().map(|pipe| output(Stream::Stderr).start(pipe));
+        tokio::spawn(async move {
+            let status = child.wait().await;
+            let at_us = micros(born);
+            let how = status.map_or(Ended::Code(1), Into::into);
+            let _ = ended.send((role, how)).await;
+            // What it wrote comes before its end.
+            for pump in [out, err].into_iter().flatten() {
+                pump.drain().await;
+            }
+            let _ = reports.send(Report::Exited { role, pid, ended: how, at_us }).await;
+        });
+        self.alive.insert(role, pid);
+        Ok(pid)
+    }
+
+    /// SIGTERM to everything, the grace period, then SIGKILL to every descendant. A second Stop,
+    /// which can only be shorter, ends the grace period.
+    async fn stop<R: AsyncRead + Unpin>(
+        &mut self,
+        end: End,
+        orders: &mut Reader<R>,
+        ends: &mut mpsc::Receiver<(Role, Ended)>,
+    ) {
+        // The daemon hears why before it sees what comes of it: its line is written meanwhile.
+        self.tell_daemon(Word::Stopping(end.why));
+        yield_now().await;
+        let own = self.alive.values().copied().collect();
+        tokio::select! {
+            () = processes::ask_all_to_end(&own, end.grace) => {}
+            () = hurried(orders) => {}
+        }
+        if !processes::kill_all(&own, Whose::Anybodys).await {
+            tell(format_args!("gradwire agent: processes on {} can't be killed", self.begin.host));
+        }
+        while !self.alive.is_empty() {
+            let Ok(Some((role, _))) = timeout(REAPED, ends.recv()).await else { break };
+            self.alive.remove(&role);
+        }
+        // Its place is behind the output that is left. The launcher's reader decides how soon that
+        // is.
+        let reports = self.reports.clone();
+        tokio::spawn(async move { reports.send(Report::Stopped).await });
+    }
+}
+
+/// Writes a line for each word.
+async fn say(mut words: mpsc::Receiver<Word>, mut daemon: impl AsyncWrite + Unpin) {
+    while let Some(word) = words.recv().await {
+        if send(&mut daemon, format!("{word}\n").as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Comes back at the second Stop; never, if there is none.
+async fn hurried<R: AsyncRead + Unpin>(orders: &mut Reader<R>) {
+    loop {
+        match orders.next::<Order>().await {
+            Some(Ok(Order::Stop { .. })) => return,
+            Some(Ok(_)) => {}
+            Some(Err(_)) | None => std::future::pending().await,
+        }
+    }
+}
+
+fn micros(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}

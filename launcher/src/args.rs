@@ -1,0 +1,51 @@
+//! The options of every command that starts a job or reads settings.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Where settings come from.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SettingsOptions {
+    /// A TOML file with settings.
+    #[arg(long, value_name = "FILE", env = "GRADWIRE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Set one setting, such as data.lanes=4; may be repeated. See `gradwire config show`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// Where the ranks of a job run, and how they are started.
+#[derive(Debug, Clone, Default, Args)]
+pub struct JobOptions {
+    /// How many ranks [default: the slots of all hosts]. May be written -np.
+    #[arg(short = 'n', long = "np", visible_alias = "num-proc", value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub np: Option<u32>,
+    /// Hosts with their slots, filled in order [default: this machine].
+    #[arg(short = 'H', long, value_name = "HOST:SLOTS,…", conflicts_with = "hostfile")]
+    pub hosts: Option<String>,
+    /// A file with a line `host slots=N` for each host.
+    #[arg(long, value_name = "FILE")]
+    pub hostfile: Option<PathBuf>,
+    /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub start_timeout: Option<u64>,
+    /// Tell what happens.
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// Where settings come from.
+    #[command(flatten)]
+    pub settings: SettingsOptions,
+}
+
+/// Seconds, also fractions, to milliseconds.
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if !(0.1..=86_400.0).contains(&seconds) {
+        return Err("must be from 0.1 to 86400 seconds".to_owned());
+    }
+    std::time::Duration::try_from_secs_f64(seconds)
+        .map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+        .map_err(|error| error.to_string())
+}

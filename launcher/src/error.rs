@@ -1,0 +1,84 @@
+//! What goes wrong on the command line, with what to do about it.
+
+use std::{
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use rustix::io::Errno;
+
+/// Writes a line to standard error. If nobody takes it, that must not keep this process from its
+/// duties, which is why `eprintln`, which panics then, is not used.
+pub fn tell(line: impl fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What to do where the system has refused a process, a pipe or memory.
+pub fn limits_hint(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => Some("raise the limit of open files (ulimit -n)"),
+        Errno::NFILE => Some("this machine has too many open files"),
+        Errno::AGAIN | Errno::NOMEM => {
+            Some("raise the limits of processes and memory (ulimit -u -v)")
+        }
+        _ => None,
+    }
+}
+
+/// One error for the person who typed the command: `error: …`, `hint: …`, and an exit code.
+#[derive(Debug, thiserror::Error)]
+pub struct CommandError {
+    /// What was wrong, and where.
+    pub what: String,
+    /// What to do; may be empty.
+    pub hint: String,
+    /// 2 for a command that can't be carried out as given, 1 for one that failed.
+    pub code: u8,
+}
+
+impl CommandError {
+    /// The command can't be carried out as it was given.
+    pub fn usage(what: impl fmt::Display) -> Self {
+        Self { what: what.to_string(), hint: String::new(), code: 2 }
+    }
+
+    /// The command failed.
+    pub fn failed(what: impl fmt::Display) -> Self {
+        Self { code: 1, ..Self::usage(what) }
+    }
+
+    /// The system refused something.
+    pub fn system(error: &io::Error) -> Self {
+        Self::failed(error).hint(limits_hint(error).unwrap_or_default())
+    }
+
+    /// Adds what to do.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = hint.into();
+        self
+    }
+
+    /// Prints it to standard error and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        tell(self);
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.what)?;
+        if !self.hint.is_empty() {
+            write!(f, "\nhint: {}", self.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl From<gradwire_settings::SettingsError> for CommandError {
+    fn from(error: gradwire_settings::SettingsError) -> Self {
+        Self::usage(error)
+    }
+}

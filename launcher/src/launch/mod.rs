@@ -1,0 +1,265 @@
+//! `gradwire run`: from hosts and a program to a job that runs, and back to nothing.
+//!
+//! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
+//! - [`job`], [`verdict`]: what to do next, and what it came to (pure)
+//! - [`link`], [`places`], [`console`], [`farewell`]: agents, addresses, output, and its end
+
+pub mod console;
+pub mod dry_run;
+pub mod farewell;
+pub mod hosts;
+pub mod job;
+pub mod link;
+pub mod places;
+pub mod plan;
+pub mod verdict;
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_settings::Settings;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::sleep_until,
+};
+
+use self::{
+    console::{Console, Files, Line},
+    farewell::{Farewell, tell_all},
+    job::{Command, Event, Job, Limits},
+    link::{Shared, Target},
+    plan::Plan,
+    verdict::{Failure, Verdict},
+};
+use crate::{
+    error::{CommandError, tell},
+    processes::{self, Whose},
+    protocol::{Begin, Order},
+    signals::Endings,
+};
+
+/// How many events may wait for a decision (BOUND); whoever has one more waits.
+const EVENTS: usize = 1024;
+
+/// How much longer the launcher gathers failures than the coordinator does.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// How a job is to be run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where output goes besides the launcher's own.
+    pub output_dir: Option<PathBuf>,
+    /// Tell what happens.
+    pub verbose: bool,
+    /// The ranks' standard output goes out as it is, without their numbers: only one of them
+    /// writes.
+    pub bare: bool,
+    /// The launcher's environment.
+    pub environment: HashMap<String, String>,
+    /// The launcher's working directory.
+    pub directory: PathBuf,
+}
+
+/// Runs a job to its end, and says what it came to. Afterwards nothing of it is left on any host
+/// (CLEAN), or the verdict says on which one that could not be seen to.
+///
+/// # Errors
+/// [`CommandError`] for what keeps the launcher itself from working.
+pub async fn run(
+    plan: Plan,
+    settings: &Settings,
+    options: Options,
+) -> Result<Verdict, CommandError> {
+    // If an agent here is killed outright, what it had started becomes ours to end.
+    processes::adopt_orphans().map_err(CommandError::failed)?;
+    let files = match &options.output_dir {
+        Some(directory) => {
+            Some(Files::create(directory, plan.size()).map_err(|(path, error)| {
+                CommandError::failed(format!(
+                    "--output-dir: {} can't be made: {error}",
+                    path.display()
+                ))
+            })?)
+        }
+        None => None,
+    };
+    let mut signals = Endings::listen().map_err(|error| CommandError::system(&error))?;
+    let born = Instant::now();
+    let Console { lines: console, ended: mut written, mut reading } =
+        Console::start(files, options.bare).map_err(|error| CommandError::system(&error))?;
+    let (events, mut happened) = mpsc::channel(EVENTS);
+    let hushed = Arc::new(AtomicBool::new(false));
+    let shared = Shared {
+        events,
+        console: console.clone(),
+        born,
+        verbose: options.verbose,
+        hushed: hushed.clone(),
+    };
+
+    let mut tasks = JoinSet::new();
+    let mut agents = Vec::new();
+    let per_agent = usize::try_from(plan.size()).unwrap_or(EVENTS) + 16;
+    for target in targets(&plan, settings, &options).await? {
+        let orders = mpsc::channel(per_agent);
+        agents.push(orders.0.clone());
+        link::open(target, shared.clone(), orders, &mut tasks);
+    }
+    drop(shared);
+
+    let limits = Limits {
+        start: settings.launch.start_timeout,
+        grace: settings.launch.grace,
+        // The coordinator's word on the cause comes before ours to end (TELL).
+        gather: settings.coordinator.cause_window + MARGIN,
+    };
+    let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
+    let mut job = Job::new(plan, limits);
+    let mut verdict = loop {
+        if let Some(verdict) = job.verdict() {
+            break verdict;
+        }
+        let deadline = job.deadline().map_or(Duration::from_secs(3600), |at| at);
+        let event = tokio::select! {
+            Some(event) = happened.recv() => event,
+            signal = signals.next() => Event::Interrupted { signal },
+            why = output_ends(&mut written) => {
+                Event::OutputClosed { why: why.unwrap_or_default() }
+            }
+            () = sleep_until((born + deadline).into()) => {
+                if reading.is_slow() { Event::Unread } else { Event::Tick }
+            }
+        };
+        for command in job.step(event, born.elapsed()) {
+            match command {
+                Command::Order { node, order } => {
+                    let ends = matches!(order, Order::Stop { .. });
+                    hushed.fetch_or(ends, Ordering::Relaxed);
+                    give(&agents[node], order);
+                }
+                // A note is worth less than the launcher's attention: it never waits.
+                Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
+                Command::Note(_) => {}
+            }
+        }
+    };
+    if options.verbose && verdict.code == 0 {
+        let seconds = born.elapsed().as_secs_f64();
+        let text = format!("{size} ranks on {hosts} hosts ended well after {seconds:.1} s");
+        let _ = console.try_send(Line::note(&text));
+    }
+    // The agents' standard inputs close with these.
+    drop(agents);
+    let hurried = job.is_hurried();
+    let mut last = Farewell { reading: &mut reading, signals: &mut signals, hurried };
+    let ending = last.wait(async {
+        // What agents have yet to say decides nothing, but must not be in the way of output.
+        let ignore = async { while happened.recv().await.is_some() {} };
+        tokio::join!(ignore, async { while tasks.join_next().await.is_some() {} });
+    });
+    // Agents that don't end are ended; what of the output is lost is seen below.
+    drop(ending.await);
+    tasks.shutdown().await;
+    let words = verdict.lines.clone();
+    let said = last.wait(async move {
+        for line in &words {
+            // If output can't be written, that is told below.
+            let _ = console.send(Line::verdict(line)).await;
+        }
+    });
+    let out = match said.await {
+        // It had failed before, which the verdict knows.
+        Ok(()) if written.is_terminated() => Err(None),
+        Ok(()) => match last.wait(output_ends(&mut written)).await {
+            Ok(None) => Ok(()),
+            Ok(Some(why)) => Err(Some(Failure::Output(why))),
+            Err(lost) => Err(Some(lost)),
+        },
+        Err(lost) => Err(Some(lost)),
+    };
+    if let Err(lost) = out {
+        if let Some(lost) = lost.filter(|_| verdict.code == 0) {
+            verdict = Verdict::over(&[lost], None, false);
+        }
+        tell_all(verdict.lines.clone());
+    }
+    if !processes::kill_all(&[].into(), Whose::Jobs(&id)).await {
+        tell("gradwire: processes of the job on this machine can't be killed");
+    }
+    Ok(verdict)
+}
+
+/// The channel holds more orders than a host is ever given; a host whose agent is gone has said so.
+fn give(agent: &mpsc::Sender<Order>, order: Order) {
+    if let Err(error) = agent.try_send(order) {
+        tracing::debug!(%error, "order not given");
+    }
+}
+
+/// Becomes ready when the writing thread has ended, once: with the reason, if it can't write.
+async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<String> {
+    if written.is_terminated() {
+        return std::future::pending().await;
+    }
+    written.await.unwrap_or_else(|_| Some("the writing thread panicked".to_owned()))
+}
+
+/// Each host with the command that starts its agent. What a job needs of a host travels on the
+/// agent's standard input; the command line is the same for every job (TRUST).
+async fn targets(
+    plan: &Plan,
+    settings: &Settings,
+    options: &Options,
+) -> Result<Vec<Target>, CommandError> {
+    let own = std::env::current_exe()
+        .map_err(|error| CommandError::failed(format!("can't find my own program: {error}")))?;
+    let mut looks = JoinSet::new();
+    for (i, node) in plan.nodes.iter().enumerate() {
+        let host = node.host.clone();
+        looks.spawn(async move { (i, places::is_local(&host).await) });
+    }
+    let mut local = vec![false; plan.nodes.len()];
+    while let Some(Ok((i, is_local))) = looks.join_next().await {
+        local[i] = is_local;
+    }
+    let remote = plan.nodes.iter().zip(&local).find(|(_, local)| !**local);
+    let remote = remote.map(|(node, _)| node.host.clone());
+    let launch = &settings.launch;
+    let hosts = plan.nodes.iter().zip(local).enumerate();
+    let targets = hosts.map(|(node, (place, local))| {
+        let command = if local {
+            vec![own.to_string_lossy().into_owned(), "agent".to_owned()]
+        } else {
+            let mut command = vec![launch.ssh.clone()];
+            command.extend(launch.ssh_args.iter().cloned());
+            command.extend([
+                place.host.clone(),
+                launch.remote_gradwire.clone(),
+                "agent".to_owned(),
+            ]);
+            command
+        };
+        let environment =
+            if local { plan::Variables::new() } else { plan::forwarded(&options.environment) };
+        let begin = Begin {
+            version: gradwire_proto::VERSION.to_owned(),
+            host: place.host.clone(),
+            grace_ms: u64::try_from(launch.grace.as_millis()).unwrap_or(u64::MAX),
+            silence_ms: if local { 0 } else { link::SILENCE.as_secs() * 1000 },
+            directory: options.directory.to_string_lossy().into_owned(),
+            environment,
+            program: plan.program.clone(),
+            gradwired: launch.gradwired.clone(),
+        };
+        Target { node, host: place.host.clone(), local, remote: remote.clone(), command, begin }
+    });
+    Ok(targets.collect())
+}

@@ -1,0 +1,337 @@
+//! Who runs where: hosts and a number of ranks become nodes with ranks, and each process gets its
+//! environment. Pure.
+
+use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
+
+use gradwire_coordinator::host::HERE;
+use gradwire_proto::Secret;
+use gradwire_settings::Loaded;
+
+use super::hosts::{Host, MAX_RANKS};
+use crate::error::CommandError;
+
+/// Environment variables of one process.
+pub type Variables = BTreeMap<String, String>;
+
+/// One host with the ranks it runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// The host, as it was given.
+    pub host: String,
+    /// Its first rank; the others follow.
+    pub first_rank: u32,
+    /// How many ranks it runs; at least 1.
+    pub ranks: u32,
+}
+
+/// A job before anything is started.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The job's id.
+    pub job: String,
+    /// What its processes prove to each other.
+    pub secret: Secret,
+    /// The hosts that run ranks, in order.
+    pub nodes: Vec<Node>,
+    /// The program of each rank; [`ITSELF`](crate::protocol::ITSELF) for `gradwire`.
+    pub program: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Settings somebody set, for the services.
+    pub service_settings: Variables,
+    /// All `worker.*` settings, for the ranks.
+    pub worker_settings: Variables,
+}
+
+/// What becomes known only while the job starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// Each node's address, by which the others reach it.
+    pub addresses: Vec<IpAddr>,
+    /// A port that was free on the first node.
+    pub master_port: u16,
+    /// Where each node's daemon serves its metrics.
+    pub daemon_metrics: Vec<String>,
+}
+
+impl Plan {
+    /// Fills hosts in order until `np` ranks have a place; no `np`: all slots; no hosts: all
+    /// ranks here. Hosts that get no rank are not used.
+    ///
+    /// # Errors
+    /// [`CommandError`] if there are more ranks than slots.
+    pub fn nodes(hosts: &[Host], np: Option<u32>) -> Result<Vec<Node>, CommandError> {
+        let here = [Host { name: "localhost".to_owned(), slots: np.unwrap_or(1) }];
+        let hosts = if hosts.is_empty() { &here[..] } else { hosts };
+        let slots: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
+        let np = np.map_or(slots, u64::from);
+        if np > slots {
+            let list: Vec<_> = hosts.iter().take(8).map(Host::to_string).collect();
+            let more = if hosts.len() > 8 { ", …" } else { "" };
+            return Err(CommandError::usage(format!(
+                "-np {np} is more than the {slots} slots of the given hosts ({}{more})",
+                list.join(",")
+            ))
+            .hint("give more hosts, or more slots to the hosts"));
+        }
+        if np > u64::from(MAX_RANKS) {
+            return Err(CommandError::usage(format!("{np} ranks are more than {MAX_RANKS}")));
+        }
+        let (mut nodes, mut next) = (Vec::new(), 0);
+        for host in hosts {
+            let left = u32::try_from(np).unwrap_or(MAX_RANKS) - next;
+            let ranks = host.slots.min(left);
+            if ranks == 0 {
+                break;
+            }
+            nodes.push(Node { host: host.name.clone(), first_rank: next, ranks });
+            next += ranks;
+        }
+        Ok(nodes)
+    }
+
+    /// Puts a job together, with an id and a secret of its own.
+    pub fn new(nodes: Vec<Node>, program: String, args: Vec<String>, settings: &Loaded) -> Self {
+        let id: String =
+            gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
+        let worker_settings = settings
+            .rows
+            .iter()
+            .filter(|row| row.key.name.starts_with("worker."))
+            .map(|row| (row.key.variable(), row.value.clone()))
+            .collect();
+        Self {
+            job: format!("gw{id}"),
+            secret: Secret::generate(),
+            nodes,
+            program,
+            args,
+            service_settings: settings.variables().collect(),
+            worker_settings,
+        }
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        self.nodes.iter().map(|node| node.ranks).sum()
+    }
+
+    /// The node of a rank.
+    pub fn node_of(&self, rank: u32) -> Option<usize> {
+        self.nodes.iter().position(|n| (n.first_rank..n.first_rank + n.ranks).contains(&rank))
+    }
+
+    /// The Unix socket of a node's daemon; abstract, so that it goes with the daemon (CLEAN).
+    pub fn socket(&self, node: usize) -> String {
+        format!("@gradwire-{}-{node}", self.job)
+    }
+
+    fn job_variables(&self) -> Variables {
+        variables([("GRADWIRE_JOB", self.job.clone()), ("GRADWIRE_SECRET", self.secret.to_hex())])
+    }
+
+    /// The environment of a node's daemon. The one that is told no coordinator hosts it.
+    pub fn daemon_variables(
+        &self,
+        node: usize,
+        address: IpAddr,
+        coordinator: Option<SocketAddr>,
+    ) -> Variables {
+        let mut all = self.service_settings.clone();
+        all.extend(self.job_variables());
+        all.extend(variables([
+            ("GRADWIRE_HOST", self.nodes[node].host.clone()),
+            ("GRADWIRE_ADDRESS", address.to_string()),
+            ("GRADWIRE_SLOTS", self.nodes[node].ranks.to_string()),
+            ("GRADWIRE_ORDER", node.to_string()),
+            ("GRADWIRE_SOCKET", self.socket(node)),
+        ]));
+        match coordinator {
+            Some(address) => {
+                all.extend(variables([("GRADWIRE_COORDINATOR", address.to_string())]));
+            }
+            None => all.extend(variables([
+                ("GRADWIRE_COORDINATOR", HERE.to_owned()),
+                ("GRADWIRE_NODES", self.nodes.len().to_string()),
+                ("GRADWIRE_RANKS", self.size().to_string()),
+            ])),
+        }
+        all
+    }
+
+    /// The environment of a rank.
+    pub fn rank_variables(&self, node: usize, rank: u32, places: &Places) -> Variables {
+        let here = &self.nodes[node];
+        let local = rank - here.first_rank;
+        // Ranks with the same place on their nodes, across nodes: Horovod's cross communicator.
+        let across = self.nodes.iter().filter(|n| n.ranks > local).count();
+        let before = self.nodes[..node].iter().filter(|n| n.ranks > local).count();
+        let mut all = self.worker_settings.clone();
+        all.extend(self.job_variables());
+        // Under our name, and under Horovod's for the scripts that read it.
+        for (name, value) in variables([
+            ("RANK", rank.to_string()),
+            ("SIZE", self.size().to_string()),
+            ("LOCAL_RANK", local.to_string()),
+            ("LOCAL_SIZE", here.ranks.to_string()),
+            ("CROSS_RANK", before.to_string()),
+            ("CROSS_SIZE", across.to_string()),
+        ]) {
+            all.insert(format!("GRADWIRE_{name}"), value.clone());
+            all.insert(format!("HOROVOD_{name}"), value);
+        }
+        all.extend(variables([
+            ("GRADWIRE_SOCKET", self.socket(node)),
+            ("GRADWIRE_HOST", here.host.clone()),
+            ("HOROVOD_HOSTNAME", here.host.clone()),
+            ("GRADWIRE_DAEMON_METRICS", places.daemon_metrics[node].clone()),
+            ("GRADWIRE_COORDINATOR_METRICS", places.daemon_metrics[0].clone()),
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", self.size().to_string()),
+            ("LOCAL_RANK", local.to_string()),
+            ("LOCAL_WORLD_SIZE", here.ranks.to_string()),
+            ("MASTER_ADDR", places.addresses[0].to_string()),
+            ("MASTER_PORT", places.master_port.to_string()),
+        ]));
+        all
+    }
+}
+
+fn variables<const N: usize>(pairs: [(&str, String); N]) -> Variables {
+    pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Variables that say something about one machine or one login, and so don't travel.
+const STAY: &[&str] = &[
+    "_",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "HOME",
+    "HOSTNAME",
+    "LOGNAME",
+    "MAIL",
+    "OLDPWD",
+    "PWD",
+    "SHELL",
+    "SHLVL",
+    "TERM",
+    "TMPDIR",
+    "TTY",
+    "USER",
+    "WAYLAND_DISPLAY",
+];
+
+/// The part of the launcher's environment that a remote rank gets: all but what describes this
+/// machine or login, and the settings and job variables, which are sent by their own rules.
+pub fn forwarded(environment: &std::collections::HashMap<String, String>) -> Variables {
+    let stays = |name: &str| {
+        STAY.contains(&name)
+            || ["GRADWIRE_", "SSH_", "XDG_", "LC_"].iter().any(|prefix| name.starts_with(prefix))
+    };
+    environment
+        .iter()
+        .filter(|(name, _)| !stays(name))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_settings::{Layers, Settings};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::launch::hosts::parse_list;
+
+    fn plan(hosts: &str, np: Option<u32>) -> Plan {
+        let nodes = Plan::nodes(&parse_list(hosts).unwrap(), np).unwrap();
+        let layers = Layers { flags: vec!["data.lanes=3".into()], ..Layers::default() };
+        Plan::new(nodes, "train".into(), Vec::new(), &Settings::load(&layers).unwrap())
+    }
+
+    fn places(nodes: usize) -> Places {
+        Places {
+            addresses: (0..nodes).map(|i| IpAddr::from([10, 0, 0, 1 + i as u8])).collect(),
+            master_port: 4321,
+            daemon_metrics: (0..nodes).map(|i| format!("127.0.0.1:{i}")).collect(),
+        }
+    }
+
+    #[test]
+    fn hosts_are_filled_in_order_and_the_rest_is_not_used() {
+        let nodes = plan("a:2,b:4,c:2", Some(3)).nodes;
+        assert_eq!(nodes.len(), 2);
+        assert_eq!((nodes[1].host.as_str(), nodes[1].first_rank, nodes[1].ranks), ("b", 2, 1));
+        assert_eq!(plan("a:2,b:4", None).size(), 6);
+        let here = Plan::nodes(&[], Some(4)).unwrap();
+        assert_eq!((here[0].host.as_str(), here[0].ranks), ("localhost", 4));
+        let hosts = parse_list("a:2,b:4").unwrap();
+        let error = Plan::nodes(&hosts, Some(7)).unwrap_err();
+        assert_eq!(error.what, "-np 7 is more than the 6 slots of the given hosts (a:2,b:4)");
+        assert_eq!(error.code, 2);
+    }
+
+    #[test]
+    fn a_rank_knows_its_place_three_times() {
+        let plan = plan("a:1,b:3,c:2", None);
+        let rank = plan.rank_variables(2, 5, &places(3));
+        for (name, value) in [
+            ("GRADWIRE_RANK", "5"),
+            ("GRADWIRE_SIZE", "6"),
+            ("GRADWIRE_LOCAL_RANK", "1"),
+            ("GRADWIRE_LOCAL_SIZE", "2"),
+            ("GRADWIRE_CROSS_RANK", "1"),
+            ("GRADWIRE_CROSS_SIZE", "2"),
+            ("GRADWIRE_HOST", "c"),
+            ("HOROVOD_RANK", "5"),
+            ("HOROVOD_SIZE", "6"),
+            ("HOROVOD_LOCAL_RANK", "1"),
+            ("HOROVOD_LOCAL_SIZE", "2"),
+            ("HOROVOD_CROSS_RANK", "1"),
+            ("HOROVOD_CROSS_SIZE", "2"),
+            ("HOROVOD_HOSTNAME", "c"),
+            ("GRADWIRE_DAEMON_METRICS", "127.0.0.1:2"),
+            ("RANK", "5"),
+            ("WORLD_SIZE", "6"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "10.0.0.1"),
+            ("MASTER_PORT", "4321"),
+            ("GRADWIRE_WORKER__SPIN_US", "auto"),
+        ] {
+            assert_eq!(rank.get(name).map(String::as_str), Some(value), "{name}");
+        }
+        assert_eq!(rank["GRADWIRE_SOCKET"], format!("@gradwire-{}-2", plan.job));
+        assert!(!rank.contains_key("GRADWIRE_DATA__LANES"), "a rank has no data plane");
+        let daemon = plan.daemon_variables(1, places(3).addresses[1], "10.0.0.1:7000".parse().ok());
+        assert_eq!(daemon["GRADWIRE_DATA__LANES"], "3");
+        assert_eq!(
+            (daemon["GRADWIRE_SLOTS"].as_str(), daemon["GRADWIRE_ORDER"].as_str()),
+            ("3", "1")
+        );
+        assert_eq!(daemon["GRADWIRE_SOCKET"], format!("@gradwire-{}-1", plan.job));
+        assert!(gradwire_proto::JobId::new(&plan.job).is_ok());
+    }
+
+    #[test]
+    fn what_belongs_to_this_login_does_not_travel() {
+        let here = ["PATH", "HOME", "SSH_AUTH_SOCK", "GRADWIRE_SECRET", "WANDB_API_KEY"]
+            .map(|name| (name.to_owned(), "x".to_owned()));
+        let names: Vec<_> = forwarded(&here.into_iter().collect()).into_keys().collect();
+        assert_eq!(names, ["PATH", "WANDB_API_KEY"]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_has_one_node(slots in prop::collection::vec(1u32..9, 1..6), cut in 0u32..5) {
+            let hosts: Vec<_> = slots.iter().enumerate()
+                .map(|(i, n)| Host { name: format!("h{i}"), slots: *n }).collect();
+            let np = slots.iter().sum::<u32>().saturating_sub(cut).max(1);
+            let nodes = Plan::nodes(&hosts, Some(np)).unwrap();
+            let ranks: Vec<u32> =
+                nodes.iter().flat_map(|n| n.first_rank..n.first_rank + n.ranks).collect();
+            prop_assert_eq!(ranks, (0..np).collect::<Vec<_>>());
+            prop_assert!(nodes.iter().zip(&hosts).all(|(n, h)| n.ranks >= 1 && n.ranks <= h.slots));
+        }
+    }
+}

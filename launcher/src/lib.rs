@@ -1,0 +1,25 @@
+//! Starts the processes of a job on this machine and on others, watches them, and ends them.
+//!
+//! A job is started by one *launcher* (`gradwire run`) and one *agent* for each host (`gradwire
+//! agent`), this machine included, so that local and remote are one mechanism. The launcher
+//! decides. Agents start, watch and end processes. When either is gone the other ends the job.
+//!
+//! Modules, lowest first:
+//!
+//! - [`error`]: what goes wrong in a command
+//! - [`args`]: the options of every command that starts a job
+//! - [`signals`]: what ends this process from outside
+//! - [`processes`]: the descendants of this process, and the end of them all
+//! - [`protocol`]: the messages between launcher and agent
+//! - [`agent`]: the agent
+//! - [`launch`]: the launcher
+
+#![forbid(unsafe_code)]
+
+pub mod agent;
+pub mod args;
+pub mod error;
+pub mod launch;
+pub mod processes;
+pub mod protocol;
+pub mod signals;
