@@ -59,20 +59,22 @@ struct Names {
     root: &'static str,
     max: &'static str,
     current: &'static str,
-    reclaimable: &'static str,
+    /// The lines of `memory.stat` that count what the kernel gives back under pressure.
+    reclaimable: &'static [&'static str],
 }
 
 const V2: Names = Names {
     root: "/sys/fs/cgroup",
     max: "memory.max",
     current: "memory.current",
-    reclaimable: "inactive_file ",
+    reclaimable: &["active_file", "inactive_file", "slab_reclaimable"],
 };
 const V1: Names = Names {
     root: "/sys/fs/cgroup/memory",
     max: "memory.limit_in_bytes",
     current: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file ",
+    // Version 1 does not count the slab.
+    reclaimable: &["total_active_file", "total_inactive_file"],
 };
 
 /// The room that each limit above this process leaves. In a container the group's own path is
@@ -101,10 +103,18 @@ fn group(folder: &Path, names: &Names, read: &dyn Fn(&Path) -> Option<String>) -
     let max = number(names.max)?;
     let current = number(names.current)?;
     let stat = read(&folder.join("memory.stat")).unwrap_or_default();
-    let cache = stat.lines().find_map(|l| l.strip_prefix(names.reclaimable)?.parse().ok());
-    let used = current.saturating_sub(cache.unwrap_or(0));
+    let used = current.saturating_sub(reclaimable(&stat, names.reclaimable));
     let limit = format!("{} = {max} bytes in {}", names.max, folder.display());
     Some(Room { available: max.saturating_sub(used), limit })
+}
+
+/// The sum of these lines of a `memory.stat`.
+fn reclaimable(stat: &str, lines: &[&str]) -> u64 {
+    stat.lines()
+        .filter_map(|line| line.split_once(' '))
+        .filter(|(name, _)| lines.contains(name))
+        .filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok())
+        .fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -150,6 +160,38 @@ mod tests {
         let rooms = control_groups("5:devices:/x\n4:cpu,memory:/x\nnonsense\n", &read);
         assert_eq!(rooms.len(), 1);
         assert_eq!(rooms[0].available, 0);
+    }
+
+    /// The room of a group with the limit 1000, of which 900 are used.
+    fn room(groups: &str, stat: &'static str) -> u64 {
+        let read = |path: &Path| {
+            let text = match path.file_name()?.to_str()? {
+                "memory.max" | "memory.limit_in_bytes" => "1000",
+                "memory.current" | "memory.usage_in_bytes" => "900",
+                "memory.stat" => stat,
+                _ => return None,
+            };
+            Some(text.to_owned())
+        };
+        control_groups(groups, &read)[0].available
+    }
+
+    #[test]
+    fn page_cache_and_reclaimable_slab_are_not_in_use() {
+        let (v2, v1) = ("0::/\n", "4:memory:/\n");
+        let stat = "anon 100\nfile 600\nshmem 50\nactive_file 400\ninactive_file 150\n\
+                    slab_reclaimable 30\nslab_unreclaimable 20\nslab 50\n";
+        assert_eq!(room(v2, stat), 100 + 400 + 150 + 30);
+        // The names without a prefix are the group's own, without its children's.
+        let stat = "cache 600\nactive_file 1\ninactive_file 2\ntotal_cache 600\n\
+                    total_active_file 400\ntotal_inactive_file 150\ntotal_unevictable 7\n";
+        assert_eq!(room(v1, stat), 100 + 400 + 150);
+        for groups in [v2, v1] {
+            assert_eq!(room(groups, ""), 100);
+            assert_eq!(room(groups, "active_file\ninactive_file many\n"), 100);
+        }
+        // The two files are read one after the other: more may be reclaimable than was in use.
+        assert_eq!(room(v2, "active_file 950\ninactive_file 18446744073709551615\n"), 1000);
     }
 
     #[test]
