@@ -240,7 +240,7 @@ settings! {
     }
     /// A training process.
     worker: Worker {
-        /// The step in which a worker's shared memory grows; a larger tensor gets a segment of its own size.
+        /// A worker's shared memory grows by segments of 4, 4, 8, 16 … MiB, up to this size; a larger tensor gets a segment of its own size.
         arena_segment_bytes: u64 = "worker.arena_segment_bytes", Kind::Bytes { min: 64 * KIB, max: 64 * GIB }, "64MiB", "bytes";
         /// The most shared memory of one worker; 0: what the machine has.
         arena_max_bytes: u64 = "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";

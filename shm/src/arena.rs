@@ -1,10 +1,11 @@
 //! Tensors in shared memory, worker side: what is made here is never copied on its way to the
 //! daemon.
 //!
-//! An arena is a few large segments and one list of what is free in them. It grows by a segment
-//! when nothing fits and gives freed blocks out again (best fit, neighbours are joined); segments
-//! live as long as the arena, because the daemon has them mapped. Of a daemon that can't be asked
-//! to stop, [`take_back`] makes them independent.
+//! An arena is a few segments and one list of what is free in them. It grows by a segment when
+//! nothing fits and gives freed blocks out again (best fit, neighbours are joined). Each segment is
+//! about as large as all before it together ([`ArenaConfig::next_segment`]), so that a small job
+//! takes little and a large one has few. Segments live as long as the arena, because the daemon has
+//! them mapped. Of a daemon that can't be asked to stop, [`take_back`] makes them independent.
 
 use std::{
     error::Error,
@@ -28,24 +29,52 @@ use free_list::FreeList;
 /// What a block's address and room are multiples of: a cache line, and the widest vector.
 pub const ALIGNMENT: u64 = 64;
 
+/// The size of the first segment, in bytes.
+const FIRST_SEGMENT: u64 = 4 << 20;
+
+/// A segment is at least this part of what there is.
+const LEAST_GROWTH: u64 = 64;
+
 /// How an arena grows.
 #[derive(Debug, Clone)]
 pub struct ArenaConfig {
     /// The job, part of the memory's name (CLEAN).
     pub job: JobId,
-    /// Bytes of a segment. A larger tensor gets a segment of its own size.
+    /// The size up to which segments double, in bytes. A larger tensor gets a segment of its own
+    /// size.
     pub segment_bytes: u64,
-    /// The most bytes of all segments together (BOUND).
-    pub max_bytes: u64,
+    /// The most bytes of all segments together (BOUND). `None`: what the machine has.
+    pub max_bytes: Option<u64>,
     /// What the segments are made of.
     pub huge: HugePages,
 }
 
 impl ArenaConfig {
-    /// Segments of 64 MiB, 64 GiB at most, huge pages where the kernel offers them.
+    /// Segments of up to 64 MiB, as many as the machine has memory for, huge pages where the
+    /// kernel offers them.
     pub fn new(job: JobId) -> Self {
-        Self { job, segment_bytes: 64 << 20, max_bytes: 64 << 30, huge: HugePages::default() }
+        Self { job, segment_bytes: 64 << 20, max_bytes: None, huge: HugePages::default() }
     }
+
+    /// The size of the segment that is made for a block of `block` bytes where all segments have
+    /// `reserved` bytes. `None` if that is more than the limit.
+    ///
+    /// Segments have 4, 4, 8, 16 … MiB, up to `segment_bytes`. Later they grow again, by a 64th of
+    /// what there is: so their number grows with the logarithm of the memory (BOUND).
+    fn next_segment(&self, reserved: u64, block: u64) -> Option<u64> {
+        let left = self.max_bytes.map_or(u64::MAX, |max| max.saturating_sub(reserved));
+        let doubled = round_down(reserved).max(FIRST_SEGMENT).min(self.segment_bytes);
+        let step = doubled.max(round_down(reserved / LEAST_GROWTH));
+        let wanted = if block > step { block.checked_next_multiple_of(HUGE_PAGE)? } else { step };
+        // The last segments may be smaller than the others, down to what is needed.
+        let size = wanted.min(left).max(block);
+        (size <= left).then_some(size)
+    }
+}
+
+/// The largest power of two that is not above `bytes`; 0 for 0.
+fn round_down(bytes: u64) -> u64 {
+    bytes.checked_ilog2().map_or(0, |log| 1 << log)
 }
 
 /// Why there is no block.
@@ -154,8 +183,11 @@ impl Arena {
     /// [`ArenaError`] if it does not fit, or if the memory for it can't be had or handed over.
     pub fn allocate(&self, bytes: u64) -> Result<ArenaBlock, ArenaError> {
         let full = || {
-            let (stats, max) = (self.stats(), self.0.config.max_bytes);
-            ArenaError::Full { bytes, reserved: stats.reserved, used: stats.used, max }
+            let ArenaStats { reserved, used, .. } = self.stats();
+            match self.0.config.max_bytes {
+                Some(max) => ArenaError::Full { bytes, reserved, used, max },
+                None => SegmentError::Size { bytes }.into(),
+            }
         };
         // An empty tensor gets an address of its own, too.
         let room = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(full)?;
@@ -184,18 +216,8 @@ impl Arena {
 
     /// Adds a segment in which `room` bytes fit.
     fn grow(&self, room: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
-        let ArenaConfig { job, segment_bytes, max_bytes, huge } = &self.0.config;
-        let left = max_bytes.saturating_sub(self.stats().reserved);
-        // The last segments may be smaller than the others, down to what is needed.
-        let wanted = if room > *segment_bytes {
-            room.checked_next_multiple_of(HUGE_PAGE).ok_or_else(&full)?
-        } else {
-            *segment_bytes
-        };
-        let size = wanted.min(left).max(room);
-        if size > left {
-            return Err(full());
-        }
+        let ArenaConfig { job, huge, .. } = &self.0.config;
+        let size = self.0.config.next_segment(self.stats().reserved, room).ok_or_else(full)?;
         let id = SegmentId(self.stats().segments);
         let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
         let (segment, fd) = Segment::create(&name, size, *huge)?;
@@ -325,5 +347,78 @@ impl Drop for ArenaBlock {
         let mut state = self.arena.state();
         state.free.give(self.segment.0, self.offset, self.room);
         state.stats.used -= self.room;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn config() -> ArenaConfig {
+        ArenaConfig::new(JobId::new("test-growth").unwrap())
+    }
+
+    /// The sizes of the segments that are made for small blocks, until there are `bytes` bytes.
+    fn sizes(config: &ArenaConfig, bytes: u64) -> Vec<u64> {
+        let mut reserved = 0;
+        let next = || {
+            let size = config.next_segment(reserved, ALIGNMENT).filter(|_| reserved < bytes)?;
+            reserved += size;
+            Some(size)
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn segments_double_up_to_the_configured_size() {
+        let mib = |sizes: &[u64]| sizes.iter().map(|size| size / MIB).collect::<Vec<_>>();
+        let sizes = |segment_bytes| sizes(&ArenaConfig { segment_bytes, ..config() }, 256 * MIB);
+        assert_eq!(mib(&sizes(64 * MIB)), [4, 4, 8, 16, 32, 64, 64, 64]);
+        assert_eq!(mib(&sizes(24 * MIB))[..6], [4, 4, 8, 16, 24, 24]);
+        assert_eq!(mib(&sizes(MIB))[..128], [1; 128]);
+    }
+
+    #[test]
+    fn no_limit_is_none() {
+        let all = sizes(&config(), 4 << 40);
+        assert!(all.len() < 1024, "{} segments are more than a worker may have", all.len());
+        assert_eq!(config().next_segment(64 << 30, 1 << 40), Some(1 << 40));
+        assert_eq!(config().next_segment(0, u64::MAX - 63), None, "no huge page ends there");
+        let arena = Arena::new(config(), Box::new(|_, _, _| unreachable!("nothing is made")));
+        let refused = arena.allocate(u64::MAX);
+        assert!(matches!(refused, Err(ArenaError::Segment(SegmentError::Size { .. }))));
+    }
+
+    proptest! {
+        /// Any blocks of any sizes: each fits its segment, the limit holds (BOUND), what there is
+        /// at most doubles at a time, and no segment is smaller than need be.
+        #[test]
+        fn growth_fits_and_is_bounded(
+            blocks in prop::collection::vec((0u32..34, 0u64..1 << 20), 1..400),
+            segment_bytes in (16u64..1 << 18).prop_map(|pages| pages * 4096),
+            max_bytes in prop::option::of((1u64..1 << 24).prop_map(|pages| pages * 4096)),
+        ) {
+            let config = ArenaConfig { segment_bytes, max_bytes, ..config() };
+            let mut reserved = 0u64;
+            for (log, more) in blocks {
+                let block = ((1u64 << log) + more).next_multiple_of(ALIGNMENT);
+                let left = max_bytes.map_or(u64::MAX, |max| max.saturating_sub(reserved));
+                let Some(size) = config.next_segment(reserved, block) else {
+                    prop_assert!(block > left, "{block} bytes are refused at {reserved}");
+                    continue;
+                };
+                prop_assert!((block..=left).contains(&size));
+                let (own, first) = (block.next_multiple_of(HUGE_PAGE), 4 << 20);
+                prop_assert!(size <= reserved.max(first).max(own));
+                prop_assert!(size <= segment_bytes.max(reserved / 64).max(own));
+                let least = (reserved / 2).max(first).min(segment_bytes).max(reserved / 128);
+                prop_assert!(size >= least.min(left));
+                reserved += size;
+            }
+        }
     }
 }

@@ -18,7 +18,12 @@ const MIB: u64 = 1 << 20;
 
 fn config(segment_bytes: u64, max_bytes: u64) -> ArenaConfig {
     let job = JobId::new("shm-test-arena").unwrap();
-    ArenaConfig { segment_bytes, max_bytes, huge: HugePages::Never, ..ArenaConfig::new(job) }
+    ArenaConfig {
+        segment_bytes,
+        max_bytes: Some(max_bytes),
+        huge: HugePages::Never,
+        ..ArenaConfig::new(job)
+    }
 }
 
 /// What the daemon has, by the number it was told.

@@ -43,16 +43,16 @@ pub struct SessionBuilder {
 }
 
 impl SessionBuilder {
-    /// How much the arena grows at a time, in bytes, 64 KiB at least. Larger tensors get memory of
-    /// their own. 64 MiB where not set.
+    /// The size, in bytes, up to which the segments of the arena double from 4 MiB on; 64 KiB at
+    /// least. Larger tensors get a segment of their own. 64 MiB where not set.
     pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.segment_bytes = bytes;
         self
     }
 
-    /// The most shared memory, in bytes. What the machine has, where not set.
+    /// The most shared memory, in bytes. 0, or not set: what the machine has.
     pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.max_bytes = Some(bytes);
+        self.launch.tuning.max_bytes = Some(bytes).filter(|&max| max > 0);
         self
     }
 
@@ -133,7 +133,7 @@ fn default_spin(local_ranks: u32) -> Duration {
 fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
     let mut config = ArenaConfig::new(job);
     config.segment_bytes = tuning.segment_bytes;
-    config.max_bytes = tuning.max_bytes.unwrap_or(config.max_bytes);
+    config.max_bytes = tuning.max_bytes;
     config.huge = tuning.huge_pages;
     let (max_segments, within) = (tuning.max_segments, tuning.start_timeout);
     let shared = shared.clone();

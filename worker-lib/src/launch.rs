@@ -32,7 +32,7 @@ pub(crate) struct Launch {
 /// What may be left at its default.
 #[derive(Debug, Clone)]
 pub(crate) struct Tuning {
-    /// The step in which the arena grows.
+    /// The size up to which the arena's segments double.
     pub(crate) segment_bytes: u64,
     /// The most shared memory, if there is a limit.
     pub(crate) max_bytes: Option<u64>,
