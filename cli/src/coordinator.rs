@@ -6,11 +6,9 @@
 
 use std::{collections::HashMap, io::Write};
 
-use gradwire_coordinator::{
-    Outcome,
-    host::{self, HostError, Hosted},
-};
+use gradwire_coordinator::host::{self, HostError, Hosted};
 use gradwire_launcher::error::CommandError;
+use gradwire_proto::Ending;
 use gradwire_settings::Settings;
 use gradwire_telemetry::{Endpoint, EndpointConfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -64,9 +62,9 @@ pub async fn run(
         let _ = writeln!(std::io::stdout(), "{line}");
     }
     match outcome {
-        Outcome::Finished => Ok(()),
+        Ending::Finished => Ok(()),
         // It ended because it was asked to; whoever asked knows.
-        Outcome::Failed(_) if cancel.is_cancelled() => Ok(()),
-        Outcome::Failed(failure) => Err(CommandError::failed(failure)),
+        Ending::Failed(_) if cancel.is_cancelled() => Ok(()),
+        Ending::Failed(failure) => Err(CommandError::failed(failure)),
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use gradwire_collectives::Algorithm;
-use gradwire_proto::{Compression, JobId, Secret};
+use gradwire_proto::{Compression, Ending, JobId, Secret};
 use gradwire_settings::{
     Settings,
     variables::{VariableError, Variables},
@@ -20,9 +20,7 @@ use gradwire_telemetry::Readiness;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    Coordinator, CoordinatorConfig, CoordinatorError, Door, EngineConfig, Health, Outcome, Phase,
-};
+use crate::{Coordinator, CoordinatorConfig, CoordinatorError, Door, EngineConfig, Health, Phase};
 
 /// Why a coordinator can't be hosted.
 #[derive(Debug, thiserror::Error)]
@@ -191,21 +189,21 @@ impl Hosted {
     /// Serves the job until it is over or `cancel` is cancelled.
     ///
     /// # Errors
-    /// [`HostError::Serve`] if it can't serve; a job that fails is an [`Outcome`].
-    pub async fn run(self, cancel: CancellationToken) -> Result<Outcome, HostError> {
+    /// [`HostError::Serve`] if it can't serve; a job that fails is an [`Ending`].
+    pub async fn run(self, cancel: CancellationToken) -> Result<Ending, HostError> {
         Ok(self.coordinator.run(cancel).await?)
     }
 }
 
 /// What the launcher is to know of a job's end: if it failed, one JSON line with the rank at fault, or
 /// none.
-pub fn blame(outcome: &Outcome) -> Option<String> {
+pub fn blame(outcome: &Ending) -> Option<String> {
     match outcome {
-        Outcome::Failed(failure) => {
+        Ending::Failed(failure) => {
             let rank = failure.rank.map_or_else(|| "null".to_owned(), |rank| rank.0.to_string());
             Some(format!(r#"{{"event":"failed","rank":{rank}}}"#))
         }
-        Outcome::Finished => None,
+        Ending::Finished => None,
     }
 }
 

@@ -27,7 +27,7 @@ pub mod runtime;
 mod beats;
 mod error;
 
-pub use engine::{EngineConfig, Outcome, Phase};
+pub use engine::{EngineConfig, Phase};
 pub use error::CoordinatorError;
 pub use grpc::{Door, Said};
 pub use runtime::{Coordinator, CoordinatorConfig, Health, run};

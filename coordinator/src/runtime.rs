@@ -13,7 +13,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    Failure, JobId, Secret,
+    Ending, Failure, JobId, Secret,
     auth::Claim,
     pb::{self, coordinator_message::Message},
 };
@@ -35,7 +35,7 @@ use crate::{
     beats::Beats,
     convert,
     engine::{
-        Command, ConnectionId, Engine, EngineConfig, Event, Outcome, Phase,
+        Command, ConnectionId, Engine, EngineConfig, Event, Phase,
         command::{Execute, RefusalKind, Severity},
         event::Join,
         status,
@@ -125,12 +125,12 @@ pub(crate) enum Inbound {
 ///
 /// # Errors
 /// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A
-/// job that fails is an [`Outcome`], not an error.
+/// job that fails is an [`Ending`], not an error.
 pub async fn run(
     config: CoordinatorConfig,
     listener: TcpListener,
     cancel: CancellationToken,
-) -> Result<Outcome, CoordinatorError> {
+) -> Result<Ending, CoordinatorError> {
     Coordinator::new(config, listener)?.run(cancel).await
 }
 
@@ -175,7 +175,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// [`CoordinatorError`] if the socket can't be served.
-    pub async fn run(self, cancel: CancellationToken) -> Result<Outcome, CoordinatorError> {
+    pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
         let Self { config, listener, inbox, sessions, stop_sessions, door } = self;
         metrics::describe();
         let address = listener.local_addr()?;
@@ -252,7 +252,7 @@ struct Runtime {
     hosts: Vec<String>,
     health: Option<watch::Sender<Health>>,
     tasks: TaskTracker,
-    outcome: Option<Outcome>,
+    outcome: Option<Ending>,
 }
 
 impl Runtime {
@@ -277,7 +277,7 @@ impl Runtime {
         &mut self,
         mut inbox: mpsc::Receiver<Inbound>,
         cancel: CancellationToken,
-    ) -> Outcome {
+    ) -> Ending {
         let mut next_beat = self.start + self.heartbeat_interval;
         self.show();
         loop {
@@ -393,8 +393,8 @@ impl Runtime {
             }
             Command::Finish(outcome) => {
                 match &outcome {
-                    Outcome::Finished => tracing::info!("the job is finished"),
-                    Outcome::Failed(failure) => log_failure(failure),
+                    Ending::Finished => tracing::info!("the job is finished"),
+                    Ending::Failed(failure) => log_failure(failure),
                 }
                 self.outcome = Some(outcome);
                 Vec::new()

@@ -6,9 +6,9 @@ mod client;
 use std::time::{Duration, Instant};
 
 use client::{LIMIT, Node, Served, by_id, by_name};
-use gradwire_coordinator::{Health, Outcome, Phase};
+use gradwire_coordinator::{Health, Phase};
 use gradwire_proto::{
-    DType, FailureKind, PROTOCOL, Rank, Request, Secret, Shape,
+    DType, Ending, FailureKind, PROTOCOL, Rank, Request, Secret, Shape,
     pb::{
         self, coordinator_message::Message, inspect_client::InspectClient,
         node_message::Message as Say,
@@ -27,10 +27,10 @@ fn kind(failure: &pb::Failure) -> FailureKind {
     gradwire_proto::Failure::from(failure.clone()).kind
 }
 
-fn failed(outcome: &Outcome) -> FailureKind {
+fn failed(outcome: &Ending) -> FailureKind {
     match outcome {
-        Outcome::Failed(failure) => failure.kind,
-        Outcome::Finished => panic!("the job did not fail"),
+        Ending::Failed(failure) => failure.kind,
+        Ending::Finished => panic!("the job did not fail"),
     }
 }
 
@@ -98,7 +98,7 @@ async fn a_job_from_the_first_node_to_the_last() {
         assert!(matches!(node.next().await, Message::Shutdown(_)));
         node.ended().await;
     }
-    assert_eq!(served.outcome().await, Outcome::Finished);
+    assert_eq!(served.outcome().await, Ending::Finished);
     assert_eq!(health.borrow().phase, Phase::Finished);
 }
 

@@ -6,19 +6,11 @@
 
 use std::sync::Arc;
 
+pub use gradwire_proto::Ending;
 use gradwire_proto::{Failure, FailureKind};
 use tokio::sync::{mpsc, watch};
 
 use crate::negotiate::{Outgoing, World};
-
-/// How the job ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
-    /// Every rank has left in good order.
-    Finished,
-    /// With this failure, for everybody.
-    Failed(Failure),
-}
 
 /// Where the job stands.
 #[derive(Debug, Clone)]

@@ -127,6 +127,15 @@ impl Failure {
     }
 }
 
+/// How a rank, a node or the job ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// In good order: for a job, every rank has left so.
+    Finished,
+    /// With this failure; for a job, every rank receives it.
+    Failed(Failure),
+}
+
 impl fmt::Display for Failure {
     /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

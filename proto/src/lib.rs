@@ -28,7 +28,7 @@ pub mod types;
 pub use agreed::{Agreed, Expected, Flow, Impossible, NO_FLOW, Route};
 pub use auth::Secret;
 pub use convert::WireError;
-pub use failure::{Failure, FailureKind};
+pub use failure::{Ending, Failure, FailureKind};
 pub use float8::{F8E4m3, F8E5m2};
 pub use request::{Part, Request};
 pub use types::{

@@ -18,9 +18,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use gradwire_coordinator::{CoordinatorConfig, EngineConfig, Outcome};
-use gradwire_daemon::{Daemon, DaemonConfig, Ending};
-use gradwire_proto::{Compression, JobId, Secret};
+use gradwire_coordinator::{CoordinatorConfig, EngineConfig};
+use gradwire_daemon::{Daemon, DaemonConfig};
+use gradwire_proto::{Compression, Ending, JobId, Secret};
 use gradwire_settings::{Layers, Settings};
 use gradwire_worker::{Session, SessionBuilder};
 use tokio::{
@@ -80,7 +80,7 @@ impl Plan {
 #[derive(Debug)]
 struct Coordinator {
     runtime: Runtime,
-    task: JoinHandle<Result<Outcome>>,
+    task: JoinHandle<Result<Ending>>,
 }
 
 /// A daemon that runs.

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Agreed, Compression, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
-    TensorId, TensorName, convert::TensorRef,
+    Agreed, Compression, Ending, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request,
+    Sequence, TensorId, TensorName, convert::TensorRef,
 };
 
 use super::{algorithm::Algorithm, event::ConnectionId};
@@ -189,15 +189,6 @@ impl Execute {
     }
 }
 
-/// How the job ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// Every rank has left in good order.
-    Finished,
-    /// The job has failed, for everybody, with this cause.
-    Failed(Failure),
-}
-
 /// How important a line to the operator is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
@@ -242,7 +233,7 @@ pub enum Command {
         text: String,
     },
     /// The job is over; nothing follows.
-    Finish(Outcome),
+    Finish(Ending),
 }
 
 /// How long things took, for the metrics.

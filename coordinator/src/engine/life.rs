@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, beat::Silence};
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, ProcessSetId, Rank, beat::Silence};
 
 use super::{
-    Causes, Chooser, Command, ConnectionId, Engine, Outcome, Output, Phase, ReadyTable, State,
+    Causes, Chooser, Command, ConnectionId, Engine, Output, Phase, ReadyTable, State,
     WAITING_REPORT,
     command::{RefusalKind, Severity, World},
     event::Join,
@@ -23,8 +23,8 @@ impl Engine {
             State::Forming { .. } => Phase::Forming,
             State::Running => Phase::Running,
             State::Failing(_) => Phase::Failing,
-            State::Over(Outcome::Failed(_)) => Phase::Failed,
-            State::Over(Outcome::Finished) => Phase::Finished,
+            State::Over(Ending::Failed(_)) => Phase::Failed,
+            State::Over(Ending::Finished) => Phase::Finished,
         }
     }
 
@@ -39,8 +39,8 @@ impl Engine {
     pub(super) fn failure(&self) -> Option<&Failure> {
         match &self.state {
             State::Failing(causes) => Some(causes.cause()),
-            State::Over(Outcome::Failed(failure)) => Some(failure),
-            State::Forming { .. } | State::Running | State::Over(Outcome::Finished) => None,
+            State::Over(Ending::Failed(failure)) => Some(failure),
+            State::Forming { .. } | State::Running | State::Over(Ending::Finished) => None,
         }
     }
 
@@ -232,10 +232,10 @@ impl Engine {
     /// Ends the job for everybody (TELL).
     fn abort(&mut self, failure: Failure, out: &mut Output) {
         self.why = failure.to_string();
-        self.state = State::Over(Outcome::Failed(failure.clone()));
+        self.state = State::Over(Ending::Failed(failure.clone()));
         out.reason.clone_from(&self.why);
         out.commands.push(Command::Abort(failure.clone()));
-        out.commands.push(Command::Finish(Outcome::Failed(failure)));
+        out.commands.push(Command::Finish(Ending::Failed(failure)));
     }
 
     pub(super) fn cancel(&mut self, why: String, out: &mut Output) {

@@ -52,11 +52,11 @@ use std::{
 };
 
 use gradwire_proto::{
-    Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, convert::TensorRef,
+    Ending, Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, convert::TensorRef,
 };
 
 pub use algorithm::Algorithm;
-pub use command::{Command, Outcome, Output};
+pub use command::{Command, Output};
 pub use config::EngineConfig;
 pub use event::{ConnectionId, Event};
 pub use status::{Phase, Status};
@@ -84,7 +84,7 @@ enum State {
     Forming { next_report: Duration },
     Running,
     Failing(Causes),
-    Over(Outcome),
+    Over(Ending),
 }
 
 /// One job's negotiation, from the first node to the last.
@@ -361,9 +361,9 @@ impl Engine {
         out.reason = format!("{} {how}", text::named_ranks(ranks));
         if self.members.iter().all(|(_, member)| member.has_left()) {
             "every rank has left in good order".clone_into(&mut self.why);
-            self.state = State::Over(Outcome::Finished);
+            self.state = State::Over(Ending::Finished);
             out.reason.clone_from(&self.why);
-            out.commands.extend([Command::Shutdown, Command::Finish(Outcome::Finished)]);
+            out.commands.extend([Command::Shutdown, Command::Finish(Ending::Finished)]);
             return Ok(());
         }
         let waiting: Vec<Slot> = self.table.pending().map(|(slot, ..)| slot).collect();

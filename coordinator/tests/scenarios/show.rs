@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use gradwire_coordinator::engine::{
-    Command, Outcome, Output, Status,
+    Command, Output, Status,
     command::{Execute, Operation, Segment, Severity},
 };
 use gradwire_proto::{
-    Agreed, Collective, Failure, NO_FLOW, ProcessSetId, Request, convert::TensorRef,
+    Agreed, Collective, Ending, Failure, NO_FLOW, ProcessSetId, Request, convert::TensorRef,
 };
 
 /// With its process set, unless that is the one of all ranks.
@@ -154,8 +154,8 @@ pub(crate) fn output(output: &Output) -> String {
             Command::Report { severity: Severity::Warning, text: line } => {
                 writeln!(text, "warning: {line}")
             }
-            Command::Finish(Outcome::Finished) => writeln!(text, "finish: finished"),
-            Command::Finish(Outcome::Failed(f)) => writeln!(text, "finish: failed: {:?}", f.kind),
+            Command::Finish(Ending::Finished) => writeln!(text, "finish: finished"),
+            Command::Finish(Ending::Failed(f)) => writeln!(text, "finish: failed: {:?}", f.kind),
         };
     }
     // The text of a report is its reason, and a refusal's or an abort's is in it.

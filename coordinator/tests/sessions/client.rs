@@ -2,9 +2,9 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use gradwire_coordinator::{CoordinatorConfig, CoordinatorError, Outcome, run};
+use gradwire_coordinator::{CoordinatorConfig, CoordinatorError, run};
 use gradwire_proto::{
-    DType, JobId, PROTOCOL, ReduceOp, Request, Secret, Shape, VERSION,
+    DType, Ending, JobId, PROTOCOL, ReduceOp, Request, Secret, Shape, VERSION,
     auth::{Claim, nonce},
     pb::{
         self, coordinator_client::CoordinatorClient, coordinator_message::Message,
@@ -24,7 +24,7 @@ pub(crate) struct Served {
     pub(crate) address: SocketAddr,
     pub(crate) secret: Secret,
     pub(crate) cancel: CancellationToken,
-    running: JoinHandle<Result<Outcome, CoordinatorError>>,
+    running: JoinHandle<Result<Ending, CoordinatorError>>,
 }
 
 impl Served {
@@ -40,7 +40,7 @@ impl Served {
     }
 
     /// How the job ended.
-    pub(crate) async fn outcome(self) -> Outcome {
+    pub(crate) async fn outcome(self) -> Ending {
         timeout(LIMIT, self.running).await.expect("run returns").unwrap().unwrap()
     }
 
