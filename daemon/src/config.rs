@@ -13,7 +13,7 @@ use gradwire_settings::{
     variables::{VariableError, Variables},
 };
 
-use crate::{node::JobIdentity, transport::link::MOST_STREAMS};
+use crate::{model::job::JobIdentity, transport::handshake::MOST_STREAMS};
 
 /// Everything that a daemon needs to know. Made by [`DaemonConfig::from_env`].
 #[derive(Debug, Clone)]

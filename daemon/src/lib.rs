@@ -1,47 +1,44 @@
 //! `gradwired`: one per node, between the training processes of the node and all other nodes.
 //!
-//! A gradient's way through it:
+//! The map, lowest first. A module imports from those above it in this list and from none below.
+//!
+//! - [`metrics`]: what is measured
+//! - `model`: what all others talk about
+//! - [`transport`]: bytes between nodes
+//! - [`config`]: what a daemon has to know
+//! - `queue`: what local ranks have submitted, until every one of them has
+//! - `data`: pieces, and the threads that run them
+//! - `ops`: from an operation to its piece and its schedule
+//! - `workers`: the attached training processes, and what they are told
+//! - `control`: the stream to the coordinator, and who carries out what it orders
+//! - `intake`: what the workers ask for
+//!
+//! A gradient goes through it from the end of this list to its beginning:
 //!
 //! ```text
-//!  workers ──► intake ──► queue ──► negotiate ──► (coordinator)
-//!                                       │ Execute
-//!                                       ▼
-//!  workers ◄── node ◄── executor ◄──── ops          transport ◄──► other nodes
-//!                          └──────────────────────────────┘
+//!  workers ──► intake ──► queue ──► control ──► (coordinator)
+//!                                      │ Execute
+//!                                      ▼
+//!                                     ops ──► data ──► transport ◄──► other nodes
+//!                                               │
+//!  workers ◄────────────── control ◄────────────┘ finished
 //! ```
-//!
-//! - `intake`: the workers' sockets, memory and rings
-//! - `queue`: what local ranks have submitted, until every one of them has
-//! - `negotiate`: the stream to the coordinator
-//! - `ops`: the operation manager: from an order to a piece with its schedule
-//! - `executor`: the data threads that run the schedules
-//! - [`transport`]: connections to other daemons
-//! - `memory`: the one room that touches the workers' memory
-//! - `sets`: ranks that do something together
-//! - `node`: what they share; `job`: where the job stands
-//! - `conduct`: carries out what the coordinator says; `heartbeat`
-//! - [`metrics`], [`config`]
 //!
 //! Control runs on tokio, bytes on threads of their own, heartbeats on another; no lock is held
 //! across an await, and control never waits for bytes.
 
 #![deny(unsafe_code)]
 
-mod conduct;
 pub mod config;
-mod executor;
-mod heartbeat;
+mod control;
+mod data;
 mod intake;
-mod job;
-#[expect(unsafe_code, reason = "the one room that touches the workers' memory")]
-mod memory;
 pub mod metrics;
-mod negotiate;
-mod node;
+mod model;
 mod ops;
 mod queue;
-mod sets;
 pub mod transport;
+mod workers;
 
 use std::{
     io,
@@ -52,7 +49,8 @@ use std::{
 };
 
 use gradwire_coordinator::Door;
-use gradwire_proto::{Failure, FailureKind, Rank};
+pub use gradwire_proto::Ending;
+use gradwire_proto::{Failure, FailureKind};
 use rustix::io::Errno;
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -60,19 +58,25 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    conduct::Conductor,
-    job::Job,
-    negotiate::client::{self, Introduction, Pulse},
-    node::Node,
+pub use self::{config::DaemonConfig, workers::fate::Word};
+use self::{
+    control::{
+        client::{self, Introduction, Pulse},
+        dispatch::Conductor,
+        heartbeat,
+        node::Node,
+    },
+    model::{
+        hint::resource_hint,
+        job::{self, Job},
+    },
 };
-pub use crate::{config::DaemonConfig, job::Ending};
 
 /// Why a daemon could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The data plane's address can't be listened on.
-    #[error("can't listen on {address} for other nodes: {reason}{hint}; see data.listen", hint = advice(reason))]
+    #[error("can't listen on {address} for other nodes: {reason}{hint}; see data.listen", hint = resource_hint(reason))]
     Data {
         /// The address.
         address: SocketAddr,
@@ -90,7 +94,7 @@ pub enum DaemonError {
         hint: &'static str,
     },
     /// The system refuses a thread or a descriptor.
-    #[error("the system refuses what a daemon needs: {reason}{hint}", hint = advice(reason))]
+    #[error("the system refuses what a daemon needs: {reason}{hint}", hint = resource_hint(reason))]
     System {
         /// What the system says.
         reason: io::Error,
@@ -101,32 +105,6 @@ impl From<io::Error> for DaemonError {
     fn from(reason: io::Error) -> Self {
         Self::System { reason }
     }
-}
-
-/// What to do where the system has refused a descriptor, memory or a thread; to be appended.
-#[must_use]
-fn advice(error: &io::Error) -> &'static str {
-    match Errno::from_io_error(error) {
-        Some(Errno::MFILE | Errno::NFILE) => "; raise gradwired's limit of open files (ulimit -n)",
-        Some(Errno::AGAIN | Errno::NOMEM) => {
-            "; raise gradwired's limits of memory and processes (ulimit -v -u)"
-        }
-        _ => "",
-    }
-}
-
-/// What the launcher's agent tells of the processes here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
-    /// A rank's process has ended.
-    Ended {
-        /// Which.
-        rank: Rank,
-        /// How, if not well: `was killed by SIGKILL`.
-        failed: Option<String>,
-    },
-    /// All processes of this host are about to be asked to end, for this reason.
-    Stopping(String),
 }
 
 /// A daemon that listens and has not joined its job yet.
@@ -169,7 +147,7 @@ impl Daemon {
             socket: config.socket.clone(),
             hint: match Errno::from_io_error(&reason) {
                 Some(Errno::ADDRINUSE) => "; another daemon of this job runs on this node",
-                _ => advice(&reason),
+                _ => resource_hint(&reason),
             },
             reason,
         })?;

@@ -18,7 +18,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    Failure, FailureKind, PROTOCOL, Rank, VERSION,
+    Ending, Failure, FailureKind, PROTOCOL, Rank, VERSION,
     auth::{self, Claim},
     pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
 };
@@ -33,13 +33,16 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
-use super::{Slot, Worker, WorkerEnd, outbox::Outbox, say, submissions::Source, take};
+use super::{reader::Source, submit};
 use crate::{
-    job::{Ending, Phase},
-    memory::WorkerMemory,
+    control::node::Node,
     metrics,
-    negotiate::World,
-    node::Node,
+    model::{job::Phase, memory::WorkerMemory, world::World},
+    workers::{
+        outbox::Outbox,
+        slots::Slot,
+        worker::{Worker, WorkerEnd, say},
+    },
 };
 
 /// Characters of the reason why a worker gave up (BOUND).
@@ -340,7 +343,7 @@ impl Conversation {
                     Err(why) => break Some(WorkerEnd::Nonsense(why)),
                 },
                 Ok(Some((Wish::Allocated(allocated), _))) => {
-                    if let Err(why) = take::made_room(&self.node, worker, &allocated) {
+                    if let Err(why) = submit::made_room(&self.node, worker, &allocated) {
                         break Some(WorkerEnd::Nonsense(why));
                     }
                 }
@@ -404,7 +407,7 @@ impl Conversation {
 /// What a worker is told of the world and its place in it.
 fn attached(world: &World, local_rank: u32) -> Reply {
     let me = world.me();
-    let has_it = |n: &&crate::negotiate::NodeInfo| n.slots > local_rank;
+    let has_it = |n: &&crate::model::world::NodeInfo| n.slots > local_rank;
     let before = &world.nodes[..world.node.0 as usize];
     Reply::Attached(pb::Attached {
         rank: me.first_rank.0 + local_rank,

@@ -4,13 +4,13 @@
 //! hands the piece to its lane. It decides nothing that another node has to decide too: that is
 //! the coordinator's (SAME).
 //!
-//! - `make`: from an order to its piece
+//! - `build`: from an order to its piece
 //! - `plans`: from the way of a piece to its schedule
-//! - `room`: who has to make room for results, and what waits for it
+//! - `pending`: who has to make room for results, and what waits for it
 
-mod make;
+mod build;
+mod pending;
 mod plans;
-mod room;
 
 use std::{
     sync::Arc,
@@ -19,17 +19,21 @@ use std::{
 
 use gradwire_proto::{Failure, Sequence, TensorName};
 
-pub(crate) use self::room::{Asked, Overdue};
-use self::{make::Maker, plans::Plans, room::Room};
+pub(crate) use self::pending::{Asked, Overdue};
+use self::{build::Maker, pending::Room, plans::Plans};
 use crate::{
-    executor::{
+    control::mesh::Mesh,
+    data::{
         lane::{Disconnected, Lane, Order},
         piece::Piece,
     },
-    memory::Span,
-    negotiate::{Operation, World},
-    queue::{RoomWanted, TensorQueue, Ticket},
-    transport::mesh::Mesh,
+    model::{
+        memory::Span,
+        operation::Operation,
+        tensor::{RoomWanted, Ticket},
+        world::World,
+    },
+    queue::TensorQueue,
 };
 
 /// Bytes of a piece for which waking a lane would take longer than the piece itself, for a few

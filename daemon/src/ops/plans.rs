@@ -12,7 +12,7 @@ use gradwire_collectives::{
 };
 use gradwire_proto::{NodeId, Route};
 
-use crate::{executor::plan::Plan, negotiate::World};
+use crate::{data::plan::Plan, model::world::World};
 
 /// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
 const PLANS: usize = 256;
@@ -104,7 +104,7 @@ mod tests {
     }
 
     fn plans(me: u32) -> Plans {
-        Plans::new(&crate::negotiate::tests::world(me, &[1; 5]))
+        Plans::new(&crate::model::world::tests::world(me, &[1; 5]))
     }
 
     fn of(plans: &Plans, route: Route, set: &[u32]) -> Option<(Arc<Plan>, Vec<u32>)> {

@@ -22,14 +22,19 @@ use proptest::prelude::*;
 use self::reference::{Bytes, Case, KINDS, Taker, encode, requests, value};
 use super::*;
 use crate::{
-    executor::{
+    control::registry::Registry,
+    data::{
         lane::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
         tests::connect,
     },
-    negotiate::{Instruction, Registry, tests::world},
-    queue::{LocalTensor, TensorKey, agreement::Outcome, pair},
-    sets::Members,
+    model::{
+        agreement::Outcome,
+        members::Members,
+        operation::Instruction,
+        tensor::{LocalTensor, TensorKey, pair},
+        world::tests::world,
+    },
 };
 
 #[derive(Debug)]

@@ -8,13 +8,9 @@
 //! BOUND: a rank may have as many submissions in flight as its rings hold, so the queue holds at
 //! most that many names per local rank.
 //!
-//! - `agreement`: what was agreed on for a tensor, and which bytes of it concern this node
-//! - `tensor`: an announced tensor, shared with the pieces that are made of it
 //! - `sets`: the process sets, and who of this node has joined or left
 
-pub(crate) mod agreement;
 mod sets;
-mod tensor;
 
 use std::{
     collections::BTreeMap,
@@ -23,46 +19,14 @@ use std::{
 };
 
 use dashmap::{DashMap, Entry as Slot};
-use gradwire_proto::{Collective, ProcessSetId, Rank, Request, TensorName};
+use gradwire_proto::{ProcessSetId, Rank, Request};
 
+pub(crate) use self::sets::Refusal;
 use self::sets::{Sets, State};
-pub(crate) use self::{
-    sets::Refusal,
-    tensor::{LocalTensor, QueuedTensor, RoomWanted},
+use crate::model::{
+    members::Members,
+    tensor::{Announced, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair},
 };
-use crate::sets::Members;
-
-/// A tensor's name within its process set.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct TensorKey {
-    pub(crate) set: ProcessSetId,
-    pub(crate) name: TensorName,
-}
-
-/// One distinct request for a tensor, and the local ranks that made it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Variant {
-    pub(crate) ranks: Vec<Rank>,
-    pub(crate) request: Request,
-    pub(crate) priority: i32,
-    pub(crate) duplicate: bool,
-}
-
-/// What the coordinator is to be told of a tensor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Announced {
-    pub(crate) key: TensorKey,
-    pub(crate) variants: Vec<Variant>,
-    /// No local member of the set has joined, not even one that submitted the tensor before.
-    pub(crate) all_there: bool,
-}
-
-/// A submission that waits for its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket {
-    pub(crate) local_rank: u32,
-    pub(crate) ticket: u64,
-}
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -104,13 +68,6 @@ impl Entry {
         };
         state.members.here.iter().copied().filter(waited_for)
     }
-}
-
-/// The sender and the receiver of a send and receive.
-pub(crate) fn pair(request: &Request) -> Option<(Rank, Rank)> {
-    let [to] = request.list[..] else { return None };
-    let sent = request.collective == Collective::SendReceive;
-    sent.then(|| Some((request.root, Rank(u32::try_from(to).ok()?)))).flatten()
 }
 
 /// Tensors that wait for the same local ranks.
@@ -437,12 +394,6 @@ impl TensorQueue {
     pub(crate) fn clear(&self) {
         self.entries.clear();
     }
-}
-
-/// What the coordinator calls the join of a process set.
-pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
-    let name = TensorName::new(Request::JOIN).expect("it is a name");
-    TensorKey { set, name }
 }
 
 #[cfg(test)]

@@ -7,8 +7,7 @@ use std::{
 
 use gradwire_proto::ProcessSetId;
 
-use super::Ticket;
-use crate::sets::Members;
+use crate::model::{members::Members, tensor::Ticket};
 
 /// Why a rank may not submit something in a process set. The job goes on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,11 @@
-use gradwire_proto::{Agreed, DType, ReduceOp, Shape};
+use gradwire_proto::{Agreed, Collective, DType, ReduceOp, Shape, TensorName};
 
-use super::{agreement::Agreement, *};
-use crate::{
+use super::*;
+use crate::model::{
+    agreement::Agreement,
     memory::Span,
-    negotiate::{World, tests::world},
+    tensor::RoomWanted,
+    world::{World, tests::world},
 };
 
 fn set_key(set: u32, name: &str) -> TensorKey {

@@ -24,7 +24,10 @@ use gradwire_proto::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::{frame::Totals, link::MOST_STREAMS};
+use super::frame::Totals;
+
+/// The most connections that one lane has with a peer.
+pub(crate) const MOST_STREAMS: u32 = 16;
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
 const VERSION: u32 = 2;

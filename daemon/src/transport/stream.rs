@@ -9,46 +9,95 @@ use std::{
     time::Instant,
 };
 
-use gradwire_proto::Sequence;
 use mio::{event::Event, net::TcpStream};
 use socket2::SockRef;
 
 use super::{
-    frame::{Frame, HEADER_BYTES, Header, Totals},
-    link::{Inbound, LinkError, Ordered, Pieces, Turn},
+    frame::{Frame, FrameError, HEADER_BYTES, Header, Notice, Totals},
     window::Window,
 };
 
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    #[error("the connection was closed")]
+    Closed,
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+    #[error("the peer sent nonsense: {0}")]
+    Frame(#[from] FrameError),
+}
+
+/// What a call has achieved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Something was moved; another turn may move more.
+    Moved,
+    /// Nothing can be moved until a socket or a piece changes.
+    Idle,
+}
+
+impl Turn {
+    pub(crate) fn or(self, other: Self) -> Self {
+        if self == Self::Moved { self } else { other }
+    }
+}
+
+/// What a frame with data carries, and the user's own number for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chunk {
+    pub(crate) header: Header,
+    pub(crate) step: u32,
+}
+
+/// Where the payload of outgoing frames comes from.
+pub(crate) trait Source {
+    /// The bytes of a chunk from byte `from` of it on.
+    fn payload(&self, chunk: &Chunk, from: u64) -> &[u8];
+    /// A part of a chunk has been written to the socket.
+    fn progressed(&mut self, chunk: &Chunk);
+    /// All of a chunk has been written to the socket.
+    fn sent(&mut self, chunk: &Chunk);
+}
+
+/// Where the payload of an incoming frame goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    pub(crate) step: u32,
+    /// It is received into [`Sink::memory`]; otherwise into a buffer, which [`Sink::take`] gets.
+    pub(crate) is_direct: bool,
+}
+
+/// Who takes incoming frames.
+pub(crate) trait Sink {
+    type Error: From<StreamError>;
+    /// A notice has come.
+    fn notice(&mut self, notice: Notice) -> Result<(), Self::Error>;
+    /// Where the payload of a frame goes; none while it has to wait.
+    fn admit(&mut self, header: &Header) -> Result<Option<Target>, Self::Error>;
+    /// The memory for all of a frame's payload.
+    fn memory(&mut self, header: &Header, target: Target) -> &mut [u8];
+    /// Bytes of a frame have come; `is_whole` if they are the last.
+    fn progressed(&mut self, header: &Header, is_whole: bool);
+    /// All of a frame is in its memory.
+    fn placed(&mut self, header: &Header, target: Target);
+    /// All of a frame is in `payload`, which may be exchanged for another buffer.
+    fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>);
+}
+
 /// A frame on its way out.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct OutgoingFrame {
     header: [u8; HEADER_BYTES],
     header_sent: usize,
-    /// What follows the header; nothing follows that of a notice.
-    payload: Option<Payload>,
+    /// What follows the header, and how much of it was sent. Nothing follows that of a notice.
+    payload: Option<(Chunk, u64)>,
 }
 
-/// A chunk of a piece.
-#[derive(Debug)]
-struct Payload {
-    sequence: Sequence,
-    step: u32,
-    offset: u64,
-    length: u64,
-    sent: u64,
-}
-
-impl Outgoing {
-    /// A chunk of the piece that `header` names, which `step` of it sends.
-    pub(crate) fn chunk(header: &Header, step: u32) -> Self {
-        let payload = Payload {
-            sequence: Sequence(header.sequence),
-            step,
-            offset: header.offset,
-            length: header.length.into(),
-            sent: 0,
-        };
-        Self { header: header.encode(), header_sent: 0, payload: Some(payload) }
+impl OutgoingFrame {
+    /// A frame with data.
+    pub(crate) fn chunk(chunk: Chunk) -> Self {
+        Self { header: chunk.header.encode(), header_sent: 0, payload: Some((chunk, 0)) }
     }
 
     /// A frame that is nothing but its header.
@@ -60,11 +109,16 @@ impl Outgoing {
 #[derive(Debug, Clone, Copy)]
 enum Incoming {
     /// So many of the next header's bytes are there.
-    Header { filled: usize },
-    /// A frame of a piece that may not have been started here yet.
+    Header {
+        filled: usize,
+    },
+    /// A frame that has not been admitted yet.
     Waiting(Header),
-    /// `direct`: into the piece's own memory; otherwise into the scratch buffer.
-    Payload { header: Header, step: u32, filled: usize, direct: bool },
+    Payload {
+        header: Header,
+        target: Target,
+        filled: usize,
+    },
 }
 
 /// One connection to a peer.
@@ -78,7 +132,7 @@ pub(crate) struct Stream {
     closing: bool,
     /// Why nothing can be sent any more. What had come before is still there to be read.
     broken: Option<io::Error>,
-    outgoing: Option<Outgoing>,
+    outgoing: Option<OutgoingFrame>,
     incoming: Incoming,
     header: [u8; HEADER_BYTES],
     scratch: Vec<u8>,
@@ -102,7 +156,7 @@ impl Stream {
         socket: TcpStream,
         window: Option<Window>,
         totals: Totals,
-        unsent: Option<Outgoing>,
+        unsent: Option<OutgoingFrame>,
     ) -> Self {
         Self {
             socket,
@@ -154,14 +208,14 @@ impl Stream {
 
     /// Ends it. Gives the frame of which nothing has been sent yet; none, if there is one in either
     /// direction of which a part has gone.
-    pub(crate) fn end(self) -> Option<Option<Outgoing>> {
-        let has_begun = |out: &Outgoing| out.header_sent > 0;
+    pub(crate) fn end(self) -> Option<Option<OutgoingFrame>> {
+        let has_begun = |out: &OutgoingFrame| out.header_sent > 0;
         let between = matches!(self.incoming, Incoming::Header { filled: 0 })
             && !self.outgoing.as_ref().is_some_and(has_begun);
         between.then_some(self.outgoing)
     }
 
-    /// Whether what has come waits for a piece to be started here.
+    /// Whether a frame that has come waits to be admitted.
     pub(crate) fn is_held(&self) -> bool {
         matches!(self.incoming, Incoming::Waiting(_))
     }
@@ -190,23 +244,17 @@ impl Stream {
     }
 
     /// Gives it a frame to carry.
-    pub(crate) fn carry(&mut self, frame: Outgoing) {
+    pub(crate) fn carry(&mut self, frame: OutgoingFrame) {
         debug_assert!(self.is_free());
         self.outgoing = Some(frame);
     }
 
     /// Sends what it carries, as far as it can. That it broke is told once what had come is read.
-    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Turn {
+    pub(crate) fn send(&mut self, source: &mut impl Source) -> Turn {
         let Some(out) = &mut self.outgoing else { return Turn::Idle };
         let header = &out.header[out.header_sent..];
-        let payload = out.payload.as_ref().map_or(&[][..], |payload| {
-            let piece = pieces.get(&payload.sequence).expect("a piece outlives its sends");
-            piece.outgoing(
-                payload.step,
-                payload.offset + payload.sent,
-                payload.length - payload.sent,
-            )
-        });
+        let payload = out.payload.as_ref();
+        let payload = payload.map_or(&[][..], |(chunk, sent)| source.payload(chunk, *sent));
         let wanted = header.len() + payload.len();
         let parts = [IoSlice::new(header), IoSlice::new(payload)];
         let written = match self.socket.write_vectored(&parts) {
@@ -232,14 +280,13 @@ impl Stream {
         {
             window.settle();
         }
-        if let Some(payload) = &mut out.payload {
-            payload.sent += (written - of_header) as u64;
+        if let Some((chunk, sent)) = &mut out.payload {
+            *sent += (written - of_header) as u64;
             self.chunks_end = self.totals.written;
-            let piece = pieces.get_mut(&payload.sequence).expect("a piece outlives its sends");
             if self.writable {
-                piece.sent(payload.step, payload.offset, payload.length);
+                source.sent(chunk);
             } else {
-                piece.stirred();
+                source.progressed(chunk);
             }
         }
         if self.writable {
@@ -249,20 +296,15 @@ impl Stream {
     }
 
     /// Receives what has come, at most to the end of one frame.
-    pub(crate) fn receive(
-        &mut self,
-        inbound: &mut Inbound,
-        pieces: &mut Pieces,
-        ordered: &Ordered,
-        epoch: u32,
-    ) -> Result<Turn, LinkError> {
+    pub(crate) fn receive<S: Sink>(&mut self, sink: &mut S, epoch: u32) -> Result<Turn, S::Error> {
         loop {
             match self.incoming {
                 Incoming::Header { filled: HEADER_BYTES } => {
-                    self.incoming = match Frame::decode(&self.header, epoch)? {
+                    let frame = Frame::decode(&self.header, epoch).map_err(StreamError::from)?;
+                    self.incoming = match frame {
                         Frame::Data(header) => Incoming::Waiting(header),
                         Frame::Notice(notice) => {
-                            inbound.told(notice)?;
+                            sink.notice(notice)?;
                             Incoming::Header { filled: 0 }
                         }
                     };
@@ -279,37 +321,29 @@ impl Stream {
                     self.incoming = Incoming::Header { filled: filled + read };
                 }
                 Incoming::Waiting(header) => {
-                    let Some(step) = inbound.admit(&header, pieces, ordered)? else {
-                        return self
-                            .broken
-                            .take()
-                            .map_or(Ok(Turn::Idle), |error| Err(error.into()));
+                    let Some(target) = sink.admit(&header)? else {
+                        let broken = self.broken.take().map(StreamError::Io);
+                        return broken.map_or(Ok(Turn::Idle), |error| Err(error.into()));
                     };
-                    let piece = Inbound::piece(pieces, Sequence(header.sequence));
-                    let direct = piece.copies(step)
-                        && piece.takes(step, header.offset, header.length.into());
-                    self.incoming = Incoming::Payload { header, step, filled: 0, direct };
+                    self.incoming = Incoming::Payload { header, target, filled: 0 };
                 }
-                Incoming::Payload { header, step, filled, direct } => {
-                    return self.read_payload(inbound, pieces, header, step, filled, direct);
+                Incoming::Payload { header, target, filled } => {
+                    return self.read_payload(sink, header, target, filled);
                 }
             }
         }
     }
 
-    fn read_payload(
+    fn read_payload<S: Sink>(
         &mut self,
-        inbound: &mut Inbound,
-        pieces: &mut Pieces,
+        sink: &mut S,
         header: Header,
-        step: u32,
+        target: Target,
         filled: usize,
-        direct: bool,
-    ) -> Result<Turn, LinkError> {
-        let piece = Inbound::piece(pieces, Sequence(header.sequence));
+    ) -> Result<Turn, S::Error> {
         let length = header.length as usize;
-        let target = if direct {
-            &mut piece.place(step, header.offset, length as u64)[filled..]
+        let memory = if target.is_direct {
+            &mut sink.memory(&header, target)[filled..]
         } else {
             if self.scratch.len() < length {
                 self.scratch.resize(length, 0);
@@ -317,35 +351,33 @@ impl Stream {
             &mut self.scratch[filled..length]
         };
         // The next header, which is often there already, comes with it.
-        let wants = target.len() + HEADER_BYTES;
-        let mut parts = [IoSliceMut::new(target), IoSliceMut::new(&mut self.header)];
+        let wants = memory.len() + HEADER_BYTES;
+        let mut parts = [IoSliceMut::new(memory), IoSliceMut::new(&mut self.header)];
         let read = read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants);
         let Some(read) = read.map_err(|error| self.cause(error))? else {
             return Ok(Turn::Idle);
         };
-        inbound.activity.moved(Instant::now());
         self.totals.read += read as u64;
         let next = (filled + read).saturating_sub(length);
         self.received += (read - next) as u64;
-        if filled + read < length {
-            self.incoming = Incoming::Payload { header, step, filled: filled + read, direct };
-            piece.stirred();
+        let is_whole = filled + read >= length;
+        sink.progressed(&header, is_whole);
+        if !is_whole {
+            self.incoming = Incoming::Payload { header, target, filled: filled + read };
             return Ok(Turn::Moved);
         }
         self.incoming = Incoming::Header { filled: next };
-        if direct {
-            piece.placed(step, header.offset, length as u64);
+        if target.is_direct {
+            sink.placed(&header, target);
         } else {
-            inbound.take(piece, &header, step, &mut self.scratch);
+            sink.take(&header, target, &mut self.scratch);
         }
         Ok(Turn::Moved)
     }
-}
 
-impl Stream {
     /// Why it ended: what was seen first.
-    fn cause(&mut self, error: LinkError) -> LinkError {
-        self.broken.take().map_or(error, LinkError::Io)
+    fn cause(&mut self, error: StreamError) -> StreamError {
+        self.broken.take().map_or(error, StreamError::Io)
     }
 }
 
@@ -363,10 +395,10 @@ fn read(
     closing: bool,
     parts: &mut [IoSliceMut<'_>],
     wants: usize,
-) -> Result<Option<usize>, LinkError> {
+) -> Result<Option<usize>, StreamError> {
     while *readable {
         match socket.read_vectored(parts) {
-            Ok(0) => return Err(LinkError::Closed),
+            Ok(0) => return Err(StreamError::Closed),
             Ok(read) => {
                 *readable = read == wants || closing;
                 return Ok(Some(read));

@@ -7,7 +7,7 @@ use gradwire_shm::{
     segment::{HugePages, Segment},
 };
 
-use crate::memory::{self, Span, WorkerMemory};
+use crate::model::memory::{self, Span, WorkerMemory};
 
 /// Bytes of one rank, in a segment of its own.
 pub(super) struct Bytes {

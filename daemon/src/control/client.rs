@@ -1,0 +1,450 @@
+//! The stream to the coordinator: joins the job, then carries both directions until it is over.
+//!
+//! It is the daemon's one writer of how the job ends: the coordinator says so, or the coordinator
+//! is gone. A failure of this node goes to the coordinator first, which knows the other nodes'
+//! reports too; only if no answer comes in time does the node end with what it knows (WAIT).
+
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_coordinator::Door;
+use gradwire_proto::{
+    Ending, Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, TensorId, VERSION,
+    auth::{self, Claim},
+    beat::{Heard, Limits, Silence},
+    pb::{self, coordinator_message, node_message},
+};
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{Code, Status};
+
+use super::{connect::connect, registry};
+use crate::model::{
+    job::{Job, Outgoing},
+    operation::Instruction,
+    tensor::Announced,
+    world::World,
+};
+
+/// How long the coordinator may take to say how the job ends after this node has failed.
+const VERDICT: Duration = Duration::from_millis(1500);
+
+/// Bytes of announcements after which a message is sent; one more announcement fits in any case.
+const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
+
+/// The most bytes of what becomes ready because a rank joins.
+const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
+
+/// Messages that may be on their way to the coordinator.
+const QUEUE: usize = 64;
+
+/// What a node says of itself when it joins.
+#[derive(Debug, Clone)]
+pub(crate) struct Introduction {
+    pub(crate) job: JobId,
+    pub(crate) secret: Secret,
+    pub(crate) coordinator: SocketAddr,
+    /// The way in where the coordinator runs in this process.
+    pub(crate) door: Option<Door>,
+    pub(crate) host: String,
+    pub(crate) data_address: SocketAddr,
+    pub(crate) slots: u32,
+    pub(crate) order: u32,
+    pub(crate) rack: String,
+    pub(crate) start_timeout: Duration,
+    /// How long the system may take to send again what was lost.
+    pub(crate) retransmission: Duration,
+}
+
+impl Introduction {
+    fn join(&self, challenge: &[u8]) -> pb::Join {
+        let nonce = auth::nonce();
+        let data_address = self.data_address.to_string();
+        let claim = Claim::Join {
+            challenge,
+            nonce: &nonce,
+            job: self.job.as_str(),
+            host: &self.host,
+            data_address: &data_address,
+            slots: self.slots,
+            order: self.order,
+            rack: &self.rack,
+        };
+        let proof = self.secret.prove(&claim).to_vec();
+        pb::Join {
+            protocol: PROTOCOL,
+            version: VERSION.into(),
+            job: self.job.to_string(),
+            host: self.host.clone(),
+            data_address,
+            slots: self.slots,
+            order: self.order,
+            rack: self.rack.clone(),
+            nonce: nonce.to_vec(),
+            proof,
+        }
+    }
+
+    fn verify(&self, nonce: &[u8], world: &pb::World) -> bool {
+        let claim = Claim::World { nonce, job: self.job.as_str(), epoch: world.epoch };
+        self.secret.verify(&claim, &world.proof)
+    }
+}
+
+/// When each side was heard last; the heartbeat thread and the stream share it.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    begin: Instant,
+    heard_ns: AtomicU64,
+    felt_ns: AtomicU64,
+    echo_ns: AtomicU64,
+}
+
+impl Pulse {
+    pub(crate) fn new() -> Self {
+        let [heard_ns, felt_ns, echo_ns] = [0; 3].map(AtomicU64::new);
+        Self { begin: Instant::now(), heard_ns, felt_ns, echo_ns }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.begin.elapsed().as_nanos() as u64
+    }
+
+    fn heard(&self) {
+        self.heard_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// The coordinator has answered a datagram.
+    pub(crate) fn felt(&self) {
+        self.felt_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// Whether the coordinator has been silent for too long.
+    pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
+        let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
+        let heard = Heard { stream: when(&self.heard_ns), datagram: when(&self.felt_ns) };
+        heard.silence(limits, Duration::from_nanos(self.now_ns()))
+    }
+}
+
+/// What the rest of the daemon does with what the coordinator says.
+pub(crate) trait Conduct {
+    /// The world has formed.
+    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
+    /// Carry this out.
+    fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure>;
+}
+
+fn lost(what: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::CoordinatorLost, what)
+        .hint("it runs in the first host's gradwired: see that one's log for why it ended")
+}
+
+/// A refusal by the coordinator, or the end of the stream, in words.
+fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
+    match status.code() {
+        Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::InvalidArgument
+        | Code::AlreadyExists
+        | Code::ResourceExhausted
+        | Code::DeadlineExceeded => {
+            let what = format!("the coordinator at {coordinator} refused: {}", status.message());
+            Failure::new(FailureKind::Invalid, what)
+        }
+        // How the connection broke is seen differently by each node, the cause is one (TELL).
+        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
+            tracing::warn!(%status, "the stream to the coordinator broke");
+            lost(format!("the coordinator at {coordinator} went away"))
+        }
+        _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),
+    }
+}
+
+/// Takes part in the job until it is over. The ending is set in `job` before this returns.
+pub(crate) async fn negotiate(
+    introduction: Introduction,
+    job: Job,
+    outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    pulse: Arc<Pulse>,
+    conduct: &mut impl Conduct,
+) {
+    let ending = match attend(&introduction, &job, outgoing, &pulse, conduct).await {
+        Ok(ending) => ending,
+        Err(failure) => Ending::Failed(failure),
+    };
+    job.end(ending);
+}
+
+async fn attend(
+    introduction: &Introduction,
+    job: &Job,
+    outgoing: mpsc::UnboundedReceiver<Outgoing>,
+    pulse: &Pulse,
+    conduct: &mut impl Conduct,
+) -> Result<Ending, Failure> {
+    let (sender, stream) = open(introduction).await?;
+    let mut session = Session {
+        introduction,
+        job,
+        pulse,
+        sender,
+        registry: None,
+        given_up: None,
+        nonce: Vec::new(),
+    };
+    session.run(stream, outgoing, conduct).await
+}
+
+/// What the coordinator says, from wherever it runs.
+type Messages = Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
+
+/// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
+/// and is asked again.
+async fn open(
+    introduction: &Introduction,
+) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
+    if let Some(door) = &introduction.door {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let heard = door
+            .enter(ReceiverStream::new(receiver).map(Ok))
+            .map_err(|status| from_status(&status, introduction.coordinator))?;
+        return Ok((sender, Box::pin(heard)));
+    }
+    let deadline = Instant::now() + introduction.start_timeout;
+    let mut client = connect(introduction).await?;
+    loop {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        match client.session(ReceiverStream::new(receiver)).await {
+            Ok(response) => return Ok((sender, Box::pin(response.into_inner()))),
+            Err(status)
+                if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
+            {
+                // Not all at the same moment.
+                let spread = u64::from(introduction.order % 16) * 10;
+                tokio::time::sleep(Duration::from_millis(100 + spread)).await;
+            }
+            Err(status) => return Err(from_status(&status, introduction.coordinator)),
+        }
+    }
+}
+
+struct Session<'a> {
+    introduction: &'a Introduction,
+    job: &'a Job,
+    pulse: &'a Pulse,
+    sender: mpsc::Sender<pb::NodeMessage>,
+    /// Once the world has formed.
+    registry: Option<registry::Registry>,
+    /// This node's own failure, and until when the coordinator may answer it.
+    given_up: Option<(Failure, tokio::time::Instant)>,
+    /// What the coordinator has to prove the secret over.
+    nonce: Vec<u8>,
+}
+
+impl Session<'_> {
+    async fn run(
+        &mut self,
+        mut stream: Messages,
+        mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
+        conduct: &mut impl Conduct,
+    ) -> Result<Ending, Failure> {
+        loop {
+            let verdict = self.given_up.as_ref().map(|(_, until)| *until);
+            tokio::select! {
+                message = stream.next() => {
+                    if let Some(ending) = self.heard(message.transpose(), conduct).await? {
+                        return Ok(ending);
+                    }
+                }
+                Some(first) = outgoing.recv() => {
+                    // WAIT: a coordinator that reads nothing must not keep the end from us.
+                    let (job, told) = (self.job, self.tell(first, &mut outgoing));
+                    tokio::select! {
+                        () = told => {}
+                        ending = job.over() => return Ok(ending),
+                    }
+                }
+                () = async { tokio::time::sleep_until(verdict.unwrap_or_else(tokio::time::Instant::now)).await },
+                    if verdict.is_some() =>
+                {
+                    let (failure, _) = self.given_up.take().expect("guarded by the verdict");
+                    return Ok(Ending::Failed(failure));
+                }
+                // Somebody else ended it (a signal, the heartbeat thread): that stands.
+                ending = self.job.over() => return Ok(ending),
+            }
+        }
+    }
+
+    /// Says something. Where the stream has ended nobody hears it, and what is left to be read
+    /// says why: that the job is over, perhaps.
+    async fn send(&self, message: node_message::Message) {
+        let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
+    }
+
+    /// What is done goes before what is ready: it may be the same tensor again.
+    async fn send_work(&self, done: &mut pb::Done, ready: &mut pb::Ready) {
+        if !done.sequences.is_empty() {
+            self.send(node_message::Message::Done(std::mem::take(done))).await;
+        }
+        if !ready.announcements.is_empty() {
+            self.send(node_message::Message::Ready(std::mem::take(ready))).await;
+        }
+    }
+
+    /// Adds an announcement, and gives its bytes.
+    fn announce(&self, announced: Announced, ready: &mut pb::Ready) -> usize {
+        // Nothing is ready before there is a world.
+        let Some(registry) = &self.registry else { return 0 };
+        let announcement = registry.announcement(announced);
+        let bytes = announcement.encoded_len();
+        ready.announcements.push(announcement);
+        bytes
+    }
+
+    /// Sends what there is to say; what is there together goes together.
+    async fn tell(&mut self, first: Outgoing, outgoing: &mut mpsc::UnboundedReceiver<Outgoing>) {
+        let mut ready = pb::Ready::default();
+        let mut ready_bytes = 0;
+        let mut done = pb::Done::default();
+        let mut rest = Vec::new();
+        let mut next = Some(first);
+        while let Some(message) = next {
+            match message {
+                Outgoing::Ready(announced) => {
+                    ready_bytes += self.announce(announced, &mut ready);
+                }
+                Outgoing::Joined(announced) => {
+                    // What was ready before this rank joined is told before, too: within one message
+                    // the joins count first.
+                    ready_bytes = 0;
+                    self.send_work(&mut done, &mut ready).await;
+                    for announced in announced {
+                        ready_bytes += self.announce(announced, &mut ready);
+                    }
+                    if ready_bytes > MAX_JOINED {
+                        // BOUND: it must be one message, and this is none.
+                        let what = format!(
+                            "a rank joined, and the tensors that waited for it take {ready_bytes} \
+                             bytes to tell of, more than the {MAX_JOINED} of one message"
+                        );
+                        let hint =
+                            "have fewer operations in flight when ranks join, or shorter names";
+                        let failure = Failure::new(FailureKind::Resource, what).hint(hint);
+                        self.job.report(failure.host(self.introduction.host.clone()));
+                        return;
+                    }
+                }
+                Outgoing::Done(sequence) => done.sequences.push(sequence.0),
+                Outgoing::Forgotten(ids) => {
+                    let ids = ids.iter().map(|id| id.0).collect();
+                    rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));
+                }
+                Outgoing::Heartbeat => rest.push(node_message::Message::Heartbeat(pb::Heartbeat {
+                    sent_ns: self.pulse.now_ns(),
+                    echo_ns: self.pulse.echo_ns.load(Ordering::Relaxed),
+                })),
+                Outgoing::Left { ranks, absent } => {
+                    let ranks = ranks.iter().map(|r| r.0).collect();
+                    rest.push(node_message::Message::Leave(pb::Leave { ranks, absent }));
+                }
+                Outgoing::Failed(failure) => {
+                    if self.given_up.is_none() {
+                        let until = tokio::time::Instant::now() + VERDICT;
+                        self.given_up = Some((failure.clone(), until));
+                    }
+                    let failure = Some(failure.into());
+                    rest.push(node_message::Message::Failed(pb::Failed { failure }));
+                }
+            }
+            // An announcement after a Leave may exist because of it, and must come after it.
+            if !rest.is_empty() || ready_bytes >= READY_BYTES {
+                break;
+            }
+            next = outgoing.try_recv().ok();
+        }
+        self.send_work(&mut done, &mut ready).await;
+        for message in rest {
+            self.send(message).await;
+        }
+    }
+
+    async fn heard(
+        &mut self,
+        message: Result<Option<pb::CoordinatorMessage>, Status>,
+        conduct: &mut impl Conduct,
+    ) -> Result<Option<Ending>, Failure> {
+        let coordinator = self.introduction.coordinator;
+        let message = message.map_err(|status| from_status(&status, coordinator))?;
+        let message = message
+            .ok_or_else(|| lost(format!("the coordinator at {coordinator} closed the stream")))?;
+        self.pulse.heard();
+        match message.message {
+            Some(coordinator_message::Message::Challenge(challenge)) => {
+                let join = self.introduction.join(&challenge.nonce);
+                self.nonce.clone_from(&join.nonce);
+                self.send(node_message::Message::Join(join)).await;
+            }
+            Some(coordinator_message::Message::World(wire)) => {
+                if !self.introduction.verify(&self.nonce, &wire) {
+                    let what =
+                        format!("the coordinator at {coordinator} does not know the job's secret");
+                    return Err(Failure::new(FailureKind::Protocol, what)
+                        .hint("another program answers at that address"));
+                }
+                let world = World::try_from(wire).map_err(|e| registry::nonsense(&e))?;
+                let world = Arc::new(world);
+                self.registry = Some(registry::Registry::new(world.clone()));
+                match conduct.formed(world.clone()) {
+                    Ok(()) => self.job.form(world),
+                    // The coordinator passes it on: the others are to know why (TELL).
+                    Err(failure) => self.job.report(failure),
+                }
+            }
+            Some(coordinator_message::Message::Execute(execute)) => {
+                let Some(registry) = &mut self.registry else {
+                    let what = "the coordinator ordered operations before it formed the world";
+                    return Err(Failure::new(FailureKind::Protocol, what));
+                };
+                let evicted: Vec<TensorId> =
+                    execute.evicted.iter().copied().map(TensorId).collect();
+                let instructions =
+                    registry.instructions(execute).map_err(|e| registry::nonsense(&e))?;
+                if !evicted.is_empty() {
+                    self.job.tell(Outgoing::Forgotten(evicted));
+                }
+                for instruction in instructions {
+                    if let Err(failure) = conduct.carry_out(instruction) {
+                        self.job.report(failure);
+                    }
+                }
+            }
+            Some(coordinator_message::Message::Abort(abort)) => {
+                let unknown = || lost("the coordinator ended the job without saying why");
+                let failure = abort.failure.map_or_else(unknown, Failure::from);
+                return Ok(Some(Ending::Failed(failure)));
+            }
+            Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
+            Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
+                self.pulse.echo_ns.store(heartbeat.sent_ns, Ordering::Relaxed);
+                if heartbeat.echo_ns > 0 {
+                    let round_trip = self.pulse.now_ns().saturating_sub(heartbeat.echo_ns);
+                    crate::metrics::heartbeat(Duration::from_nanos(round_trip));
+                }
+            }
+            // A message of a later release: it has joined with the same protocol, so it is one
+            // that need not be understood.
+            None => {}
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,215 @@
+//! Carries out what the coordinator says: the one seam between the negotiation and the rest.
+
+use std::sync::{Arc, Weak};
+
+use gradwire_collectives::kernels::Store;
+use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    client::Conduct,
+    mesh::{Mesh, MeshConfig},
+    node::{Node, Running},
+};
+use crate::{
+    data::lane::{Lane, LaneConfig, LaneEvents},
+    metrics,
+    model::{
+        members::Members,
+        operation::Instruction,
+        tensor::{RoomWanted, TensorKey, join_of},
+        world::World,
+    },
+    ops::{OperationManager, Started},
+    queue::TensorQueue,
+    transport::handshake::Identity,
+};
+
+/// Carries out what the coordinator says.
+#[derive(Debug)]
+pub(crate) struct Conductor {
+    pub(crate) node: Arc<Node>,
+    /// The data plane's listener, until the world has formed.
+    pub(crate) listener: Option<TcpListener>,
+    pub(crate) cancel: CancellationToken,
+}
+
+impl Conduct for Conductor {
+    fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
+        let node = &self.node;
+        let Some(listener) = self.listener.take() else {
+            return Err(protocol("the coordinator formed the world twice"));
+        };
+        let config = &node.config;
+        if world.me().slots != config.slots {
+            let what = format!(
+                "the coordinator gave this node {} slots, it has {}",
+                world.me().slots,
+                config.slots
+            );
+            return Err(protocol(what));
+        }
+        let resource = |error: std::io::Error| {
+            let what = format!("the data plane can't be started: {error}");
+            Failure::new(FailureKind::Resource, what)
+                .host(config.host.clone())
+                .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
+        };
+        let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
+        let lanes = (0..world.lanes)
+            .map(|index| {
+                let lane = LaneConfig {
+                    index,
+                    me: world.node,
+                    hosts: hosts.clone(),
+                    epoch: world.epoch.0 as u32,
+                    chunk: config.chunk_bytes,
+                    limit: config.progress_timeout,
+                    streaming_bytes: config.streaming_bytes,
+                };
+                // A lane must not keep alive what stops it.
+                let events: Weak<Node> = Arc::downgrade(node);
+                Lane::start(lane, Arc::new(events))
+            })
+            .collect::<std::io::Result<Vec<_>>>()
+            .map_err(resource)?;
+        let lanes: Arc<[Lane]> = lanes.into();
+        let identity = Identity {
+            job: config.identity.job.clone(),
+            secret: config.identity.secret.clone(),
+            epoch: world.epoch,
+            node: world.node,
+            nodes: world.nodes.len() as u32,
+            lanes: world.lanes,
+        };
+        let mesh_config = MeshConfig {
+            connect_timeout: config.connect_timeout,
+            streams: config.streams,
+            limit: config.progress_timeout,
+            socket_buffer: config.socket_buffer_bytes,
+            congestion_control: config.congestion_control.clone(),
+        };
+        let mesh = Mesh::new(
+            mesh_config,
+            identity,
+            world.clone(),
+            lanes.clone(),
+            node.job.clone(),
+            self.cancel.clone(),
+        );
+        node.spawn("the listener of the data plane", mesh.clone().serve(listener));
+        let everybody = Arc::new(Members::everybody(&world));
+        let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
+        metrics::process_sets(queue.process_sets());
+        let operations = OperationManager::new(&world, queue.clone(), lanes.clone(), mesh);
+        node.run(Running { world, queue, operations, lanes });
+        node.intake.start(Arc::downgrade(node));
+        Ok(())
+    }
+
+    fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure> {
+        let Some(Running { queue, operations, .. }) = self.node.running() else {
+            return Err(protocol("the coordinator ordered operations before it formed the world"));
+        };
+        match instruction {
+            Instruction::CreateSet { set, members, tensor } => {
+                let ranks = members.ranks.iter().map(|rank| u64::from(rank.0)).collect();
+                let made = queue.create_set(set, members);
+                metrics::process_sets(queue.process_sets());
+                let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
+                if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
+            }
+            Instruction::Start(operation) => {
+                match operations.start(operation)? {
+                    Started::Given(wanted) => self.ask_for_room(wanted),
+                    Started::Quick(piece) => {
+                        piece.run_alone(piece.bytes, Store::Cached);
+                        self.node.finished(&piece);
+                    }
+                }
+                Ok(())
+            }
+            Instruction::Fail { tensor, failure } => {
+                metrics::failure(failure.kind);
+                self.node.fail(&tensor, queue.remove(&tensor), &failure);
+                if tensor == join_of(tensor.set) {
+                    self.node.fail_tickets(&queue.unjoin(tensor.set), &failure);
+                }
+                Ok(())
+            }
+            Instruction::Resume { set, last } => {
+                let joined = queue.resume(set).ok_or_else(|| {
+                    let what = format!("all ranks of process set {set} have joined");
+                    protocol(format!("the coordinator said that {what}, and here some have not"))
+                })?;
+                self.node.complete_tickets(&joined, last.0.into());
+                Ok(())
+            }
+            Instruction::RemoveSet { set, tensor } => {
+                let doomed = queue.remove_set(set).unwrap_or_default();
+                metrics::process_sets(queue.process_sets());
+                for (key, removed) in doomed {
+                    let missing: Vec<String> =
+                        removed.missing.iter().map(Rank::to_string).collect();
+                    let before = match missing.join(", ") {
+                        none if none.is_empty() => "this could be done".to_owned(),
+                        ranks => format!("rank {ranks} had submitted it"),
+                    };
+                    let what = format!("process set {set} was removed before {before}");
+                    let failure = Failure::new(FailureKind::Cancelled, what)
+                        .host(self.node.config.host.clone())
+                        .tensor(key.name.as_str())
+                        .hint("make the same calls on all of its ranks, and wait for them before removing a process set");
+                    self.node.fail(&key, removed, &failure);
+                }
+                let number = vec![u64::from(set.0)];
+                let none = ProcessSetId::GLOBAL;
+                self.done(queue, &tensor, Collective::RemoveProcessSet, number, none)
+            }
+        }
+    }
+}
+
+impl Conductor {
+    fn ask_for_room(&self, wanted: Vec<RoomWanted>) {
+        for RoomWanted { answer, outcome, name } in wanted {
+            let Some(worker) = self.node.workers.get(answer.local_rank) else {
+                self.node.left_without_room(answer.local_rank, &name);
+                continue;
+            };
+            metrics::allocate_request();
+            self.node.told(&worker, worker.allocate(answer.ticket, &outcome));
+        }
+    }
+
+    /// The making or removing of a process set is done, if it is what the local ranks asked for.
+    fn done(
+        &self,
+        queue: &TensorQueue,
+        tensor: &TensorKey,
+        collective: Collective,
+        list: Vec<u64>,
+        made: ProcessSetId,
+    ) -> Result<(), Failure> {
+        let asked = queue.announced(tensor).is_some_and(|asked| {
+            // A removal also says whether what waits goes, too.
+            let is_it = |request: &Request| {
+                let removal = collective == Collective::RemoveProcessSet;
+                let named = if removal { request.list.get(..1) } else { Some(&request.list[..]) };
+                request.collective == collective && named == Some(&list)
+            };
+            asked.locals().iter().all(|local| is_it(&local.request))
+        });
+        if !asked {
+            let what = format!("what the coordinator did for '{}' is not what was", tensor.name);
+            return Err(protocol(format!("{what} asked for here")));
+        }
+        self.node.complete(tensor, queue.remove(tensor), made.0.into());
+        Ok(())
+    }
+}
+
+fn protocol(what: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::Protocol, what)
+}

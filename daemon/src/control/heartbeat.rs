@@ -1,0 +1,157 @@
+//! Heartbeats to and from the coordinator: on the stream, and as datagrams, which get through at
+//! once when an outage ends.
+
+use std::{
+    io,
+    net::UdpSocket,
+    sync::{Arc, Weak},
+    thread::{self, sleep},
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{
+    Ending, Failure, FailureKind,
+    beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence},
+};
+
+use super::{client::Pulse, node::Node};
+use crate::model::{
+    job::{JobIdentity, Outgoing},
+    world::World,
+};
+
+/// How often it is looked whether the world has formed.
+const FORMING: Duration = Duration::from_millis(100);
+
+/// The shortest wait for what has come already.
+const LEAST_WAIT: Duration = Duration::from_millis(1);
+
+/// The most datagrams that are taken after one was sent (BOUND): anybody can send some.
+const BURST: usize = 256;
+
+/// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`):
+/// no load on the control runtime may look like death, and a stopped coordinator closes nothing.
+/// `is_beside`: the coordinator is in this process, so no datagrams are needed.
+pub(crate) fn start(node: &Arc<Node>, pulse: Arc<Pulse>, is_beside: bool) -> io::Result<()> {
+    let report = node.report_panic("the heartbeat thread");
+    let node = Arc::downgrade(node);
+    let run = move || {
+        let _report = report;
+        beat(&node, &pulse, is_beside);
+    };
+    thread::Builder::new().name("gw-heartbeat".into()).spawn(run)?;
+    Ok(())
+}
+
+/// Beats until the node is gone.
+fn beat(node: &Weak<Node>, pulse: &Pulse, is_beside: bool) {
+    let mut datagrams: Option<io::Result<Datagrams>> = None;
+    let mut next = Instant::now();
+    while let Some(there) = node.upgrade() {
+        let Some(world) = there.job.world() else {
+            drop(there);
+            sleep(FORMING);
+            continue;
+        };
+        if Instant::now() >= next {
+            there.job.tell(Outgoing::Heartbeat);
+            next = Instant::now() + world.heartbeat_interval;
+        }
+        look(&there, pulse, &world);
+        if !is_beside && datagrams.is_none() {
+            let opened = Datagrams::open(&there, &world);
+            if let Err(error) = &opened {
+                tracing::warn!(%error, "no heartbeats by UDP: outages have to be shorter");
+            }
+            datagrams = Some(opened);
+        }
+        drop(there);
+        let pause = world.heartbeat_interval / BEATS_PER_INTERVAL;
+        match &mut datagrams {
+            Some(Ok(datagrams)) => datagrams.beat(pulse, &world, pause),
+            _ => sleep(pause),
+        }
+    }
+}
+
+/// A coordinator that is silent for too long is lost.
+fn look(node: &Node, pulse: &Pulse, world: &World) {
+    let limits = Limits::new(world.heartbeat_interval, world.heartbeat_timeout);
+    let coordinator = node.config.coordinator;
+    let (what, hint) = match pulse.silence(&limits) {
+        None => return,
+        Some(Silence::All(time)) => (
+            format!(
+                "the coordinator at {coordinator} has been silent for {:.1} s",
+                time.as_secs_f64()
+            ),
+            "it is stopped, or the network to the first host is down",
+        ),
+        Some(Silence::Stream(time)) => (
+            format!(
+                "nothing has come on the stream from the coordinator at {coordinator} for {:.1} s, \
+                 although it is there",
+                time.as_secs_f64()
+            ),
+            "something between holds up what goes over TCP to or from that port, a firewall perhaps",
+        ),
+    };
+    let failure = Failure::new(FailureKind::CoordinatorLost, what).hint(hint);
+    node.job.end(Ending::Failed(failure));
+}
+
+/// Heartbeats as datagrams.
+#[derive(Debug)]
+struct Datagrams {
+    socket: UdpSocket,
+    identity: JobIdentity,
+    sent: u64,
+    /// Answers to those before this one are old.
+    unanswered: u64,
+}
+
+impl Datagrams {
+    fn open(node: &Node, world: &World) -> io::Result<Self> {
+        let socket = UdpSocket::bind((world.me().address.ip(), 0))?;
+        socket.connect(node.config.coordinator)?;
+        Ok(Self { socket, identity: node.config.identity.clone(), sent: 0, unanswered: 0 })
+    }
+
+    /// Sends one, and takes answers for as long as `pause`.
+    fn beat(&mut self, pulse: &Pulse, world: &World, pause: Duration) {
+        let until = Instant::now() + pause;
+        let JobIdentity { job, secret } = &self.identity;
+        let (node, epoch) = (world.node, world.epoch);
+        let beat = Beat { side: Side::Node, node, epoch, count: self.sent };
+        // What can't be sent is as what is lost.
+        let _ = self.socket.send(&beat.encode(job, secret));
+        self.sent += 1;
+        // One byte more: what is longer is no heartbeat.
+        let mut bytes = [0; BEAT_BYTES + 1];
+        for _ in 0..BURST {
+            // However late it is, what has come is taken first: it may be this thread that was
+            // away.
+            let left = until.saturating_duration_since(Instant::now()).max(LEAST_WAIT);
+            if self.socket.set_read_timeout(Some(left)).is_err() {
+                break;
+            }
+            match self.socket.recv(&mut bytes) {
+                Ok(length) => {
+                    let bytes = &bytes[..length];
+                    let answer = Beat::decode(bytes, Side::Coordinator, epoch, job, secret);
+                    let is_new = |beat: &Beat| {
+                        beat.node == node && (self.unanswered..self.sent).contains(&beat.count)
+                    };
+                    if let Some(answer) = answer.filter(is_new) {
+                        self.unanswered = answer.count + 1;
+                        pulse.felt();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Nothing has come in time, or nobody listens there.
+                Err(_) => break,
+            }
+        }
+        sleep(until.saturating_duration_since(Instant::now()));
+    }
+}

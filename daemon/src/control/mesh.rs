@@ -1,0 +1,381 @@
+//! Makes the connections between nodes: when a schedule first needs a peer, the node with the
+//! smaller number dials, `streams` times per lane, and the other one waits to be dialled. How many
+//! there are is the dialler's choice alone: frames find their place whatever they arrive on. What
+//! it dials again when a connection has broken is up to `lines`.
+//!
+//! Dialling, accepting and the handshakes are control; what passes goes to the lane, which owns
+//! the socket from then on.
+
+use std::{
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use gradwire_proto::{Failure, FailureKind, NodeId};
+use gradwire_telemetry::Rate;
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Handle,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use crate::{
+    data::lane::{Connected, Disconnected, Lane, Order},
+    metrics,
+    model::{
+        job::{Job, ReportPanic},
+        world::World,
+    },
+    transport::{
+        frame::Totals,
+        handshake::{self, Attempt, HandshakeError, Identity, Line},
+        lines::Lines,
+        window::Window,
+    },
+};
+
+/// How many connections may be in their handshake at a time (BOUND). One more takes the place of
+/// the one that has taken longest: silence keeps nobody else out.
+const HANDSHAKES: usize = 64;
+
+/// However many peers there are.
+const MOST_HANDSHAKES: usize = 4096;
+
+/// How long the peer's kernel may take to answer before another connection is tried. The kernel sends
+/// a lost first packet again after one second, then two, then four.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+
+/// How often strangers are told of in the log, by what became of them.
+static REFUSALS: Rate = Rate::new();
+static SILENT: Rate = Rate::new();
+
+/// How a data connection is set up.
+#[derive(Debug, Clone)]
+pub(crate) struct MeshConfig {
+    /// How long a connection may take, with its handshake.
+    pub(crate) connect_timeout: Duration,
+    /// How many connections each lane has with a peer.
+    pub(crate) streams: u32,
+    /// How long nothing may move on a connection that is waited for.
+    pub(crate) limit: Duration,
+    /// Socket buffers in bytes; 0: they are made to fit the path.
+    pub(crate) socket_buffer: usize,
+    /// Name of the congestion control; empty: the system's, but reno on loopback.
+    pub(crate) congestion_control: String,
+}
+
+/// Connections to all peers that are needed.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    config: MeshConfig,
+    identity: Identity,
+    world: Arc<World>,
+    lanes: Arc<[Lane]>,
+    job: Job,
+    runtime: Handle,
+    cancel: CancellationToken,
+    /// What sockets' buffers begin with, in bytes, if they are to fit their path.
+    least: Option<usize>,
+    /// Those that this node dials.
+    lines: Mutex<Lines>,
+    /// Those that others have dialled, with the latest attempt.
+    taken: Mutex<HashMap<Line, u32>>,
+}
+
+impl Mesh {
+    pub(crate) fn new(
+        config: MeshConfig,
+        identity: Identity,
+        world: Arc<World>,
+        lanes: Arc<[Lane]>,
+        job: Job,
+        cancel: CancellationToken,
+    ) -> Arc<Self> {
+        let least = Window::least(identity.lanes * config.streams);
+        let fits = config.socket_buffer == 0 && grants_buffers(least);
+        Arc::new(Self {
+            least: fits.then_some(least),
+            config,
+            identity,
+            world,
+            lanes,
+            job,
+            runtime: Handle::current(),
+            cancel,
+            lines: Mutex::default(),
+            taken: Mutex::default(),
+        })
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().expect("no panic while it is held")
+    }
+
+    /// A schedule needs this peer. Dials what there is no connection for, if that is this node's
+    /// part.
+    pub(crate) fn need(self: &Arc<Self>, peer: NodeId) {
+        if peer <= self.identity.node {
+            return;
+        }
+        let count = self.identity.lanes * self.config.streams;
+        for (line, totals) in self.lines().need(peer, count) {
+            self.start(line, totals);
+        }
+    }
+
+    /// A connection broke, and no frame was under way on it as far as this node knows.
+    pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
+        let Disconnected { peer, lane, number, totals, is_closed } = connection;
+        if peer <= self.identity.node {
+            return;
+        }
+        let line = Line { peer, number: number * self.identity.lanes + lane };
+        if self.lines().lost(line, totals, is_closed) {
+            self.start(line, totals);
+        }
+    }
+
+    fn start(self: &Arc<Self>, line: Line, totals: Totals) {
+        let mesh = self.clone();
+        let (job, host) = (self.job.clone(), self.world.me().host.clone());
+        let report = ReportPanic { job, who: "a dialler", host };
+        self.runtime.spawn(async move {
+            let _report = report;
+            let cancel = mesh.cancel.clone();
+            cancel.run_until_cancelled(mesh.reach(line, totals)).await;
+        });
+    }
+
+    async fn reach(&self, line: Line, totals: Totals) {
+        let node = &self.world.nodes[line.peer.0 as usize];
+        match self.dial(node.address, line, totals).await {
+            Ok((stream, attempt, round_trip)) => {
+                self.lines().connected(line);
+                self.hand_over(line, attempt, None, stream, round_trip);
+            }
+            Err(why) if self.lines().failed(line, totals) => {
+                let what = format!(
+                    "its data plane at {} can't be reached from {}: {why}",
+                    node.address,
+                    self.world.me().host
+                );
+                let failure = Failure::new(FailureKind::ConnectionLost, what)
+                    .host(node.host.clone())
+                    .hint("is the address right, and does a firewall let it through?");
+                self.job.report(failure);
+            }
+            Err(why) => {
+                tracing::debug!(peer = %node.host, why, "a data connection can't be made again now");
+            }
+        }
+    }
+
+    /// Dials until the time is used up: a peer may be a moment behind.
+    async fn dial(
+        &self,
+        address: SocketAddr,
+        line: Line,
+        totals: Totals,
+    ) -> Result<(TcpStream, u32, Duration), String> {
+        let deadline = Instant::now() + self.config.connect_timeout;
+        loop {
+            let number = self.lines().attempt(line);
+            let attempt = async {
+                let began = Instant::now();
+                let connected = timeout(FIRST_ANSWER, self.connect(address)).await;
+                let mut stream = connected.map_err(io::Error::from)??;
+                // The kernels alone have answered each other: as short as it gets.
+                let round_trip = began.elapsed();
+                self.make_room(&stream, round_trip);
+                let attempt = Attempt { number, totals };
+                handshake::dial(&mut stream, &self.identity, line, attempt).await?;
+                Ok::<_, HandshakeError>((stream, number, round_trip))
+            };
+            let why = match timeout_at(deadline, attempt).await {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => return Err(format!("no answer in {:?}", self.config.connect_timeout)),
+            };
+            if Instant::now() + Duration::from_millis(100) >= deadline {
+                return Err(why);
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // From this node's own address: on a host with several nodes or networks the peer should
+        // see the one that it knows.
+        socket.bind(SocketAddr::new(self.world.me().address.ip(), 0))?;
+        socket.connect(address).await
+    }
+
+    /// Accepts until cancelled.
+    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
+        let mut handshakes = VecDeque::new();
+        // Peers with smaller numbers may all dial at once, each with as many connections as it likes.
+        let dialled =
+            self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
+        let most = (dialled as usize).clamp(HANDSHAKES, MOST_HANDSHAKES);
+        let accept = async {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, from)) => {
+                        handshakes
+                            .retain(|handshake: &AbortOnDropHandle<()>| !handshake.is_finished());
+                        if handshakes.len() >= most {
+                            handshakes.pop_front();
+                            metrics::rejected_connection();
+                        }
+                        let mesh = self.clone();
+                        let receive = async move { mesh.receive(stream, from).await };
+                        handshakes.push_back(AbortOnDropHandle::new(tokio::spawn(receive)));
+                    }
+                    Err(error) => {
+                        // Out of descriptors, say: what is there goes on, and this may pass.
+                        let hint = crate::model::hint::resource_hint(&error);
+                        tracing::warn!("a data connection could not be accepted: {error}{hint}");
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        };
+        self.cancel.run_until_cancelled(accept).await;
+    }
+
+    async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
+        let began = Instant::now();
+        let admit = |line: Line, attempt: Attempt, stream: &TcpStream| {
+            // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
+            // that are larger than need be, within what the system gives (BOUND).
+            self.make_room(stream, began.elapsed());
+            match self.taken.lock().expect("no panic while it is held").entry(line) {
+                Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
+                entry => {
+                    entry.insert_entry(attempt.number);
+                    true
+                }
+            }
+        };
+        let shake = handshake::accept(&mut stream, &self.identity, admit);
+        match timeout(self.config.connect_timeout, shake).await {
+            Ok(Ok((line, attempt))) => {
+                let theirs = Some(attempt.totals);
+                self.hand_over(line, attempt.number, theirs, stream, began.elapsed());
+            }
+            Ok(Err(error)) => {
+                metrics::rejected_connection();
+                if let Some(left_out) = REFUSALS.admits() {
+                    tracing::warn!(%from, %error, left_out, "a data connection was refused");
+                }
+            }
+            Err(_) => {
+                metrics::rejected_connection();
+                if let Some(left_out) = SILENT.admits() {
+                    let what = "a data connection was silent during its handshake";
+                    tracing::warn!(%from, left_out, "{what}");
+                }
+            }
+        }
+    }
+
+    fn hand_over(
+        &self,
+        line: Line,
+        attempt: u32,
+        theirs: Option<Totals>,
+        stream: TcpStream,
+        round_trip: Duration,
+    ) {
+        let prepared = self.prepare(&stream).and_then(|()| stream.into_std());
+        match prepared {
+            Ok(stream) => {
+                let (lane, number) = line.place(self.identity.lanes);
+                let window = |size| Window::new(size, round_trip, Instant::now().into_std());
+                let window = self.least.map(window);
+                let peer = line.peer;
+                let connected = Connected { peer, number, stream, window, attempt, theirs };
+                self.lanes[lane as usize].tell(Order::Connected(connected));
+            }
+            Err(error) => {
+                let what = format!("a data connection can't be set up: {error}");
+                self.job.report(Failure::new(FailureKind::Resource, what));
+            }
+        }
+    }
+
+    /// Gives a connection the buffer for what comes in, before the peer may send: with the first full
+    /// segment the system settles how large a window it will ever announce. Set later, the buffer
+    /// would be there and the window remain what it was. A failure costs speed and nothing else.
+    fn make_room(&self, stream: &TcpStream, round_trip: Duration) {
+        let connections = self.identity.lanes * self.config.streams;
+        let size = match self.least {
+            Some(_) => Window::room(connections, round_trip),
+            None => self.config.socket_buffer,
+        };
+        if size > 0 {
+            let _ = SockRef::from(stream).set_recv_buffer_size(size);
+        }
+    }
+
+    fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
+        let socket = SockRef::from(stream);
+        socket.set_tcp_nodelay(true)?;
+        // After an outage the line is used again while there is time. The lane alone decides when
+        // a connection that is waited for is dead: a user timeout would also end one whose peer is
+        // there and has no room. One that is idle is probed by the system.
+        let most = self.config.limit / 4;
+        if let Err(error) = gradwire_net::limit_retransmission_interval(stream, most) {
+            tracing::debug!(%error, "the system chooses when lost data is sent again");
+        }
+        let probe = Duration::from_secs(1);
+        let keepalive = TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3);
+        socket.set_tcp_keepalive(&keepalive)?;
+        let chosen = self.config.congestion_control.as_str();
+        if !chosen.is_empty() {
+            socket.set_tcp_congestion(chosen.as_bytes()).map_err(|error| {
+                let text = format!("data.congestion_control={chosen:?} is not to be had: {error}");
+                io::Error::new(error.kind(), text)
+            })?;
+        } else if stream.peer_addr()?.ip().is_loopback() {
+            // A paced sender (bbr) leaves a loopback idle half of the time. Every kernel has reno,
+            // and where it may not be chosen things work as before.
+            let _ = socket.set_tcp_congestion(b"reno");
+        }
+        let size = self.least.unwrap_or(self.config.socket_buffer);
+        if size > 0 {
+            socket.set_send_buffer_size(size)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the system gives a socket buffers of the size that we begin with. Tried on another socket,
+/// because one that has been told a size no longer finds one by itself: where less is to be had
+/// (`net.core.wmem_max` and `rmem_max`), that is the better way.
+fn grants_buffers(least: usize) -> bool {
+    let granted = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_send_buffer_size(least)?;
+        socket.set_recv_buffer_size(least)?;
+        Ok::<_, io::Error>(socket.send_buffer_size()?.min(socket.recv_buffer_size()?))
+    };
+    match granted() {
+        // What the system reports is twice what it was asked for.
+        Ok(granted) if granted >= 2 * least => true,
+        Ok(granted) => {
+            tracing::debug!(granted, "the system chooses the sockets' buffers");
+            false
+        }
+        Err(error) => {
+            tracing::debug!(%error, "the system chooses the sockets' buffers");
+            false
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! What all threads of the daemon share, and what becomes of what the lanes find out
+//! ([`LaneEvents`]). What the coordinator orders comes through `dispatch`.
+
+use std::{
+    sync::{Arc, OnceLock, Weak},
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, TensorName};
+
+use tokio::task::JoinHandle;
+
+use crate::{
+    config::DaemonConfig,
+    data::{
+        lane::{Disconnected, Lane, LaneEvents},
+        piece::Piece,
+    },
+    intake::reader::Intake,
+    metrics,
+    model::{
+        job::{Job, Outgoing, ReportPanic},
+        tensor::{LocalTensor, TensorKey, Ticket},
+        world::World,
+    },
+    ops::{OperationManager, Overdue},
+    queue::{Removed, Stalled, TensorQueue},
+    workers::{
+        fate::{Fate, Fates, Word},
+        outbox::OutboxError,
+        slots::Workers,
+        worker::{Worker, WorkerEnd},
+    },
+};
+
+/// Names in a failure's text.
+const NAMES: usize = 3;
+
+/// How often it is looked whether the data threads have stopped.
+const STOPPING: Duration = Duration::from_millis(1);
+
+/// What exists only once the world has formed.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) world: Arc<World>,
+    pub(crate) queue: Arc<TensorQueue>,
+    pub(crate) operations: OperationManager,
+    pub(crate) lanes: Arc<[Lane]>,
+}
+
+/// The daemon's shared state.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) config: DaemonConfig,
+    pub(crate) job: Job,
+    pub(crate) workers: Workers,
+    pub(crate) intake: Intake,
+    pub(crate) fates: Fates,
+    running: OnceLock<Running>,
+}
+
+impl Node {
+    pub(crate) fn new(config: DaemonConfig, job: Job) -> std::io::Result<Arc<Self>> {
+        let workers = Workers::new(config.slots);
+        let intake = Intake::new();
+        let (fates, running) = (Fates::default(), OnceLock::new());
+        Ok(Arc::new(Self { config, job, workers, intake, fates, running }))
+    }
+
+    /// Runs a task on the current runtime. A panic in it ends the job.
+    pub(crate) fn spawn(
+        &self,
+        who: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
+        let report = self.report_panic(who);
+        tokio::spawn(async move {
+            let _report = report;
+            task.await;
+        })
+    }
+
+    /// The tensor queue, once the world has formed.
+    pub(crate) fn queue(&self) -> Option<&TensorQueue> {
+        self.running.get().map(|running| &*running.queue)
+    }
+
+    /// To be held by a thread or task that others wait for.
+    pub(crate) fn report_panic(&self, who: &'static str) -> ReportPanic {
+        ReportPanic { job: self.job.clone(), who, host: self.config.host.clone() }
+    }
+
+    /// Brings the gauges up to date.
+    pub(crate) fn count_workers(&self) {
+        let workers = self.workers.all();
+        metrics::workers(workers.len(), workers.iter().map(|w| w.memory.bytes()).sum());
+    }
+
+    /// A worker has died or sent nonsense: the job can't go on without it.
+    pub(crate) fn worker_failed(&self, worker: &Worker, end: &WorkerEnd) {
+        if self.job.ending().is_some() {
+            // It goes because the job is over.
+            return;
+        }
+        if let WorkerEnd::Died(Fate::Stopped(why)) = end {
+            // It goes because it was told to, as we are.
+            return self.asked_to_end(why);
+        }
+        let kind = end.kind();
+        let (what, hint) = end.text(worker.pid);
+        let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
+        let failure = Failure::new(kind, what)
+            .rank(worker.rank)
+            .host(self.config.host.clone())
+            .tensor(names.join(", "))
+            .hint(hint);
+        metrics::failure(kind);
+        self.job.report(failure);
+    }
+
+    /// A worker that can't be told something can't go on, and nor can those who wait for it (TELL).
+    pub(crate) fn told(&self, worker: &Worker, told: Result<(), OutboxError>) {
+        if let Err(error) = told {
+            self.worker_failed(worker, &WorkerEnd::Silent(error.to_string()));
+        }
+    }
+
+    /// Sends workers what they had no room for before.
+    pub(crate) fn flush_workers(&self) {
+        for worker in self.workers.all() {
+            worker.flush();
+        }
+    }
+
+    /// All of this node is to end, for this reason.
+    pub(crate) fn asked_to_end(&self, why: &str) {
+        let failure =
+            Failure::new(FailureKind::Cancelled, format!("gradwired was asked to end: {why}"))
+                .host(self.config.host.clone());
+        match self.job.world() {
+            Some(_) => self.job.report(failure),
+            // Nobody else is in it yet.
+            None => self.job.end(Ending::Failed(failure)),
+        }
+    }
+
+    /// The launcher's agent tells what becomes of the processes here.
+    pub(crate) fn hear(&self, word: Word) {
+        match word {
+            Word::Ended { rank, failed } => self.ended(rank, failed),
+            Word::Stopping(why) => {
+                self.fates.stop(why.clone());
+                if self.job.ending().is_none() {
+                    self.asked_to_end(&why);
+                }
+            }
+        }
+    }
+
+    /// A rank's process has ended. One that never attached can't take part any more, and nobody is
+    /// to wait for it; if it failed, that is why the job does (TELL). How an attached one ended is
+    /// told where its connection ends, which it does now even if somebody else holds it.
+    fn ended(&self, rank: Rank, failed: Option<String>) {
+        let Some(running) = self.running.get() else { return };
+        let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
+        let fate = failed.clone().map_or(Fate::Well, Fate::Badly);
+        self.fates.ended(local, fate);
+        if let Some(worker) = self.workers.get(local) {
+            worker.hang_up();
+        }
+        if !self.workers.ended(local) || self.job.ending().is_some() {
+            return;
+        }
+        match failed {
+            None => {
+                tracing::info!(%rank, "a rank ended without ever attaching");
+                self.leaves(rank, true);
+            }
+            Some(how) => {
+                let what = format!("its process {how} before it had joined the job");
+                let failure = Failure::new(FailureKind::WorkerLost, what)
+                    .rank(rank)
+                    .host(self.config.host.clone())
+                    .hint("see its output");
+                metrics::failure(failure.kind);
+                self.job.report(failure);
+            }
+        }
+    }
+
+    /// The world has formed.
+    pub(crate) fn run(&self, running: Running) {
+        let _ = self.running.set(running);
+    }
+
+    /// What exists once the world has formed.
+    pub(crate) fn running(&self) -> Option<&Running> {
+        self.running.get()
+    }
+
+    /// What starts operations, once the world has formed.
+    pub(crate) fn operations(&self) -> Option<&OperationManager> {
+        self.running.get().map(|running| &running.operations)
+    }
+
+    /// A rank that does not make room for its result is waited for no longer than data is, and as
+    /// long as its memory may take (WAIT).
+    pub(crate) fn tell_cramped(&self, now: Instant) {
+        let limit = self.config.progress_timeout;
+        let cramped = self.operations().map(|operations| operations.cramped(now, limit));
+        for Overdue { answer, name, waited } in cramped.unwrap_or_default() {
+            let Some(worker) = self.workers.get(answer.local_rank) else {
+                self.left_without_room(answer.local_rank, &name);
+                continue;
+            };
+            let why = format!(
+                "it was asked for room for the result of tensor '{name}' and has not answered for \
+                 {:.1} s",
+                waited.as_secs_f64()
+            );
+            self.worker_failed(&worker, &WorkerEnd::Silent(why));
+        }
+    }
+
+    /// A rank is gone that has to make room for its result before a tensor can be done: then it
+    /// never will be, and others wait for it (TELL). One that died has been reported before.
+    pub(crate) fn left_without_room(&self, local_rank: u32, name: &TensorName) {
+        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
+        let what = "it has left the job while the result of an operation was on its way to it, and \
+                    others take part in that";
+        let failure = Failure::new(FailureKind::RankLeft, what)
+            .rank(Rank(first.0 + local_rank))
+            .host(self.config.host.clone())
+            .tensor(name.as_str())
+            .hint("wait for every handle before leaving");
+        self.job.report(failure);
+    }
+
+    /// Why a rank may not leave the job in good order now: others could not go on without it.
+    pub(crate) fn keeps(&self, local_rank: u32) -> Option<String> {
+        if let Some(set) = self.queue()?.joined_by(local_rank) {
+            return Some(format!("in the join of process set {set}: wait for the join first"));
+        }
+        let name = self.operations()?.cramped_by(local_rank)?;
+        Some(format!("to get its result of tensor '{name}': wait for every handle first"))
+    }
+
+    /// Tells of tensors that wait long for ranks of this node (WAIT).
+    pub(crate) fn tell_stalls(&self, now: Instant) {
+        let stalled = self.queue().map(|queue| queue.stalled(now, self.config.stall_warning));
+        for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
+            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
+            let more = names.len().saturating_sub(NAMES);
+            let names: Vec<String> = names.iter().take(NAMES).map(|n| format!("'{n}'")).collect();
+            let (seconds, host) = (waited.as_secs_f64(), &self.config.host);
+            let (names, missing) = (names.join(", "), missing.join(", "));
+            let and_more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            tracing::warn!(
+                "tensor {names}{and_more} waited {seconds:.1} s for rank {missing} on host {host}"
+            );
+        }
+    }
+
+    /// A local rank has left in good order: nobody waits for it any more.
+    pub(crate) fn left(&self, rank: Rank) {
+        self.leaves(rank, false);
+    }
+
+    /// A local rank takes part no more; `absent` if it never has.
+    fn leaves(&self, rank: Rank, absent: bool) {
+        self.job.tell(Outgoing::Left { ranks: vec![rank], absent });
+        let Some(running) = self.running.get() else { return };
+        let local_rank = rank.0 - running.world.me().first_rank.0;
+        let gone = running.queue.leave(local_rank);
+        // All at once: they may be many, and the workers name the tensors.
+        let tickets: Vec<Ticket> =
+            gone.iter().flat_map(|(_, r)| r.tickets.iter().chain(&r.duplicates)).copied().collect();
+        self.fail_tickets(&tickets, &self.rank_left(rank));
+        for (key, removed) in gone {
+            self.submit_again(&key, removed.later);
+        }
+    }
+
+    /// What is told of tensors that need a rank of this node that has left.
+    pub(crate) fn rank_left(&self, gone: Rank) -> Failure {
+        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
+        let failure = if self.workers.never_came(gone.0.saturating_sub(first.0)) {
+            Failure::never_came(gone)
+        } else {
+            let what = "it has left the job and can't take part any more";
+            Failure::new(FailureKind::RankLeft, what)
+                .rank(gone)
+                .hint("all ranks must submit the same tensors before any of them leaves")
+        };
+        failure.host(self.config.host.clone())
+    }
+
+    /// The data threads touch nothing any more when this returns. It takes no thread to wait for
+    /// them: the system might refuse one.
+    pub(crate) async fn stop_lanes(&self) {
+        let lanes = self.running.get().map_or(&[][..], |running| &running.lanes[..]);
+        while lanes.iter().filter(|lane| !lane.try_stop()).count() > 0 {
+            tokio::time::sleep(STOPPING).await;
+        }
+        if let Some(operations) = self.operations() {
+            operations.clear();
+        }
+        if let Some(queue) = self.queue() {
+            queue.clear();
+        }
+    }
+
+    /// Tells every worker that the job is over (TELL).
+    pub(crate) fn abort_workers(&self, failure: &Failure) {
+        metrics::failure(failure.kind);
+        for worker in self.workers.all() {
+            worker.abort(failure);
+        }
+    }
+
+    fn by_worker(tickets: &[Ticket]) -> Vec<(u32, Vec<u64>)> {
+        let mut sorted: Vec<(u32, Vec<u64>)> = Vec::new();
+        for ticket in tickets {
+            match sorted.iter_mut().find(|(local, _)| *local == ticket.local_rank) {
+                Some((_, list)) => list.push(ticket.ticket),
+                None => sorted.push((ticket.local_rank, vec![ticket.ticket])),
+            }
+        }
+        sorted
+    }
+
+    /// Tells ranks that what they submitted has failed (TELL).
+    pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
+        for (local_rank, tickets) in Self::by_worker(tickets) {
+            if let Some(worker) = self.workers.get(local_rank) {
+                self.told(&worker, worker.fail(tickets, failure));
+            }
+        }
+    }
+
+    /// Tells the ranks of a tensor that has been removed that it failed (TELL).
+    pub(crate) fn fail(&self, key: &TensorKey, removed: Removed, failure: &Failure) {
+        self.fail_tickets(&removed.tickets, failure);
+        self.fail_tickets(&removed.duplicates, failure);
+        self.submit_again(key, removed.later);
+    }
+
+    /// It is the turn of those that had to wait for the name to be free.
+    fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
+        for local in later {
+            self.intake.again(key.clone(), local);
+        }
+    }
+
+    /// Tells ranks that what they submitted is done.
+    pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
+        for ticket in tickets {
+            let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
+            if let Err(error) = worker.complete(ticket.ticket, aux) {
+                self.worker_failed(&worker, &WorkerEnd::Nonsense(error.to_string()));
+            }
+        }
+    }
+
+    /// Tells the ranks of a tensor that has been removed that it is done.
+    pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
+        self.complete_tickets(&removed.tickets, aux);
+        let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
+        for ticket in &removed.duplicates {
+            let rank = Rank(first.0 + ticket.local_rank);
+            let what = "it was submitted a second time while the first submission was in flight; \
+                        the first one succeeded, this is the second";
+            let failure = Failure::new(FailureKind::Disagreement, what)
+                .rank(rank)
+                .host(self.config.host.clone())
+                .tensor(key.name.as_str())
+                .hint("wait for a tensor before submitting its name again, or use another name");
+            self.fail_tickets(&[*ticket], &failure);
+        }
+        self.submit_again(key, removed.later);
+    }
+}
+
+impl LaneEvents for Node {
+    fn finished(&self, piece: &Piece) {
+        let Some(running) = self.running.get() else { return };
+        // Out of the queue before anybody is told: a rank may submit the name again the moment it
+        // knows.
+        let ended = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
+        let ended: Vec<_> =
+            ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
+        // The coordinator hears of it before of anything that a rank does once it knows.
+        self.job.tell(Outgoing::Done(piece.sequence));
+        for (key, removed) in ended {
+            self.complete(key, removed, 0);
+        }
+        metrics::operation(piece.bytes, piece.ordered.elapsed());
+        metrics::queued(running.queue.len());
+    }
+
+    fn failed(&self, failure: Failure) {
+        metrics::failure(failure.kind);
+        self.job.report(failure);
+    }
+
+    fn moved(&self, peer: NodeId, sent: u64, received: u64) {
+        let Some(running) = self.running.get() else { return };
+        let host = &running.world.nodes[peer.0 as usize].host;
+        metrics::moved(host, sent, received);
+    }
+
+    fn disconnected(&self, connection: Disconnected) {
+        if let Some(operations) = self.operations().filter(|_| self.job.ending().is_none()) {
+            operations.disconnected(connection);
+        }
+    }
+}
+
+impl LaneEvents for Weak<Node> {
+    fn finished(&self, piece: &Piece) {
+        if let Some(node) = self.upgrade() {
+            node.finished(piece);
+        }
+    }
+
+    fn failed(&self, failure: Failure) {
+        if let Some(node) = self.upgrade() {
+            node.failed(failure);
+        }
+    }
+
+    fn moved(&self, peer: NodeId, sent: u64, received: u64) {
+        if let Some(node) = self.upgrade() {
+            node.moved(peer, sent, received);
+        }
+    }
+
+    fn disconnected(&self, connection: Disconnected) {
+        if let Some(node) = self.upgrade() {
+            node.disconnected(connection);
+        }
+    }
+}

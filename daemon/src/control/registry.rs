@@ -1,0 +1,420 @@
+//! Ids and names, messages and domain types. Pure.
+//!
+//! The coordinator gives a tensor an id when it has been agreed on once; from then on an
+//! announcement of the same request is that id and nothing else. What comes from the coordinator
+//! is checked here, once (TRUST): every set and id must be known, every number within its range,
+//! and what was agreed has to fit the ranks that take part. That it also is what the local ranks
+//! asked for is checked against the queue, where that is known.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gradwire_collectives::algorithms::Algorithm;
+use gradwire_proto::{
+    Agreed, Failure, NO_FLOW, Priority, ProcessSetId, Rank, Request, Route, Sequence, TensorId,
+    TensorName, WireError, convert, convert::TensorRef, pb,
+};
+
+use crate::model::{
+    agreement::Agreement,
+    members::Members,
+    operation::{FlowRange, Instruction, Operation, OperationSegment},
+    tensor::{Announced, TensorKey, pair},
+    world::{World, invalid},
+};
+
+/// Agreements on tensors without an id that are kept for their next segment (BOUND), and how many
+/// flows they have together.
+const TOLD: usize = 1024;
+const TOLD_FLOWS: usize = 1 << 16;
+
+#[derive(Debug)]
+struct Registered {
+    id: TensorId,
+    agreement: Arc<Agreement>,
+    priority: Priority,
+}
+
+/// The process sets, and the tensors that have ids.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    world: Arc<World>,
+    sets: HashMap<ProcessSetId, Arc<Members>>,
+    by_key: HashMap<TensorKey, Registered>,
+    by_id: HashMap<TensorId, TensorKey>,
+    /// What was agreed on tensors without an id: a large tensor has many segments.
+    told: HashMap<TensorKey, Arc<Agreement>>,
+}
+
+/// A tensor, and what was agreed on it.
+type Terms = (TensorKey, Arc<Agreement>);
+
+fn name_of(set: ProcessSetId, name: TensorName) -> TensorKey {
+    TensorKey { set, name }
+}
+
+impl Registry {
+    /// A registry with the set of all ranks.
+    pub(crate) fn new(world: Arc<World>) -> Self {
+        let everybody = Arc::new(Members::everybody(&world));
+        Self {
+            world,
+            sets: HashMap::from([(ProcessSetId::GLOBAL, everybody)]),
+            by_key: HashMap::new(),
+            by_id: HashMap::new(),
+            told: HashMap::new(),
+        }
+    }
+
+    /// The message that announces a tensor: as short as its id allows.
+    pub(crate) fn announcement(&self, announced: Announced) -> pb::Announcement {
+        let Announced { key, variants, all_there } = announced;
+        let known = self.by_key.get(&key);
+        let unchanged = known.is_some_and(|known| {
+            let all: usize = variants.iter().map(|variant| variant.ranks.len()).sum();
+            all_there
+                && all == known.agreement.members.here.len()
+                && variants.iter().all(|variant| {
+                    let fits = |rank: &Rank| known.agreement.fits(*rank, &variant.request);
+                    variant.priority == known.priority.0
+                        && !variant.duplicate
+                        && variant.ranks.iter().all(fits)
+                })
+        });
+        let tensor = known
+            .map_or_else(|| TensorRef::Name(key.name.clone()), |known| TensorRef::Id(known.id));
+        let submitted = variants.into_iter().filter(|_| !unchanged).map(|v| pb::Submitted {
+            ranks: v.ranks.iter().map(|r| r.0).collect(),
+            request: Some((&v.request).into()),
+            priority: v.priority,
+            duplicate: v.duplicate,
+        });
+        pb::Announcement {
+            process_set: key.set.0,
+            tensor: Some(tensor.into()),
+            submitted: submitted.collect(),
+        }
+    }
+
+    fn set(&self, set: ProcessSetId) -> Result<&Arc<Members>, WireError> {
+        let unknown = || invalid("process_set", format!("there is no process set {set}"));
+        self.sets.get(&set).ok_or_else(unknown)
+    }
+
+    fn create_set(&mut self, wire: pb::SetCreated) -> Result<Instruction, WireError> {
+        let set = ProcessSetId(wire.process_set);
+        let ranks = wire.ranks.iter().copied().map(Rank).collect();
+        let members = Members::of(&self.world, ranks).ok_or_else(|| {
+            invalid("ranks", format!("{:?} are not ascending ranks of the job", wire.ranks))
+        })?;
+        if self.sets.contains_key(&set) {
+            return Err(invalid("process_set", format!("there already is a process set {set}")));
+        }
+        let members = Arc::new(members);
+        self.sets.insert(set, members.clone());
+        let tensor = self.resolve(ProcessSetId::GLOBAL, wire.tensor)?;
+        Ok(Instruction::CreateSet { set, members, tensor })
+    }
+
+    fn remove_set(&mut self, wire: pb::SetRemoved) -> Result<Instruction, WireError> {
+        let set = ProcessSetId(wire.process_set);
+        self.set(set)?;
+        if set == ProcessSetId::GLOBAL {
+            return Err(invalid("process_set", "the set of all ranks can't be removed"));
+        }
+        let tensor = self.resolve(ProcessSetId::GLOBAL, wire.tensor)?;
+        self.sets.remove(&set);
+        self.by_key.retain(|key, _| key.set != set);
+        self.by_id.retain(|_, key| key.set != set);
+        self.told.retain(|key, _| key.set != set);
+        Ok(Instruction::RemoveSet { set, tensor })
+    }
+
+    /// Those that take part in what was agreed on in a set without `absent`.
+    fn members(
+        &self,
+        set: &Arc<Members>,
+        absent: &[Rank],
+        request: &Request,
+    ) -> Result<Arc<Members>, WireError> {
+        let members = if let Some((from, to)) = pair(request) {
+            // The others have no part in it, whether they have joined or not.
+            let mut ends = vec![from, to];
+            ends.sort_unstable();
+            ends.dedup();
+            let known = ends.iter().all(|end| set.position(*end).is_some());
+            let here = known && ends.iter().all(|end| !absent.contains(end));
+            here.then(|| Members::of(&self.world, ends)).flatten()
+        } else if absent.is_empty() {
+            return Ok(set.clone());
+        } else {
+            set.without(&self.world, absent)
+        };
+        let members = members.ok_or_else(|| {
+            invalid("absent", format!("{absent:?} leaves not those that the operation needs"))
+        })?;
+        Ok(Arc::new(members))
+    }
+
+    /// What was agreed on; `known` if that is it.
+    fn agreement(
+        &self,
+        set: ProcessSetId,
+        absent: &[Rank],
+        wire: Option<pb::Agreed>,
+        known: Option<&Arc<Agreement>>,
+    ) -> Result<Arc<Agreement>, WireError> {
+        let agreed: Agreed = wire.ok_or(WireError::Missing("agreed"))?.try_into()?;
+        let set = self.set(set)?;
+        let members = self.members(set, absent, agreed.request())?;
+        if let Some(known) = known.filter(|known| known.is(&agreed, &members)) {
+            return Ok(known.clone());
+        }
+        let size = members.ranks.len();
+        Agreement::new(&self.world, set, members, agreed)
+            .map(Arc::new)
+            .ok_or_else(|| invalid("agreed", format!("its rows are not those of {size} ranks")))
+    }
+
+    fn register(&mut self, wire: pb::Registration) -> Result<(), WireError> {
+        let set = ProcessSetId(wire.process_set);
+        let agreement = self.agreement(set, &[], wire.agreed, None)?;
+        let key = name_of(set, TensorName::new(&wire.name)?);
+        let id = TensorId(wire.id);
+        if let Some(other) = self.by_id.get(&id).filter(|other| **other != key) {
+            return Err(invalid(
+                "registration",
+                format!("id {id} already stands for {}", other.name),
+            ));
+        }
+        self.told.remove(&key);
+        let registered = Registered { id, agreement, priority: Priority(wire.priority) };
+        if let Some(old) = self.by_key.insert(key.clone(), registered) {
+            self.by_id.remove(&old.id);
+        }
+        self.by_id.insert(id, key);
+        Ok(())
+    }
+
+    fn resolve(
+        &self,
+        set: ProcessSetId,
+        wire: Option<pb::TensorRef>,
+    ) -> Result<TensorKey, WireError> {
+        match TensorRef::try_from(wire)? {
+            TensorRef::Name(name) => Ok(name_of(set, name)),
+            TensorRef::Id(id) => self
+                .by_id
+                .get(&id)
+                .filter(|key| key.set == set)
+                .cloned()
+                .ok_or_else(|| invalid("tensor", format!("id {id} was never registered"))),
+        }
+    }
+
+    /// What was agreed on a segment's tensor: by its id as it was registered, by its name as the
+    /// segment says, or the one `before` it in the operation if that is of the same tensor.
+    fn terms(
+        &mut self,
+        set: ProcessSetId,
+        absent: &[Rank],
+        tensor: Option<pb::TensorRef>,
+        agreed: Option<pb::Agreed>,
+        before: Option<Terms>,
+    ) -> Result<Terms, WireError> {
+        let by_id =
+            matches!(tensor, Some(pb::TensorRef { tensor: Some(pb::tensor_ref::Tensor::Id(_)) }));
+        let key = self.resolve(set, tensor)?;
+        if by_id {
+            let registered = self.by_key.get(&key).map(|known| known.agreement.clone());
+            let agreement = registered.ok_or(WireError::Missing("agreed"))?;
+            let whole = absent.is_empty() || pair(agreement.request()).is_some();
+            if !whole {
+                let reason = format!("'{}' was registered for all ranks of the set", key.name);
+                return Err(invalid("absent", reason));
+            }
+            return Ok((key, agreement));
+        }
+        if agreed.is_none()
+            && let Some(before) = before.filter(|(tensor, _)| *tensor == key)
+        {
+            return Ok(before);
+        }
+        let known = self.told.get(&key);
+        let agreement = self.agreement(set, absent, agreed, known)?;
+        if known.is_none_or(|known| !Arc::ptr_eq(known, &agreement)) {
+            let flows: usize = self.told.values().map(|told| told.flows_here()).sum();
+            if self.told.len() >= TOLD || flows >= TOLD_FLOWS {
+                self.told.clear();
+            }
+            self.told.insert(key.clone(), agreement.clone());
+        }
+        Ok((key, agreement))
+    }
+
+    /// The operation, or none where this node takes no part in it.
+    fn operation(&mut self, wire: pb::Operation) -> Result<Option<Operation>, WireError> {
+        let request = convert::piece(wire.request.ok_or(WireError::Missing("request"))?)?;
+        let set = ProcessSetId(wire.process_set);
+        let absent: Vec<Rank> = wire.absent.into_iter().map(Rank).collect();
+        let (mut way, mut members) = (None, None);
+        let mut segments = Vec::with_capacity(wire.segments.len());
+        let mut takes_part = false;
+        let mut before = None;
+        for wire in wire.segments {
+            let (number, offset, count) = (wire.flow, wire.offset, wire.count);
+            let terms = self.terms(set, &absent, wire.tensor, wire.agreed, before.take())?;
+            let (tensor, agreement) = before.insert(terms).clone();
+            let at = Place { number, offset, count };
+            let (route, range) = at.check(&self.world, &request, &agreement)?;
+            if *way.get_or_insert(route) != route {
+                let reason = "they do not all take the same way between the nodes";
+                return Err(invalid("segments", reason));
+            }
+            // Of several empty send and receives each has ranks of its own: who is one of any of
+            // them takes part.
+            let concerned = !agreement.members.here.is_empty();
+            takes_part |= concerned && (range.is_some() || route == Some(Route::Nothing));
+            members.get_or_insert_with(|| agreement.members.clone());
+            // What some flow concerns is not done before that is.
+            let is_done = route == Some(Route::Nothing) && concerned && agreement.bytes() == 0;
+            if range.is_some() || is_done {
+                segments.push(OperationSegment { tensor, agreement, range });
+            }
+        }
+        let (Some(route), Some(members)) = (way, members) else {
+            return Err(WireError::Missing("segments"));
+        };
+        let sequence = Sequence(wire.sequence);
+        let algorithm = match route {
+            // There is nothing to choose between.
+            None | Some(Route::Nothing | Route::Move(..)) => Algorithm::Ring,
+            Some(_) => wire.algorithm.try_into()?,
+        };
+        Ok(route.filter(|_| takes_part).map(|route| Operation {
+            sequence,
+            request,
+            algorithm,
+            route,
+            members,
+            segments,
+        }))
+    }
+
+    /// What an `Execute` orders, in the order in which it is to be carried out.
+    ///
+    /// # Errors
+    /// [`WireError`] when any of it is not understood; nothing of it must be carried out then.
+    pub(crate) fn instructions(
+        &mut self,
+        wire: pb::Execute,
+    ) -> Result<Vec<Instruction>, WireError> {
+        let mut instructions = Vec::with_capacity(wire.operations.len() + wire.failures.len());
+        for created in wire.sets_created {
+            instructions.push(self.create_set(created)?);
+        }
+        for registration in wire.registrations {
+            self.register(registration)?;
+        }
+        for operation in wire.operations {
+            instructions.extend(self.operation(operation)?.map(Instruction::Start));
+        }
+        for wire in wire.failures {
+            let failure: Failure = wire.failure.ok_or(WireError::Missing("failure"))?.into();
+            let set = ProcessSetId(wire.process_set);
+            // What was in flight of a set that has been removed has failed with it.
+            if self.sets.contains_key(&set) {
+                let tensor = self.resolve(set, wire.tensor)?;
+                instructions.push(Instruction::Fail { tensor, failure });
+            }
+        }
+        for joined in wire.joined {
+            let (set, last) = (ProcessSetId(joined.process_set), Rank(joined.last_rank));
+            if self.set(set)?.position(last).is_none() {
+                let reason = format!("rank {last} is not a member of process set {set}");
+                return Err(invalid("last_rank", reason));
+            }
+            instructions.push(Instruction::Resume { set, last });
+        }
+        for removed in wire.sets_removed {
+            instructions.push(self.remove_set(removed)?);
+        }
+        for id in wire.evicted {
+            // One that is not there has gone with its set, or with what another id replaced.
+            if let Some(key) = self.by_id.remove(&TensorId(id)) {
+                self.by_key.remove(&key);
+            }
+        }
+        Ok(instructions)
+    }
+}
+
+/// Where a segment says that it is.
+struct Place {
+    number: u32,
+    offset: u64,
+    count: u64,
+}
+
+impl Place {
+    /// The way that it takes, none where that does not concern this node; and the range of it
+    /// that does.
+    fn check(
+        &self,
+        world: &World,
+        request: &Request,
+        agreement: &Agreement,
+    ) -> Result<(Option<Route>, Option<FlowRange>), WireError> {
+        let &Self { number, offset, count } = self;
+        let whole = agreement.request();
+        if number == NO_FLOW {
+            let empty = offset == 0 && count == 0 && request.collective == whole.collective;
+            let reason = "a segment of no flow has no range, and its tensor's collective";
+            return if empty {
+                Ok((Some(Route::Nothing), None))
+            } else {
+                Err(invalid("segment", reason))
+            };
+        }
+        if number >= agreement.flows() || count == 0 {
+            let flows = agreement.flows();
+            let reason =
+                format!("{count} elements of flow {number}, where there are {flows} flows");
+            return Err(invalid("segment", reason));
+        }
+        let Some(flow) = agreement.flow(number) else { return Ok((None, None)) };
+        if offset.checked_add(count).is_none_or(|end| end > flow.count) {
+            let reason = format!("{count} elements from {offset} on of a flow of {}", flow.count);
+            return Err(invalid("segment", reason));
+        }
+        let part = flow.part as usize;
+        if !request.is_piece_of(whole, part) {
+            return Err(invalid("request", "it is not what was agreed on for the tensor"));
+        }
+        let is_member =
+            |end: Option<Rank>| end.is_none_or(|rank| agreement.members.position(rank).is_some());
+        let ends = is_member(flow.source) && is_member(flow.target);
+        let route = flow
+            .route(|rank| world.node_of(rank))
+            .filter(|_| ends)
+            .ok_or_else(|| invalid("agreed", "the root is not one of those that take part"))?;
+        let range = FlowRange {
+            part,
+            source: flow.source,
+            target: flow.target,
+            source_offset: flow.source_offset + offset,
+            target_offset: flow.target_offset + offset,
+            count,
+        };
+        Ok((Some(route), Some(range)))
+    }
+}
+
+/// A failure that says the coordinator sent something that makes no sense.
+pub(super) fn nonsense(error: &WireError) -> Failure {
+    let what = format!("the coordinator sent a message that makes no sense: {error}");
+    Failure::new(gradwire_proto::FailureKind::Protocol, what)
+        .hint("coordinator and gradwired must be of the same release")
+}
+
+#[cfg(test)]
+mod tests;

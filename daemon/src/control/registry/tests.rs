@@ -1,0 +1,366 @@
+use gradwire_proto::{Collective, DType, NodeId, ReduceOp, Shape};
+
+use super::*;
+use crate::model::{tensor::Variant, world::tests::world};
+
+const RING: i32 = pb::Algorithm::Ring as i32;
+
+/// Ranks 0 and 1 are on node 0, 2 and 3 on node 1 (this one), 4 on node 2.
+fn registry() -> Registry {
+    Registry::new(Arc::new(world(1, &[2, 2, 1])))
+}
+
+fn request(count: u64) -> Request {
+    Request::allreduce(DType::F32, Shape::new(&[count]).unwrap(), ReduceOp::Sum)
+}
+
+fn plain(collective: Collective, dims: &[u64]) -> Request {
+    Request::plain(collective, DType::F32, Shape::new(dims).unwrap())
+}
+
+/// What this node's ranks announce.
+fn announced(requests: &[Request]) -> Announced {
+    let key = name_of(ProcessSetId::GLOBAL, TensorName::new("w").unwrap());
+    let variant = |(rank, request): (u32, &Request)| Variant {
+        ranks: vec![Rank(rank)],
+        request: request.clone(),
+        priority: 1,
+        duplicate: false,
+    };
+    let variants = (2..).zip(requests).map(variant).collect();
+    Announced { key, variants, all_there: true }
+}
+
+/// What these ranks have agreed on.
+fn agreed(ranks: &[u32], requests: &[Request]) -> pb::Agreed {
+    let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+    let requests: Vec<&Request> = requests.iter().collect();
+    (&Agreed::of(&ranks, &requests).unwrap()).into()
+}
+
+fn all(request: &Request) -> pb::Agreed {
+    agreed(&[0, 1, 2, 3, 4], &vec![request.clone(); 5])
+}
+
+fn registration(id: u32, agreed: pb::Agreed) -> pb::Registration {
+    pb::Registration { id, process_set: 0, name: "w".into(), agreed: Some(agreed), priority: 1 }
+}
+
+fn execute(registrations: Vec<pb::Registration>) -> pb::Execute {
+    pb::Execute { registrations, ..Default::default() }
+}
+
+fn id(id: u32) -> Option<pb::TensorRef> {
+    Some(TensorRef::Id(TensorId(id)).into())
+}
+
+fn name(name: &str) -> Option<pb::TensorRef> {
+    Some(TensorRef::Name(TensorName::new(name).unwrap()).into())
+}
+
+fn segment(tensor: Option<pb::TensorRef>, flow: u32, offset: u64, count: u64) -> pb::Segment {
+    pb::Segment { tensor, flow, offset, count, agreed: None }
+}
+
+fn operation(request: &Request, segments: Vec<pb::Segment>) -> pb::Operation {
+    let mut request = pb::Request::from(request);
+    (request.shape, request.list, request.more) = (vec![], vec![], vec![]);
+    pb::Operation {
+        sequence: 9,
+        process_set: 0,
+        request: Some(request),
+        algorithm: RING,
+        segments,
+        absent: Vec::new(),
+    }
+}
+
+/// What becomes of one operation.
+fn order(
+    registry: &mut Registry,
+    operation: pb::Operation,
+) -> Result<Option<Operation>, WireError> {
+    let execute = pb::Execute { operations: vec![operation], ..Default::default() };
+    registry.instructions(execute).map(|mut instructions| match instructions.pop() {
+        Some(Instruction::Start(operation)) => Some(operation),
+        None => None,
+        other => panic!("{other:?}"),
+    })
+}
+
+fn refusal(registry: &mut Registry, operation: pb::Operation) -> String {
+    order(registry, operation).unwrap_err().to_string()
+}
+
+#[test]
+fn once_registered_an_announcement_is_an_id() {
+    let mut registry = registry();
+    let same = || announced(&[request(8), request(8)]);
+    let first = registry.announcement(same());
+    assert_eq!(first.tensor, name("w"));
+    assert_eq!(first.submitted.len(), 2);
+    registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
+    let second = registry.announcement(same());
+    assert_eq!(second.tensor, id(7));
+    assert!(second.submitted.is_empty());
+    let changed = registry.announcement(announced(&[request(8), request(9)]));
+    assert_eq!(changed.submitted.len(), 2, "another shape is told");
+    let partly = registry.announcement(announced(&[request(8)]));
+    assert_eq!(partly.submitted.len(), 1, "not all local ranks take part");
+    let joined = registry.announcement(Announced { all_there: false, ..same() });
+    assert_eq!(joined.submitted.len(), 2, "one of them has joined since");
+}
+
+#[test]
+fn an_evicted_id_is_used_no_more() {
+    let mut registry = registry();
+    registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
+    let evict = |ids: &[u32]| pb::Execute { evicted: ids.to_vec(), ..Default::default() };
+    // It still stands for what it did in what comes with the word.
+    let whole = operation(&request(8), vec![segment(id(7), 0, 0, 8)]);
+    let last = pb::Execute { operations: vec![whole.clone()], ..evict(&[7]) };
+    assert_eq!(registry.instructions(last).unwrap().len(), 1);
+    assert!(refusal(&mut registry, whole).contains("id 7 was never registered"));
+    let again = registry.announcement(announced(&[request(8), request(8)]));
+    assert_eq!((again.tensor, again.submitted.len()), (name("w"), 2), "in full");
+    // What has replaced it stays.
+    let both = vec![registration(8, all(&request(8))), registration(9, all(&request(9)))];
+    registry.instructions(pb::Execute { registrations: both, ..evict(&[8]) }).unwrap();
+    assert_eq!(registry.announcement(announced(&[request(9), request(9)])).tensor, id(9));
+}
+
+#[test]
+fn each_rank_may_have_rows_of_its_own_under_an_id() {
+    let mut registry = registry();
+    let rows = |rows| plain(Collective::Allgather, &[rows, 2]);
+    let terms = agreed(&[0, 1, 2, 3, 4], &[1, 2, 3, 4, 5].map(rows));
+    registry.instructions(execute(vec![registration(7, terms)])).unwrap();
+    assert!(registry.announcement(announced(&[rows(3), rows(4)])).submitted.is_empty());
+    assert_eq!(registry.announcement(announced(&[rows(4), rows(3)])).submitted.len(), 2);
+}
+
+#[test]
+fn a_new_id_replaces_the_old_one() {
+    let mut registry = registry();
+    let both = vec![registration(7, all(&request(8))), registration(8, all(&request(9)))];
+    registry.instructions(execute(both)).unwrap();
+    assert!(registry.resolve(ProcessSetId::GLOBAL, id(7)).is_err());
+    assert!(registry.resolve(ProcessSetId::GLOBAL, id(8)).is_ok());
+    assert!(registry.resolve(ProcessSetId(1), id(8)).is_err(), "of another set");
+    let clash = pb::Registration { name: "v".into(), ..registration(8, all(&request(9))) };
+    assert!(registry.instructions(execute(vec![clash])).is_err());
+}
+
+#[test]
+fn a_segment_becomes_a_range_of_a_flow() {
+    let mut registry = registry();
+    let alltoall = plain(Collective::Alltoall, &[5, 3]);
+    registry.instructions(execute(vec![registration(7, all(&alltoall))])).unwrap();
+    // From rank 3 to rank 1: the sender's row 1, the receiver's row 3.
+    let way = operation(&alltoall, vec![segment(id(7), 16, 1, 2)]);
+    let started = order(&mut registry, way).unwrap().unwrap();
+    assert_eq!(started.route, Route::Move(NodeId(1), NodeId(0)));
+    let range = FlowRange {
+        part: 0,
+        source: Some(Rank(3)),
+        target: Some(Rank(1)),
+        source_offset: 3 + 1,
+        target_offset: 9 + 1,
+        count: 2,
+    };
+    assert_eq!(started.segments[0].range, Some(range));
+    // From rank 0 to rank 4 is none of this node's business.
+    let elsewhere = operation(&alltoall, vec![segment(id(7), 4, 0, 3)]);
+    assert!(order(&mut registry, elsewhere).unwrap().is_none());
+}
+
+/// TRUST: what the coordinator orders is within what was agreed, or the message is refused.
+#[test]
+fn segments_outside_of_the_agreement_are_refused() {
+    let mut registry = registry();
+    let gather = plain(Collective::Allgather, &[4]);
+    registry.instructions(execute(vec![registration(7, all(&gather))])).unwrap();
+    let sum = request(4);
+    let of = |flow, offset, count| operation(&gather, vec![segment(id(7), flow, offset, count)]);
+    let mixed = vec![segment(id(7), 2, 0, 4), segment(id(7), 4, 0, 4)];
+    let by_name = |agreed| {
+        let segment = pb::Segment { agreed, ..segment(name("v"), 0, 0, 1) };
+        operation(&gather, vec![segment])
+    };
+    let some = |rows: &[u64]| {
+        let rows = rows.to_vec();
+        Some(pb::Agreed { request: Some((&plain(Collective::Allgather, &[0])).into()), rows })
+    };
+    let root = Request { root: Rank(9), ..plain(Collective::Broadcast, &[4]) };
+    let rootless = pb::Agreed { request: Some((&root).into()), rows: Vec::new() };
+    let nowhere = pb::Segment { agreed: Some(rootless), ..segment(name("v"), 0, 0, 1) };
+    let cases = [
+        (of(5, 0, 4), "there are 5 flows"),
+        (of(0, 0, 0), "0 elements of flow 0"),
+        (of(0, 1, 4), "4 elements from 1 on of a flow of 4"),
+        (of(0, u64::MAX, 2), "of a flow of 4"),
+        (of(NO_FLOW, 0, 1), "a segment of no flow has no range"),
+        (operation(&sum, vec![segment(id(7), 0, 0, 1)]), "not what was agreed on"),
+        (operation(&sum, vec![segment(id(7), NO_FLOW, 0, 0)]), "tensor's collective"),
+        (operation(&gather, mixed), "do not all take the same way"),
+        (operation(&gather, vec![]), "no segments"),
+        (operation(&gather, vec![segment(id(3), 0, 0, 1)]), "id 3 was never registered"),
+        (pb::Operation { algorithm: 0, ..of(0, 0, 4) }, "algorithm"),
+        (pb::Operation { process_set: 4, ..by_name(some(&[1; 5])) }, "no process set 4"),
+        (pb::Operation { absent: vec![1], ..of(0, 0, 4) }, "registered for all ranks"),
+        (pb::Operation { absent: vec![7], ..by_name(some(&[1; 5])) }, "absent"),
+        (pb::Operation { absent: vec![1], ..by_name(some(&[1; 5])) }, "not those of 4 ranks"),
+        (by_name(None), "no agreed"),
+        (by_name(some(&[1, 2])), "not those of 5 ranks"),
+        (by_name(some(&[u64::MAX; 5])), "not those of 5 ranks"),
+        (operation(&root, vec![nowhere]), "the root is not one of those that take part"),
+    ];
+    for (operation, text) in cases {
+        let refused = refusal(&mut registry, operation);
+        assert!(refused.contains(text), "{refused:?} has not {text:?}");
+    }
+    assert!(order(&mut registry, of(4, 1, 3)).unwrap().is_some());
+}
+
+#[test]
+fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
+    let mut registry = registry();
+    let rows = |rows| plain(Collective::Allgather, &[rows]);
+    let terms = agreed(&[0, 2, 4], &[1, 2, 3].map(rows));
+    let piece = |offset, count| {
+        let segment =
+            pb::Segment { agreed: Some(terms.clone()), ..segment(name("v"), 2, offset, count) };
+        pb::Operation { absent: vec![1, 3], ..operation(&rows(0), vec![segment]) }
+    };
+    let first = order(&mut registry, piece(0, 1)).unwrap().unwrap();
+    assert_eq!(first.members.ranks, [Rank(0), Rank(2), Rank(4)]);
+    assert_eq!(first.route, Route::From(NodeId(2)));
+    let second = order(&mut registry, piece(1, 2)).unwrap().unwrap();
+    assert_eq!(second.segments[0].range.map(|range| range.target_offset), Some(4));
+    let [first, second] = [first, second].map(|o| o.segments[0].agreement.clone());
+    assert!(Arc::ptr_eq(&first, &second), "worked out once");
+    // All of this node's ranks have joined: it takes no part.
+    let others = agreed(&[0, 1, 4], &[1, 2, 3].map(rows));
+    let elsewhere = pb::Segment { agreed: Some(others), ..segment(name("u"), 0, 0, 1) };
+    let elsewhere = pb::Operation { absent: vec![2, 3], ..operation(&rows(0), vec![elsewhere]) };
+    assert!(order(&mut registry, elsewhere).unwrap().is_none());
+}
+
+#[test]
+fn what_was_agreed_is_told_once_in_an_operation() {
+    let mut registry = registry();
+    let terms = all(&plain(Collective::Alltoall, &[5, 3]));
+    let of = |tensor: &str, agreed: Option<&pb::Agreed>, flow| pb::Segment {
+        agreed: agreed.cloned(),
+        ..segment(name(tensor), flow, 0, 3)
+    };
+    let mut moves = |segments| {
+        let whole = operation(&plain(Collective::Alltoall, &[0, 3]), segments);
+        order(&mut registry, whole).map(|order| order.map(|order| order.segments))
+    };
+    // Both ranks of this node to rank 0 of the first.
+    let there = moves(vec![of("v", Some(&terms), 10), of("v", None, 15)]).unwrap().unwrap();
+    assert_eq!(there.len(), 2);
+    assert!(Arc::ptr_eq(&there[0].agreement, &there[1].agreement));
+    let next = vec![of("v", Some(&terms), 10), of("u", None, 15)];
+    let again = vec![of("v", Some(&terms), 10), of("u", Some(&terms), 10), of("v", None, 15)];
+    // TRUST: each operation, and each tensor in it, says what it is about.
+    for segments in [next, again, vec![of("v", None, 10)]] {
+        assert!(moves(segments).unwrap_err().to_string().contains("no agreed"));
+    }
+}
+
+#[test]
+fn no_flow_ends_only_what_no_flow_concerns() {
+    let mut registry = registry();
+    let gather = |root, rows| Request { root: Rank(root), ..plain(Collective::Gather, &[rows]) };
+    let done = |terms: pb::Agreed| {
+        let segment = pb::Segment { agreed: Some(terms), ..segment(name("v"), NO_FLOW, 0, 0) };
+        operation(&gather(0, 0), vec![segment])
+    };
+    let ranks = [0, 1, 2, 3, 4];
+    let none = agreed(&ranks, &[1, 1, 0, 0, 1].map(|rows| gather(0, rows)));
+    let ended = order(&mut registry, done(none)).unwrap().unwrap();
+    assert_eq!((ended.route, ended.segments.len()), (Route::Nothing, 1));
+    assert_eq!(ended.segments[0].range, None);
+    let some = agreed(&ranks, &[1, 1, 0, 1, 1].map(|rows| gather(0, rows)));
+    let ignored = order(&mut registry, done(some)).unwrap().unwrap();
+    assert!(ignored.segments.is_empty(), "and yet it takes part and says so");
+    let barrier = all(&Request::barrier());
+    let segment = pb::Segment { agreed: Some(barrier), ..segment(name("b"), NO_FLOW, 0, 0) };
+    let started = order(&mut registry, operation(&Request::barrier(), vec![segment])).unwrap();
+    assert_eq!(started.unwrap().segments.len(), 1);
+}
+
+#[test]
+fn a_send_and_receive_is_between_two_whoever_has_joined() {
+    let mut registry = registry();
+    let send = Request { root: Rank(4), list: vec![2], ..plain(Collective::SendReceive, &[3]) };
+    let terms = agreed(&[2, 4], &[send.clone(), send.clone()]);
+    registry.instructions(execute(vec![registration(7, terms.clone())])).unwrap();
+    let of = |absent: &[u32], segment| pb::Operation {
+        absent: absent.to_vec(),
+        ..operation(&send, vec![segment])
+    };
+    let started = order(&mut registry, of(&[3], segment(id(7), 0, 0, 3))).unwrap().unwrap();
+    assert_eq!(started.route, Route::Move(NodeId(2), NodeId(1)));
+    assert_eq!(started.members.here, [0]);
+    let only = announced(std::slice::from_ref(&send));
+    assert!(registry.announcement(only).submitted.is_empty(), "the other one is not here");
+    let named = pb::Segment { agreed: Some(terms), ..segment(name("v"), 0, 0, 3) };
+    assert!(refusal(&mut registry, of(&[4], named)).contains("absent"));
+}
+
+#[test]
+fn process_sets_come_and_go() {
+    let mut registry = registry();
+    let created = |set, ranks: &[u32]| pb::Execute {
+        sets_created: vec![pb::SetCreated {
+            process_set: set,
+            ranks: ranks.to_vec(),
+            tensor: name("make"),
+        }],
+        ..Default::default()
+    };
+    let removed = |set| pb::Execute {
+        sets_removed: vec![pb::SetRemoved { process_set: set, tensor: name("unmake") }],
+        ..Default::default()
+    };
+    let joined = |set, last_rank| pb::Execute {
+        joined: vec![pb::Joined { process_set: set, last_rank }],
+        ..Default::default()
+    };
+    let made = registry.instructions(created(3, &[1, 2])).unwrap();
+    assert!(matches!(&made[..], [Instruction::CreateSet { members, .. }] if members.here == [0]));
+    let of_set = pb::Registration {
+        process_set: 3,
+        ..registration(7, agreed(&[1, 2], &[request(8), request(8)]))
+    };
+    registry.instructions(execute(vec![of_set])).unwrap();
+    let whole =
+        pb::Operation { process_set: 3, ..operation(&request(8), vec![segment(id(7), 0, 0, 8)]) };
+    let started = order(&mut registry, whole).unwrap().unwrap();
+    assert_eq!(*started.members.nodes, [NodeId(0), NodeId(1)]);
+    let resumed = registry.instructions(joined(3, 2)).unwrap();
+    assert!(matches!(resumed[..], [Instruction::Resume { last: Rank(2), .. }]));
+    for (bad, text) in [
+        (created(3, &[0, 1]), "already is a process set 3"),
+        (created(4, &[1, 0]), "not ascending ranks"),
+        (created(4, &[5]), "not ascending ranks"),
+        (removed(4), "no process set 4"),
+        (removed(0), "can't be removed"),
+        (joined(3, 0), "rank 0 is not a member"),
+    ] {
+        let refused = registry.instructions(bad).unwrap_err().to_string();
+        assert!(refused.contains(text), "{refused:?} has not {text:?}");
+    }
+    registry.instructions(removed(3)).unwrap();
+    assert!(registry.resolve(ProcessSetId(3), id(7)).is_err(), "its ids go with it");
+    let late = pb::TensorFailure {
+        process_set: 3,
+        tensor: id(7),
+        failure: Some(Failure::new(gradwire_proto::FailureKind::Invalid, "gone").into()),
+    };
+    let late = pb::Execute { failures: vec![late], ..Default::default() };
+    assert!(registry.instructions(late).unwrap().is_empty(), "it has failed with its set");
+}

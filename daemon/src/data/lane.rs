@@ -1,0 +1,498 @@
+//! A lane: one data thread with its own connections to each peer.
+//!
+//! It never blocks but in `poll`, and there only when no piece can go on. What it is told comes
+//! through its inbox; what it finds out goes to the [`LaneEvents`].
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use gradwire_collectives::kernels::Store;
+use gradwire_proto::{Failure, FailureKind, NodeId, Sequence};
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::{
+    link::{Broken, Link, LinkConfig, LinkError},
+    piece::Piece,
+    running::{Ordered, Pieces, Running},
+    stall::{Activity, NOTICES, Stall, Wait},
+};
+use crate::transport::{
+    frame::Totals,
+    handshake::MOST_STREAMS,
+    stream::{StreamError, Turn},
+    window::Window,
+};
+
+/// What a lane tells the rest of the daemon.
+pub(crate) trait LaneEvents: Send + Sync + 'static {
+    /// The piece has been published on this node.
+    fn finished(&self, piece: &Piece);
+    /// The lane can't go on.
+    fn failed(&self, failure: Failure);
+    /// Bytes went to and came from a peer since the last call.
+    fn moved(&self, peer: NodeId, sent: u64, received: u64);
+    /// A connection of this lane broke between two frames; if nothing was under way, another one
+    /// may take its place.
+    fn disconnected(&self, connection: Disconnected);
+}
+
+/// A connection that broke.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Disconnected {
+    pub(crate) peer: NodeId,
+    pub(crate) lane: u32,
+    /// Which of the lane's with that peer.
+    pub(crate) number: u32,
+    /// What went over it and those before it.
+    pub(crate) totals: Totals,
+    /// The peer has ended it in good order: it is likely to go, and has to be asked for another
+    /// connection only when there is something to do with it.
+    pub(crate) is_closed: bool,
+}
+
+/// A connection that has passed its handshake.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) peer: NodeId,
+    /// Which of those that the lane has with that peer.
+    pub(crate) number: u32,
+    pub(crate) stream: std::net::TcpStream,
+    /// Its buffers, if they are to fit the path.
+    pub(crate) window: Option<Window>,
+    /// Which attempt of the dialler's it is.
+    pub(crate) attempt: u32,
+    /// What went over those before it, as the dialler has counted; none on the dialler itself.
+    pub(crate) theirs: Option<Totals>,
+}
+
+/// What a lane is told.
+#[derive(Debug)]
+pub(crate) enum Order {
+    Start(Piece),
+    /// Ranks have made room for their results: pieces that waited for it can be published.
+    RoomMade,
+    /// A connection with a peer stands.
+    Connected(Connected),
+    /// A test wants to see what becomes of it.
+    #[cfg(test)]
+    Panic,
+    /// Drop everything and end.
+    Stop,
+}
+
+/// A lane's settings.
+#[derive(Debug, Clone)]
+pub(crate) struct LaneConfig {
+    pub(crate) index: u32,
+    /// This node.
+    pub(crate) me: NodeId,
+    /// Hosts of all nodes, for texts.
+    pub(crate) hosts: Arc<[String]>,
+    pub(crate) epoch: u32,
+    /// Bytes that are reduced, sent and received at once.
+    pub(crate) chunk: u64,
+    /// How long a piece may stand still.
+    pub(crate) limit: Duration,
+    /// Results at least this large bypass the cache on their way to the ranks.
+    pub(crate) streaming_bytes: u64,
+}
+
+/// The other threads' end of a lane. Dropping it does not end the lane; [`Order::Stop`] does.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    inbox: Sender<Order>,
+    waker: Waker,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Lane {
+    /// Starts the thread.
+    pub(crate) fn start(config: LaneConfig, events: Arc<dyn LaneEvents>) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKE)?;
+        let (inbox, orders) = channel();
+        let name = format!("gw-lane-{}", config.index);
+        let runner = Runner {
+            links: config.hosts.iter().map(|_| None).collect(),
+            config,
+            poll,
+            orders,
+            pieces: Pieces::new(),
+            ordered: Ordered::default(),
+            spare: Vec::new(),
+            next_look: Instant::now(),
+            events,
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(move || runner.run())?;
+        Ok(Self { inbox, waker, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Tells the lane something. A lane that has ended has said why; what it is told is dropped.
+    pub(crate) fn tell(&self, order: Order) {
+        if self.inbox.send(order).is_ok() {
+            // A failed wake-up (no memory in the kernel) costs the lane its idle time-out at most.
+            let _ = self.waker.wake();
+        }
+    }
+
+    /// Stops the thread and waits for its end.
+    #[cfg(test)]
+    pub(crate) fn stop(&self) {
+        while !self.try_stop() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Tells the thread to stop; true once it has: after that it touches no memory any more. To be
+    /// asked again until then.
+    pub(crate) fn try_stop(&self) -> bool {
+        self.tell(Order::Stop);
+        let mut thread = self.thread.lock().expect("no panic while it is held");
+        if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            return false;
+        }
+        if thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a data thread panicked while it reported a failure");
+        }
+        true
+    }
+}
+
+const WAKE: Token = Token(usize::MAX);
+/// While bytes move, after so many turns it is looked whether other sockets have become ready: it is a
+/// system call, and those that were ready mostly still are.
+const LOOK_EVERY: u32 = 4;
+const IDLE_CHECK: Duration = Duration::from_millis(250);
+
+/// How long after a limit it has passed for certain.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Names in a failure's text.
+const NAMES: usize = 3;
+
+/// What the events of a connection are known by.
+fn token(peer: NodeId, number: u32) -> Token {
+    debug_assert!(number < MOST_STREAMS);
+    Token(peer.0 as usize * MOST_STREAMS as usize + number as usize)
+}
+
+/// The peer and the number of the connection.
+fn place(token: Token) -> (usize, u32) {
+    (token.0 / MOST_STREAMS as usize, (token.0 % MOST_STREAMS as usize) as u32)
+}
+
+struct Runner {
+    config: LaneConfig,
+    poll: Poll,
+    orders: Receiver<Order>,
+    links: Vec<Option<Link>>,
+    pieces: Pieces,
+    ordered: Ordered,
+    /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
+    spare: Vec<Vec<u8>>,
+    /// When it is looked next whether anything is late, and peers are told of what waits.
+    next_look: Instant,
+    events: Arc<dyn LaneEvents>,
+}
+
+impl Runner {
+    fn run(mut self) {
+        let events = self.events.clone();
+        // After a panic nothing of it is used any more but the inbox.
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        let result = served.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let what = format!("a data thread of gradwired has panicked: {}", text.unwrap_or("…"));
+            let failure = Failure::new(FailureKind::Internal, what);
+            Err(failure
+                .host(self.host(self.config.me))
+                .hint("its log says where; please report it"))
+        });
+        if let Err(failure) = result {
+            events.failed(failure);
+            // Until it is stopped nothing more is done: the job is about to end.
+            while !matches!(self.orders.recv(), Ok(Order::Stop) | Err(_)) {}
+        }
+    }
+
+    fn host(&self, node: NodeId) -> &str {
+        &self.config.hosts[node.0 as usize]
+    }
+
+    fn serve(&mut self) -> Result<(), Failure> {
+        let mut ready = Events::with_capacity(256);
+        let mut turns: u32 = 0;
+        loop {
+            while let Ok(order) = self.orders.try_recv() {
+                match order {
+                    Order::Start(piece) => self.start(piece),
+                    // It is looked for with everything else that is complete.
+                    Order::RoomMade => {}
+                    Order::Connected(connected) => self.connect(connected)?,
+                    #[cfg(test)]
+                    Order::Panic => panic!("it was asked to"),
+                    Order::Stop => return Ok(()),
+                }
+            }
+            let moved = self.turn()?;
+            turns = if moved { turns.wrapping_add(1) } else { 0 };
+            if moved && !turns.is_multiple_of(LOOK_EVERY) {
+                continue;
+            }
+            let next_look = self.next_look.saturating_duration_since(Instant::now());
+            let timeout = if moved { Duration::ZERO } else { IDLE_CHECK.min(next_look) };
+            match self.poll.poll(&mut ready, Some(timeout)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let what = format!("a data thread can't wait for its sockets: {error}");
+                    return Err(Failure::new(FailureKind::Internal, what));
+                }
+            }
+            for event in &ready {
+                if event.token() == WAKE {
+                    continue;
+                }
+                let (index, number) = place(event.token());
+                if let Some(stream) = self.links[index].as_mut().and_then(|l| l.stream(number)) {
+                    stream.notice(event);
+                }
+            }
+            self.look_after_stalls()?;
+        }
+    }
+
+    /// Everything that can go on goes on by one chunk. False when nothing could.
+    fn turn(&mut self) -> Result<bool, Failure> {
+        let mut moved = false;
+        for piece in self.pieces.values_mut() {
+            if piece.reduce_some(self.config.chunk) {
+                moved = true;
+                break;
+            }
+        }
+        for index in 0..self.links.len() {
+            let Some(link) = &mut self.links[index] else { continue };
+            let sent = link.send(&mut self.pieces);
+            match link.receive(&mut self.pieces, &self.ordered) {
+                Ok(received) => moved |= sent == Turn::Moved || received == Turn::Moved,
+                Err(broken) => self.lost(index, &broken)?,
+            }
+        }
+        moved |= self.finish_complete();
+        Ok(moved)
+    }
+
+    fn start(&mut self, piece: Piece) {
+        let sequence = piece.sequence;
+        self.ordered.start(sequence);
+        if piece.nodes.len() <= 1 {
+            let store = self.store(&piece);
+            piece.run_alone(self.config.chunk, store);
+            self.events.finished(&piece);
+            return;
+        }
+        let staging = self.spare.pop().unwrap_or_default();
+        let running = Running::new(piece, staging);
+        for (step, peer) in running.piece.plan.senders() {
+            let node = running.piece.nodes[peer as usize];
+            Self::link(&mut self.links, &self.config, node).enqueue(sequence, step);
+        }
+        self.pieces.insert(sequence, running);
+    }
+
+    fn store(&self, piece: &Piece) -> Store {
+        let whole = piece.segments.iter().map(|s| s.tensor.bytes()).max().unwrap_or(0);
+        if whole >= self.config.streaming_bytes { Store::Streaming } else { Store::Cached }
+    }
+
+    fn link<'a>(links: &'a mut [Option<Link>], config: &LaneConfig, peer: NodeId) -> &'a mut Link {
+        let nodes = config.hosts.len() as u32;
+        let link_config = LinkConfig { epoch: config.epoch, chunk: config.chunk, nodes };
+        links[peer.0 as usize].get_or_insert_with(|| Link::new(peer, link_config))
+    }
+
+    fn connect(&mut self, connected: Connected) -> Result<(), Failure> {
+        let Connected { peer, number, stream, window, attempt, theirs } = connected;
+        let stream = self.watch(peer, number, stream)?;
+        let link = Self::link(&mut self.links, &self.config, peer);
+        let prepared = link.prepare(number, attempt, theirs, &mut self.pieces, &self.ordered);
+        match prepared {
+            Ok(true) => link.connect(number, stream, window),
+            Ok(false) => {
+                let peer = self.host(peer);
+                tracing::debug!(peer, attempt, "a data connection came after a later one");
+            }
+            Err(error) => return Err(self.link_failed(peer, &error)),
+        }
+        Ok(())
+    }
+
+    fn watch(
+        &self,
+        peer: NodeId,
+        number: u32,
+        stream: std::net::TcpStream,
+    ) -> Result<mio::net::TcpStream, Failure> {
+        let mut stream = mio::net::TcpStream::from_std(stream);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        let registered = self.poll.registry().register(&mut stream, token(peer, number), interest);
+        registered.map_err(|error| {
+            let what = format!("a data thread can't watch a connection: {error}");
+            Failure::new(FailureKind::Resource, what)
+        })?;
+        Ok(stream)
+    }
+
+    fn finish_complete(&mut self) -> bool {
+        let complete: Vec<Sequence> = self
+            .pieces
+            .iter()
+            .filter(|(_, piece)| piece.progress.is_complete() && piece.piece.has_room())
+            .map(|(sequence, _)| *sequence)
+            .collect();
+        for sequence in &complete {
+            let Some(running) = self.pieces.remove(sequence) else { continue };
+            running.publish(self.store(&running.piece));
+            let (piece, staging) = running.into_parts();
+            self.spare.push(staging);
+            self.events.finished(&piece);
+        }
+        if !complete.is_empty() {
+            for link in self.links.iter_mut().flatten() {
+                let (sent, received) = link.take_moved();
+                self.events.moved(link.peer(), sent, received);
+            }
+        }
+        !complete.is_empty()
+    }
+
+    fn names(&self, of: impl Fn(&Running) -> bool) -> String {
+        let names: Vec<String> =
+            self.pieces.values().filter(|p| of(p)).take(NAMES).map(|p| p.piece.names()).collect();
+        names.join(", ")
+    }
+
+    fn concerns(&self, peer: NodeId) -> bool {
+        self.pieces.values().any(|running| running.piece.nodes.contains(&peer))
+    }
+
+    /// A connection is lost. Where no frame was under way another one may take its place: who
+    /// accepts it compares what both have counted. While no piece needs it, its end is that of a
+    /// peer in good order.
+    fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
+        let Broken { number, error } = broken;
+        let peer = NodeId(index as u32);
+        let is_concerned = self.concerns(peer);
+        let is_closed = matches!(error, LinkError::Stream(StreamError::Closed));
+        let Some(link) = &mut self.links[index] else { return Ok(()) };
+        if !error.is_end() || is_closed && is_concerned {
+            return Err(self.link_failed(peer, error));
+        }
+        match link.disconnect(*number) {
+            Some(totals) => {
+                let (peer_host, lane) = (self.host(peer), self.config.index);
+                tracing::debug!(peer = peer_host, lane, number, %error, "a data connection ended");
+                let number = *number;
+                self.events.disconnected(Disconnected { peer, lane, number, totals, is_closed });
+                Ok(())
+            }
+            None if is_closed => Ok(()),
+            None => Err(self.link_failed(peer, error)),
+        }
+    }
+
+    fn link_failed(&self, peer: NodeId, error: &LinkError) -> Failure {
+        let kind = match error {
+            LinkError::Lost { .. } => FailureKind::ConnectionLost,
+            error if error.is_end() => FailureKind::ConnectionLost,
+            _ => FailureKind::Protocol,
+        };
+        let what = format!("the data connection with this host failed: {error}");
+        let names = self.names(|running| running.piece.nodes.contains(&peer));
+        Failure::new(kind, what).host(self.host(peer)).tensor(names)
+    }
+
+    /// A few times within the limit, and when one ends: whether a piece is late (WAIT), and what
+    /// peers are to know of those that wait here.
+    fn look_after_stalls(&mut self) -> Result<(), Failure> {
+        let now = Instant::now();
+        if now < self.next_look {
+            return Ok(());
+        }
+        let limit = self.config.limit;
+        self.next_look = now + limit / NOTICES;
+        for link in self.links.iter_mut().flatten() {
+            link.look(now);
+        }
+        let me = self.config.me;
+        let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();
+        // One that is complete waits for a rank of this node, which has a deadline of its own.
+        let unfinished = |running: &&Running| !running.progress.is_complete();
+        for running in self.pieces.values().filter(unfinished) {
+            let waits = self.waits(running);
+            let stall = Stall::of(me, running.last_progress, &waits, limit, now);
+            if stall.is_late(limit, now) {
+                return Err(self.late(&stall, &waits));
+            }
+            self.next_look = self.next_look.min(stall.since + limit + TICK);
+            for &peer in &running.piece.plan.peers {
+                let peer = running.piece.nodes[peer as usize];
+                let waits: Vec<Wait> = waits.iter().map(|wait| wait.as_told_to(peer)).collect();
+                let stall = Stall::of(me, running.last_progress, &waits, limit, now);
+                let notice = &mut notices[peer.0 as usize];
+                // The peer's other pieces are no worse off than this one.
+                if notice.is_none_or(|notice| notice.since < stall.since) {
+                    *notice = Some(stall);
+                }
+            }
+        }
+        for link in self.links.iter_mut().flatten() {
+            let peer = link.peer();
+            if let Some(stall) = notices[peer.0 as usize] {
+                link.give_notice(stall.notice(now));
+            }
+        }
+        Ok(())
+    }
+
+    fn waits(&self, running: &Running) -> Vec<Wait> {
+        let wait = |peer: NodeId| {
+            let link = self.links[peer.0 as usize].as_ref();
+            let activity = link.map_or(Activity::new(running.last_progress), Link::activity);
+            Wait { peer, activity }
+        };
+        running.waits_for(self.config.chunk).into_iter().map(wait).collect()
+    }
+
+    /// A piece that stands still for too long is the failure of whom it waits for in the end
+    /// (WAIT).
+    fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
+        let root = self.host(stall.root);
+        let is_direct = waits.iter().any(|wait| wait.peer == stall.root);
+        let link = self.links[stall.root.0 as usize].as_ref();
+        let why = if !is_direct {
+            let hosts: Vec<&str> = waits.iter().map(|wait| self.host(wait.peer)).collect();
+            format!("{} waits for {root}", hosts.join(", "))
+        } else if link.is_none_or(|link| !link.is_connected()) {
+            format!("no connection with {root}")
+        } else {
+            format!("nothing gets through between {root} and {}", self.host(self.config.me))
+        };
+        let what = format!("no data has moved for {} ms: {why}", self.config.limit.as_millis());
+        let names = self.names(|running| running.last_progress <= stall.since);
+        Failure::new(FailureKind::ConnectionLost, what)
+            .host(root)
+            .tensor(names)
+            .hint("look at that host and at the network between; job.timeout_ms sets the limit")
+    }
+}

@@ -1,0 +1,502 @@
+//! The connections to one peer as their lane sees them: what is to be sent, shared between them
+//! chunk by chunk, and what has come too early.
+//!
+//! Whichever connection can take it carries the next chunk, so a slow one never sets the pace: a
+//! frame says where its bytes belong. Never blocks, never allocates for what the peer announces
+//! (TRUST, BOUND).
+
+use std::{collections::VecDeque, time::Instant};
+
+use gradwire_proto::{NodeId, Sequence};
+
+use super::{
+    plan::Work,
+    running::{Ordered, Pieces, Running},
+    stall::Activity,
+};
+use crate::transport::{
+    frame::{Header, Notice, Totals},
+    stream::{Chunk, OutgoingFrame, Sink, Source, Stream, StreamError, Target, Turn},
+    window::Window,
+};
+
+/// Why a link is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    #[error("the peer says that it waits for node {0}, and there is none of that number")]
+    NoNode(NodeId),
+    #[error("the connection broke, and bytes were lost: {written} were sent, {read} have come")]
+    Lost { written: u64, read: u64 },
+    #[error("the peer sent message {message} of operation {sequence}, which expects none such")]
+    Unexpected { sequence: u64, message: u32 },
+    #[error(
+        "the peer sent bytes {offset}+{length} of message {message} of operation {sequence}, \
+         a block of {block} bytes: not whole elements of it that had not come before, or too few"
+    )]
+    OutOfPlace { sequence: u64, message: u32, offset: u64, length: u32, block: u64 },
+}
+
+impl LinkError {
+    /// Whether it is the connection that ended, and not the peer that is at fault.
+    pub(crate) fn is_end(&self) -> bool {
+        matches!(self, Self::Stream(StreamError::Closed | StreamError::Io(_)))
+    }
+}
+
+/// A frame that came before its step may take it in: the block is still to be sent, or another
+/// peer's part comes first. What is behind it on the connection must not wait for that, because
+/// what it waits for may be there. It is held in memory of its own (BOUND): no byte of a started piece comes
+/// twice, frames are no crumbs, and none is held in a buffer more than twice its size.
+#[derive(Debug)]
+struct Held {
+    sequence: Sequence,
+    step: u32,
+    offset: u64,
+    payload: Vec<u8>,
+}
+
+/// The smallest payload of a frame that does not end its block: the lower limit of `data.chunk_bytes`.
+/// Each frame that is held takes some memory beside its bytes.
+const LEAST_PAYLOAD: u64 = 4 << 10;
+
+/// The most bytes that a link keeps in buffers for reuse.
+const MOST_SPARE: usize = 16 << 20;
+
+/// A frame's buffer cut to its payload, without much more memory than that.
+fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
+    buffer.truncate(length);
+    if buffer.capacity() > 2 * length {
+        buffer.shrink_to_fit();
+    }
+    buffer
+}
+
+/// What links need to know of their lane.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LinkConfig {
+    pub(crate) epoch: u32,
+    pub(crate) chunk: u64,
+    /// How many nodes there are.
+    pub(crate) nodes: u32,
+}
+
+/// What a link knows of the frames that come from its peer.
+#[derive(Debug)]
+struct Inbound {
+    peer: NodeId,
+    activity: Activity,
+    nodes: u32,
+    held: VecDeque<Held>,
+    /// Buffers of frames that are held no more, and how many bytes they take.
+    spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
+    /// What a frame has at least, if it does not end its block.
+    least: u64,
+}
+
+/// The started piece of a frame that was admitted.
+fn piece_of(pieces: &mut Pieces, sequence: Sequence) -> &mut Running {
+    pieces.get_mut(&sequence).expect("a piece outlives its transfers")
+}
+
+impl Source for Pieces {
+    fn payload(&self, chunk: &Chunk, from: u64) -> &[u8] {
+        let piece = self.get(&Sequence(chunk.header.sequence));
+        let piece = piece.expect("a piece outlives its transfers");
+        let length = u64::from(chunk.header.length) - from;
+        piece.outgoing(chunk.step, chunk.header.offset + from, length)
+    }
+
+    fn progressed(&mut self, chunk: &Chunk) {
+        piece_of(self, Sequence(chunk.header.sequence)).stirred();
+    }
+
+    fn sent(&mut self, chunk: &Chunk) {
+        let Header { sequence, offset, length, .. } = chunk.header;
+        piece_of(self, Sequence(sequence)).sent(chunk.step, offset, length.into());
+    }
+}
+
+/// Takes the frames of one link in, for the pieces of its lane.
+struct Arrivals<'a> {
+    inbound: &'a mut Inbound,
+    pieces: &'a mut Pieces,
+    ordered: &'a Ordered,
+}
+
+impl Arrivals<'_> {
+    fn piece(&mut self, header: &Header) -> &mut Running {
+        piece_of(self.pieces, Sequence(header.sequence))
+    }
+}
+
+impl Sink for Arrivals<'_> {
+    type Error = LinkError;
+
+    fn notice(&mut self, notice: Notice) -> Result<(), LinkError> {
+        if notice.root.0 >= self.inbound.nodes {
+            return Err(LinkError::NoNode(notice.root));
+        }
+        self.inbound.activity.told(notice, Instant::now());
+        Ok(())
+    }
+
+    /// A frame of a piece that has not been started here waits, and with it what is behind it on
+    /// its connection: the start is on its way from the coordinator, which does not wait for data.
+    /// So no wait goes in a circle (ORD).
+    fn admit(&mut self, header: &Header) -> Result<Option<Target>, LinkError> {
+        let Header { sequence, message, offset, length, .. } = *header;
+        let Some(piece) = self.pieces.get_mut(&Sequence(sequence)) else {
+            let unexpected = LinkError::Unexpected { sequence, message };
+            let may_come = self.ordered.may_come(Sequence(sequence));
+            return if may_come { Ok(None) } else { Err(unexpected) };
+        };
+        let participant = piece.piece.nodes.iter().position(|node| *node == self.inbound.peer);
+        let step = participant
+            .and_then(|peer| piece.piece.plan.receiving(peer as u32, message))
+            .ok_or(LinkError::Unexpected { sequence, message })?;
+        let block = piece.piece.plan.steps[step as usize].bytes;
+        let element = piece.piece.grain() as u64;
+        let bytes = offset..offset.saturating_add(length.into());
+        let fits = bytes.end <= block
+            && (u64::from(length) >= self.inbound.least || bytes.end == block)
+            && offset.is_multiple_of(element)
+            && bytes.end.is_multiple_of(element)
+            && piece.progress.begun(step).accepts(bytes.clone());
+        if !fits {
+            return Err(LinkError::OutOfPlace { sequence, message, offset, length, block });
+        }
+        piece.progress.begin(step, bytes);
+        let is_direct = piece.copies(step) && piece.takes(step, offset, length.into());
+        Ok(Some(Target { step, is_direct }))
+    }
+
+    fn memory(&mut self, header: &Header, target: Target) -> &mut [u8] {
+        self.piece(header).place(target.step, header.offset, header.length.into())
+    }
+
+    fn progressed(&mut self, header: &Header, is_whole: bool) {
+        self.inbound.activity.moved(Instant::now());
+        if !is_whole {
+            self.piece(header).stirred();
+        }
+    }
+
+    fn placed(&mut self, header: &Header, target: Target) {
+        self.piece(header).placed(target.step, header.offset, header.length.into());
+    }
+
+    fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>) {
+        let length = header.length as usize;
+        let piece = self.piece(header);
+        if piece.takes(target.step, header.offset, length as u64) {
+            piece.take(target.step, header.offset, &payload[..length]);
+            return;
+        }
+        let Inbound { held, spare, spare_bytes, .. } = &mut *self.inbound;
+        let next = spare.pop().unwrap_or_default();
+        *spare_bytes -= next.capacity();
+        let payload = fitted(std::mem::replace(payload, next), length);
+        let sequence = Sequence(header.sequence);
+        held.push_back(Held { sequence, step: target.step, offset: header.offset, payload });
+    }
+}
+
+impl Inbound {
+    /// Frames that were held and can be taken in now.
+    fn take_held(&mut self, pieces: &mut Pieces) -> Turn {
+        let mut turn = Turn::Idle;
+        let mut index = 0;
+        while let Some(held) = self.held.get(index) {
+            let piece = piece_of(pieces, held.sequence);
+            if piece.takes(held.step, held.offset, held.payload.len() as u64) {
+                piece.take(held.step, held.offset, &held.payload);
+                let buffer = self.held.remove(index).map(|held| held.payload).unwrap_or_default();
+                if self.spare_bytes + buffer.capacity() <= MOST_SPARE {
+                    self.spare_bytes += buffer.capacity();
+                    self.spare.push(buffer);
+                }
+                turn = Turn::Moved;
+            } else {
+                index += 1;
+            }
+        }
+        turn
+    }
+}
+
+/// The place of a connection, whether there is one or not.
+#[derive(Debug, Default)]
+struct Slot {
+    stream: Option<Stream>,
+    /// Which attempt of the dialler's made it.
+    attempt: u32,
+    /// What went over those that there were.
+    totals: Totals,
+    /// A frame that one that broke has left.
+    unsent: Option<OutgoingFrame>,
+}
+
+impl Slot {
+    /// Ends the connection, if there is one. False if a frame was under way.
+    fn end(&mut self) -> bool {
+        let Some(stream) = self.stream.take() else { return true };
+        self.totals = stream.totals();
+        let between = stream.end();
+        let is_between = between.is_some();
+        self.unsent = between.flatten();
+        is_between
+    }
+}
+
+/// A connection that is of no use any more.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    /// Which of its lane's with the peer.
+    pub(crate) number: u32,
+    pub(crate) error: LinkError,
+}
+
+/// The connections to a peer, or the places of those that are still being made.
+#[derive(Debug)]
+pub(crate) struct Link {
+    config: LinkConfig,
+    slots: Vec<Slot>,
+    /// Which connection is asked first: each chunk that is handed out moves it on.
+    first: usize,
+    queue: VecDeque<(Sequence, u32)>,
+    inbound: Inbound,
+    /// Whether anything was sent since the last look.
+    has_sent: bool,
+}
+
+impl Link {
+    pub(crate) fn new(peer: NodeId, config: LinkConfig) -> Self {
+        Self {
+            config,
+            slots: Vec::new(),
+            first: 0,
+            queue: VecDeque::new(),
+            inbound: Inbound {
+                peer,
+                activity: Activity::new(Instant::now()),
+                nodes: config.nodes,
+                held: VecDeque::new(),
+                spare: Vec::new(),
+                spare_bytes: 0,
+                least: config.chunk.min(LEAST_PAYLOAD),
+            },
+            has_sent: false,
+        }
+    }
+
+    pub(crate) fn peer(&self) -> NodeId {
+        self.inbound.peer
+    }
+
+    /// What is known of when something moved here.
+    pub(crate) fn activity(&self) -> Activity {
+        self.inbound.activity
+    }
+
+    fn streams(&mut self) -> impl Iterator<Item = &mut Stream> {
+        self.slots.iter_mut().filter_map(|slot| slot.stream.as_mut())
+    }
+
+    /// Whether there is any connection.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.slots.iter().any(|slot| slot.stream.is_some())
+    }
+
+    /// Makes room for a connection that has passed its handshake: what has come over the one that
+    /// was there is taken in first. `theirs` is what went over it as the peer has counted, where it
+    /// is for this node to compare. False if a later attempt has been made already.
+    ///
+    /// # Errors
+    /// [`LinkError`] if something was under way when the connection broke that was there.
+    pub(crate) fn prepare(
+        &mut self,
+        number: u32,
+        attempt: u32,
+        theirs: Option<Totals>,
+        pieces: &mut Pieces,
+        ordered: &Ordered,
+    ) -> Result<bool, LinkError> {
+        let index = number as usize;
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        let slot = &mut self.slots[index];
+        if attempt < slot.attempt {
+            return Ok(false);
+        }
+        slot.attempt = attempt;
+        if let Some(stream) = &mut slot.stream {
+            stream.is_replaced();
+            let mut arrivals = Arrivals { inbound: &mut self.inbound, pieces, ordered };
+            let mut receive = || stream.receive(&mut arrivals, self.config.epoch);
+            let end = loop {
+                match receive() {
+                    Ok(Turn::Moved) => {}
+                    Ok(Turn::Idle) => break None,
+                    Err(error) => break Some(error),
+                }
+            };
+            if let Some(error) = end.filter(|error| !error.is_end()) {
+                return Err(error);
+            }
+        }
+        let is_between = slot.end();
+        let ours = slot.totals;
+        if let Some(theirs) = theirs {
+            for (written, read) in [(theirs.written, ours.read), (ours.written, theirs.read)] {
+                if written != read || !is_between {
+                    return Err(LinkError::Lost { written, read });
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the connection for which there is room now.
+    pub(crate) fn connect(
+        &mut self,
+        number: u32,
+        socket: mio::net::TcpStream,
+        window: Option<Window>,
+    ) {
+        let slot = &mut self.slots[number as usize];
+        slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
+    }
+
+    /// Ends a connection that broke. Gives what went over it, if no frame was under way.
+    pub(crate) fn disconnect(&mut self, number: u32) -> Option<Totals> {
+        let slot = &mut self.slots[number as usize];
+        slot.end().then_some(slot.totals)
+    }
+
+    /// One of the connections.
+    pub(crate) fn stream(&mut self, number: u32) -> Option<&mut Stream> {
+        self.slots.get_mut(number as usize)?.stream.as_mut()
+    }
+
+    /// Bytes sent and received since the last call.
+    pub(crate) fn take_moved(&mut self) -> (u64, u64) {
+        let moved = self.streams().map(Stream::take_moved);
+        moved.fold((0, 0), |(sent, received), (s, r)| (sent + s, received + r))
+    }
+
+    /// Looks what the system knows of what has moved; what waits for a piece to be started here
+    /// does not have to.
+    pub(crate) fn look(&mut self, now: Instant) {
+        let mut has_moved = false;
+        for stream in self.streams() {
+            has_moved |= stream.has_been_acknowledged() || stream.is_held();
+        }
+        if has_moved {
+            self.inbound.activity.moved(now);
+        }
+    }
+
+    /// Gives the peer notice, where nothing was sent since the last time that would tell it as
+    /// much.
+    pub(crate) fn give_notice(&mut self, notice: Notice) {
+        if std::mem::take(&mut self.has_sent) {
+            return;
+        }
+        let epoch = self.config.epoch;
+        if let Some(stream) = self.streams().find(|stream| stream.writable && stream.is_free()) {
+            stream.carry(OutgoingFrame::bare(notice.encode(epoch)));
+        }
+    }
+
+    /// A step of a started piece will send to this peer.
+    pub(crate) fn enqueue(&mut self, sequence: Sequence, step: u32) {
+        self.queue.push_back((sequence, step));
+    }
+
+    /// Sends what can be sent, at most one chunk on each connection.
+    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Turn {
+        let (mut turn, count) = (Turn::Idle, self.slots.len());
+        let first = self.first;
+        for index in (0..count).map(|i| (first + i) % count) {
+            let stream = self.slots[index].stream.as_mut();
+            let Some(stream) = stream.filter(|s| s.writable) else { continue };
+            if stream.is_free() {
+                let Some(chunk) = next_chunk(&mut self.queue, self.config, pieces) else {
+                    continue;
+                };
+                stream.carry(chunk);
+                self.first = (index + 1) % count;
+                self.has_sent = true;
+            }
+            turn = turn.or(stream.send(pieces));
+        }
+        turn
+    }
+
+    /// Receives what has come, at most one frame on each connection.
+    pub(crate) fn receive(
+        &mut self,
+        pieces: &mut Pieces,
+        ordered: &Ordered,
+    ) -> Result<Turn, Broken> {
+        let mut turn = self.inbound.take_held(pieces);
+        for (number, slot) in (0..).zip(&mut self.slots) {
+            let Some(stream) = &mut slot.stream else { continue };
+            let mut arrivals = Arrivals { inbound: &mut self.inbound, pieces, ordered };
+            let received = stream.receive(&mut arrivals, self.config.epoch);
+            turn = turn.or(received.map_err(|error| Broken { number, error })?);
+        }
+        Ok(turn)
+    }
+}
+
+/// The first of the queue that has a chunk ready; of equals the oldest piece comes first.
+fn next_chunk(
+    queue: &mut VecDeque<(Sequence, u32)>,
+    config: LinkConfig,
+    pieces: &mut Pieces,
+) -> Option<OutgoingFrame> {
+    let mut index = 0;
+    while index < queue.len() {
+        let (sequence, step) = queue[index];
+        let piece = piece_of(pieces, sequence);
+        let chunk = piece.hand_out(step, config.chunk);
+        if piece.is_handed_out(step) {
+            queue.remove(index);
+        } else {
+            index += 1;
+        }
+        let Some((offset, length)) = chunk else { continue };
+        let Work::Send { message, .. } = piece.piece.plan.steps[step as usize].work else {
+            unreachable!("only sending steps are queued")
+        };
+        let header = Header {
+            sequence: sequence.0,
+            message,
+            offset,
+            length: length as u32,
+            epoch: config.epoch,
+        };
+        return Some(OutgoingFrame::chunk(Chunk { header, step }));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// BOUND: large frames that were there before leave no memory to small ones that are held.
+    #[test]
+    fn what_is_held_takes_about_its_size() {
+        for (was, length) in [(4 << 20, 4096), (262_144, 262_144), (262_144, 200_000), (8192, 1)] {
+            let held = fitted(vec![7; was], length);
+            assert_eq!(held, vec![7; length]);
+            assert!(held.capacity() <= 2 * length, "{} for {length}", held.capacity());
+        }
+    }
+}

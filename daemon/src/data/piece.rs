@@ -1,0 +1,162 @@
+//! One piece: the local ranks' inputs and outputs, what is done to the elements, and its schedule.
+
+use std::{ops::Range, sync::Arc, time::Instant};
+
+use gradwire_collectives::kernels::{Combine, Finish, Form, Store};
+use gradwire_proto::{NodeId, Sequence};
+
+use super::plan::Plan;
+use crate::model::{
+    memory::{self, Part},
+    tensor::QueuedTensor,
+};
+
+/// A range of one flow of a tensor within a piece, in bytes.
+#[derive(Debug)]
+pub(crate) struct PieceSegment {
+    pub(crate) tensor: Arc<QueuedTensor>,
+    /// Which tensor of the request.
+    pub(crate) part: usize,
+    /// Whose inputs of the tensor's local parts are taken, in this order (SAME).
+    pub(crate) sources: Range<usize>,
+    /// Whose outputs get the result.
+    pub(crate) targets: Range<usize>,
+    /// First byte within the inputs.
+    pub(crate) source_offset: u64,
+    /// First byte within the outputs.
+    pub(crate) target_offset: u64,
+    /// First byte within the piece.
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+}
+
+impl PieceSegment {
+    /// Of a tensor that is done without anything being moved on this node.
+    pub(crate) fn nothing(tensor: Arc<QueuedTensor>, start: u64) -> Self {
+        Self {
+            tensor,
+            part: 0,
+            sources: 0..0,
+            targets: 0..0,
+            source_offset: 0,
+            target_offset: 0,
+            start,
+            bytes: 0,
+        }
+    }
+
+    /// Whether every result goes where an input came from.
+    fn is_in_place(&self) -> bool {
+        let locals = &self.tensor.locals()[self.sources.clone()];
+        self.sources == self.targets
+            && self.source_offset == self.target_offset
+            && locals.iter().all(|l| l.input(self.part).begins_with(l.output(self.part)))
+    }
+
+    /// The inputs from a byte of the segment on.
+    pub(super) fn sources(&self, at: u64) -> Vec<Part<'_>> {
+        let locals = &self.tensor.locals()[self.sources.clone()];
+        locals.iter().map(|l| (l.input(self.part), self.source_offset + at)).collect()
+    }
+
+    /// Whether nobody here gets anything of it.
+    pub(super) fn has_no_targets(&self) -> bool {
+        self.targets.is_empty()
+    }
+
+    /// The outputs from a byte of the segment on.
+    pub(super) fn targets(&self, at: u64) -> Vec<Part<'_>> {
+        let locals = &self.tensor.locals()[self.targets.clone()];
+        locals.iter().map(|l| (l.output(self.part), self.target_offset + at)).collect()
+    }
+}
+
+/// An operation as this node runs it.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) sequence: Sequence,
+    pub(crate) combine: Combine,
+    pub(crate) prescale: f64,
+    pub(crate) finish: Finish,
+    /// As what partial results travel, where that is not the ranks' type. Then the plan counts bytes
+    /// as they travel, and everything else those of ranks.
+    pub(crate) wire: Option<Form>,
+    pub(crate) segments: Vec<PieceSegment>,
+    pub(crate) bytes: u64,
+    pub(crate) plan: Arc<Plan>,
+    /// Which node each participant of the schedule is.
+    pub(crate) nodes: Arc<[NodeId]>,
+    /// When the coordinator's order came.
+    pub(crate) ordered: Instant,
+}
+
+impl Piece {
+    /// Whether all local ranks have made room for its results.
+    pub(crate) fn has_room(&self) -> bool {
+        self.segments.iter().all(|segment| segment.tensor.has_room())
+    }
+
+    /// The names of its tensors, for texts; at most three.
+    pub(crate) fn names(&self) -> String {
+        let mut names: Vec<&str> =
+            self.segments.iter().take(3).map(|s| s.tensor.key.name.as_str()).collect();
+        if self.segments.len() > names.len() {
+            names.push("…");
+        }
+        names.join(", ")
+    }
+
+    /// Bytes of the least that is reduced, as it travels.
+    pub(crate) fn grain(&self) -> usize {
+        self.wire.map_or(self.combine.dtype.size(), Form::size)
+    }
+
+    /// What bytes of ranks are between nodes.
+    pub(super) fn travelling(&self, bytes: u64) -> u64 {
+        bytes / self.combine.dtype.size() as u64 * self.grain() as u64
+    }
+
+    /// Calls `act(segment, first byte of ranks within it, bytes as they travel)` for each part of a
+    /// range of bytes as they travel.
+    pub(super) fn parts_of(
+        &self,
+        range: Range<usize>,
+        mut act: impl FnMut(&PieceSegment, u64, Range<usize>),
+    ) {
+        let element = self.combine.dtype.size() as u64;
+        let ranks = |at: usize| (at / self.grain()) as u64 * element;
+        let (start, end) = (ranks(range.start), ranks(range.end));
+        let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
+        for segment in self.segments[first..].iter().take_while(|s| s.start < end) {
+            let from = start.max(segment.start);
+            let to = end.min(segment.start + segment.bytes);
+            if from < to {
+                let travelling = |at: u64| self.travelling(at) as usize;
+                act(segment, from - segment.start, travelling(from)..travelling(to));
+            }
+        }
+    }
+
+    /// Reduces and publishes without any staging: for a piece that concerns no other node. It is
+    /// done in parts that fit the cache and is never interrupted, so INPUT holds.
+    pub(crate) fn run_alone(&self, chunk: u64, store: Store) {
+        for segment in &self.segments {
+            // What has just been read is in the cache: writing past it would only throw it out.
+            let store = if segment.is_in_place() { Store::Cached } else { store };
+            let mut at = 0;
+            while at < segment.bytes {
+                let bytes = chunk.min(segment.bytes - at);
+                memory::reduce_and_publish(
+                    self.combine,
+                    self.prescale,
+                    &self.finish,
+                    &segment.sources(at),
+                    &segment.targets(at),
+                    bytes,
+                    store,
+                );
+                at += bytes;
+            }
+        }
+    }
+}

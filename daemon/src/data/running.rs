@@ -1,0 +1,206 @@
+//! A piece on its way through this node: the staging buffer in which the result takes shape, and
+//! how far its schedule has come.
+//!
+//! The staging buffer is what keeps INPUT: nothing is written to a rank's output before every
+//! other step of the piece has ended here, so a piece that is given up can be run again.
+
+use std::{collections::BTreeMap, ops::Range, time::Instant};
+
+use gradwire_collectives::kernels::Store;
+use gradwire_proto::{NodeId, Sequence};
+
+use super::{
+    piece::Piece,
+    plan::{Progress, Work},
+    staging::Staging,
+};
+
+/// The pieces that a lane has started.
+pub(crate) type Pieces = BTreeMap<Sequence, Running>;
+
+/// Which operations a lane has heard of.
+#[derive(Debug, Default)]
+pub(crate) struct Ordered {
+    last: Option<Sequence>,
+}
+
+impl Ordered {
+    pub(crate) fn start(&mut self, sequence: Sequence) {
+        self.last = self.last.max(Some(sequence));
+    }
+
+    /// Whether one that is not running here will be, for all that is known.
+    pub(crate) fn may_come(&self, sequence: Sequence) -> bool {
+        self.last.is_none_or(|last| sequence > last)
+    }
+}
+
+/// A piece that has been started and waits for its peers.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) piece: Piece,
+    pub(crate) progress: Progress,
+    pub(crate) last_progress: Instant,
+    staging: Staging,
+    /// Steps before this one have no local reduction left to do.
+    next_local: u32,
+}
+
+impl Running {
+    /// Starts a piece with a buffer that was another's.
+    pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
+        let staging = Staging::new(&piece, buffer);
+        let progress = Progress::new(&piece.plan);
+        Self { piece, progress, last_progress: Instant::now(), staging, next_local: 0 }
+    }
+
+    /// Gives the piece and its buffer back.
+    pub(crate) fn into_parts(self) -> (Piece, Vec<u8>) {
+        (self.piece, self.staging.into_memory())
+    }
+
+    fn advance(&mut self, step: u32, offset: u64, bytes: u64) {
+        self.progress.advance(&self.piece.plan, step, offset..offset + bytes);
+        self.stirred();
+    }
+
+    /// Something has moved, even if it is only a part of a chunk: nobody has lost patience yet.
+    pub(crate) fn stirred(&mut self) {
+        self.last_progress = Instant::now();
+    }
+
+    /// How many bytes of a step's block from `offset` on may be worked on now, at most `limit`,
+    /// given that whole chunks are wanted but for the end of the block.
+    fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
+        let planned = &self.piece.plan.steps[step as usize];
+        let wanted = limit.min(planned.bytes - offset);
+        let allowed = self.progress.allowed(&self.piece.plan, step);
+        if allowed >= offset + wanted { wanted } else { 0 }
+    }
+
+    /// Hands the next chunk of a sending step out to a connection, as offset and length, if there is
+    /// one; tell [`Running::sent`] when it has gone.
+    pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> Option<(u64, u64)> {
+        let offset = self.progress.begun(step).prefix();
+        let bytes = self.available(step, offset, limit);
+        if bytes == 0 {
+            return None;
+        }
+        self.progress.begin(step, offset..offset + bytes);
+        Some((offset, bytes))
+    }
+
+    /// Whether all of a sending step has been handed out.
+    pub(crate) fn is_handed_out(&self, step: u32) -> bool {
+        self.progress.begun(step).prefix() == self.piece.plan.steps[step as usize].bytes
+    }
+
+    fn range(&self, step: u32, offset: u64, bytes: u64) -> Range<usize> {
+        let start = self.piece.plan.steps[step as usize].start + offset;
+        start as usize..(start + bytes) as usize
+    }
+
+    /// Does the next chunk of local reduction that others wait for. False when there is none.
+    pub(crate) fn reduce_some(&mut self, chunk: u64) -> bool {
+        let plan = self.piece.plan.clone();
+        while let Some(planned) = plan.steps.get(self.next_local as usize) {
+            let step = self.next_local;
+            let left = planned.bytes - self.progress.done(step);
+            if planned.work == (Work::Reduce { lazily: false }) && left > 0 {
+                let offset = self.progress.done(step);
+                let bytes = self.available(step, offset, chunk);
+                if bytes == 0 {
+                    return false;
+                }
+                self.reduce_local(step, offset, bytes, None);
+                self.advance(step, offset, bytes);
+                return true;
+            }
+            self.next_local += 1;
+        }
+        false
+    }
+
+    /// Reduces the local ranks' part of a step's block, with what was received of it, in one pass.
+    fn reduce_local(&mut self, step: u32, offset: u64, bytes: u64, received: Option<&[u8]>) {
+        let range = self.range(step, offset, bytes);
+        let unrounded = self.piece.plan.steps[step as usize].unrounded;
+        self.staging.reduce(&self.piece, range, received, unrounded);
+    }
+
+    /// Whether a receiving step keeps what it receives as it is.
+    pub(crate) fn copies(&self, step: u32) -> bool {
+        self.piece.plan.steps[step as usize].work == Work::Copy
+    }
+
+    /// Whether a receiving step may take these bytes of its block in now. Its own earlier bytes need
+    /// not have come: no byte of a block depends on another one.
+    pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
+        self.progress.allowed(&self.piece.plan, step) >= offset + bytes
+    }
+
+    /// Takes a received chunk in.
+    pub(crate) fn take(&mut self, step: u32, offset: u64, received: &[u8]) {
+        let plan = self.piece.plan.clone();
+        let planned = &plan.steps[step as usize];
+        let bytes = received.len() as u64;
+        match (planned.fused, planned.work) {
+            (Some(local), _) => {
+                self.reduce_local(step, offset, bytes, Some(received));
+                self.advance(local, offset, bytes);
+            }
+            (None, Work::Combine { theirs_first }) => {
+                let range = self.range(step, offset, bytes);
+                let unrounded = planned.unrounded;
+                self.staging.combine(&self.piece, range, received, theirs_first, unrounded);
+            }
+            (None, _) => self.place(step, offset, bytes).copy_from_slice(received),
+        }
+        self.advance(step, offset, bytes);
+    }
+
+    /// Where a chunk of a copying step may be received at once; tell [`Running::placed`] when it has come.
+    pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
+        let range = self.range(step, offset, bytes);
+        self.staging.block_mut(range)
+    }
+
+    /// The bytes to send for a sending step; tell [`Running::sent`] when they have gone.
+    pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> &[u8] {
+        self.staging.block(self.range(step, offset, bytes))
+    }
+
+    /// A chunk that was handed out has gone.
+    pub(crate) fn sent(&mut self, step: u32, offset: u64, bytes: u64) {
+        self.advance(step, offset, bytes);
+    }
+
+    /// A chunk has been received into its place.
+    pub(crate) fn placed(&mut self, step: u32, offset: u64, bytes: u64) {
+        self.advance(step, offset, bytes);
+    }
+
+    /// Hands the finished result to the local ranks (INPUT: only now).
+    pub(crate) fn publish(&self, store: Store) {
+        debug_assert!(self.progress.is_complete());
+        self.staging.publish(&self.piece, store);
+    }
+
+    /// The nodes that it waits for: those from which something is yet to come, and those that
+    /// something is ready for which has not gone. `chunk`: what is sent at once.
+    pub(crate) fn waits_for(&self, chunk: u64) -> Vec<NodeId> {
+        let plan = &self.piece.plan;
+        let is_ready = |step: u32| {
+            let begun = self.progress.begun(step).prefix();
+            begun > self.progress.done(step) || self.available(step, begun, chunk) > 0
+        };
+        let is_unfinished = |step: u32| self.progress.done(step) < plan.steps[step as usize].bytes;
+        let receives = plan.receivers().filter(|&(step, _)| is_unfinished(step));
+        let sends = plan.senders().filter(|&(step, _)| is_unfinished(step) && is_ready(step));
+        let mut nodes: Vec<NodeId> =
+            receives.chain(sends).map(|(_, peer)| self.piece.nodes[peer as usize]).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+}

@@ -1,0 +1,160 @@
+//! Where the result of a piece takes shape, in the form in which it travels.
+//!
+//! Blocks are sent from here and received to here as they are, so what a node publishes is what it has
+//! sent or got, and all ranks receive identical bits (SAME). Where partial results have another form
+//! than the ranks' elements ([`Piece::wire`]) they are finished and converted when they are
+//! published. Where that form is rounded (bf16), the result is rounded like what is on its way, on
+//! the node that computed it, too.
+//!
+//! A sum is not rounded before it is sent, though. Where a schedule adds several peers' parts to a
+//! block before anything of it goes out, the sum is kept in f32 beside the block meanwhile: one
+//! rounding for each hop, whatever the number of parts.
+
+use std::ops::Range;
+
+use gradwire_collectives::kernels::{Form, Store};
+
+use super::{piece::Piece, plan::Unrounded};
+use crate::model::memory::{self, Partial};
+
+/// Cache lines keep sums and blocks apart.
+const LINE: usize = 64;
+
+/// A piece's buffer.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    /// The blocks, and behind them the sums that are not rounded, where there are such.
+    memory: Vec<u8>,
+    /// Where those begin.
+    sums: usize,
+    wire: Option<Form>,
+}
+
+impl Staging {
+    /// For a piece, in memory that was another's.
+    pub(crate) fn new(piece: &Piece, mut memory: Vec<u8>) -> Self {
+        let blocks = piece.travelling(piece.bytes) as usize;
+        let wire = piece.wire;
+        let (sums, needed) = if wire == Some(Form::Bf16) && piece.plan.keeps_sums() {
+            let sums = blocks.next_multiple_of(LINE);
+            (sums, sums + blocks / Form::Bf16.size() * Form::F32.size())
+        } else {
+            (blocks, blocks)
+        };
+        // It only grows: what is beyond the piece is left as it is, and costs nothing.
+        if memory.len() < needed {
+            memory.resize(needed, 0);
+        }
+        Self { memory, sums, wire }
+    }
+
+    /// The buffer, for the next.
+    pub(crate) fn into_memory(self) -> Vec<u8> {
+        self.memory
+    }
+
+    /// Bytes as they travel.
+    pub(crate) fn block(&self, range: Range<usize>) -> &[u8] {
+        &self.memory[range]
+    }
+
+    /// Bytes as they travel, to be received.
+    pub(crate) fn block_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        &mut self.memory[range]
+    }
+
+    /// The range of sums that belongs to a range of blocks.
+    fn sums_of(&self, range: &Range<usize>) -> Range<usize> {
+        let wide = |at: usize| self.sums + at / Form::Bf16.size() * Form::F32.size();
+        wide(range.start)..wide(range.end)
+    }
+
+    /// Reduces the local ranks' inputs, and what was received of the same elements.
+    pub(crate) fn reduce(
+        &mut self,
+        piece: &Piece,
+        range: Range<usize>,
+        received: Option<&[u8]>,
+        unrounded: Unrounded,
+    ) {
+        let all = range.clone();
+        piece.parts_of(range, |segment, at, range| {
+            let received =
+                received.map(|bytes| &bytes[range.start - all.start..range.end - all.start]);
+            let parts = segment.sources(at);
+            let Some(wire) = self.wire else {
+                let target = &mut self.memory[range];
+                memory::reduce(piece.combine, piece.prescale, target, &parts, received);
+                return;
+            };
+            let received = received.map(|bytes| Partial { form: wire, bytes });
+            let (form, target) = self.place(wire, range, unrounded.after);
+            let target = Partial { form, bytes: &mut self.memory[target] };
+            memory::reduce_partial(piece.combine, piece.prescale, target, &parts, received);
+        });
+    }
+
+    /// The form of a block's value that may be `unrounded`, and where it is.
+    fn place(&self, wire: Form, range: Range<usize>, unrounded: bool) -> (Form, Range<usize>) {
+        match wire {
+            Form::Bf16 if unrounded => (Form::F32, self.sums_of(&range)),
+            _ => (wire, range),
+        }
+    }
+
+    /// Combines a block with what was received of it.
+    pub(crate) fn combine(
+        &mut self,
+        piece: &Piece,
+        range: Range<usize>,
+        received: &[u8],
+        theirs_first: bool,
+        unrounded: Unrounded,
+    ) {
+        let Some(wire) = self.wire else {
+            memory::combine(piece.combine, &mut self.memory[range], received, theirs_first);
+            return;
+        };
+        let op = piece.combine.op;
+        let received = Partial { form: wire, bytes: received };
+        let (before, from) = self.place(wire, range.clone(), unrounded.before);
+        let (after, to) = self.place(wire, range, unrounded.after);
+        if from == to {
+            let mine = Partial { form: after, bytes: &mut self.memory[to] };
+            memory::combine_partial(op, mine, None, received, theirs_first);
+            return;
+        }
+        // One of them is a block, and the other one the sum that is kept of it.
+        let (blocks, sums) = self.memory.split_at_mut(self.sums);
+        let shifted = |range: &Range<usize>| range.start - self.sums..range.end - self.sums;
+        let (from, to) = if before == wire {
+            (&mut blocks[from], &mut sums[shifted(&to)])
+        } else {
+            let sum = &mut sums[shifted(&from)];
+            (sum, &mut blocks[to])
+        };
+        let from = Partial { form: before, bytes: &*from };
+        let to = Partial { form: after, bytes: to };
+        memory::combine_partial(op, to, Some(from), received, theirs_first);
+    }
+
+    /// Hands the finished result to the local ranks.
+    pub(crate) fn publish(&self, piece: &Piece, store: Store) {
+        for segment in &piece.segments {
+            // Who only sends, or adds to another node's result, has nothing to hand out.
+            if segment.has_no_targets() {
+                continue;
+            }
+            let start = piece.travelling(segment.start) as usize;
+            let end = piece.travelling(segment.start + segment.bytes) as usize;
+            let (bytes, targets) = (&self.memory[start..end], segment.targets(0));
+            match self.wire {
+                None => memory::publish(&piece.finish, bytes, &targets, store),
+                Some(form) => {
+                    let source = Partial { form, bytes };
+                    memory::publish_partial(&piece.finish, source, &targets, store);
+                }
+            }
+        }
+    }
+}

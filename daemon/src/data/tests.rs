@@ -1,0 +1,451 @@
+//! Real lanes over real sockets: several nodes in one process, each with its own lanes and
+//! workers' segments, run the same pieces. Only the control plane is missing.
+
+mod links;
+mod peer;
+mod short;
+
+use std::{
+    net::{TcpListener, TcpStream},
+    sync::{
+        Arc, OnceLock,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::{Duration, Instant},
+};
+
+use gradwire_collectives::{
+    algorithms::{self, Algorithm, Kind},
+    kernels::{Combine, Finish, Form},
+    topology::Topology,
+};
+use gradwire_proto::{
+    DType, Failure, FailureKind, NodeId, ProcessSetId, Rank, ReduceOp, Request, Sequence, Shape,
+    TensorName,
+};
+use gradwire_shm::{
+    control::Place,
+    segment::{HugePages, Segment},
+};
+use proptest::prelude::*;
+use socket2::SockRef;
+
+use super::{
+    lane::{Connected, Disconnected, Lane, LaneConfig, LaneEvents, Order},
+    piece::{Piece, PieceSegment},
+    plan::Plan,
+};
+use crate::model::{
+    memory::WorkerMemory,
+    tensor::{LocalTensor, QueuedTensor, TensorKey},
+};
+
+#[derive(Debug)]
+enum Event {
+    Finished,
+    Failed(Failure),
+    Disconnected(Disconnected),
+}
+
+struct Events(Sender<Event>);
+
+impl LaneEvents for Events {
+    fn finished(&self, _: &Piece) {
+        let _ = self.0.send(Event::Finished);
+    }
+    fn failed(&self, failure: Failure) {
+        let _ = self.0.send(Event::Failed(failure));
+    }
+    fn moved(&self, _: NodeId, _: u64, _: u64) {}
+    fn disconnected(&self, connection: Disconnected) {
+        let _ = self.0.send(Event::Disconnected(connection));
+    }
+}
+
+/// One tensor's bytes on one rank, in a segment of its own.
+struct Buffer {
+    memory: WorkerMemory,
+    bytes: u64,
+}
+
+impl Buffer {
+    fn new(values: &[f32]) -> Self {
+        let bytes = values.len() as u64 * 4;
+        let (segment, _fd) = Segment::create("test", bytes.max(4096), HugePages::Never).unwrap();
+        let memory = WorkerMemory::default();
+        memory.add(segment);
+        let buffer = Self { memory, bytes };
+        buffer.write(values);
+        buffer
+    }
+
+    fn span(&self) -> crate::model::memory::Span {
+        self.memory.resolve(Place { segment: 0, offset: 0 }, self.bytes, 4).unwrap()
+    }
+
+    fn write(&self, values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let finish = identity();
+        crate::model::memory::publish(
+            &finish,
+            &bytes,
+            &[(&self.span(), 0)],
+            gradwire_collectives::kernels::Store::Cached,
+        );
+    }
+
+    fn read(&self) -> Vec<f32> {
+        let mut bytes = vec![0; self.bytes as usize];
+        let combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
+        crate::model::memory::reduce(combine, 1.0, &mut bytes, &[(&self.span(), 0)], None);
+        bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+}
+
+fn identity() -> Finish {
+    Finish { dtype: DType::F32, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
+}
+
+/// A connection that is the first of its number.
+pub(crate) fn connected(peer: NodeId, number: u32, stream: TcpStream) -> Order {
+    let first = Connected { peer, number, stream, window: None, attempt: 1, theirs: None };
+    Order::Connected(first)
+}
+
+/// Connects the lanes of all nodes, each `streams` times. `buffer`: bytes of the sockets' buffers, so
+/// small that hardly anything is under way.
+pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for (lane, number) in (0..nodes[0].len()).flat_map(|l| (0..streams).map(move |n| (l, n))) {
+        for a in 0..nodes.len() {
+            for b in a + 1..nodes.len() {
+                let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let (here, _) = listener.accept().unwrap();
+                for (node, peer, stream) in [(a, b, there), (b, a, here)] {
+                    stream.set_nonblocking(true).unwrap();
+                    stream.set_nodelay(true).unwrap();
+                    if let Some(bytes) = buffer {
+                        SockRef::from(&stream).set_send_buffer_size(bytes).unwrap();
+                        SockRef::from(&stream).set_recv_buffer_size(bytes).unwrap();
+                    }
+                    let peer = NodeId(peer as u32);
+                    nodes[node][lane].tell(connected(peer, number, stream));
+                }
+            }
+        }
+    }
+}
+
+struct Cluster {
+    lanes: Vec<Vec<Lane>>,
+    events: Vec<Receiver<Event>>,
+}
+
+impl Cluster {
+    fn new(nodes: u32, lanes: u32, chunk: u64, limit: Duration) -> Self {
+        let hosts: Arc<[String]> = (0..nodes).map(|n| format!("n{n}")).collect();
+        let (mut all, mut events) = (Vec::new(), Vec::new());
+        for me in (0..nodes).map(NodeId) {
+            let (sender, receiver) = channel();
+            let sink = Arc::new(Events(sender));
+            let start = |index| {
+                let config = LaneConfig {
+                    index,
+                    me,
+                    hosts: hosts.clone(),
+                    epoch: 5,
+                    chunk,
+                    limit,
+                    streaming_bytes: 1 << 16,
+                };
+                Lane::start(config, sink.clone()).unwrap()
+            };
+            all.push((0..lanes).map(start).collect::<Vec<_>>());
+            events.push(receiver);
+        }
+        Self { lanes: all, events }
+    }
+
+    fn connect(&self, streams: u32, buffer: Option<usize>) {
+        connect(&self.lanes.iter().map(|lanes| &lanes[..]).collect::<Vec<_>>(), streams, buffer);
+    }
+
+    fn wait_for(&self, node: usize) -> Event {
+        self.events[node].recv_timeout(Duration::from_secs(20)).expect("the lanes are stuck")
+    }
+
+    fn stop(&self) {
+        self.lanes.iter().flatten().for_each(Lane::stop);
+    }
+}
+
+/// Between which ranks a tensor goes; none stands for all.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    source: Option<u32>,
+    target: Option<u32>,
+}
+
+const SUM: Way = Way { source: None, target: None };
+
+impl Way {
+    fn kind(self, locals: u32) -> Kind {
+        let node = |rank: u32| rank / locals;
+        match (self.source.map(node), self.target.map(node)) {
+            (None, None) => Kind::Allreduce,
+            (Some(root), None) => Kind::Broadcast { root },
+            (None, Some(root)) => Kind::Reduce { root },
+            (Some(from), Some(to)) => Kind::Move { from, to },
+        }
+    }
+
+    /// The nodes that take part.
+    fn nodes(self, locals: u32, nodes: u32) -> Vec<u32> {
+        match self.kind(locals) {
+            Kind::Move { from, to } if from == to => vec![from],
+            Kind::Move { from, to } => vec![from.min(to), from.max(to)],
+            _ => (0..nodes).collect(),
+        }
+    }
+}
+
+/// A tensor on every rank, and what its way should give.
+struct Job {
+    buffers: Vec<Vec<Buffer>>,
+    tensors: Vec<Arc<QueuedTensor>>,
+    way: Way,
+    locals: u32,
+    count: u64,
+}
+
+/// Small integers, so that every order of summation gives the same bits.
+fn value(rank: u32, i: u64) -> f32 {
+    ((i * 7 + u64::from(rank) * 3) % 64) as f32 - 20.0
+}
+
+impl Job {
+    fn new(name: &str, nodes: u32, locals: u32, count: u64, way: Way) -> Self {
+        let shape = Shape::new(&[count]).unwrap();
+        let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
+        let key = TensorKey { set: ProcessSetId::GLOBAL, name: TensorName::new(name).unwrap() };
+        let (mut buffers, mut tensors) = (Vec::new(), Vec::new());
+        for node in 0..nodes {
+            let first = node * locals;
+            let mine: Vec<Buffer> = (first..first + locals)
+                .map(|rank| Buffer::new(&(0..count).map(|i| value(rank, i)).collect::<Vec<_>>()))
+                .collect();
+            let parts = mine.iter().enumerate().map(|(local_rank, buffer)| LocalTensor {
+                local_rank: local_rank as u32,
+                ticket: 0,
+                request: request.clone(),
+                priority: 0,
+                inputs: vec![buffer.span()],
+                outputs: vec![buffer.span()],
+                allocated: OnceLock::new(),
+            });
+            let tensor = QueuedTensor::new(key.clone(), parts.collect(), Rank(first));
+            tensors.push(Arc::new(tensor));
+            buffers.push(mine);
+        }
+        Self { buffers, tensors, way, locals, count }
+    }
+
+    fn check(&self) {
+        let ranks = self.buffers.len() as u32 * self.locals;
+        for (rank, buffer) in (0..).zip(self.buffers.iter().flatten()) {
+            let is_target = self.way.target.is_none_or(|target| target == rank);
+            let expected: Vec<f32> = (0..self.count)
+                .map(|i| match self.way.source {
+                    // INPUT: who gets nothing has still what it had.
+                    _ if !is_target => value(rank, i),
+                    None => (0..ranks).map(|rank| value(rank, i)).sum(),
+                    Some(source) => value(source, i),
+                })
+                .collect();
+            assert!(buffer.read() == expected, "rank {rank} of {:?}", self.way);
+        }
+    }
+}
+
+/// The piece of `node` over whole tensors, of which all go the same way.
+fn piece(
+    sequence: u64,
+    jobs: &[&Job],
+    node: u32,
+    nodes: u32,
+    algorithm: Algorithm,
+    topology: &Topology,
+) -> Piece {
+    let count = jobs.iter().map(|job| job.count).sum();
+    let (way, locals) = (jobs[0].way, jobs[0].locals);
+    let participants = way.nodes(locals, nodes);
+    let at = |node: u32| participants.binary_search(&node).unwrap() as u32;
+    let kind = match way.kind(locals) {
+        Kind::Move { from, to } => Kind::Move { from: at(from), to: at(to) },
+        other => other,
+    };
+    let racks = participants.iter().map(|&node| topology.racks[node as usize]).collect();
+    let schedule = algorithms::generate(kind, algorithm, &Topology { racks }, at(node), count);
+    let mut start = 0;
+    let segments = jobs
+        .iter()
+        .map(|job| {
+            let bytes = job.count * 4;
+            let tensor = job.tensors[node as usize].clone();
+            let segment = PieceSegment {
+                part: 0,
+                sources: tensor.at(way.source.map(Rank)),
+                targets: tensor.at(way.target.map(Rank)),
+                source_offset: 0,
+                target_offset: 0,
+                tensor,
+                start,
+                bytes,
+            };
+            start += bytes;
+            segment
+        })
+        .collect();
+    Piece {
+        sequence: Sequence(sequence),
+        combine: Combine { dtype: DType::F32, op: ReduceOp::Sum },
+        prescale: 1.0,
+        finish: identity(),
+        wire: None,
+        segments,
+        bytes: start,
+        plan: Arc::new(Plan::new(&schedule, 4)),
+        nodes: participants.into_iter().map(NodeId).collect(),
+        ordered: Instant::now(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Pieces of several tensors, started on the nodes at different times, all come out right.
+    #[test]
+    fn every_algorithm_moves_real_bytes(
+        nodes in 1u32..8,
+        locals in 1u32..4,
+        lanes in 1u32..3,
+        streams in 1u32..4,
+        chunk in prop_oneof![Just(64u64), Just(4096), Just(1 << 18)],
+        counts in prop::collection::vec(1u64..100_000, 1..6),
+        algorithm in prop::sample::select(&Algorithm::ALL[..]),
+        source in prop::option::of(0u32..16),
+        target in prop::option::of(0u32..16),
+        racks in prop::collection::vec(0u32..3, 7),
+        late in any::<bool>(),
+        buffer in prop::sample::select(&[None, Some(32 << 10)][..]),
+    ) {
+        let labels: Vec<String> = racks[..nodes as usize].iter().map(u32::to_string).collect();
+        let topology = Topology::from_labels(&labels);
+        let rank = |end: Option<u32>| end.map(|rank| rank % (nodes * locals));
+        let way = Way { source: rank(source), target: rank(target) };
+        let cluster = Cluster::new(nodes, lanes, chunk, Duration::from_secs(10));
+        let jobs: Vec<Job> = counts
+            .iter()
+            .map(|&count| Job::new("t", nodes, locals, count, way))
+            .collect();
+        if !late {
+            cluster.connect(streams, buffer);
+        }
+        let participants = way.nodes(locals, nodes);
+        // Two tensors a piece where there are two; the last node starts last.
+        for &node in &participants {
+            for (index, jobs) in jobs.chunks(2).enumerate() {
+                let jobs: Vec<&Job> = jobs.iter().collect();
+                let piece = piece(index as u64, &jobs, node, nodes, algorithm, &topology);
+                let lane = index % lanes as usize;
+                cluster.lanes[node as usize][lane].tell(Order::Start(piece));
+            }
+        }
+        if late {
+            cluster.connect(streams, buffer);
+        }
+        for node in participants {
+            for _ in jobs.chunks(2) {
+                let event = cluster.wait_for(node as usize);
+                prop_assert!(matches!(event, Event::Finished), "{event:?}");
+            }
+        }
+        cluster.stop();
+        jobs.iter().for_each(Job::check);
+    }
+}
+
+/// A piece whose result has no place yet runs to its end: neither its peers nor what comes after it
+/// wait for that, and its lane does not count it as late. It is published when there is room.
+#[test]
+fn a_piece_without_room_keeps_nobody_waiting() {
+    let patience = Duration::from_millis(300);
+    let cluster = Cluster::new(2, 1, 4096, patience);
+    cluster.connect(2, None);
+    let topology = Topology::flat(2);
+    let jobs = [0, 1].map(|i| Job::new(&i.to_string(), 2, 1, 5000, Way { source: Some(0), ..SUM }));
+    let piece =
+        |job: usize, node| piece(job as u64, &[&jobs[job]], node, 2, Algorithm::Ring, &topology);
+    let cramped = &jobs[0].tensors[1];
+    cramped.wait_for_room_of(1);
+    for node in [1, 0] {
+        for job in [0, 1] {
+            cluster.lanes[node as usize][0].tell(Order::Start(piece(job, node)));
+        }
+    }
+    for node in [0, 0, 1] {
+        assert!(matches!(cluster.wait_for(node), Event::Finished));
+    }
+    let early = cluster.events[1].recv_timeout(3 * patience);
+    assert!(early.is_err(), "{early:?}");
+    let before: Vec<f32> = (0..5000).map(|i| value(1, i)).collect();
+    assert!(jobs[0].buffers[1][0].read() == before, "INPUT");
+    cramped.make_room(0, vec![jobs[0].buffers[1][0].span()]);
+    cluster.lanes[1][0].tell(Order::RoomMade);
+    assert!(matches!(cluster.wait_for(1), Event::Finished));
+    cluster.stop();
+    jobs.iter().for_each(Job::check);
+}
+
+#[test]
+fn a_peer_that_never_comes_is_named() {
+    let cluster = Cluster::new(2, 1, 4096, Duration::from_millis(300));
+    let job = Job::new("grad", 2, 1, 100, SUM);
+    let topology = Topology::flat(2);
+    let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &topology);
+    cluster.lanes[0][0].tell(Order::Start(piece));
+    let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
+    assert_eq!(failure.kind, FailureKind::ConnectionLost);
+    let text = failure.to_string();
+    assert!(text.contains("host n1, tensor 'grad'") && text.contains("no connection"), "{text}");
+    // INPUT: what was given up has not touched the rank's tensor.
+    assert_eq!(job.buffers[0][0].read()[..3], [-20.0, -13.0, -6.0]);
+    cluster.stop();
+}
+
+#[test]
+fn nonsense_and_a_closed_connection_are_told_apart() {
+    for (bytes, kind, text) in [
+        (&b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"[..], FailureKind::Protocol, "nonsense"),
+        (&[][..], FailureKind::ConnectionLost, "the data connection with this host failed"),
+    ] {
+        let cluster = Cluster::new(2, 1, 4096, Duration::from_secs(10));
+        let job = Job::new("grad", 2, 1, 100, SUM);
+        let topology = Topology::flat(2);
+        let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &topology);
+        cluster.lanes[0][0].tell(Order::Start(piece));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        cluster.lanes[0][0].tell(connected(NodeId(1), 0, stream));
+        std::io::Write::write_all(&mut there, bytes).unwrap();
+        if bytes.is_empty() {
+            drop(there);
+        }
+        let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
+        assert_eq!(failure.kind, kind, "{failure}");
+        assert!(failure.to_string().contains(text), "{failure}");
+        cluster.stop();
+    }
+}

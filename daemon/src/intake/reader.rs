@@ -1,0 +1,266 @@
+//! The task that reads the workers' rings and watches that they are alive.
+//!
+//! It runs beside the stream to the coordinator, on the same thread: what a rank submits is announced
+//! without another thread having to wake up for it. It sleeps on the workers' doorbells and is woken
+//! only when it says that it sleeps; while anything comes in nobody makes a system call for it.
+
+use std::{
+    future::poll_fn,
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, Weak},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{Failure, FailureKind};
+use gradwire_shm::control::{Heartbeats, SubmissionReader};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::{Interval, MissedTickBehavior, interval},
+};
+
+use super::submit;
+use crate::{
+    control::node::Node,
+    model::tensor::{LocalTensor, TensorKey},
+    workers::worker::{Worker, WorkerEnd},
+};
+
+/// Records that are read from one ring before the next one's turn.
+const TURN: usize = 256;
+
+/// How often the workers' heartbeats are looked at.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// A worker's ring and signs of life.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) reader: SubmissionReader,
+    pub(crate) heartbeats: Heartbeats,
+    pub(crate) doorbell: OwnedFd,
+}
+
+/// The other threads' end of the intake.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    wishes: UnboundedSender<Wish>,
+    waiting: Mutex<Option<UnboundedReceiver<Wish>>>,
+}
+
+/// What other threads have for the intake. Both kinds are bounded: by the slots of the node, and by
+/// what its ranks may have in flight.
+#[derive(Debug)]
+enum Wish {
+    Read(Source),
+    Again(TensorKey, Box<LocalTensor>),
+}
+
+impl Intake {
+    pub(crate) fn new() -> Self {
+        let (wishes, waiting) = unbounded_channel();
+        Self { wishes, waiting: Mutex::new(Some(waiting)) }
+    }
+
+    /// Reads this worker's ring from now on.
+    pub(crate) fn add(&self, source: Source) {
+        // The intake ends only with the daemon.
+        let _ = self.wishes.send(Wish::Read(source));
+    }
+
+    /// Submits what had to wait for its name to be free. It is done by the intake as everything is:
+    /// what is announced and who has joined must be told in the order in which the queue saw it.
+    pub(crate) fn again(&self, key: TensorKey, local: LocalTensor) {
+        let _ = self.wishes.send(Wish::Again(key, Box::new(local)));
+    }
+
+    /// Starts the task; it ends when the node is gone. A second start does nothing.
+    pub(crate) fn start(&self, node: Weak<Node>) {
+        let waiting = self.waiting.lock().expect("no panic while it is held").take();
+        if let Some(wishes) = waiting {
+            tokio::spawn(Reader { node, wishes, sources: Vec::new() }.run());
+        }
+    }
+}
+
+struct Watched {
+    worker: Arc<Worker>,
+    reader: SubmissionReader,
+    heartbeats: Heartbeats,
+    /// An eventfd that nobody reads: each ring is an event by itself. The worker could make a read
+    /// block (TRUST), or ring so often that reading never ends (BOUND).
+    doorbell: AsyncFd<OwnedFd>,
+    beats: u32,
+    since: Instant,
+}
+
+impl Watched {
+    fn new(source: Source) -> Result<Self, (Arc<Worker>, io::Error)> {
+        let Source { worker, reader, heartbeats, doorbell } = source;
+        #[expect(deprecated, reason = "an OwnedFd is what its unsafe successor asks for")]
+        match AsyncFd::with_interest(doorbell, Interest::READABLE) {
+            Ok(doorbell) => {
+                let since = Instant::now();
+                Ok(Self { worker, reader, heartbeats, doorbell, beats: 0, since })
+            }
+            Err(error) => Err((worker, error)),
+        }
+    }
+
+    /// Whether the doorbell has rung since it was asked last. If not, its next ring wakes the task.
+    fn has_rung(&self, context: &mut Context<'_>) -> bool {
+        let mut rung = false;
+        while let Poll::Ready(ready) = self.doorbell.poll_read_ready(context) {
+            rung = true;
+            match ready {
+                Ok(mut ring) => ring.clear_ready(),
+                // The reactor is going, and with it the task.
+                Err(_) => break,
+            }
+        }
+        rung
+    }
+}
+
+struct Reader {
+    node: Weak<Node>,
+    wishes: UnboundedReceiver<Wish>,
+    sources: Vec<Watched>,
+}
+
+impl Reader {
+    async fn run(mut self) {
+        let mut clock = interval(CHECK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut checked, mut looked) = (Instant::now(), Instant::now());
+        let _panics =
+            self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
+        while let Some(node) = self.node.upgrade() {
+            while let Ok(wish) = self.wishes.try_recv() {
+                self.fulfil(&node, wish);
+            }
+            let came = self.read(&node);
+            if checked.elapsed() >= CHECK {
+                checked = Instant::now();
+                node.flush_workers();
+                self.check(&node);
+                node.tell_cramped(checked);
+                // Waits that began together are told of together.
+                if looked.elapsed() >= node.config.stall_warning / 10 {
+                    looked = Instant::now();
+                    node.tell_stalls(looked);
+                }
+            }
+            drop(node);
+            if came {
+                // Others have their turn, above all whoever announces what has come.
+                tokio::task::yield_now().await;
+            } else {
+                self.sleep(&mut clock).await;
+            }
+        }
+    }
+
+    fn fulfil(&mut self, node: &Node, wish: Wish) {
+        match wish {
+            Wish::Again(key, local) => submit::again(node, key, *local),
+            Wish::Read(source) => match Watched::new(source) {
+                Ok(watched) => self.sources.push(watched),
+                Err((worker, error)) => {
+                    let what = format!("the system refuses to watch a worker's doorbell: {error}");
+                    let failure = Failure::new(FailureKind::Resource, what).rank(worker.rank);
+                    node.job.report(failure.host(node.config.host.clone()));
+                }
+            },
+        }
+    }
+
+    /// Takes what has come. False when nothing had.
+    fn read(&mut self, node: &Node) -> bool {
+        let mut came = false;
+        self.sources.retain_mut(|watched| {
+            let Watched { worker, reader, .. } = watched;
+            for _ in 0..TURN {
+                let taken = match reader.pop() {
+                    Ok(None) => return true,
+                    Ok(Some(submission)) => submit::take(node, worker, submission),
+                    Err(error) => Err(error.to_string()),
+                };
+                came = true;
+                if let Err(why) = taken {
+                    node.worker_failed(worker, &WorkerEnd::Nonsense(why));
+                    return false;
+                }
+            }
+            true
+        });
+        came
+    }
+
+    /// Sleeps until a doorbell rings, another thread has something, or it is time to look after the
+    /// workers.
+    async fn sleep(&mut self, clock: &mut Interval) {
+        let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
+        let mut wish = None;
+        if empty {
+            let sources = &self.sources;
+            let rung = poll_fn(|context| {
+                // All of them, so that each is waited for.
+                let rings = sources.iter().filter(|watched| watched.has_rung(context)).count();
+                if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            tokio::select! {
+                () = rung => {}
+                some = self.wishes.recv() => wish = some,
+                _ = clock.tick() => {}
+            }
+        }
+        for watched in &self.sources {
+            watched.reader.awake();
+        }
+        if let (Some(wish), Some(node)) = (wish, self.node.upgrade()) {
+            self.fulfil(&node, wish);
+        }
+    }
+
+    /// A worker whose heartbeats stand still is there and does nothing: stopped, or swapped out.
+    fn check(&mut self, node: &Node) {
+        let Some(limit) = node.job.world().map(|w| w.heartbeat_timeout) else { return };
+        self.sources.retain_mut(|watched| {
+            let beats = watched.heartbeats.count();
+            watched.heartbeats.beat();
+            if beats != watched.beats {
+                watched.beats = beats;
+                watched.since = Instant::now();
+            }
+            let worker = &watched.worker;
+            if node.workers.get(worker.local_rank).is_none() {
+                return false;
+            }
+            let silent = watched.since.elapsed();
+            if silent <= limit {
+                return true;
+            }
+            let why = format!(
+                "no sign of life for {:.1} s{}",
+                silent.as_secs_f64(),
+                state_of(worker.pid)
+            );
+            node.worker_failed(worker, &WorkerEnd::Silent(why));
+            false
+        });
+    }
+}
+
+/// What the system says of a process, for a text: `; it is stopped (SIGSTOP)`, or nothing.
+fn state_of(pid: u32) -> &'static str {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which is in parentheses and may hold anything.
+    match stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()) {
+        Some('T' | 't') => "; the process is stopped (SIGSTOP or a debugger)",
+        Some('D') => "; the process waits for a disk or a file system",
+        _ => "",
+    }
+}

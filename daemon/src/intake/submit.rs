@@ -1,0 +1,262 @@
+//! What becomes of a submission: it is checked against the rank's process sets and memory (TRUST),
+//! and put into the queue. What no process of its right mind would ask for ends the job; what a
+//! program may get wrong fails that submission, and the job goes on.
+
+use gradwire_proto::{
+    Collective, Failure, FailureKind, ProcessSetId, Rank, Request, Shape, TensorName, pb,
+};
+use gradwire_shm::control::{Place, Submission};
+
+use crate::{
+    control::node::Node,
+    metrics,
+    model::{
+        job::Outgoing,
+        members::Members,
+        memory::Span,
+        tensor::{LocalTensor, TensorKey, Ticket, pair},
+    },
+    queue::{Submitted, TensorQueue},
+    workers::worker::Worker,
+};
+
+/// A failure of one submission, and what to do about it.
+struct Invalid {
+    what: String,
+    hint: &'static str,
+}
+
+/// What a submission comes to besides what the queue makes of it.
+enum Refused {
+    Invalid(Invalid),
+    Nonsense(String),
+}
+
+/// Puts one submission into the queue. An error is nonsense of the worker.
+pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Result<(), String> {
+    let Some(queue) = node.queue() else { return Ok(()) };
+    metrics::submission(submission.request.collective, submission.origin);
+    let set = ProcessSetId(submission.process_set);
+    let (ticket, name) = (submission.ticket, submission.name.clone());
+    let taken = if submission.request.collective == Collective::Join {
+        join(node, queue, worker, &submission)
+    } else {
+        check(queue, worker, set, submission)
+            .map(|local| queue.submit(TensorKey { set, name: name.clone() }, local))
+    };
+    match taken {
+        Ok(submitted) => answer(node, worker, ticket, &name, submitted),
+        Err(Refused::Nonsense(why)) => return Err(why),
+        Err(Refused::Invalid(invalid)) => fail(node, worker, ticket, name.as_str(), invalid),
+    }
+    Ok(())
+}
+
+/// Submits what has been checked and had to wait for its name to be free.
+pub(super) fn again(node: &Node, key: TensorKey, local: LocalTensor) {
+    let (Some(queue), Some(worker)) = (node.queue(), node.workers.get(local.local_rank)) else {
+        return;
+    };
+    let (ticket, name) = (local.ticket, key.name.clone());
+    answer(node, &worker, ticket, &name, queue.submit(key, local));
+}
+
+/// Tells whoever has to know what a submission came to.
+fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitted: Submitted) {
+    match submitted {
+        Submitted::Waits => {}
+        Submitted::Announce(announced) => node.job.tell(Outgoing::Ready(announced)),
+        Submitted::RankLeft(gone) => {
+            let failure = node.rank_left(gone).tensor(name.as_str());
+            node.told(worker, worker.fail(vec![ticket], &failure));
+        }
+        Submitted::Refused(refusal) => {
+            let invalid = Invalid { what: refusal.to_string(), hint: refusal.hint() };
+            fail(node, worker, ticket, name.as_str(), invalid);
+        }
+    }
+}
+
+/// Fails one submission; the job goes on (TELL).
+fn fail(node: &Node, worker: &Worker, ticket: u64, name: &str, invalid: Invalid) {
+    let failure = Failure::new(FailureKind::Invalid, invalid.what)
+        .rank(worker.rank)
+        .host(node.config.host.clone())
+        .tensor(name)
+        .hint(invalid.hint);
+    metrics::failure(failure.kind);
+    node.told(worker, worker.fail(vec![ticket], &failure));
+}
+
+/// Joins at once: other local ranks are not waited for.
+fn join(
+    node: &Node,
+    queue: &TensorQueue,
+    worker: &Worker,
+    submission: &Submission,
+) -> Result<Submitted, Refused> {
+    let Submission { ticket, process_set, request, priority, .. } = submission;
+    let answer = Ticket { local_rank: worker.local_rank, ticket: *ticket };
+    match queue.join(ProcessSetId(*process_set), answer, request.clone(), *priority) {
+        Ok(announced) => {
+            node.job.tell(Outgoing::Joined(announced));
+            Ok(Submitted::Waits)
+        }
+        Err(submitted) => Ok(submitted),
+    }
+}
+
+/// Checks what a rank asks for against its process set and its memory.
+fn check(
+    queue: &TensorQueue,
+    worker: &Worker,
+    set: ProcessSetId,
+    submission: Submission,
+) -> Result<LocalTensor, Refused> {
+    let Submission { ticket, name, request, priority, inputs, outputs, .. } = submission;
+    let members = queue.admit(set, worker.local_rank).map_err(|refusal| {
+        Refused::Invalid(Invalid { what: refusal.to_string(), hint: refusal.hint() })
+    })?;
+    makes_sense(&name, &request, set, &members, worker.rank).map_err(Refused::Invalid)?;
+    let places = |what: &str, places: &[Place], bytes: &dyn Fn(usize) -> u64| {
+        spans(worker, &request, places, bytes)
+            .map_err(|why| Refused::Nonsense(format!("the {what} of tensor '{name}': {why}")))
+    };
+    let is_read = match request.collective {
+        Collective::Scatter | Collective::SendReceive => worker.rank == request.root,
+        _ => true,
+    };
+    let inputs =
+        places("input", &inputs, &|part| if is_read { request.bytes_of(part) } else { 0 })?;
+    let position = members.position(worker.rank).unwrap_or_default();
+    let expected = request.expected(worker.rank, members.ranks.len(), position);
+    let outputs =
+        places("output", &outputs, &|part| bytes(&request, part, expected[part].shape.as_ref()))?;
+    let local_rank = worker.local_rank;
+    let allocated = std::sync::OnceLock::new();
+    Ok(LocalTensor { local_rank, ticket, request, priority, inputs, outputs, allocated })
+}
+
+/// What can be seen to be impossible without asking any other rank.
+fn makes_sense(
+    name: &TensorName,
+    request: &Request,
+    set: ProcessSetId,
+    members: &Members,
+    rank: Rank,
+) -> Result<(), Invalid> {
+    let collective = request.collective;
+    if name.as_str() == Request::JOIN {
+        let what = format!("'{}' is the name of joins, and this is {collective}", Request::JOIN);
+        return Err(Invalid { what, hint: "use another name" });
+    }
+    if let Some((from, to)) = pair(request) {
+        if rank != from && rank != to {
+            let what = format!("rank {rank} is neither the sender {from} nor the receiver {to}");
+            return Err(Invalid { what, hint: "only those two submit it" });
+        }
+        if let Some(end) = [from, to].into_iter().find(|end| members.position(*end).is_none()) {
+            let what = format!("rank {end} is not a member of process set {set}");
+            let hint = "send to and receive from ranks of the job, in a set of both";
+            return Err(Invalid { what, hint });
+        }
+    }
+    let of_all = matches!(collective, Collective::AddProcessSet | Collective::RemoveProcessSet);
+    if of_all && set != ProcessSetId::GLOBAL {
+        let what =
+            format!("{collective} is a call of all ranks, not of those of process set {set}");
+        return Err(Invalid { what, hint: "call it in process set 0" });
+    }
+    Ok(())
+}
+
+/// Bytes of a result of such a shape; none for no result.
+fn bytes(request: &Request, part: usize, shape: Option<&Shape>) -> u64 {
+    shape.map_or(0, |shape| shape.elements() * request.dtype_of(part).size() as u64)
+}
+
+/// Where the worker's places are, one for each tensor of the request.
+fn spans(
+    worker: &Worker,
+    request: &Request,
+    places: &[Place],
+    bytes: &dyn Fn(usize) -> u64,
+) -> Result<Vec<Span>, String> {
+    if places.len() != request.parts() {
+        return Err(format!("{} places for {} tensors", places.len(), request.parts()));
+    }
+    let span = |(part, place): (usize, &Place)| {
+        let bytes = bytes(part);
+        if bytes == 0 {
+            // A tensor without elements is nowhere, and a worker without memory may submit it.
+            return Ok(Span::empty());
+        }
+        let align = request.dtype_of(part).size() as u64;
+        worker.memory.resolve(*place, bytes, align).map_err(|error| error.to_string())
+    };
+    places.iter().enumerate().map(span).collect()
+}
+
+/// A worker has made room for results that it could not expect. An error is nonsense of the worker.
+pub(super) fn made_room(
+    node: &Node,
+    worker: &Worker,
+    allocated: &pb::Allocated,
+) -> Result<(), String> {
+    let ticket = allocated.ticket;
+    let answer = Ticket { local_rank: worker.local_rank, ticket };
+    let Some(operations) = node.operations() else { return Ok(()) };
+    let Some(asked) = operations.asked(answer) else {
+        if node.job.ending().is_some() {
+            return Ok(());
+        }
+        return Err(format!("it made room for submission {ticket}, for which it was not asked"));
+    };
+    let is_it = |local: &&LocalTensor| local.answer() == answer;
+    let Some(local) = asked.tensor.locals().iter().find(is_it) else { return Ok(()) };
+    let place = |place: &pb::Place| Place { segment: place.segment, offset: place.offset };
+    let places: Vec<Place> = allocated.places.iter().map(place).collect();
+    let outcome = &asked.outcome;
+    let bytes = |part: usize| bytes(&local.request, part, outcome[part].0.as_ref());
+    let spans = spans(worker, &local.request, &places, &bytes)
+        .map_err(|why| format!("the room for tensor '{}': {why}", asked.tensor.key.name))?;
+    operations.make_room(answer, spans);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::DType;
+
+    use super::*;
+    use crate::model::world::tests::world;
+
+    #[test]
+    fn what_one_rank_alone_can_see_is_refused() {
+        let world = world(0, &[2, 2]);
+        let set = ProcessSetId(3);
+        let members = Members::of(&world, vec![Rank(0), Rank(1), Rank(3)]).unwrap();
+        let name = TensorName::new("t").unwrap();
+        let send = |to| Request {
+            root: Rank(1),
+            list: vec![to],
+            ..Request::plain(Collective::SendReceive, DType::F32, Shape::default())
+        };
+        let text = |request: &Request, rank| {
+            makes_sense(&name, request, set, &members, Rank(rank)).err().map(|invalid| invalid.what)
+        };
+        assert_eq!(text(&send(3), 1), None);
+        assert_eq!(text(&send(3), 3), None);
+        let neither = text(&send(3), 0).unwrap();
+        assert_eq!(neither, "rank 0 is neither the sender 1 nor the receiver 3");
+        let stranger = text(&send(2), 1).unwrap();
+        assert_eq!(stranger, "rank 2 is not a member of process set 3");
+        let remove = Request { list: vec![3], ..Request::empty(Collective::RemoveProcessSet) };
+        assert!(text(&remove, 1).unwrap().contains("a call of all ranks"));
+        let all = ProcessSetId::GLOBAL;
+        assert!(makes_sense(&name, &remove, all, &members, Rank(1)).is_ok());
+        let join = TensorName::new(Request::JOIN).unwrap();
+        let taken = makes_sense(&join, &Request::barrier(), all, &members, Rank(1)).unwrap_err();
+        assert_eq!(taken.what, "'join' is the name of joins, and this is barrier");
+    }
+}

@@ -1,0 +1,17 @@
+//! What to do where the system has refused something.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// What to do where the system has refused a descriptor, memory or a thread; to be appended.
+#[must_use]
+pub(crate) fn resource_hint(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE | Errno::NFILE) => "; raise gradwired's limit of open files (ulimit -n)",
+        Some(Errno::AGAIN | Errno::NOMEM) => {
+            "; raise gradwired's limits of memory and processes (ulimit -v -u)"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,145 @@
+//! Where the job stands, for everybody in the daemon who has to know.
+//!
+//! It is *forming* until the coordinator has sent the world, *running* until it ends, and *over*
+//! with the first ending that is set: later ones change nothing, so every rank is told the same
+//! (TELL).
+
+use std::sync::Arc;
+
+use gradwire_proto::{Ending, Failure, FailureKind, JobId, Rank, Secret, Sequence, TensorId};
+use tokio::sync::{mpsc, watch};
+
+use super::{tensor::Announced, world::World};
+
+/// Which job this is, and its secret.
+#[derive(Debug, Clone)]
+pub(crate) struct JobIdentity {
+    pub(crate) job: JobId,
+    pub(crate) secret: Secret,
+}
+
+/// What this node has to say to the coordinator.
+#[derive(Debug)]
+pub(crate) enum Outgoing {
+    /// A tensor is ready here.
+    Ready(Announced),
+    /// A rank joins, and with it these tensors are ready here: one message, because the coordinator
+    /// must not see the one without the other.
+    Joined(Vec<Announced>),
+    /// An operation is complete here.
+    Done(Sequence),
+    /// The registry has forgotten these ids: nothing that is said after this uses them.
+    Forgotten(Vec<TensorId>),
+    /// This node can't go on.
+    Failed(Failure),
+    /// Ranks have left in good order.
+    Left { ranks: Vec<Rank>, absent: bool },
+    /// Still alive.
+    Heartbeat,
+}
+
+/// Where the job stands.
+#[derive(Debug, Clone)]
+pub(crate) enum Phase {
+    Forming,
+    Running(Arc<World>),
+    Over(Ending),
+}
+
+/// Reports a panic of the thread or task that holds it: others wait for what it does (TELL).
+#[derive(Debug)]
+pub(crate) struct ReportPanic {
+    pub(crate) job: Job,
+    /// Who it is, and where, for the text.
+    pub(crate) who: &'static str,
+    pub(crate) host: String,
+}
+
+impl Drop for ReportPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let what = format!("{} of gradwired has panicked", self.who);
+            let failure = Failure::new(FailureKind::Internal, what).host(self.host.clone());
+            self.job.report(failure.hint("its log says where; please report it"));
+        }
+    }
+}
+
+/// Shared by all parts of the daemon; cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    phase: watch::Sender<Phase>,
+    outgoing: mpsc::UnboundedSender<Outgoing>,
+}
+
+impl Job {
+    /// A job that is forming, and what goes to the coordinator. The channel needs no bound of its
+    /// own: announcements are bounded by the ranks' rings, the rest by the coordinator's credit.
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
+        let (outgoing, messages) = mpsc::unbounded_channel();
+        (Self { phase: watch::Sender::new(Phase::Forming), outgoing }, messages)
+    }
+
+    /// Follows the phase.
+    pub(crate) fn watch(&self) -> watch::Receiver<Phase> {
+        self.phase.subscribe()
+    }
+
+    /// The world, once it has formed and while the job runs.
+    pub(crate) fn world(&self) -> Option<Arc<World>> {
+        match &*self.phase.borrow() {
+            Phase::Running(world) => Some(world.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits until the job is over.
+    pub(crate) async fn over(&self) -> Ending {
+        let mut phase = self.watch();
+        // `self` holds a sender, so the wait can't fail.
+        let _ = phase.wait_for(|phase| matches!(phase, Phase::Over(_))).await;
+        self.ending().unwrap_or(Ending::Finished)
+    }
+
+    /// How the job ended, if it has.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        match &*self.phase.borrow() {
+            Phase::Over(ending) => Some(ending.clone()),
+            _ => None,
+        }
+    }
+
+    /// The world has formed.
+    pub(crate) fn form(&self, world: Arc<World>) {
+        self.phase.send_if_modified(|phase| {
+            let forming = matches!(phase, Phase::Forming);
+            if forming {
+                *phase = Phase::Running(world);
+            }
+            forming
+        });
+    }
+
+    /// The job is over; the first ending stays.
+    pub(crate) fn end(&self, ending: Ending) {
+        self.phase.send_if_modified(|phase| {
+            let first = !matches!(phase, Phase::Over(_));
+            if first {
+                *phase = Phase::Over(ending);
+            }
+            first
+        });
+    }
+
+    /// Tells the coordinator. Once the job is over nobody listens, and nobody needs to.
+    pub(crate) fn tell(&self, message: Outgoing) {
+        let _ = self.outgoing.send(message);
+    }
+
+    /// Something failed on this node. The coordinator finds the first cause among all nodes'
+    /// reports and ends the job with it; the negotiation ends it itself if it gets no answer.
+    pub(crate) fn report(&self, failure: Failure) {
+        tracing::warn!(%failure, "this node can't go on");
+        self.tell(Outgoing::Failed(failure));
+    }
+}

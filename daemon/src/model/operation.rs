@@ -1,0 +1,73 @@
+//! What the coordinator orders, checked and in this node's terms.
+
+use std::sync::Arc;
+
+use gradwire_collectives::algorithms::Algorithm;
+use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Route, Sequence};
+
+use super::{agreement::Agreement, members::Members, tensor::TensorKey};
+
+/// A range of one flow of a tensor, in elements.
+#[derive(Debug, Clone)]
+pub(crate) struct OperationSegment {
+    pub(crate) tensor: TensorKey,
+    pub(crate) agreement: Arc<Agreement>,
+    /// None if there is nothing to move: the tensor is done.
+    pub(crate) range: Option<FlowRange>,
+}
+
+/// Where a segment is, in elements, and whose it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FlowRange {
+    pub(crate) part: usize,
+    /// Whose input; none for those of all.
+    pub(crate) source: Option<Rank>,
+    /// Whose output; none for those of all.
+    pub(crate) target: Option<Rank>,
+    /// Its first element in the inputs.
+    pub(crate) source_offset: u64,
+    /// Its first element in the outputs.
+    pub(crate) target_offset: u64,
+    /// At least 1.
+    pub(crate) count: u64,
+}
+
+/// One piece of work in which this node takes part, as the coordinator ordered it.
+#[derive(Debug, Clone)]
+pub(crate) struct Operation {
+    pub(crate) sequence: Sequence,
+    /// Collective, element type, reduction and factors; a piece is flat.
+    pub(crate) request: Request,
+    pub(crate) algorithm: Algorithm,
+    /// The way that all segments take.
+    pub(crate) route: Route,
+    /// Those that take part in the collective.
+    pub(crate) members: Arc<Members>,
+    pub(crate) segments: Vec<OperationSegment>,
+}
+
+/// What the coordinator orders, in order.
+#[derive(Debug, Clone)]
+pub(crate) enum Instruction {
+    /// The tensor is the request that made the set; it is done.
+    CreateSet {
+        set: ProcessSetId,
+        members: Arc<Members>,
+        tensor: TensorKey,
+    },
+    Start(Operation),
+    Fail {
+        tensor: TensorKey,
+        failure: Failure,
+    },
+    /// All members of the set have joined.
+    Resume {
+        set: ProcessSetId,
+        last: Rank,
+    },
+    /// The tensor is the request; it is done.
+    RemoveSet {
+        set: ProcessSetId,
+        tensor: TensorKey,
+    },
+}

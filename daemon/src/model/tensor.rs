@@ -1,0 +1,224 @@
+//! A tensor that every local rank has submitted that takes part.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+};
+
+use gradwire_proto::{Collective, ProcessSetId, Rank, Request, TensorName};
+
+use super::{
+    agreement::{Agreement, Outcome},
+    memory::Span,
+};
+
+/// A tensor's name within its process set.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct TensorKey {
+    pub(crate) set: ProcessSetId,
+    pub(crate) name: TensorName,
+}
+
+/// One distinct request for a tensor, and the local ranks that made it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Variant {
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) request: Request,
+    pub(crate) priority: i32,
+    pub(crate) duplicate: bool,
+}
+
+/// What the coordinator is to be told of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Announced {
+    pub(crate) key: TensorKey,
+    pub(crate) variants: Vec<Variant>,
+    /// No local member of the set has joined, not even one that submitted the tensor before.
+    pub(crate) all_there: bool,
+}
+
+/// A submission that waits for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket {
+    pub(crate) local_rank: u32,
+    pub(crate) ticket: u64,
+}
+
+/// The sender and the receiver of a send and receive.
+pub(crate) fn pair(request: &Request) -> Option<(Rank, Rank)> {
+    let [to] = request.list[..] else { return None };
+    let sent = request.collective == Collective::SendReceive;
+    sent.then(|| Some((request.root, Rank(u32::try_from(to).ok()?)))).flatten()
+}
+
+/// What the coordinator calls the join of a process set.
+pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
+    let name = TensorName::new(Request::JOIN).expect("it is a name");
+    TensorKey { set, name }
+}
+
+/// One local rank's part in a tensor.
+#[derive(Debug)]
+pub(crate) struct LocalTensor {
+    pub(crate) local_rank: u32,
+    /// What the rank calls this submission.
+    pub(crate) ticket: u64,
+    pub(crate) request: Request,
+    pub(crate) priority: i32,
+    /// One for each tensor of the request; empty where nothing is read.
+    pub(crate) inputs: Vec<Span>,
+    /// Where the results go that the rank could expect, one for each tensor of the request; empty
+    /// where it expects none.
+    pub(crate) outputs: Vec<Span>,
+    /// Where they go instead, if they are others.
+    pub(crate) allocated: OnceLock<Vec<Span>>,
+}
+
+impl LocalTensor {
+    pub(crate) fn answer(&self) -> Ticket {
+        Ticket { local_rank: self.local_rank, ticket: self.ticket }
+    }
+
+    pub(crate) fn input(&self, part: usize) -> &Span {
+        &self.inputs[part]
+    }
+
+    pub(crate) fn output(&self, part: usize) -> &Span {
+        &self.allocated.get().unwrap_or(&self.outputs)[part]
+    }
+}
+
+/// A rank that has to make room for its results first.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RoomWanted {
+    pub(crate) answer: Ticket,
+    pub(crate) outcome: Outcome,
+    /// Of which tensor.
+    pub(crate) name: TensorName,
+}
+
+/// Why an agreement is not this tensor's: what a local rank asked for is something else, or another
+/// one was told before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Misfit;
+
+/// A tensor in flight, shared by the queue and its pieces.
+#[derive(Debug)]
+pub(crate) struct QueuedTensor {
+    pub(crate) key: TensorKey,
+    locals: Vec<LocalTensor>,
+    first_rank: Rank,
+    agreement: OnceLock<Arc<Agreement>>,
+    /// Local ranks that have yet to make room.
+    cramped: AtomicU32,
+    /// Bytes that have not been ordered yet.
+    unordered: AtomicU64,
+    /// Bytes that are not published yet.
+    remaining: AtomicU64,
+}
+
+impl QueuedTensor {
+    pub(crate) fn new(key: TensorKey, locals: Vec<LocalTensor>, first_rank: Rank) -> Self {
+        Self {
+            key,
+            locals,
+            first_rank,
+            agreement: OnceLock::new(),
+            cramped: AtomicU32::new(0),
+            unordered: AtomicU64::new(0),
+            remaining: AtomicU64::new(0),
+        }
+    }
+
+    /// Every local rank's part, by local rank: the order in which they are reduced (SAME).
+    pub(crate) fn locals(&self) -> &[LocalTensor] {
+        &self.locals
+    }
+
+    /// Which of the local parts an end of a flow is: all of them, that rank's, or none.
+    pub(crate) fn at(&self, end: Option<Rank>) -> Range<usize> {
+        let Some(rank) = end else { return 0..self.locals.len() };
+        let is_it = |local: &LocalTensor| self.first_rank.0 + local.local_rank == rank.0;
+        let found = self.locals.iter().position(is_it);
+        found.map_or(0..0, |at| at..at + 1)
+    }
+
+    /// Takes what was agreed on, before the first of its operations is started; again, that it is
+    /// the same. Returns the local ranks that have to make room.
+    ///
+    /// # Errors
+    /// [`Misfit`] if that is not what every local rank asked for (TRUST): past this every offset of
+    /// its flows is within the spans.
+    pub(crate) fn agree(&self, agreement: &Arc<Agreement>) -> Result<Vec<RoomWanted>, Misfit> {
+        if let Some(before) = self.agreement.get() {
+            let same = Arc::ptr_eq(before, agreement) || before.is_same(agreement);
+            return same.then(Vec::new).ok_or(Misfit);
+        }
+        let takes_part = &agreement.members.here;
+        let mut wanted = Vec::new();
+        if takes_part.len() != self.locals.len() {
+            return Err(Misfit);
+        }
+        for (local, local_rank) in self.locals.iter().zip(takes_part) {
+            let rank = Rank(self.first_rank.0 + local_rank);
+            if local.local_rank != *local_rank || !agreement.fits(rank, &local.request) {
+                return Err(Misfit);
+            }
+            let surprise = agreement.surprise(rank, &local.request);
+            wanted.extend(surprise.map(|outcome| RoomWanted {
+                answer: local.answer(),
+                outcome,
+                name: self.key.name.clone(),
+            }));
+        }
+        // Relaxed: the pieces that look at these reach other threads through a channel.
+        self.cramped.store(wanted.len() as u32, Ordering::Relaxed);
+        // One without bytes is ordered once, too.
+        self.unordered.store(agreement.bytes().max(1), Ordering::Relaxed);
+        self.remaining.store(agreement.bytes(), Ordering::Relaxed);
+        let _ = self.agreement.set(agreement.clone());
+        Ok(wanted)
+    }
+
+    /// Bytes of it are to be moved, 1 if there are none at all: false if that is more than there is
+    /// (ONE).
+    pub(crate) fn order(&self, bytes: u64) -> bool {
+        let less = |left: u64| left.checked_sub(bytes);
+        self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    /// As if so many local ranks had yet to make room.
+    #[cfg(test)]
+    pub(crate) fn wait_for_room_of(&self, ranks: u32) {
+        self.cramped.store(ranks, Ordering::Relaxed);
+    }
+
+    /// A local rank has made room.
+    pub(crate) fn make_room(&self, local_rank: u32, spans: Vec<Span>) {
+        let local = self.locals.iter().find(|local| local.local_rank == local_rank);
+        if local.is_some_and(|local| local.allocated.set(spans).is_ok()) {
+            self.cramped.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether every result has its place.
+    pub(crate) fn has_room(&self) -> bool {
+        self.cramped.load(Ordering::Acquire) == 0
+    }
+
+    /// Bytes of it that concern this node; 0 before it is agreed on.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.agreement.get().map_or(0, |agreement| agreement.bytes())
+    }
+
+    /// Bytes of it have been published; true when these were the last. Of a tensor without any,
+    /// that it is done.
+    pub(crate) fn published(&self, bytes: u64) -> bool {
+        // AcqRel: whoever publishes the last bytes has to see the others' as published before it
+        // tells the ranks.
+        self.remaining.fetch_sub(bytes, Ordering::AcqRel) == bytes
+    }
+}

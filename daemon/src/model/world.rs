@@ -1,0 +1,158 @@
+//! The nodes of the job and their ranks, as the coordinator has formed them.
+
+use std::{net::SocketAddr, time::Duration};
+
+use gradwire_proto::{Compression, Epoch, NodeId, Rank, WireError, pb};
+
+/// One node of the world.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeInfo {
+    pub(crate) host: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) first_rank: Rank,
+    pub(crate) slots: u32,
+    pub(crate) rack: String,
+}
+
+/// The world as the coordinator has formed it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct World {
+    pub(crate) epoch: Epoch,
+    pub(crate) node: NodeId,
+    /// At least one; ranks are numbered through them without gaps.
+    pub(crate) nodes: Vec<NodeInfo>,
+    pub(crate) lanes: u32,
+    /// The coordinator's word and not this node's settings: all nodes read the same (SAME).
+    pub(crate) compression: Compression,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) heartbeat_timeout: Duration,
+}
+
+impl World {
+    /// This node.
+    pub(crate) fn me(&self) -> &NodeInfo {
+        &self.nodes[self.node.0 as usize]
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn size(&self) -> u32 {
+        self.nodes.last().map_or(0, |last| last.first_rank.0 + last.slots)
+    }
+
+    /// The node of a rank.
+    pub(crate) fn node_of(&self, rank: Rank) -> Option<NodeId> {
+        let after = self.nodes.partition_point(|node| node.first_rank <= rank) as u32;
+        (rank.0 < self.size()).then(|| NodeId(after - 1))
+    }
+
+    /// The local rank of a rank of this node.
+    pub(crate) fn local(&self, rank: Rank) -> Option<u32> {
+        let me = self.me();
+        rank.0.checked_sub(me.first_rank.0).filter(|local| *local < me.slots)
+    }
+}
+
+/// Checked: this node is in it, ranks are numbered without gaps (TRUST).
+impl TryFrom<pb::World> for World {
+    type Error = WireError;
+
+    fn try_from(wire: pb::World) -> Result<Self, WireError> {
+        let mut next = 0u32;
+        let mut nodes = Vec::with_capacity(wire.nodes.len());
+        for node in wire.nodes {
+            if node.first_rank != next || node.slots == 0 {
+                let reason =
+                    format!("{} begins at rank {}, not {next}", node.host, node.first_rank);
+                return Err(invalid("nodes", reason));
+            }
+            next =
+                next.checked_add(node.slots).ok_or_else(|| invalid("nodes", "too many ranks"))?;
+            let address = node.data_address.parse();
+            nodes.push(NodeInfo {
+                address: address.map_err(|_| invalid("data_address", node.data_address))?,
+                host: node.host,
+                first_rank: Rank(node.first_rank),
+                slots: node.slots,
+                rack: node.rack,
+            });
+        }
+        if wire.node as usize >= nodes.len() {
+            return Err(invalid("node", format!("{} of {} nodes", wire.node, nodes.len())));
+        }
+        if !(1..=64).contains(&wire.lanes) {
+            return Err(invalid("lanes", format!("{} is not within 1 to 64", wire.lanes)));
+        }
+        let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
+            invalid("compression", format!("there is no compression {}", wire.compression))
+        })?;
+        Ok(Self {
+            epoch: Epoch(wire.epoch),
+            node: NodeId(wire.node),
+            nodes,
+            lanes: wire.lanes,
+            compression,
+            heartbeat_interval: Duration::from_millis(wire.heartbeat_interval_ms.max(1)),
+            heartbeat_timeout: Duration::from_millis(wire.heartbeat_timeout_ms.max(1)),
+        })
+    }
+}
+
+/// An error of a message's field.
+pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
+    WireError::Invalid { field, reason: reason.into() }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn node(first_rank: u32, slots: u32) -> pb::Node {
+        pb::Node {
+            host: format!("n{first_rank}"),
+            data_address: "127.0.0.1:1".into(),
+            first_rank,
+            slots,
+            rack: String::new(),
+        }
+    }
+
+    /// Nodes with so many slots each, seen from node `me`.
+    pub(crate) fn world(me: u32, slots: &[u32]) -> World {
+        let mut next = 0;
+        let nodes = slots.iter().map(|&slots| {
+            next += slots;
+            node(next - slots, slots)
+        });
+        let nodes = nodes.collect();
+        pb::World { node: me, nodes, lanes: 2, ..Default::default() }.try_into().unwrap()
+    }
+
+    #[test]
+    fn ranks_know_their_nodes() {
+        let world = world(1, &[2, 1, 3]);
+        assert_eq!(world.size(), 6);
+        let nodes: Vec<_> = (0..7).map(|rank| world.node_of(Rank(rank)).map(|n| n.0)).collect();
+        assert_eq!(nodes, [Some(0), Some(0), Some(1), Some(2), Some(2), Some(2), None]);
+        let local: Vec<_> = (0..4).map(|rank| world.local(Rank(rank))).collect();
+        assert_eq!(local, [None, None, Some(0), None]);
+    }
+
+    #[test]
+    fn a_world_that_makes_no_sense_is_refused() {
+        let good =
+            pb::World { nodes: vec![node(0, 2), node(2, 1)], lanes: 2, ..Default::default() };
+        let formed = World::try_from(good.clone()).unwrap();
+        assert_eq!((formed.size(), formed.node_of(Rank(2))), (3, Some(NodeId(1))));
+        let cases = [
+            pb::World { nodes: vec![node(0, 2), node(1, 1)], ..good.clone() },
+            pb::World { nodes: vec![node(0, 0)], ..good.clone() },
+            pb::World { node: 2, ..good.clone() },
+            pb::World { lanes: 0, ..good.clone() },
+            pb::World { compression: 7, ..good.clone() },
+            pb::World { nodes: vec![node(0, u32::MAX), node(u32::MAX, 2)], ..good },
+        ];
+        for case in cases {
+            assert!(World::try_from(case).is_err());
+        }
+    }
+}

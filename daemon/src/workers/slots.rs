@@ -1,0 +1,109 @@
+//! The places of this node's ranks: who is attached, who has left, who never came.
+
+use std::sync::{Arc, RwLock};
+
+use super::worker::Worker;
+
+/// The attached workers by local rank.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    slots: Vec<RwLock<Slot>>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) enum Slot {
+    #[default]
+    Free,
+    /// Taken by this process, which waits for the world or is attached.
+    Claimed {
+        pid: u32,
+    },
+    Attached(Arc<Worker>),
+    /// It has left in good order.
+    Left,
+    /// Its process ended before it had come.
+    Absent,
+}
+
+/// Why a slot can't be claimed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ClaimError {
+    #[error("local rank {local_rank} is taken by process {pid} on this host")]
+    Taken { local_rank: u32, pid: u32 },
+    #[error("local rank {local_rank} has left the job already")]
+    Left { local_rank: u32 },
+    #[error("there is no local rank {local_rank}: this node has {slots} slots, numbered from 0")]
+    Outside { local_rank: u32, slots: usize },
+}
+
+impl Workers {
+    pub(crate) fn new(slots: u32) -> Self {
+        Self { slots: (0..slots).map(|_| RwLock::default()).collect() }
+    }
+
+    fn slot(&self, local_rank: u32) -> Option<&RwLock<Slot>> {
+        self.slots.get(local_rank as usize)
+    }
+
+    /// Takes a slot for a process.
+    pub(crate) fn claim(&self, local_rank: u32, pid: u32) -> Result<(), ClaimError> {
+        let slots = self.slots.len();
+        let slot = self.slot(local_rank).ok_or(ClaimError::Outside { local_rank, slots })?;
+        let mut slot = slot.write().expect("no panic while it is held");
+        match &*slot {
+            Slot::Free => {
+                *slot = Slot::Claimed { pid };
+                Ok(())
+            }
+            Slot::Claimed { pid } => Err(ClaimError::Taken { local_rank, pid: *pid }),
+            Slot::Attached(worker) => Err(ClaimError::Taken { local_rank, pid: worker.pid }),
+            Slot::Left | Slot::Absent => Err(ClaimError::Left { local_rank }),
+        }
+    }
+
+    /// The process of a rank has ended. True if it never attached: nobody else will notice.
+    pub(crate) fn ended(&self, local_rank: u32) -> bool {
+        let Some(slot) = self.slot(local_rank) else { return false };
+        let mut slot = slot.write().expect("no panic while it is held");
+        let never = matches!(*slot, Slot::Free);
+        if never {
+            *slot = Slot::Absent;
+        }
+        never
+    }
+
+    /// Whether a rank's process ended before it had come.
+    pub(crate) fn never_came(&self, local_rank: u32) -> bool {
+        let slot = self.slot(local_rank);
+        slot.is_some_and(|s| matches!(*s.read().expect("no panic while it is held"), Slot::Absent))
+    }
+
+    pub(crate) fn set(&self, local_rank: u32, value: Slot) {
+        if let Some(slot) = self.slot(local_rank) {
+            *slot.write().expect("no panic while it is held") = value;
+        }
+    }
+
+    /// The worker of a local rank, while it is attached.
+    pub(crate) fn get(&self, local_rank: u32) -> Option<Arc<Worker>> {
+        match &*self.slot(local_rank)?.read().expect("no panic while it is held") {
+            Slot::Attached(worker) => Some(worker.clone()),
+            _ => None,
+        }
+    }
+
+    /// Whether any process is attached, or about to be; or, if `yet_to_come`, has not come yet.
+    pub(crate) fn any(&self, yet_to_come: bool) -> bool {
+        let there = |slot: &RwLock<Slot>| match &*slot.read().expect("no panic while it is held") {
+            Slot::Claimed { .. } | Slot::Attached(_) => true,
+            Slot::Free => yet_to_come,
+            Slot::Left | Slot::Absent => false,
+        };
+        self.slots.iter().any(there)
+    }
+
+    /// All attached workers.
+    pub(crate) fn all(&self) -> Vec<Arc<Worker>> {
+        (0..self.slots.len() as u32).filter_map(|local| self.get(local)).collect()
+    }
+}

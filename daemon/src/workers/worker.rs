@@ -1,0 +1,150 @@
+//! One attached worker, and what it is told.
+
+use std::os::unix::net::UnixStream;
+
+use gradwire_proto::{Failure, FailureKind, Rank, pb};
+use gradwire_shm::{
+    control::{Completion, CompletionWriter, RingError},
+    handover,
+};
+use prost::Message;
+
+use super::{
+    fate::Fate,
+    outbox::{Outbox, OutboxError},
+};
+use crate::model::{agreement::Outcome, memory::WorkerMemory};
+
+/// One attached worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) local_rank: u32,
+    pub(crate) rank: Rank,
+    /// As the kernel says.
+    pub(crate) pid: u32,
+    pub(crate) memory: WorkerMemory,
+    pub(crate) completions: CompletionWriter,
+    pub(crate) outbox: Outbox,
+}
+
+/// The longest text of a failure that a worker is told, in bytes: a message has a limit (BOUND).
+const MAX_TEXT: usize = 256 << 10;
+
+/// A failure as a worker is told it.
+fn brief(failure: &Failure) -> pb::Failure {
+    let mut failure = failure.clone();
+    if failure.what.len() > MAX_TEXT {
+        failure.what.truncate(failure.what.floor_char_boundary(MAX_TEXT));
+        failure.what.push('…');
+    }
+    failure.into()
+}
+
+impl Worker {
+    /// Tells the worker that an operation has succeeded. `aux` is the number of a new process set,
+    /// and of a join the rank that joined last; otherwise 0.
+    pub(crate) fn complete(&self, ticket: u64, aux: u64) -> Result<(), RingError> {
+        self.completions.push(Completion { ticket, aux })
+    }
+
+    /// Asks the worker to make room for results that it could not expect.
+    ///
+    /// # Errors
+    /// If it never gets the question: then it can't answer.
+    pub(crate) fn allocate(&self, ticket: u64, outcome: &Outcome) -> Result<(), OutboxError> {
+        let outputs = outcome.iter().map(|(shape, rows)| pb::Output {
+            // Who gets nothing gets nothing of one dimension.
+            shape: shape.as_ref().map_or_else(|| vec![0], |shape| shape.dims().to_vec()),
+            rows: rows.clone(),
+        });
+        let allocate = pb::Allocate { ticket, outputs: outputs.collect() };
+        self.outbox.send(pb::daemon_message::Message::Allocate(allocate))
+    }
+
+    /// Tells the worker that operations have failed. Where the failure names no tensor the worker
+    /// names each operation's own.
+    ///
+    /// # Errors
+    /// If it never hears of it (TELL): whoever calls this has to end the job.
+    pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) -> Result<(), OutboxError> {
+        for _ in &tickets {
+            self.completions.answered();
+        }
+        let failed = pb::TensorFailed { tickets, failure: Some(brief(failure)) };
+        self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
+    }
+
+    /// Tells the worker that the job is over.
+    pub(crate) fn abort(&self, failure: &Failure) {
+        let told = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
+        if let Err(error) = told {
+            tracing::warn!(rank = %self.rank, %error, "a worker can't be told that the job is over");
+        }
+    }
+
+    /// Ends the connection where it is: its process has ended, but somebody that it had forked may
+    /// hold its end open. What it said before is still read.
+    pub(crate) fn hang_up(&self) {
+        self.outbox.hang_up();
+    }
+
+    /// Sends what the worker had no room for before.
+    pub(crate) fn flush(&self) -> bool {
+        self.outbox.flush()
+    }
+}
+
+/// Sends one message to a worker.
+pub(crate) fn say(
+    socket: &UnixStream,
+    message: pb::daemon_message::Message,
+) -> std::io::Result<()> {
+    let message = pb::DaemonMessage { message: Some(message) };
+    handover::send(socket, &message.encode_to_vec(), &[])
+}
+
+/// How a worker failed, which is the end of the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WorkerEnd {
+    /// Its connection ended without a word; its process so.
+    Died(Fate),
+    /// It is there and shows no sign of life.
+    Silent(String),
+    /// It said itself that it failed.
+    GaveUp(String),
+    /// It wanted to leave in good order while it was about to do something with others.
+    Needed(String),
+    /// It sent what makes no sense.
+    Nonsense(String),
+}
+
+impl WorkerEnd {
+    pub(crate) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Nonsense(_) => FailureKind::Protocol,
+            Self::Needed(_) => FailureKind::RankLeft,
+            _ => FailureKind::WorkerLost,
+        }
+    }
+
+    /// What happened to the process, and what to do about it.
+    pub(crate) fn text(&self, pid: u32) -> (String, &'static str) {
+        match self {
+            Self::Died(fate) => fate.text(pid),
+            Self::Silent(why) => {
+                (format!("its process (pid {pid}) is lost: {why}"), "see what that process does")
+            }
+            Self::GaveUp(reason) => {
+                (format!("its process (pid {pid}) gave up: {reason}"), "see its output")
+            }
+            Self::Needed(why) => (
+                format!("its process (pid {pid}) left the job while it was {why}"),
+                "make sure that every rank waits for what it has started before it leaves",
+            ),
+            Self::Nonsense(why) => (
+                format!("its process (pid {pid}) sent nonsense to gradwired: {why}"),
+                "look for writes past the end of a tensor, or another release of Gradwire",
+            ),
+        }
+    }
+}
