@@ -61,11 +61,14 @@ use tokio_util::sync::CancellationToken;
 pub use self::{config::DaemonConfig, workers::fate::Word};
 use self::{
     control::{
-        client::{self, Introduction, Pulse},
+        client::{self},
+        connect::Introduction,
         dispatch::Conductor,
         heartbeat,
         node::Node,
+        pulse::Pulse,
     },
+    intake::reader::Intake,
     model::{
         hint::resource_hint,
         job::{self, Job},
@@ -186,12 +189,14 @@ impl Daemon {
     ) -> Result<Ending, DaemonError> {
         let Self { config, data, data_address, workers, mut words, door } = self;
         let (job, outgoing) = Job::new();
-        let node = Node::new(config.clone(), job.clone())?;
+        let (intake, requests) = Intake::new();
+        let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
+        intake::reader::start(Arc::downgrade(&node), requests);
         if words.is_some() {
             node.fates.expect(true);
         }
         let stop = CancellationToken::new();
-        let accept = intake::attach::serve(node.clone(), workers, stop.clone());
+        let accept = intake::attach::serve(node.clone(), intake, workers, stop.clone());
         let accept = node.spawn("the workers' listener", accept);
         let pulse = Arc::new(Pulse::new());
         heartbeat::start(&node, pulse.clone(), door.is_some())?;

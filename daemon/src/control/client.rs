@@ -5,28 +5,24 @@
 //! reports too; only if no answer comes in time does the node end with what it knows (WAIT).
 
 use std::{
-    net::SocketAddr,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
-use gradwire_coordinator::Door;
 use gradwire_proto::{
-    Ending, Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, TensorId, VERSION,
-    auth::{self, Claim},
-    beat::{Heard, Limits, Silence},
+    Ending, Failure, FailureKind, MAX_CONTROL_MESSAGE, TensorId,
     pb::{self, coordinator_message, node_message},
 };
 use prost::Message;
 use tokio::sync::mpsc;
-use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
-use tonic::{Code, Status};
+use tokio_stream::StreamExt;
+use tonic::Status;
 
-use super::{connect::connect, registry};
+use super::{
+    connect::{Introduction, Messages, from_status, lost, open},
+    pulse::Pulse,
+    registry,
+};
 use crate::model::{
     job::{Job, Outgoing},
     operation::Instruction,
@@ -43,130 +39,12 @@ const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 /// The most bytes of what becomes ready because a rank joins.
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
-/// Messages that may be on their way to the coordinator.
-const QUEUE: usize = 64;
-
-/// What a node says of itself when it joins.
-#[derive(Debug, Clone)]
-pub(crate) struct Introduction {
-    pub(crate) job: JobId,
-    pub(crate) secret: Secret,
-    pub(crate) coordinator: SocketAddr,
-    /// The way in where the coordinator runs in this process.
-    pub(crate) door: Option<Door>,
-    pub(crate) host: String,
-    pub(crate) data_address: SocketAddr,
-    pub(crate) slots: u32,
-    pub(crate) order: u32,
-    pub(crate) rack: String,
-    pub(crate) start_timeout: Duration,
-    /// How long the system may take to send again what was lost.
-    pub(crate) retransmission: Duration,
-}
-
-impl Introduction {
-    fn join(&self, challenge: &[u8]) -> pb::Join {
-        let nonce = auth::nonce();
-        let data_address = self.data_address.to_string();
-        let claim = Claim::Join {
-            challenge,
-            nonce: &nonce,
-            job: self.job.as_str(),
-            host: &self.host,
-            data_address: &data_address,
-            slots: self.slots,
-            order: self.order,
-            rack: &self.rack,
-        };
-        let proof = self.secret.prove(&claim).to_vec();
-        pb::Join {
-            protocol: PROTOCOL,
-            version: VERSION.into(),
-            job: self.job.to_string(),
-            host: self.host.clone(),
-            data_address,
-            slots: self.slots,
-            order: self.order,
-            rack: self.rack.clone(),
-            nonce: nonce.to_vec(),
-            proof,
-        }
-    }
-
-    fn verify(&self, nonce: &[u8], world: &pb::World) -> bool {
-        let claim = Claim::World { nonce, job: self.job.as_str(), epoch: world.epoch };
-        self.secret.verify(&claim, &world.proof)
-    }
-}
-
-/// When each side was heard last; the heartbeat thread and the stream share it.
-#[derive(Debug)]
-pub(crate) struct Pulse {
-    begin: Instant,
-    heard_ns: AtomicU64,
-    felt_ns: AtomicU64,
-    echo_ns: AtomicU64,
-}
-
-impl Pulse {
-    pub(crate) fn new() -> Self {
-        let [heard_ns, felt_ns, echo_ns] = [0; 3].map(AtomicU64::new);
-        Self { begin: Instant::now(), heard_ns, felt_ns, echo_ns }
-    }
-
-    fn now_ns(&self) -> u64 {
-        self.begin.elapsed().as_nanos() as u64
-    }
-
-    fn heard(&self) {
-        self.heard_ns.store(self.now_ns(), Ordering::Relaxed);
-    }
-
-    /// The coordinator has answered a datagram.
-    pub(crate) fn felt(&self) {
-        self.felt_ns.store(self.now_ns(), Ordering::Relaxed);
-    }
-
-    /// Whether the coordinator has been silent for too long.
-    pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
-        let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let heard = Heard { stream: when(&self.heard_ns), datagram: when(&self.felt_ns) };
-        heard.silence(limits, Duration::from_nanos(self.now_ns()))
-    }
-}
-
 /// What the rest of the daemon does with what the coordinator says.
 pub(crate) trait Conduct {
     /// The world has formed.
     fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
     /// Carry this out.
     fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure>;
-}
-
-fn lost(what: impl Into<String>) -> Failure {
-    Failure::new(FailureKind::CoordinatorLost, what)
-        .hint("it runs in the first host's gradwired: see that one's log for why it ended")
-}
-
-/// A refusal by the coordinator, or the end of the stream, in words.
-fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
-    match status.code() {
-        Code::Unauthenticated
-        | Code::FailedPrecondition
-        | Code::InvalidArgument
-        | Code::AlreadyExists
-        | Code::ResourceExhausted
-        | Code::DeadlineExceeded => {
-            let what = format!("the coordinator at {coordinator} refused: {}", status.message());
-            Failure::new(FailureKind::Invalid, what)
-        }
-        // How the connection broke is seen differently by each node, the cause is one (TELL).
-        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
-            tracing::warn!(%status, "the stream to the coordinator broke");
-            lost(format!("the coordinator at {coordinator} went away"))
-        }
-        _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),
-    }
 }
 
 /// Takes part in the job until it is over. The ending is set in `job` before this returns.
@@ -202,39 +80,6 @@ async fn attend(
         nonce: Vec::new(),
     };
     session.run(stream, outgoing, conduct).await
-}
-
-/// What the coordinator says, from wherever it runs.
-type Messages = Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
-
-/// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
-/// and is asked again.
-async fn open(
-    introduction: &Introduction,
-) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
-    if let Some(door) = &introduction.door {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        let heard = door
-            .enter(ReceiverStream::new(receiver).map(Ok))
-            .map_err(|status| from_status(&status, introduction.coordinator))?;
-        return Ok((sender, Box::pin(heard)));
-    }
-    let deadline = Instant::now() + introduction.start_timeout;
-    let mut client = connect(introduction).await?;
-    loop {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        match client.session(ReceiverStream::new(receiver)).await {
-            Ok(response) => return Ok((sender, Box::pin(response.into_inner()))),
-            Err(status)
-                if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
-            {
-                // Not all at the same moment.
-                let spread = u64::from(introduction.order % 16) * 10;
-                tokio::time::sleep(Duration::from_millis(100 + spread)).await;
-            }
-            Err(status) => return Err(from_status(&status, introduction.coordinator)),
-        }
-    }
 }
 
 struct Session<'a> {

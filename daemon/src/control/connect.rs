@@ -3,21 +3,31 @@
 
 use std::{
     net::SocketAddr,
+    pin::Pin,
     time::{Duration, Instant},
 };
 
+use gradwire_coordinator::Door;
 use gradwire_proto::{
-    Failure, FailureKind, MAX_CONTROL_MESSAGE, pb::coordinator_client::CoordinatorClient,
+    Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
+    auth::{self, Claim},
+    pb::{self, coordinator_client::CoordinatorClient},
 };
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::TcpStream,
+    sync::mpsc,
     time::{sleep, timeout},
 };
-use tonic::transport::{Channel, Endpoint};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
 use tower::service_fn;
 
-use super::client::Introduction;
+/// Messages that may be on their way to the coordinator.
+const QUEUE: usize = 64;
 
 /// How long one attempt may take: longer than the system takes to find out that there is no such
 /// host.
@@ -25,6 +35,59 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// Of what part of the start timeout no answer at all is enough.
 const SILENT: u32 = 3;
+
+/// What a node says of itself when it joins.
+#[derive(Debug, Clone)]
+pub(crate) struct Introduction {
+    pub(crate) job: JobId,
+    pub(crate) secret: Secret,
+    pub(crate) coordinator: SocketAddr,
+    /// The way in where the coordinator runs in this process.
+    pub(crate) door: Option<Door>,
+    pub(crate) host: String,
+    pub(crate) data_address: SocketAddr,
+    pub(crate) slots: u32,
+    pub(crate) order: u32,
+    pub(crate) rack: String,
+    pub(crate) start_timeout: Duration,
+    /// How long the system may take to send again what was lost.
+    pub(crate) retransmission: Duration,
+}
+
+impl Introduction {
+    pub(super) fn join(&self, challenge: &[u8]) -> pb::Join {
+        let nonce = auth::nonce();
+        let data_address = self.data_address.to_string();
+        let claim = Claim::Join {
+            challenge,
+            nonce: &nonce,
+            job: self.job.as_str(),
+            host: &self.host,
+            data_address: &data_address,
+            slots: self.slots,
+            order: self.order,
+            rack: &self.rack,
+        };
+        let proof = self.secret.prove(&claim).to_vec();
+        pb::Join {
+            protocol: PROTOCOL,
+            version: VERSION.into(),
+            job: self.job.to_string(),
+            host: self.host.clone(),
+            data_address,
+            slots: self.slots,
+            order: self.order,
+            rack: self.rack.clone(),
+            nonce: nonce.to_vec(),
+            proof,
+        }
+    }
+
+    pub(super) fn verify(&self, nonce: &[u8], world: &pb::World) -> bool {
+        let claim = Claim::World { nonce, job: self.job.as_str(), epoch: world.epoch };
+        self.secret.verify(&claim, &world.proof)
+    }
+}
 
 /// When to give up. A daemon may start before the coordinator, whose system then refuses connections,
 /// or its network says that there is no such host. That ends before the coordinator itself gives up
@@ -44,14 +107,72 @@ impl Attempts {
     }
 }
 
+pub(super) fn lost(what: impl Into<String>) -> Failure {
+    Failure::new(FailureKind::CoordinatorLost, what)
+        .hint("it runs in the first host's gradwired: see that one's log for why it ended")
+}
+
+/// A refusal by the coordinator, or the end of the stream, in words.
+pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
+    match status.code() {
+        Code::Unauthenticated
+        | Code::FailedPrecondition
+        | Code::InvalidArgument
+        | Code::AlreadyExists
+        | Code::ResourceExhausted
+        | Code::DeadlineExceeded => {
+            let what = format!("the coordinator at {coordinator} refused: {}", status.message());
+            Failure::new(FailureKind::Invalid, what)
+        }
+        // How the connection broke is seen differently by each node, the cause is one (TELL).
+        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
+            tracing::warn!(%status, "the stream to the coordinator broke");
+            lost(format!("the coordinator at {coordinator} went away"))
+        }
+        _ => lost(format!("the coordinator at {coordinator} went away ({})", status.message())),
+    }
+}
+
+/// What the coordinator says, from wherever it runs.
+pub(super) type Messages =
+    Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
+
+/// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
+/// and is asked again.
+pub(super) async fn open(
+    introduction: &Introduction,
+) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
+    if let Some(door) = &introduction.door {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let heard = door
+            .enter(ReceiverStream::new(receiver).map(Ok))
+            .map_err(|status| from_status(&status, introduction.coordinator))?;
+        return Ok((sender, Box::pin(heard)));
+    }
+    let deadline = Instant::now() + introduction.start_timeout;
+    let mut client = connect(introduction).await?;
+    loop {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        match client.session(ReceiverStream::new(receiver)).await {
+            Ok(response) => return Ok((sender, Box::pin(response.into_inner()))),
+            Err(status)
+                if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
+            {
+                // Not all at the same moment.
+                let spread = u64::from(introduction.order % 16) * 10;
+                tokio::time::sleep(Duration::from_millis(100 + spread)).await;
+            }
+            Err(status) => return Err(from_status(&status, introduction.coordinator)),
+        }
+    }
+}
+
 /// Connects to the coordinator.
 ///
 /// # Errors
 /// A [`Failure`] that says what it tried, when the start timeout is used up, or the part of it
 /// within which somebody should have answered.
-pub(super) async fn connect(
-    introduction: &Introduction,
-) -> Result<CoordinatorClient<Channel>, Failure> {
+async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channel>, Failure> {
     let Introduction { coordinator: address, host, start_timeout, .. } = introduction;
     let mut attempts =
         Attempts { began: Instant::now(), start_timeout: *start_timeout, has_answered: false };

@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Weak};
 
-use gradwire_collectives::kernels::Store;
 use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +20,7 @@ use crate::{
         tensor::{RoomWanted, TensorKey, join_of},
         world::World,
     },
-    ops::{OperationManager, Started},
+    ops::OperationManager,
     queue::TensorQueue,
     transport::handshake::Identity,
 };
@@ -57,6 +56,9 @@ impl Conduct for Conductor {
                 .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
         };
         let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
+        // A lane must not keep alive what stops it.
+        let weak: Weak<Node> = Arc::downgrade(node);
+        let events: Arc<dyn LaneEvents> = Arc::new(weak);
         let lanes = (0..world.lanes)
             .map(|index| {
                 let lane = LaneConfig {
@@ -68,9 +70,7 @@ impl Conduct for Conductor {
                     limit: config.progress_timeout,
                     streaming_bytes: config.streaming_bytes,
                 };
-                // A lane must not keep alive what stops it.
-                let events: Weak<Node> = Arc::downgrade(node);
-                Lane::start(lane, Arc::new(events))
+                Lane::start(lane, events.clone())
             })
             .collect::<std::io::Result<Vec<_>>>()
             .map_err(resource)?;
@@ -102,9 +102,10 @@ impl Conduct for Conductor {
         let everybody = Arc::new(Members::everybody(&world));
         let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
         metrics::process_sets(queue.process_sets());
-        let operations = OperationManager::new(&world, queue.clone(), lanes.clone(), mesh);
-        node.run(Running { world, queue, operations, lanes });
-        node.intake.start(Arc::downgrade(node));
+        let connector = Arc::new(mesh.clone());
+        let operations =
+            OperationManager::new(&world, queue.clone(), lanes.clone(), connector, events);
+        node.run(Running { world, queue, operations, lanes, mesh });
         Ok(())
     }
 
@@ -121,13 +122,7 @@ impl Conduct for Conductor {
                 if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
             }
             Instruction::Start(operation) => {
-                match operations.start(operation)? {
-                    Started::Given(wanted) => self.ask_for_room(wanted),
-                    Started::Quick(piece) => {
-                        piece.run_alone(piece.bytes, Store::Cached);
-                        self.node.finished(&piece);
-                    }
-                }
+                self.ask_for_room(operations.start(operation)?);
                 Ok(())
             }
             Instruction::Fail { tensor, failure } => {

@@ -14,7 +14,7 @@ use gradwire_proto::{
     beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence},
 };
 
-use super::{client::Pulse, node::Node};
+use super::{node::Node, pulse::Pulse};
 use crate::model::{
     job::{JobIdentity, Outgoing},
     world::World,

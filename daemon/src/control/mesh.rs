@@ -31,6 +31,7 @@ use crate::{
         job::{Job, ReportPanic},
         world::World,
     },
+    ops::Connector,
     transport::{
         frame::Totals,
         handshake::{self, Attempt, HandshakeError, Identity, Line},
@@ -116,18 +117,6 @@ impl Mesh {
         self.lines.lock().expect("no panic while it is held")
     }
 
-    /// A schedule needs this peer. Dials what there is no connection for, if that is this node's
-    /// part.
-    pub(crate) fn need(self: &Arc<Self>, peer: NodeId) {
-        if peer <= self.identity.node {
-            return;
-        }
-        let count = self.identity.lanes * self.config.streams;
-        for (line, totals) in self.lines().need(peer, count) {
-            self.start(line, totals);
-        }
-    }
-
     /// A connection broke, and no frame was under way on it as far as this node knows.
     pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
         let Disconnected { peer, lane, number, totals, is_closed } = connection;
@@ -187,7 +176,7 @@ impl Mesh {
             let number = self.lines().attempt(line);
             let attempt = async {
                 let began = Instant::now();
-                let connected = timeout(FIRST_ANSWER, self.connect(address)).await;
+                let connected = timeout(FIRST_ANSWER, self.open(address)).await;
                 let mut stream = connected.map_err(io::Error::from)??;
                 // The kernels alone have answered each other: as short as it gets.
                 let round_trip = began.elapsed();
@@ -208,7 +197,7 @@ impl Mesh {
         }
     }
 
-    async fn connect(&self, address: SocketAddr) -> io::Result<TcpStream> {
+    async fn open(&self, address: SocketAddr) -> io::Result<TcpStream> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // From this node's own address: on a host with several nodes or networks the peer should
         // see the one that it knows.
@@ -353,6 +342,19 @@ impl Mesh {
             socket.set_send_buffer_size(size)?;
         }
         Ok(())
+    }
+}
+
+impl Connector for Arc<Mesh> {
+    /// Dials the connections that there are not, if that is this node's part.
+    fn connect(&self, peer: NodeId) {
+        if peer <= self.identity.node {
+            return;
+        }
+        let count = self.identity.lanes * self.config.streams;
+        for (line, totals) in self.lines().need(peer, count) {
+            self.start(line, totals);
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! What is decided elsewhere and carried out here: the stream to the coordinator, and what hangs on
 //! it. Runs on the control thread, but for `heartbeat`.
 //!
-//! - `connect`: the connection to the coordinator
+//! - `pulse`: when the coordinator was heard last
+//! - `connect`: opens the stream to the coordinator
 //! - `registry`: ids and names, messages and domain types; the only place where the coordinator's
 //!   messages are checked (TRUST)
 //! - `client`: the stream: joins, sends what the node reports, hands on what comes
@@ -11,9 +12,10 @@
 //! - `dispatch`: carries out what the coordinator orders
 
 pub(crate) mod client;
-mod connect;
+pub(crate) mod connect;
 pub(crate) mod dispatch;
 pub(crate) mod heartbeat;
-pub(crate) mod mesh;
+mod mesh;
 pub(crate) mod node;
+pub(crate) mod pulse;
 pub(crate) mod registry;

@@ -10,13 +10,13 @@ use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, TensorName};
 
 use tokio::task::JoinHandle;
 
+use super::mesh::Mesh;
 use crate::{
     config::DaemonConfig,
     data::{
         lane::{Disconnected, Lane, LaneEvents},
         piece::Piece,
     },
-    intake::reader::Intake,
     metrics,
     model::{
         job::{Job, Outgoing, ReportPanic},
@@ -46,6 +46,14 @@ pub(crate) struct Running {
     pub(crate) queue: Arc<TensorQueue>,
     pub(crate) operations: OperationManager,
     pub(crate) lanes: Arc<[Lane]>,
+    pub(crate) mesh: Arc<Mesh>,
+}
+
+/// Submits what had to wait for its name to be free. All submissions go one way: the coordinator has
+/// to hear of announcements and joins in the order in which the queue saw them.
+pub(crate) trait Resubmit: std::fmt::Debug + Send + Sync {
+    /// Submits a checked request again.
+    fn resubmit(&self, key: TensorKey, local: LocalTensor);
 }
 
 /// The daemon's shared state.
@@ -54,17 +62,16 @@ pub(crate) struct Node {
     pub(crate) config: DaemonConfig,
     pub(crate) job: Job,
     pub(crate) workers: Workers,
-    pub(crate) intake: Intake,
+    intake: Box<dyn Resubmit>,
     pub(crate) fates: Fates,
     running: OnceLock<Running>,
 }
 
 impl Node {
-    pub(crate) fn new(config: DaemonConfig, job: Job) -> std::io::Result<Arc<Self>> {
+    pub(crate) fn new(config: DaemonConfig, job: Job, intake: Box<dyn Resubmit>) -> Arc<Self> {
         let workers = Workers::new(config.slots);
-        let intake = Intake::new();
         let (fates, running) = (Fates::default(), OnceLock::new());
-        Ok(Arc::new(Self { config, job, workers, intake, fates, running }))
+        Arc::new(Self { config, job, workers, intake, fates, running })
     }
 
     /// Runs a task on the current runtime. A panic in it ends the job.
@@ -348,7 +355,7 @@ impl Node {
     /// It is the turn of those that had to wait for the name to be free.
     fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
         for local in later {
-            self.intake.again(key.clone(), local);
+            self.intake.resubmit(key.clone(), local);
         }
     }
 
@@ -410,8 +417,8 @@ impl LaneEvents for Node {
     }
 
     fn disconnected(&self, connection: Disconnected) {
-        if let Some(operations) = self.operations().filter(|_| self.job.ending().is_none()) {
-            operations.disconnected(connection);
+        if let Some(running) = self.running.get().filter(|_| self.job.ending().is_none()) {
+            running.mesh.disconnected(connection);
         }
     }
 }

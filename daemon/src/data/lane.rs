@@ -32,7 +32,7 @@ use crate::transport::{
 };
 
 /// What a lane tells the rest of the daemon.
-pub(crate) trait LaneEvents: Send + Sync + 'static {
+pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     /// The piece has been published on this node.
     fn finished(&self, piece: &Piece);
     /// The lane can't go on.

@@ -47,6 +47,7 @@ enum Event {
     Disconnected(Disconnected),
 }
 
+#[derive(Debug)]
 struct Events(Sender<Event>);
 
 impl LaneEvents for Events {

@@ -20,7 +20,7 @@ use std::{
 use gradwire_proto::{
     Ending, Failure, FailureKind, PROTOCOL, Rank, VERSION,
     auth::{self, Claim},
-    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as Request},
 };
 use gradwire_shm::{
     control::DaemonControl,
@@ -33,7 +33,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use tokio::{net::UnixListener, runtime::Handle};
 use tokio_util::sync::CancellationToken;
 
-use super::{reader::Source, submit};
+use super::{
+    reader::{Intake, Source},
+    submit,
+};
 use crate::{
     control::node::Node,
     metrics,
@@ -92,7 +95,12 @@ static REFUSALS: Rate = Rate::new();
 static BROKEN: Rate = Rate::new();
 
 /// Accepts workers until cancelled.
-pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: CancellationToken) {
+pub(crate) async fn serve(
+    node: Arc<Node>,
+    intake: Intake,
+    listener: UnixListener,
+    cancel: CancellationToken,
+) {
     let strangers = Arc::<Strangers>::default();
     let accept = async {
         for number in 0.. {
@@ -107,8 +115,12 @@ pub(crate) async fn serve(node: Arc<Node>, listener: UnixListener, cancel: Cance
                 }
             };
             strangers.admit(number, second);
-            let conversation =
-                Conversation { node: node.clone(), runtime: Handle::current(), stream };
+            let conversation = Conversation {
+                node: node.clone(),
+                intake: intake.clone(),
+                runtime: Handle::current(),
+                stream,
+            };
             let waiting = strangers.clone();
             let conversation = move || conversation.run(&waiting, number);
             let name = "gw-worker".to_owned();
@@ -154,6 +166,7 @@ fn no_thread(error: &io::Error) -> Failure {
 
 struct Conversation {
     node: Arc<Node>,
+    intake: Intake,
     runtime: Handle,
     stream: UnixStream,
 }
@@ -213,7 +226,7 @@ impl Conversation {
         }
     }
 
-    fn receive(&self) -> Result<Option<(Wish, Frame)>, String> {
+    fn receive(&self) -> Result<Option<(Request, Frame)>, String> {
         let mut frame = match handover::receive(&self.stream) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(None),
@@ -255,7 +268,7 @@ impl Conversation {
             .receive()
             .map_err(Ended::Broken)?
             .ok_or_else(|| Ended::Broken("it said nothing".into()))?;
-        let Wish::Attach(attach) = message else {
+        let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };
         let identity = &self.node.config.identity;
@@ -313,7 +326,7 @@ impl Conversation {
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
-        self.node.intake.add(Source { worker: worker.clone(), reader, heartbeats, doorbell });
+        self.intake.add(Source { worker: worker.clone(), reader, heartbeats, doorbell });
         self.node.count_workers();
         tracing::info!(rank = %worker.rank, pid, "worker attached");
         // The job may have ended between the world and here: whoever ended it has not seen us.
@@ -338,16 +351,18 @@ impl Conversation {
         let _panics = self.node.report_panic("the thread of a worker");
         let end = loop {
             match self.receive() {
-                Ok(Some((Wish::AddSegment(add), frame))) => match self.add(worker, &add, frame) {
-                    Ok(reply) => self.node.told(worker, worker.outbox.send(reply)),
-                    Err(why) => break Some(WorkerEnd::Nonsense(why)),
-                },
-                Ok(Some((Wish::Allocated(allocated), _))) => {
+                Ok(Some((Request::AddSegment(add), frame))) => {
+                    match self.add(worker, &add, frame) {
+                        Ok(reply) => self.node.told(worker, worker.outbox.send(reply)),
+                        Err(why) => break Some(WorkerEnd::Nonsense(why)),
+                    }
+                }
+                Ok(Some((Request::Allocated(allocated), _))) => {
                     if let Err(why) = submit::made_room(&self.node, worker, &allocated) {
                         break Some(WorkerEnd::Nonsense(why));
                     }
                 }
-                Ok(Some((Wish::Detach(_), _))) => {
+                Ok(Some((Request::Detach(_), _))) => {
                     if let Some(why) = self.node.keeps(worker.local_rank) {
                         break Some(WorkerEnd::Needed(why));
                     }
@@ -362,10 +377,10 @@ impl Conversation {
                     }
                     break None;
                 }
-                Ok(Some((Wish::GiveUp(give_up), _))) => {
+                Ok(Some((Request::GiveUp(give_up), _))) => {
                     break Some(WorkerEnd::GaveUp(give_up.reason.chars().take(REASON).collect()));
                 }
-                Ok(Some((Wish::Attach(_), _))) => {
+                Ok(Some((Request::Attach(_), _))) => {
                     break Some(WorkerEnd::Nonsense("it attached a second time".into()));
                 }
                 Ok(None) => {

@@ -8,7 +8,7 @@ use std::{
     future::poll_fn,
     io,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use tokio::{
 
 use super::submit;
 use crate::{
-    control::node::Node,
+    control::node::{Node, Resubmit},
     model::tensor::{LocalTensor, TensorKey},
     workers::worker::{Worker, WorkerEnd},
 };
@@ -44,45 +44,45 @@ pub(crate) struct Source {
 }
 
 /// The other threads' end of the intake.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Intake {
-    wishes: UnboundedSender<Wish>,
-    waiting: Mutex<Option<UnboundedReceiver<Wish>>>,
+    requests: UnboundedSender<Request>,
 }
 
-/// What other threads have for the intake. Both kinds are bounded: by the slots of the node, and by
-/// what its ranks may have in flight.
+/// What other threads request of the intake. Both kinds are bounded: by the slots of the node, and
+/// by what its ranks may have in flight.
 #[derive(Debug)]
-enum Wish {
+enum Request {
     Read(Source),
-    Again(TensorKey, Box<LocalTensor>),
+    Resubmit(TensorKey, Box<LocalTensor>),
 }
+
+/// Requests that nobody handles yet.
+#[derive(Debug)]
+pub(crate) struct Requests(UnboundedReceiver<Request>);
 
 impl Intake {
-    pub(crate) fn new() -> Self {
-        let (wishes, waiting) = unbounded_channel();
-        Self { wishes, waiting: Mutex::new(Some(waiting)) }
+    pub(crate) fn new() -> (Self, Requests) {
+        let (requests, receiver) = unbounded_channel();
+        (Self { requests }, Requests(receiver))
     }
 
     /// Reads this worker's ring from now on.
     pub(crate) fn add(&self, source: Source) {
         // The intake ends only with the daemon.
-        let _ = self.wishes.send(Wish::Read(source));
+        let _ = self.requests.send(Request::Read(source));
     }
+}
 
-    /// Submits what had to wait for its name to be free. It is done by the intake as everything is:
-    /// what is announced and who has joined must be told in the order in which the queue saw it.
-    pub(crate) fn again(&self, key: TensorKey, local: LocalTensor) {
-        let _ = self.wishes.send(Wish::Again(key, Box::new(local)));
+impl Resubmit for Intake {
+    fn resubmit(&self, key: TensorKey, local: LocalTensor) {
+        let _ = self.requests.send(Request::Resubmit(key, Box::new(local)));
     }
+}
 
-    /// Starts the task; it ends when the node is gone. A second start does nothing.
-    pub(crate) fn start(&self, node: Weak<Node>) {
-        let waiting = self.waiting.lock().expect("no panic while it is held").take();
-        if let Some(wishes) = waiting {
-            tokio::spawn(Reader { node, wishes, sources: Vec::new() }.run());
-        }
-    }
+/// Starts the task; it ends when the node is gone.
+pub(crate) fn start(node: Weak<Node>, requests: Requests) {
+    tokio::spawn(Reader { node, requests: requests.0, sources: Vec::new() }.run());
 }
 
 struct Watched {
@@ -126,7 +126,7 @@ impl Watched {
 
 struct Reader {
     node: Weak<Node>,
-    wishes: UnboundedReceiver<Wish>,
+    requests: UnboundedReceiver<Request>,
     sources: Vec<Watched>,
 }
 
@@ -138,8 +138,8 @@ impl Reader {
         let _panics =
             self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
-            while let Ok(wish) = self.wishes.try_recv() {
-                self.fulfil(&node, wish);
+            while let Ok(request) = self.requests.try_recv() {
+                self.handle(&node, request);
             }
             let came = self.read(&node);
             if checked.elapsed() >= CHECK {
@@ -163,10 +163,10 @@ impl Reader {
         }
     }
 
-    fn fulfil(&mut self, node: &Node, wish: Wish) {
-        match wish {
-            Wish::Again(key, local) => submit::again(node, key, *local),
-            Wish::Read(source) => match Watched::new(source) {
+    fn handle(&mut self, node: &Node, request: Request) {
+        match request {
+            Request::Resubmit(key, local) => submit::resubmit(node, key, *local),
+            Request::Read(source) => match Watched::new(source) {
                 Ok(watched) => self.sources.push(watched),
                 Err((worker, error)) => {
                     let what = format!("the system refuses to watch a worker's doorbell: {error}");
@@ -203,7 +203,7 @@ impl Reader {
     /// workers.
     async fn sleep(&mut self, clock: &mut Interval) {
         let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
-        let mut wish = None;
+        let mut request = None;
         if empty {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
@@ -213,15 +213,15 @@ impl Reader {
             });
             tokio::select! {
                 () = rung => {}
-                some = self.wishes.recv() => wish = some,
+                some = self.requests.recv() => request = some,
                 _ = clock.tick() => {}
             }
         }
         for watched in &self.sources {
             watched.reader.awake();
         }
-        if let (Some(wish), Some(node)) = (wish, self.node.upgrade()) {
-            self.fulfil(&node, wish);
+        if let (Some(request), Some(node)) = (request, self.node.upgrade()) {
+            self.handle(&node, request);
         }
     }
 

@@ -53,7 +53,7 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
 }
 
 /// Submits what has been checked and had to wait for its name to be free.
-pub(super) fn again(node: &Node, key: TensorKey, local: LocalTensor) {
+pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
     let (Some(queue), Some(worker)) = (node.queue(), node.workers.get(local.local_rank)) else {
         return;
     };

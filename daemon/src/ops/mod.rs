@@ -17,16 +17,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Failure, Sequence, TensorName};
+use gradwire_collectives::kernels::Store;
+use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
 
 pub(crate) use self::pending::{Asked, Overdue};
 use self::{build::Maker, pending::Room, plans::Plans};
 use crate::{
-    control::mesh::Mesh,
-    data::{
-        lane::{Disconnected, Lane, Order},
-        piece::Piece,
-    },
+    data::lane::{Lane, LaneEvents, Order},
     model::{
         memory::Span,
         operation::Operation,
@@ -40,13 +37,10 @@ use crate::{
 /// ranks: about what one core reduces in ten microseconds.
 const QUICK_BYTES: u64 = 32 << 10;
 
-/// What becomes of an operation.
-#[derive(Debug)]
-pub(crate) enum Started {
-    /// Its lane has it, or will once these ranks have made room, for which they have to be asked.
-    Given(Vec<RoomWanted>),
-    /// It concerns no other node and is done sooner than handed over: the caller is to run it.
-    Quick(Piece),
+/// Makes the connections with other nodes.
+pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
+    /// A schedule needs this peer. Connects with it, if that is this node's part.
+    fn connect(&self, peer: NodeId);
 }
 
 /// Starts operations.
@@ -54,7 +48,9 @@ pub(crate) enum Started {
 pub(crate) struct OperationManager {
     maker: Maker,
     lanes: Arc<[Lane]>,
-    mesh: Arc<Mesh>,
+    connector: Arc<dyn Connector>,
+    /// Who is notified of pieces that are done at once.
+    events: Arc<dyn LaneEvents>,
     room: Room,
 }
 
@@ -63,39 +59,38 @@ impl OperationManager {
         world: &World,
         queue: Arc<TensorQueue>,
         lanes: Arc<[Lane]>,
-        mesh: Arc<Mesh>,
+        connector: Arc<dyn Connector>,
+        events: Arc<dyn LaneEvents>,
     ) -> Self {
         let plans = Plans::new(world);
         let maker = Maker { queue, plans, compression: world.compression };
-        Self { maker, lanes, mesh, room: Room::default() }
+        Self { maker, lanes, connector, events, room: Room::default() }
     }
 
-    /// Starts an operation; its results may have to wait for ranks that make room for them.
+    /// Starts an operation, or runs it where that is done sooner than handing it over. Returns the
+    /// ranks that have to be asked to make room for its results.
     ///
     /// # Errors
     /// A [`Failure`] when the order does not fit what was announced.
-    pub(crate) fn start(&self, operation: Operation) -> Result<Started, Failure> {
+    pub(crate) fn start(&self, operation: Operation) -> Result<Vec<RoomWanted>, Failure> {
         let sequence = operation.sequence;
         let (piece, wanted) = self.maker.make(operation)?;
         let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
         if is_quick && wanted.is_empty() && piece.has_room() {
-            return Ok(Started::Quick(piece));
+            piece.run_alone(piece.bytes, Store::Cached);
+            self.events.finished(&piece);
+            return Ok(wanted);
         }
         for &peer in &piece.plan.peers {
-            self.mesh.need(piece.nodes[peer as usize]);
+            self.connector.connect(piece.nodes[peer as usize]);
         }
         self.room.admit(piece, &wanted, |order| self.tell(sequence, order));
-        Ok(Started::Given(wanted))
+        Ok(wanted)
     }
 
     fn tell(&self, sequence: Sequence, order: Order) {
         let lane = sequence.0 % self.lanes.len() as u64;
         self.lanes[lane as usize].tell(order);
-    }
-
-    /// A lane has lost a connection on which nothing was under way.
-    pub(crate) fn disconnected(&self, connection: Disconnected) {
-        self.mesh.disconnected(connection);
     }
 
     /// What a rank was asked to make room for.

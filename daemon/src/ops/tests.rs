@@ -44,6 +44,7 @@ enum Event {
     Failed(Failure),
 }
 
+#[derive(Debug)]
 struct Events(Sender<Event>);
 
 impl LaneEvents for Events {
