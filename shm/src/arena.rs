@@ -12,10 +12,11 @@ use std::{
     fmt,
     ops::Range,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use gradwire_proto::JobId;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::segment::{
     HUGE_PAGE, HugePages, Segment, SegmentError, SegmentId,
@@ -33,7 +34,7 @@ pub const ALIGNMENT: u64 = 64;
 const FIRST_SEGMENT: u64 = 4 << 20;
 
 /// A segment is at least this part of what there is.
-const LEAST_GROWTH: u64 = 64;
+const MIN_GROWTH: u64 = 64;
 
 /// How an arena grows.
 #[derive(Debug, Clone)]
@@ -64,7 +65,7 @@ impl ArenaConfig {
     fn next_segment(&self, reserved: u64, block: u64) -> Option<u64> {
         let left = self.max_bytes.map_or(u64::MAX, |max| max.saturating_sub(reserved));
         let doubled = round_down(reserved).max(FIRST_SEGMENT).min(self.segment_bytes);
-        let step = doubled.max(round_down(reserved / LEAST_GROWTH));
+        let step = doubled.max(round_down(reserved / MIN_GROWTH));
         let wanted = if block > step { block.checked_next_multiple_of(HUGE_PAGE)? } else { step };
         // The last segments may be smaller than the others, down to what is needed.
         let size = wanted.min(left).max(block);
@@ -151,10 +152,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Every change of the state is complete before anything can panic, so a poisoned lock holds
-    /// a good state.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -194,7 +193,7 @@ impl Arena {
         if let Some(block) = self.take(bytes, room) {
             return Ok(block);
         }
-        let _growing = self.0.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _growing = self.0.growing.lock();
         // Whoever grew the arena while we waited may have made room for us.
         if let Some(block) = self.take(bytes, room) {
             return Ok(block);
@@ -291,7 +290,7 @@ impl ArenaBlock {
         self.bytes
     }
 
-    /// The mapping that it lies in, first byte and size in bytes: for drivers that have to be told of memory
+    /// The mapping that it lies in, first byte and size in bytes: for drivers that register memory
     /// once. It stays as long as the arena.
     pub fn mapping(&self) -> (*mut u8, u64) {
         let state = self.arena.state();

@@ -67,7 +67,10 @@ pub enum HandoverError {
         needed: usize,
     },
     /// The frame says that it is longer than allowed.
-    #[error("a frame of {bytes} bytes was announced where at most {max} are allowed", max = MAX_FRAME)]
+    #[error(
+        "a frame of {bytes} bytes was announced where at most {max} are allowed",
+        max = MAX_FRAME
+    )]
     TooLong {
         /// The announced length.
         bytes: u32,
@@ -115,7 +118,8 @@ fn check(bytes: usize, fds: usize) -> io::Result<()> {
         return Ok(());
     }
     let text = format!(
-        "a frame has at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, not {bytes} and {fds}"
+        "a frame has at most {MAX_FRAME} bytes and {MAX_FDS} file descriptors, not {bytes} and \
+         {fds}"
     );
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }

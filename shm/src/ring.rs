@@ -8,11 +8,11 @@
 //!   may wrap around the end; both sides copy word by word.
 //! - Completions: three words each.
 //!
-//! Sleeping is the store–load pattern with a fence between on both sides: the sleeper says that it
-//! sleeps and then looks once more, the other publishes and then looks for a sleeper. One of them
-//! sees the other, so no wake-up is lost, and nobody is woken who does not sleep. A worker says what
-//! it sleeps for, too: a training step is hundreds of completions of which it waits for a few, and each
-//! wake-up in vain takes a core from those who work on the rest.
+//! Sleeping is the store–load pattern with a fence between on both sides: the sleeper registers
+//! itself and then looks once more, the other side publishes and then looks for a sleeper. One of
+//! them sees the other, so no wake-up is lost, and no thread is woken that does not sleep. A worker
+//! also registers its ticket: a training step has hundreds of completions and waits for a few of
+//! them, and each unneeded wake-up takes a core from the threads that work on the rest.
 
 use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -39,7 +39,8 @@ pub const ANY: u64 = 0;
 pub enum Nonsense {
     /// The producer claims more than the ring can hold.
     #[error(
-        "the ring's tail is {tail} with the head at {head}: more than its {capacity} words lie between"
+        "the ring's tail is {tail} with the head at {head}: more than its {capacity} words lie \
+         between"
     )]
     Tail {
         /// The tail that was read.
@@ -59,7 +60,8 @@ pub enum Nonsense {
     },
     /// The consumer claims to have read what was never written.
     #[error(
-        "the ring's head is {head} with the tail at {tail}: more than its {capacity} entries lie between"
+        "the ring's head is {head} with the tail at {tail}: more than its {capacity} entries lie \
+         between"
     )]
     Head {
         /// The head that was read.
@@ -71,7 +73,8 @@ pub enum Nonsense {
     },
     /// A record's length is impossible.
     #[error(
-        "a record claims {words} words where {available} are published and at most {max} are allowed",
+        "a record claims {words} words where {available} are published and at most {max} are \
+         allowed",
         max = MAX_RECORD_WORDS
     )]
     Length {
@@ -255,8 +258,8 @@ impl<B: Backing> CompletionRing<'_, B> {
     fn move_on(&self, concerns: impl FnOnce(u64) -> bool) {
         self.epoch.fetch_add(1, Release);
         B::fence();
-        // A wake-up is a system call: only for a sleeper. Who is about to sleep for another ticket than
-        // is read here sees the epoch move.
+        // A wake-up is a system call: only for a sleeper. A thread that is about to sleep for
+        // another ticket than is read here sees the epoch move.
         if self.waiters.load(Relaxed) != 0 && concerns(self.wanted.load(Relaxed)) {
             self.epoch.wake_all();
         }
@@ -284,15 +287,15 @@ impl<B: Backing> CompletionRing<'_, B> {
         Ok(Some(entry))
     }
 
-    /// Says that a thread is about to [`sleep`](Self::sleep), and for which ticket. One thread at a time:
-    /// where there are others, nobody's wish may be written over.
-    pub fn lie_down(&self, wanted: u64) {
+    /// Registers a thread that is about to [`sleep`](Self::sleep), and its ticket. One thread at a
+    /// time: with others, the ticket that another one waits for must not be lost.
+    pub fn register_waiter(&self, wanted: u64) {
         let others = self.waiters.fetch_add(1, Relaxed);
         self.wanted.store(if others == 0 { wanted } else { ANY }, Relaxed);
     }
 
-    /// Sleeps, after [`lie_down`](Self::lie_down), until somebody wakes it, the epoch is no longer `seen`
-    /// at the beginning, or the time is up; true if the epoch moved.
+    /// Sleeps, after [`register_waiter`](Self::register_waiter), until another thread wakes it, the
+    /// epoch is no longer `seen` at the beginning, or the time is up; true if the epoch moved.
     pub fn sleep(&self, seen: u32, timeout: Duration) -> bool {
         let start = Instant::now();
         B::fence();

@@ -14,7 +14,7 @@
 
 use std::{
     ffi::c_void,
-    fmt, io,
+    fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::{self, NonNull},
     sync::atomic::{AtomicU32, AtomicU64},
@@ -28,8 +28,13 @@ use rustix::{
     process::Resource,
 };
 
+mod available;
+mod error;
+mod pages;
 pub(crate) mod reserve;
-mod room;
+
+pub use error::SegmentError;
+pub use pages::{HUGE_PAGE, HugePages};
 
 /// A segment's number within its worker's attachment: 0, 1, 2 … in the order of hand-over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,141 +46,10 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Whether a segment is made of huge pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HugePages {
-    /// Small pages only.
-    Never,
-    /// Huge pages where the kernel offers them for shared memory
-    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` set to `advise` or more).
-    #[default]
-    Advise,
-    /// 2 MiB pages from the kernel's pool (`vm.nr_hugepages`), or an error.
-    Require,
-}
-
-/// A huge page of x86-64 and aarch64, in bytes.
-pub const HUGE_PAGE: u64 = 2 << 20;
-
-impl HugePages {
-    fn page(self) -> u64 {
-        match self {
-            Self::Require => HUGE_PAGE,
-            Self::Never | Self::Advise => rustix::param::page_size() as u64,
-        }
-    }
-}
-
 /// How long it may take to fill, hand over and map memory of so many bytes, on a machine that is
 /// slow or busy: at 64 MiB a second.
 pub fn time_to_fill(bytes: u64) -> Duration {
     Duration::from_millis(bytes / ((64 << 20) / 1000))
-}
-
-/// Why there is no segment. Each text names the size that was asked for and what to do.
-#[derive(Debug, thiserror::Error)]
-pub enum SegmentError {
-    /// The size is zero, or not addressable.
-    #[error("a segment of {bytes} bytes can't be made: the size must be between 1 and 2^47 bytes")]
-    Size {
-        /// The size asked for, in bytes.
-        bytes: u64,
-    },
-    /// There is not enough memory for it now.
-    #[error(
-        "shared memory of {bytes} bytes does not fit: {available} bytes are available ({limit}); \
-         use fewer or smaller tensors, fewer ranks per node, or raise the limit"
-    )]
-    NoMemory {
-        /// The size asked for, in bytes.
-        bytes: u64,
-        /// What is available, in bytes.
-        available: u64,
-        /// Whose limit it is.
-        limit: String,
-    },
-    /// There are not enough huge pages.
-    #[error(
-        "shared memory of {bytes} bytes needs {pages} huge pages of 2 MiB and {free} are free; set \
-         vm.nr_hugepages to at least {pages} more, or don't require huge pages"
-    )]
-    NoHugePages {
-        /// The size asked for, in bytes.
-        bytes: u64,
-        /// Huge pages that it takes.
-        pages: u64,
-        /// Huge pages that are free.
-        free: u64,
-    },
-    /// The process may not make files this large, and memory counts as one.
-    #[error(
-        "shared memory of {bytes} bytes is over this process's file size limit of {limit} bytes; \
-         raise it with ulimit -f"
-    )]
-    FileSizeLimit {
-        /// The size asked for, in bytes.
-        bytes: u64,
-        /// The limit (RLIMIT_FSIZE), in bytes.
-        limit: u64,
-    },
-    /// What was handed over is not memory sealed against shrinking and growing.
-    #[error(
-        "the file descriptor is not memory sealed against shrinking and growing: {found}; only a \
-         memfd with F_SEAL_SHRINK and F_SEAL_GROW is accepted"
-    )]
-    Unsealed {
-        /// What it is instead.
-        found: String,
-    },
-    /// What was handed over is empty or larger than allowed.
-    #[error("a segment of {bytes} bytes was handed over where 1 to {max} bytes are allowed")]
-    OutOfRange {
-        /// Its size, in bytes.
-        bytes: u64,
-        /// The most that is allowed, in bytes.
-        max: u64,
-    },
-    /// It is somebody else's already, or its list of seals is closed.
-    #[error(
-        "the segment can't be sealed against holes, its seals are {found}: it was opened before, \
-         or its maker has closed the list; hand over memory that nobody has opened"
-    )]
-    NotOurs {
-        /// Its seals.
-        found: String,
-    },
-    /// The kernel refused a step.
-    #[error("could not {step} for shared memory of {bytes} bytes: {source}{hint}")]
-    System {
-        /// The step.
-        step: &'static str,
-        /// The size, in bytes.
-        bytes: u64,
-        /// What the kernel said.
-        source: io::Error,
-        /// What to do, from a semicolon on; may be empty.
-        hint: &'static str,
-    },
-}
-
-impl SegmentError {
-    fn system(step: &'static str, bytes: u64, errno: Errno) -> Self {
-        let hint = match errno {
-            Errno::NOMEM if step == "map memory" => {
-                "; raise the address space limit (ulimit -v) or use smaller segments"
-            }
-            Errno::NOMEM | Errno::NOSPC | Errno::FAULT => {
-                "; free memory, use smaller segments, or raise the memory limit of the job"
-            }
-            Errno::MFILE => "; raise the limit of open files (ulimit -n)",
-            Errno::NFILE => "; raise the system's limit of open files (fs.file-max)",
-            Errno::NOSYS | Errno::PERM => {
-                "; allow memfd_create, ftruncate and fcntl in the container's seccomp profile"
-            }
-            _ => "",
-        };
-        Self::System { step, bytes, source: errno.into(), hint }
-    }
 }
 
 /// A mapped piece of shared memory; unmapped on drop.
@@ -216,10 +90,10 @@ impl Segment {
         }
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         if huge == HugePages::Require {
-            room::check_huge(bytes)?;
+            available::check_huge(bytes)?;
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         } else {
-            room::check(bytes, bytes)?;
+            available::check(bytes, bytes)?;
         }
         let failed = |step| move |errno| SegmentError::system(step, bytes, errno);
         let fd = rustix::fs::memfd_create(name, flags).map_err(failed("create a memfd"))?;
@@ -262,7 +136,7 @@ impl Segment {
             .map_err(|errno| SegmentError::system("seal against holes", bytes, errno))?;
         // Pages that the worker promised and did not fill would be filled on our account.
         let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        room::check(bytes, bytes.saturating_sub(there))?;
+        available::check(bytes, bytes.saturating_sub(there))?;
         segment.fill(fd.as_fd())?;
         Ok(segment)
     }

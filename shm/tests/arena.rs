@@ -26,7 +26,7 @@ fn config(segment_bytes: u64, max_bytes: u64) -> ArenaConfig {
     }
 }
 
-/// What the daemon has, by the number it was told.
+/// The segments that the daemon has, by number.
 type Daemon = Arc<Mutex<Vec<(SegmentId, Segment)>>>;
 
 fn arena(segment_bytes: u64, max_bytes: u64) -> (Arena, Daemon) {
@@ -91,9 +91,8 @@ fn the_limit_is_kept_and_the_error_says_how_full_it_is() {
     let first = arena.allocate(4 * MIB).unwrap();
     let second = arena.allocate(2 * MIB).unwrap(); // a smaller segment, up to the limit
     let error = arena.allocate(64).unwrap_err();
-    assert!(
-        matches!(error, ArenaError::Full { used, reserved, .. } if used == 6 * MIB && reserved == 6 * MIB)
-    );
+    let ArenaError::Full { used, reserved, .. } = error else { panic!("{error}") };
+    assert_eq!((used, reserved), (6 * MIB, 6 * MIB));
     assert!(error.to_string().contains("of at most 6291456 bytes"), "{error}");
     drop(first);
     assert!(arena.allocate(3 * MIB).is_ok());

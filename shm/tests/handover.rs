@@ -201,7 +201,9 @@ proptest! {
 
     /// Any bytes at all: frames or an error, in the end, and nothing is left open.
     #[test]
-    fn any_bytes_end(bytes in prop::collection::vec(prop_oneof![3 => 0..4u8, 1 => any::<u8>()], 0..200)) {
+    fn any_bytes_end(
+        bytes in prop::collection::vec(prop_oneof![3 => 0..4u8, 1 => any::<u8>()], 0..200),
+    ) {
         counted(|| {
             let (a, b) = pair();
             (&a).write_all(&bytes).unwrap();

@@ -222,7 +222,7 @@ where
                 expected += 1;
             }
             None => {
-                ring.lie_down(wanted(expected));
+                ring.register_waiter(wanted(expected));
                 assert!(ring.sleep(seen, Duration::MAX));
             }
         }
@@ -292,7 +292,7 @@ fn both_of_two_waiters_are_woken() {
         let words = Words::new(2 * COMPLETION_WORDS);
         // Whoever is awake takes everything out of the ring, as the threads of a worker do.
         let taken = Arc::new(Mutex::new((0, Vec::new())));
-        let lying_down = Arc::new(Mutex::new(()));
+        let registering = Arc::new(Mutex::new(()));
         let waiter = {
             let (words, taken) = (Arc::clone(&words), Arc::clone(&taken));
             move |ticket| {
@@ -307,8 +307,8 @@ fn both_of_two_waiters_are_woken() {
                         break;
                     }
                     drop(taken);
-                    let alone = lying_down.lock().unwrap();
-                    ring.lie_down(ticket);
+                    let alone = registering.lock().unwrap();
+                    ring.register_waiter(ticket);
                     drop(alone);
                     ring.sleep(seen, Duration::MAX);
                 }

@@ -87,7 +87,10 @@ mod tests {
         /// stay within their segment, and in the end everything is one free range again.
         #[test]
         fn ranges_never_overlap_and_join_again(
-            steps in prop::collection::vec((any::<bool>(), 1u64..300, any::<prop::sample::Index>()), 1..200),
+            steps in prop::collection::vec(
+                (any::<bool>(), 1u64..300, any::<prop::sample::Index>()),
+                1..200,
+            ),
         ) {
             let mut free = FreeList::default();
             free.add(0, 2048);
@@ -98,7 +101,8 @@ mod tests {
                     let Some((segment, offset)) = free.take(bytes) else { continue };
                     prop_assert!(offset + bytes <= [2048, 1024][segment as usize]);
                     for &(of, start, size) in &live {
-                        prop_assert!(of != segment || offset + bytes <= start || start + size <= offset);
+                        let apart = offset + bytes <= start || start + size <= offset;
+                        prop_assert!(of != segment || apart);
                     }
                     live.push((segment, offset, bytes));
                 } else {

@@ -4,12 +4,19 @@
 use std::{
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
-use super::{Completion, ControlError, MAX_IN_FLIGHT, RingError, Submission, page::Page, record};
+use parking_lot::Mutex;
+
+use super::{
+    error::{ControlError, RingError},
+    page::Page,
+    record,
+    submission::{Completion, MAX_IN_FLIGHT, Submission},
+};
 use crate::{ring::PushError, segment::Segment};
 
 /// A worker's control page, for the daemon: opens into parts that live in different threads.
@@ -42,7 +49,7 @@ impl DaemonControl {
 #[derive(Debug)]
 pub struct SubmissionReader {
     page: Page,
-    /// Words consumed so far: ours, the shared one is only told.
+    /// Words consumed so far. The shared counter is a copy of this one and is never read.
     head: u64,
     /// The highest tail seen, so that a worker can't keep us awake by going back and forth.
     seen: AtomicU64,
@@ -106,7 +113,7 @@ impl CompletionWriter {
     pub fn push(&self, completion: Completion) -> Result<(), RingError> {
         // Before it is published: the worker may submit again as soon as it sees the answer.
         self.answered();
-        let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tail = self.tail.lock();
         let entry = [completion.ticket, 0, completion.aux];
         self.page.completions().push(&mut tail, entry).map_err(|e| match e {
             PushError::Full => RingError::CompletionsFull,

@@ -8,15 +8,15 @@ use std::sync::{
     },
 };
 
-use super::{ControlError, MAX_IN_FLIGHT};
+use super::{
+    error::{ControlError, LAYOUT_VERSION},
+    submission::MAX_IN_FLIGHT,
+};
 use crate::{
     backing::Shared,
     ring::{COMPLETION_WORDS, CompletionRing, SubmissionRing},
     segment::Segment,
 };
-
-/// The version of the layout. Two sides with different numbers can't share a page.
-pub const LAYOUT_VERSION: u32 = 3;
 
 /// Bytes of the submission ring.
 pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;

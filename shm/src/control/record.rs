@@ -4,7 +4,10 @@ use gradwire_proto::{
     Collective, DType, Part, Rank, ReduceOp, Request, Shape, TensorName, WireError,
 };
 
-use super::{Origin, Place, RingError, Submission};
+use super::{
+    error::RingError,
+    submission::{Origin, Place, Submission},
+};
 use crate::ring::MAX_RECORD_WORDS;
 
 /// Words between the record's length and its list.

@@ -4,7 +4,7 @@ use std::{
     hint,
     os::fd::OwnedFd,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        OnceLock,
         atomic::{
             AtomicU32,
             Ordering::{Acquire, Relaxed, Release},
@@ -14,9 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
+
 use super::{
-    Completion, ControlError, Doorbell, MAX_IN_FLIGHT, SUBMISSION_RING_BYTES, Submission,
-    SubmitError, page::Page, record,
+    error::{ControlError, SubmitError},
+    page::{Page, SUBMISSION_RING_BYTES},
+    record,
+    submission::{Completion, Doorbell, MAX_IN_FLIGHT, Submission},
 };
 use crate::{
     ring::{ANY, Nonsense, PushError},
@@ -33,14 +37,9 @@ pub struct WorkerControl {
     completed: Mutex<u64>,
     /// Tickets without an answer (BOUND).
     in_flight: AtomicU32,
-    patience: Patience,
-    /// Held by a thread that is about to sleep while it says so.
-    lying_down: Mutex<()>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind them is written once per operation, at its end: a panic elsewhere leaves it good.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    spin_budget: SpinBudget,
+    /// Held by a thread that is about to sleep while it registers itself.
+    registering: Mutex<()>,
 }
 
 impl WorkerControl {
@@ -61,8 +60,8 @@ impl WorkerControl {
             submitted: Mutex::default(),
             completed: Mutex::default(),
             in_flight: AtomicU32::new(0),
-            patience: Patience::default(),
-            lying_down: Mutex::default(),
+            spin_budget: SpinBudget::default(),
+            registering: Mutex::default(),
         };
         Ok((control, fd))
     }
@@ -79,7 +78,7 @@ impl WorkerControl {
             return Err(SubmitError::Places { tensors, inputs, outputs });
         }
         let record = record::encode(submission);
-        let mut submitted = lock(&self.submitted);
+        let mut submitted = self.submitted.lock();
         // Only submitters add, and they hold the lock: the limit can't be passed by two at once.
         if self.in_flight.load(Acquire) >= MAX_IN_FLIGHT {
             return Err(SubmitError::TooMany { limit: MAX_IN_FLIGHT });
@@ -104,7 +103,7 @@ impl WorkerControl {
     /// # Errors
     /// [`Nonsense`] if something has written over the page: then no answer comes any more.
     pub fn pop_completion(&self) -> Result<Option<Completion>, Nonsense> {
-        let mut completed = lock(&self.completed);
+        let mut completed = self.completed.lock();
         let popped = self.page.completions().pop(&mut completed)?;
         Ok(popped.map(|[ticket, _, aux]| {
             self.answered();
@@ -137,8 +136,8 @@ impl WorkerControl {
         self.wait_for(ANY, seen, timeout, spin)
     }
 
-    /// As [`WorkerControl::wait`], by somebody who cares for one ticket only: the answers to others move the
-    /// epoch but don't wake, unless another thread sleeps too.
+    /// As [`WorkerControl::wait`], for one ticket only. Answers to other tickets move the epoch but
+    /// don't wake the caller, unless another thread sleeps too.
     pub fn wait_for(&self, ticket: u64, seen: u32, timeout: Duration, spin: Duration) -> bool {
         let ring = self.page.completions();
         let moved = || ring.epoch.load(Acquire) != seen;
@@ -146,12 +145,12 @@ impl WorkerControl {
             return true;
         }
         let start = Instant::now();
-        if self.patience.spin(spin.min(timeout), moved) {
+        if self.spin_budget.spin(spin.min(timeout), moved) {
             return true;
         }
         {
-            let _alone = lock(&self.lying_down);
-            ring.lie_down(ticket);
+            let _alone = self.registering.lock();
+            ring.register_waiter(ticket);
         }
         ring.sleep(seen, timeout.saturating_sub(start.elapsed()))
     }
@@ -175,12 +174,12 @@ impl WorkerControl {
 /// How long spinning is worth it, learnt: it grows while spinning ends waits and shrinks while it
 /// does not, so that a slow step costs little and a fast one no wake-up.
 #[derive(Debug, Default)]
-struct Patience {
+struct SpinBudget {
     /// Sixteenths of what the caller allows that are not worth it: 0 to 15.
     lost: AtomicU32,
 }
 
-impl Patience {
+impl SpinBudget {
     const WHOLE: u32 = 16;
     /// What waking up costs at most on a virtual machine. Spinning for longer is a loss even where
     /// it ends the wait: the core was somebody else's, perhaps the daemon's.
@@ -231,12 +230,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_shrinks_when_it_is_lost_and_comes_back() {
-        let patience = Patience::default();
+    fn the_budget_shrinks_when_it_is_wasted_and_grows_back() {
+        let budget = SpinBudget::default();
         let shares = |worth_it| {
             [(); 5].map(|()| {
-                patience.learn(worth_it);
-                patience.share()
+                budget.learn(worth_it);
+                budget.share()
             })
         };
         assert_eq!(shares(false), [8, 4, 2, 1, 1]);

@@ -1,10 +1,10 @@
 //! How the maker of shared memory takes it back from a process that can't be asked to let go.
 //!
-//! A daemon that was stopped in the middle of a write goes on writing whenever it is continued, be
-//! it after everybody has given it up. So the maker leaves the shared pages to it. A private mapping
+//! A daemon that was stopped in the middle of a write goes on writing when it is continued, even
+//! after all ranks have given it up. So the maker leaves the shared pages to it. A private mapping
 //! of the same memory replaces the shared one, at the same addresses and with the same contents:
 //! the kernel swaps them in one step. After that the other process sees nothing that the maker
-//! writes, and the maker sees nothing that the other process writes, as soon as the page is copied.
+//! writes. The maker sees nothing that the other process writes once the page is copied.
 //!
 //! The private mapping is made together with the segment and kept in reserve. It has no pages, so
 //! it costs address space only. (A descriptor kept for this would count against a limit that is far
@@ -14,7 +14,6 @@ use std::{
     ops::Range,
     os::fd::BorrowedFd,
     ptr::{self, NonNull},
-    sync::{Mutex, PoisonError},
 };
 
 use rustix::{
@@ -22,7 +21,9 @@ use rustix::{
     mm::{Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags},
 };
 
-use super::{HugePages, Segment, SegmentError, room};
+use parking_lot::Mutex;
+
+use super::{HugePages, Segment, SegmentError, available};
 
 /// A private mapping of a segment's memory, in reserve.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ unsafe impl Sync for Reserve {}
 
 /// Whether there is memory for copies of so many bytes.
 pub(crate) fn fits(bytes: u64) -> bool {
-    room::check(bytes, bytes).is_ok()
+    available::check(bytes, bytes).is_ok()
 }
 
 impl Reserve {
@@ -74,15 +75,16 @@ impl Reserve {
     /// [`SegmentError`] if the kernel refuses it; then nothing has changed.
     pub(crate) fn replace(&self, segment: &Segment) -> Result<(), SegmentError> {
         let failed = |errno| SegmentError::system("take back memory", self.bytes, errno);
-        let mut start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut start = self.start.lock();
         let Some(unused) = *start else { return Ok(()) };
         let (from, length) = (unused.as_ptr().cast(), self.bytes as usize);
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the range is exactly our mapping, which nobody has a pointer to.
         unsafe { rustix::mm::mprotect(from, length, access) }.map_err(failed)?;
         // SAFETY: both ranges are exactly mappings of ours and of one length. The memory at the
-        // segment's addresses has the same bytes after this as before, and stays accessible while it
-        // happens: other threads that touch it wait in the kernel. So references into it stay good.
+        // segment's addresses has the same bytes after this as before, and stays accessible while
+        // it happens: other threads that touch it wait in the kernel. So references into it stay
+        // good.
         unsafe {
             let flags = MremapFlags::MAYMOVE;
             rustix::mm::mremap_fixed(from, length, length, flags, segment.pointer())
@@ -120,7 +122,7 @@ impl Reserve {
 
 impl Drop for Reserve {
     fn drop(&mut self) {
-        let start = self.start.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let start = self.start.get_mut();
         if let Some(start) = start.take() {
             // SAFETY: the range is exactly our mapping, and nobody has a pointer to it.
             let unmapped =
@@ -175,8 +177,8 @@ fn touch(segment: &Segment, range: Range<u64>, page: u64) -> Result<(), SegmentE
 /// Gives a range of whole pages new ones, which are zero and there only when they are touched.
 fn clear(segment: &Segment, range: &Range<u64>) -> Result<(), SegmentError> {
     let (start, length) = address(segment, range)?;
-    // SAFETY: the pages are within our mapping. All of their bytes are lent to the daemon, so nobody
-    // in this process has a reference to them and their contents may be anything.
+    // SAFETY: the pages are within our mapping. All of their bytes are lent to the daemon, so
+    // nothing in this process refers to them, and their contents may be anything.
     let mapped = unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -247,7 +249,7 @@ mod tests {
     #[test]
     fn what_was_not_needed_leaves_nothing() {
         let (maker, _daemon, reserve) = shared();
-        let start = reserve.start.lock().unwrap().unwrap();
+        let start = reserve.start.lock().unwrap();
         let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
         let line = format!("{:x}-", start.as_ptr().addr());
         assert!(maps().contains(&line));

@@ -1,29 +1,31 @@
 //! How much memory may still be taken before the out-of-memory killer comes.
 //!
 //! Reserving more than a control group allows is not refused: the kernel kills somebody instead,
-//! often the training process that did nothing wrong. So we ask first. The answer is a snapshot,
+//! often the training process that did nothing wrong. So we check first. The answer is a snapshot,
 //! not a promise; it turns the usual mistake (a tensor set that can't fit) into an error.
 
 use std::{fs, path::Path};
 
-use super::{HUGE_PAGE, SegmentError};
+use procfs::{Current, Meminfo, ProcResult, ProcessCGroup, process::Process};
 
-/// How much is left and who says so.
+use super::{error::SegmentError, pages::HUGE_PAGE};
+
+/// How much memory is left, and by which limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Room {
-    available: u64,
+struct Available {
+    bytes: u64,
     limit: String,
 }
 
 /// Refuses a segment of `bytes` of which `missing` are still to be taken.
 pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = Process::myself().and_then(|process| process.cgroups());
+    let groups = groups.map_or(Vec::new(), |groups| groups.0);
     let read = |path: &Path| fs::read_to_string(path).ok();
-    let rooms = machine(&meminfo).into_iter().chain(control_groups(&groups, &read));
-    match rooms.min_by_key(|room| room.available) {
-        Some(room) if missing > room.available => {
-            Err(SegmentError::NoMemory { bytes, available: room.available, limit: room.limit })
+    let limits = machine(Meminfo::current()).into_iter().chain(control_groups(&groups, &read));
+    match limits.min_by_key(|left| left.bytes) {
+        Some(left) if missing > left.bytes => {
+            Err(SegmentError::NoMemory { bytes, available: left.bytes, limit: left.limit })
         }
         // What can't be known is not forbidden: filling the pages still reports what the kernel
         // refuses.
@@ -48,10 +50,9 @@ pub(super) fn check_huge(bytes: u64) -> Result<(), SegmentError> {
     Ok(())
 }
 
-fn machine(meminfo: &str) -> Option<Room> {
-    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Room { available: kib.saturating_mul(1024), limit: "MemAvailable of this machine".into() })
+fn machine(meminfo: ProcResult<Meminfo>) -> Option<Available> {
+    let bytes = meminfo.ok()?.mem_available?;
+    Some(Available { bytes, limit: "MemAvailable of this machine".into() })
 }
 
 /// The names that a version of control groups gives its numbers.
@@ -77,27 +78,32 @@ const V1: Names = Names {
     reclaimable: &["total_active_file", "total_inactive_file"],
 };
 
-/// The room that each limit above this process leaves. In a container the group's own path is
+/// What each limit above this process leaves. In a container the group's own path is
 /// often not visible and the limit is found at the root, so every level is looked at.
-fn control_groups(groups: &str, read: &dyn Fn(&Path) -> Option<String>) -> Vec<Room> {
-    let mut rooms = Vec::new();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let names = match controllers {
-            "" => V2,
-            _ if controllers.split(',').any(|c| c == "memory") => V1,
+fn control_groups(
+    groups: &[ProcessCGroup],
+    read: &dyn Fn(&Path) -> Option<String>,
+) -> Vec<Available> {
+    let mut limits = Vec::new();
+    for ProcessCGroup { hierarchy, controllers, pathname } in groups {
+        let names = match hierarchy {
+            0 => V2,
+            _ if controllers.iter().any(|name| name == "memory") => V1,
             _ => continue,
         };
-        for level in Path::new(path).ancestors() {
+        for level in Path::new(pathname).ancestors() {
             let folder = Path::new(names.root).join(level.strip_prefix("/").unwrap_or(level));
-            rooms.extend(group(&folder, &names, read));
+            limits.extend(group(&folder, &names, read));
         }
     }
-    rooms
+    limits
 }
 
-fn group(folder: &Path, names: &Names, read: &dyn Fn(&Path) -> Option<String>) -> Option<Room> {
+fn group(
+    folder: &Path,
+    names: &Names,
+    read: &dyn Fn(&Path) -> Option<String>,
+) -> Option<Available> {
     let number = |file| read(&folder.join(file))?.trim().parse::<u64>().ok();
     // "max" is no number: no limit at this level. Version 1 says so with a very large one.
     let max = number(names.max)?;
@@ -105,7 +111,7 @@ fn group(folder: &Path, names: &Names, read: &dyn Fn(&Path) -> Option<String>) -
     let stat = read(&folder.join("memory.stat")).unwrap_or_default();
     let used = current.saturating_sub(reclaimable(&stat, names.reclaimable));
     let limit = format!("{} = {max} bytes in {}", names.max, folder.display());
-    Some(Room { available: max.saturating_sub(used), limit })
+    Some(Available { bytes: max.saturating_sub(used), limit })
 }
 
 /// The sum of these lines of a `memory.stat`.
@@ -119,14 +125,20 @@ fn reclaimable(stat: &str, lines: &[&str]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use procfs::{FromBufRead, ProcError, ProcessCGroups};
+
     use super::*;
 
+    /// The groups of a `/proc/PID/cgroup`.
+    fn groups(text: &str) -> Vec<ProcessCGroup> {
+        ProcessCGroups::from_buf_read(text.as_bytes()).unwrap().0
+    }
+
     #[test]
-    fn the_machine_says_what_is_available() {
-        let room = machine("MemTotal: 99 kB\nMemAvailable:   2048 kB\n").unwrap();
-        assert_eq!(room.available, 2 << 20);
-        assert_eq!(machine("MemTotal: 99 kB\n"), None);
-        assert_eq!(machine("MemAvailable: lots\n"), None);
+    fn the_machine_reports_what_is_available() {
+        let left = machine(Meminfo::current()).unwrap();
+        assert!((1 << 20..1 << 46).contains(&left.bytes), "{left:?}");
+        assert_eq!(machine(Err(ProcError::NotFound(None))), None);
     }
 
     #[test]
@@ -142,9 +154,9 @@ mod tests {
             };
             Some(text.to_owned())
         };
-        let rooms = control_groups("0::/job/step\n", &read);
+        let limits = control_groups(&groups("0::/job/step\n"), &read);
         let limit = "memory.max = 1000 bytes in /sys/fs/cgroup/job".to_owned();
-        assert_eq!(rooms, [Room { available: 400, limit }]);
+        assert_eq!(limits, [Available { bytes: 400, limit }]);
     }
 
     #[test]
@@ -157,13 +169,13 @@ mod tests {
             };
             Some(text.to_owned())
         };
-        let rooms = control_groups("5:devices:/x\n4:cpu,memory:/x\nnonsense\n", &read);
-        assert_eq!(rooms.len(), 1);
-        assert_eq!(rooms[0].available, 0);
+        let limits = control_groups(&groups("5:devices:/x\n4:cpu,memory:/x\n"), &read);
+        assert_eq!(limits.len(), 1);
+        assert_eq!(limits[0].bytes, 0);
     }
 
-    /// The room of a group with the limit 1000, of which 900 are used.
-    fn room(groups: &str, stat: &'static str) -> u64 {
+    /// What a group leaves with the limit 1000, of which 900 are used.
+    fn left(text: &str, stat: &'static str) -> u64 {
         let read = |path: &Path| {
             let text = match path.file_name()?.to_str()? {
                 "memory.max" | "memory.limit_in_bytes" => "1000",
@@ -173,7 +185,7 @@ mod tests {
             };
             Some(text.to_owned())
         };
-        control_groups(groups, &read)[0].available
+        control_groups(&groups(text), &read)[0].bytes
     }
 
     #[test]
@@ -181,17 +193,17 @@ mod tests {
         let (v2, v1) = ("0::/\n", "4:memory:/\n");
         let stat = "anon 100\nfile 600\nshmem 50\nactive_file 400\ninactive_file 150\n\
                     slab_reclaimable 30\nslab_unreclaimable 20\nslab 50\n";
-        assert_eq!(room(v2, stat), 100 + 400 + 150 + 30);
+        assert_eq!(left(v2, stat), 100 + 400 + 150 + 30);
         // The names without a prefix are the group's own, without its children's.
         let stat = "cache 600\nactive_file 1\ninactive_file 2\ntotal_cache 600\n\
                     total_active_file 400\ntotal_inactive_file 150\ntotal_unevictable 7\n";
-        assert_eq!(room(v1, stat), 100 + 400 + 150);
+        assert_eq!(left(v1, stat), 100 + 400 + 150);
         for groups in [v2, v1] {
-            assert_eq!(room(groups, ""), 100);
-            assert_eq!(room(groups, "active_file\ninactive_file many\n"), 100);
+            assert_eq!(left(groups, ""), 100);
+            assert_eq!(left(groups, "active_file\ninactive_file many\n"), 100);
         }
         // The two files are read one after the other: more may be reclaimable than was in use.
-        assert_eq!(room(v2, "active_file 950\ninactive_file 18446744073709551615\n"), 1000);
+        assert_eq!(left(v2, "active_file 950\ninactive_file 18446744073709551615\n"), 1000);
     }
 
     #[test]

@@ -1,0 +1,141 @@
+//! What can be wrong with a control page, and with what its two sides write there.
+
+use gradwire_proto::WireError;
+
+use crate::{ring::Nonsense, segment::SegmentError};
+
+/// The version of the layout. Two sides with different numbers can't share a page.
+pub const LAYOUT_VERSION: u32 = 3;
+
+/// Why a submission was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The ring has no room now: the daemon has not yet read what is in it.
+    #[error(
+        "the submission ring of {capacity_bytes} bytes is full; try again when the daemon has read \
+         on"
+    )]
+    Full {
+        /// Size of the ring, in bytes.
+        capacity_bytes: u64,
+    },
+    /// Too many operations are unanswered.
+    #[error("{limit} operations are unanswered, which is the limit; wait for some of them first")]
+    TooMany {
+        /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
+        limit: u32,
+    },
+    /// The request contradicts itself; the daemon would refuse it.
+    #[error(transparent)]
+    Invalid(#[from] WireError),
+    /// There is not one place for each tensor.
+    #[error("{tensors} tensors need as many inputs and outputs, {inputs} and {outputs} were given")]
+    Places {
+        /// Tensors of the request.
+        tensors: usize,
+        /// Inputs that were given.
+        inputs: usize,
+        /// Outputs that were given.
+        outputs: usize,
+    },
+    /// The control page holds nonsense: something in this process has written over it.
+    #[error("the control page is damaged: {0}; look for writes past the end of a tensor")]
+    Damaged(Nonsense),
+}
+
+/// What a worker wrote that can't be. The daemon gives the worker up: either something in it
+/// writes where it must not, or it is hostile (TRUST).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// A counter or a length of the submission ring.
+    #[error("submissions: {0}")]
+    Submissions(Nonsense),
+    /// A counter of the completion ring.
+    #[error("completions: {0}")]
+    Completions(Nonsense),
+    /// The record's length does not fit what it says it holds.
+    #[error(
+        "a submission of {words} words says that it has {tensors} tensors, a list of {list} and a \
+         name of {name} bytes: that does not fit"
+    )]
+    Size {
+        /// Words of the record.
+        words: u64,
+        /// Tensors.
+        tensors: u32,
+        /// Entries of the list.
+        list: u32,
+        /// Bytes of the name.
+        name: u32,
+    },
+    /// The name is not text.
+    #[error("the name of submission {ticket} is not UTF-8 from byte {valid} on")]
+    Name {
+        /// The submission's ticket.
+        ticket: u64,
+        /// How many bytes of it are text.
+        valid: usize,
+    },
+    /// The request is not one.
+    #[error("submission {ticket}: {source}")]
+    Request {
+        /// The submission's ticket.
+        ticket: u64,
+        /// Which field, and what is wrong with it.
+        source: WireError,
+    },
+    /// More submissions are unanswered than allowed.
+    #[error("more than {limit} operations are unanswered")]
+    TooMany {
+        /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
+        limit: u32,
+    },
+    /// The completion ring is full, which can't be while the limit is kept.
+    #[error("the completion ring is full: the worker takes no answers but goes on asking")]
+    CompletionsFull,
+}
+
+/// Why a control page could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The memory itself is not usable.
+    #[error(transparent)]
+    Segment(#[from] SegmentError),
+    /// It has not the size of a control page.
+    #[error("a control page has {expected} bytes, this one has {bytes}")]
+    Size {
+        /// The size it has.
+        bytes: u64,
+        /// The size it must have, [`CONTROL_BYTES`](super::CONTROL_BYTES).
+        expected: u64,
+    },
+    /// It does not begin like a control page.
+    #[error("this is not a control page: it begins with {magic:#018x}")]
+    Magic {
+        /// The first eight bytes.
+        magic: u64,
+    },
+    /// It was laid out by another version.
+    #[error(
+        "the control page has layout version {found} and this daemon needs {expected}; install the \
+         same release of Gradwire in the training environment and on the node"
+    )]
+    Version {
+        /// The version that was found; 0 if it was never finished.
+        found: u32,
+        /// The version of this crate, [`LAYOUT_VERSION`].
+        expected: u32,
+    },
+    /// Its rings have other sizes than this version's.
+    #[error(
+        "the control page's rings have {submission_words} words and {completions} entries, which \
+         are not those of layout version {version}",
+        version = LAYOUT_VERSION
+    )]
+    Rings {
+        /// Words of the submission ring.
+        submission_words: u32,
+        /// Entries of the completion ring.
+        completions: u32,
+    },
+}

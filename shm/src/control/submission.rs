@@ -1,0 +1,110 @@
+//! What worker and daemon exchange through the control page: submissions and completions.
+
+use gradwire_proto::{Request, TensorName};
+
+/// The most tickets that a worker may have unanswered at a time (BOUND).
+pub const MAX_IN_FLIGHT: u32 = 4096;
+
+/// Where a tensor's bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The segment's number.
+    pub segment: u32,
+    /// The first byte there. The daemon checks it against the segment and the tensor's bytes.
+    pub offset: u64,
+}
+
+/// Which call of the worker's library an operation is a part of. For metrics: nothing is done
+/// differently because of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(u8)]
+pub enum Origin {
+    /// The collective itself.
+    #[default]
+    Plain = 0,
+    /// A sparse allreduce that moved rows.
+    SparseRows = 1,
+    /// A sparse allreduce that moved the dense tensor, because that was smaller.
+    SparseDense = 2,
+    /// The broadcast or gathering of objects.
+    Object = 3,
+    /// An allreduce by Adasum.
+    Adasum = 4,
+    /// What ranks exchange before one of these: sizes, shapes, numbers of rows.
+    Count = 5,
+}
+
+impl Origin {
+    /// Every value, in the order of their numbers.
+    pub const ALL: &[Self] = &[
+        Self::Plain,
+        Self::SparseRows,
+        Self::SparseDense,
+        Self::Object,
+        Self::Adasum,
+        Self::Count,
+    ];
+
+    /// The value with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The name that people read.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::SparseRows => "sparse-rows",
+            Self::SparseDense => "sparse-dense",
+            Self::Object => "object",
+            Self::Adasum => "adasum",
+            Self::Count => "count",
+        }
+    }
+}
+
+/// What a worker asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Submission {
+    /// What the worker calls this operation; the answer carries it.
+    pub ticket: u64,
+    /// The process set, by number.
+    pub process_set: u32,
+    /// The tensor's name.
+    pub name: TensorName,
+    /// What to do.
+    pub request: Request,
+    /// Larger goes first.
+    pub priority: i32,
+    /// The rank's contributions, one for each tensor of the request, [`Request::bytes_of`] long.
+    /// Of a scatter and a send and receive only the root's or sender's is looked at.
+    pub inputs: Vec<Place>,
+    /// Where the results go, one for each tensor of the request, as long as
+    /// [`Request::expected`] says; where that has no shape it is not looked at. The same as the
+    /// input for in place.
+    pub outputs: Vec<Place>,
+    /// What it is a part of.
+    pub origin: Origin,
+}
+
+/// The operation of this ticket has succeeded and its output is written. Failures come over the
+/// socket, because they have a text. For each failed ticket the daemon calls
+/// [`CompletionWriter::answered`](super::CompletionWriter::answered) and the worker
+/// [`WorkerControl::answered`](super::WorkerControl::answered), so that both counts stay right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The submission's ticket.
+    pub ticket: u64,
+    /// The number of a new process set; of a join the rank that joined last; otherwise 0.
+    pub aux: u64,
+}
+
+/// Whether the daemon has to be woken after a submission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a sleeping daemon sees nothing until its doorbell rings"]
+pub enum Doorbell {
+    /// The daemon sleeps: write to its eventfd.
+    Ring,
+    /// The daemon is awake, or somebody else rings.
+    Quiet,
+}

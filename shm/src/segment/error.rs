@@ -1,0 +1,111 @@
+//! Why there is no segment.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// Why there is no segment. Each text names the size that was asked for and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// The size is zero, or not addressable.
+    #[error("a segment of {bytes} bytes can't be made: the size must be between 1 and 2^47 bytes")]
+    Size {
+        /// The size asked for, in bytes.
+        bytes: u64,
+    },
+    /// There is not enough memory for it now.
+    #[error(
+        "shared memory of {bytes} bytes does not fit: {available} bytes are available ({limit}); \
+         use fewer or smaller tensors, fewer ranks per node, or raise the limit"
+    )]
+    NoMemory {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// What is available, in bytes.
+        available: u64,
+        /// Whose limit it is.
+        limit: String,
+    },
+    /// There are not enough huge pages.
+    #[error(
+        "shared memory of {bytes} bytes needs {pages} huge pages of 2 MiB and {free} are free; set \
+         vm.nr_hugepages to at least {pages} more, or don't require huge pages"
+    )]
+    NoHugePages {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// Huge pages that it takes.
+        pages: u64,
+        /// Huge pages that are free.
+        free: u64,
+    },
+    /// The process may not make files this large, and memory counts as one.
+    #[error(
+        "shared memory of {bytes} bytes is over this process's file size limit of {limit} bytes; \
+         raise it with ulimit -f"
+    )]
+    FileSizeLimit {
+        /// The size asked for, in bytes.
+        bytes: u64,
+        /// The limit (RLIMIT_FSIZE), in bytes.
+        limit: u64,
+    },
+    /// What was handed over is not memory sealed against shrinking and growing.
+    #[error(
+        "the file descriptor is not memory sealed against shrinking and growing: {found}; only a \
+         memfd with F_SEAL_SHRINK and F_SEAL_GROW is accepted"
+    )]
+    Unsealed {
+        /// What it is instead.
+        found: String,
+    },
+    /// What was handed over is empty or larger than allowed.
+    #[error("a segment of {bytes} bytes was handed over where 1 to {max} bytes are allowed")]
+    OutOfRange {
+        /// Its size, in bytes.
+        bytes: u64,
+        /// The most that is allowed, in bytes.
+        max: u64,
+    },
+    /// It is somebody else's already, or its list of seals is closed.
+    #[error(
+        "the segment can't be sealed against holes, its seals are {found}: it was opened before, \
+         or its maker has closed the list; hand over memory that nobody has opened"
+    )]
+    NotOurs {
+        /// Its seals.
+        found: String,
+    },
+    /// The kernel refused a step.
+    #[error("could not {step} for shared memory of {bytes} bytes: {source}{hint}")]
+    System {
+        /// The step.
+        step: &'static str,
+        /// The size, in bytes.
+        bytes: u64,
+        /// What the kernel said.
+        source: io::Error,
+        /// What to do, from a semicolon on; may be empty.
+        hint: &'static str,
+    },
+}
+
+impl SegmentError {
+    pub(super) fn system(step: &'static str, bytes: u64, errno: Errno) -> Self {
+        let hint = match errno {
+            Errno::NOMEM if step == "map memory" => {
+                "; raise the address space limit (ulimit -v) or use smaller segments"
+            }
+            Errno::NOMEM | Errno::NOSPC | Errno::FAULT => {
+                "; free memory, use smaller segments, or raise the memory limit of the job"
+            }
+            Errno::MFILE => "; raise the limit of open files (ulimit -n)",
+            Errno::NFILE => "; raise the system's limit of open files (fs.file-max)",
+            Errno::NOSYS | Errno::PERM => {
+                "; allow memfd_create, ftruncate and fcntl in the container's seccomp profile"
+            }
+            _ => "",
+        };
+        Self::System { step, bytes, source: errno.into(), hint }
+    }
+}
