@@ -22,6 +22,7 @@
 //! forms of [`price`] are tested against it and cost microseconds for any number of nodes.
 
 mod critical_path;
+mod model;
 
 use crate::{
     algorithms::{Algorithm, Kind},
@@ -29,62 +30,7 @@ use crate::{
 };
 
 pub use critical_path::critical_path;
-
-/// The cost of one class of links.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LinkCost {
-    /// α: seconds from the end of a send to the first byte at the receiver.
-    pub latency: f64,
-    /// β: seconds per byte.
-    pub per_byte: f64,
-}
-
-/// What things cost. The defaults are those of a data centre's virtual machines on 25 Gb/s
-/// Ethernet with racks oversubscribed 3 to 1; where links have been measured, set them.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CostModel {
-    /// Links inside a rack. Default 40 µs, 25 Gb/s.
-    pub in_rack: LinkCost,
-    /// Links between racks, per node's fair share. Default 60 µs, 25/3 Gb/s.
-    pub cross_rack: LinkCost,
-    /// γ: seconds to reduce one byte that was received. Default 10 GB/s.
-    pub reduce_per_byte: f64,
-    /// Seconds of processor time for each message sent and received. Default 3 µs.
-    pub per_message: f64,
-    /// Bytes after which the next hop can begin. Default 128 KiB.
-    pub chunk: u64,
-    /// Goodput lost where several send to one, as a fraction: all but the share of one of them. Default
-    /// 0.07: with four nodes on 1 Gbit/s direct exchange took 2 to 6 % longer than the ring, which
-    /// moves as much.
-    pub burst_loss: f64,
-    /// How many may send to one without losing more than that. Default 8.
-    pub free_fan_in: u32,
-    /// Goodput lost for each further sender, as a fraction. Default 0.03.
-    pub incast_loss: f64,
-}
-
-impl Default for CostModel {
-    fn default() -> Self {
-        Self {
-            in_rack: LinkCost { latency: 40e-6, per_byte: 8.0 / 25e9 },
-            cross_rack: LinkCost { latency: 60e-6, per_byte: 3.0 * 8.0 / 25e9 },
-            reduce_per_byte: 1.0 / 10e9,
-            per_message: 3e-6,
-            chunk: 128 << 10,
-            burst_loss: 0.07,
-            free_fan_in: 8,
-            incast_loss: 0.03,
-        }
-    }
-}
-
-impl CostModel {
-    /// By how much goodput falls when `senders` send to one at once; at least 1.
-    pub(crate) fn incast(&self, senders: u32) -> f64 {
-        let bursts = self.burst_loss * (1.0 - 1.0 / f64::from(senders.max(1)));
-        1.0 + bursts + self.incast_loss * f64::from(senders.saturating_sub(self.free_fan_in))
-    }
-}
+pub use model::{CostModel, LinkCost};
 
 /// What the closed forms need to know of an algorithm's schedule.
 #[derive(Debug, Clone, Copy, Default)]

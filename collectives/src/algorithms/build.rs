@@ -5,8 +5,11 @@
 //! both ends of a link agree, growing along every path. They order the list of steps, and as both
 //! ends order their messages by the same (time, block), both count the same messages.
 
-use super::Kind;
-use crate::schedule::{Action, Block, Schedule, Step};
+use super::kind::Kind;
+use crate::{
+    schedule::{Action, Block, Schedule, Step},
+    topology::Topology,
+};
 
 /// One link of a tree, seen from either end.
 #[derive(Debug, Clone, Copy)]
@@ -262,4 +265,16 @@ impl Tree {
             children: self.children[at as usize].iter().map(|&c| link(c, c)).collect(),
         }
     }
+}
+
+/// Where a participant is in an order of them.
+pub(super) fn position(order: &[u32], participant: u32) -> u32 {
+    (0..).zip(order).find(|&(_, &p)| p == participant).map_or(0, |(at, _)| at)
+}
+
+/// All participants, `root` first, racks together: the root's rack, then the others.
+pub(super) fn order_from(topology: &Topology, root: u32) -> Vec<u32> {
+    let mut order = topology.order();
+    order.sort_by_key(|&p| (p != root, !topology.same_rack(p, root)));
+    order
 }

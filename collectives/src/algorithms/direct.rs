@@ -5,8 +5,8 @@
 //! inside of a block the sender and the receiver follow each other chunk by chunk anyway.
 
 use super::{
-    Kind,
     build::{self, Builder},
+    kind::Kind,
 };
 use crate::schedule::{Action, Schedule, split};
 

@@ -47,7 +47,7 @@ fn blocks_for(count: u64) -> u64 {
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
-    let at = super::position(&order, me);
+    let at = build::position(&order, me);
     let trees = parents(nodes).map(Tree::new);
     build::reduce_and_return(nodes, me, split(count, blocks_for(count)), |block| {
         trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
@@ -55,9 +55,9 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
 }
 
 pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let order = super::order_from(topology, root);
+    let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
-    let at = super::position(&order, me);
+    let at = build::position(&order, me);
     // Position 0 is the root; the trees of the others move up by one and hang below it.
     let trees = parents(nodes - 1).map(|below| {
         let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));

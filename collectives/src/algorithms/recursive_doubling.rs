@@ -12,7 +12,7 @@
 //! is entered early and then served from inside. The reduction to one participant comes up it,
 //! nearest first.
 
-use super::build::{Builder, Link, Place, Rooted};
+use super::build::{self, Builder, Link, Place, Rooted};
 use crate::{
     schedule::{Action, Schedule, split},
     topology::Topology,
@@ -29,7 +29,7 @@ fn blocks_for(count: u64) -> u64 {
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
-    let at = super::position(&order, me);
+    let at = build::position(&order, me);
     let blocks = split(count, blocks_for(count));
     let rounds = nodes.ilog2();
     let folded = nodes - (1 << rounds);
@@ -69,9 +69,9 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
 }
 
 pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let order = super::order_from(topology, root);
+    let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
-    let at = super::position(&order, me);
+    let at = build::position(&order, me);
     let rounds = nodes.next_power_of_two().ilog2();
     Rooted::new(split(count, blocks_for(count)), move |block| {
         // The parent of a position is that without its lowest bit; a far link (high bit) is early

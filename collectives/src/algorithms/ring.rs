@@ -35,7 +35,7 @@ fn on_path(at: u32, nodes: u32, delay: u32, name: impl Fn(u32) -> u32) -> Place 
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
-    let at = super::position(&order, me);
+    let at = build::position(&order, me);
     let share = count / u64::from(nodes);
     let per_share = share.div_ceil(BLOCK).clamp(1, (MOST_BLOCKS / u64::from(nodes)).max(1));
     let blocks = split(count, u64::from(nodes) * per_share);
@@ -48,10 +48,10 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
 }
 
 pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let order = super::order_from(topology, root);
+    let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     // The root is the end of the path.
-    let at = nodes - 1 - super::position(&order, me);
+    let at = nodes - 1 - build::position(&order, me);
     let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MOST_BLOCKS));
     Rooted::new(blocks, move |block| on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize]))
 }

@@ -3,7 +3,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::CostModel;
+use super::model::CostModel;
 use crate::{
     schedule::{Action, Schedule},
     topology::Topology,

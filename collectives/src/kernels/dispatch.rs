@@ -13,8 +13,8 @@
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 
 use super::{
-    Combine, Finish, Job,
     element::{Bf16, Element, F16, Truth},
+    job::{Combine, Finish, Job},
     level::{Baseline, Level},
     op::{And, Max, Min, Operation, Or, Product, Sum, Xor},
     scalar,
@@ -125,7 +125,7 @@ unsafe fn integer<E: Element + Scaled, U: Element>(level: Level, job: &Job<'_>) 
     unsafe {
         match job.combine.op {
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => bits(level, job),
-            _ if job.has_factors() => scaled::run::<E>(level, job),
+            _ if job.has_factors() => scaled::run::<E>(level, job, run),
             // Signs matter when it is divided.
             ReduceOp::Sum | ReduceOp::Average => with_op::<E, Sum>(level, job),
             ReduceOp::Min => with_op::<E, Min>(level, job),

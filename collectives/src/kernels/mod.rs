@@ -38,6 +38,7 @@
 
 mod dispatch;
 mod element;
+mod job;
 mod level;
 mod op;
 mod partial;
@@ -48,74 +49,12 @@ mod sweep;
 #[cfg(test)]
 mod tests;
 
-use gradwire_proto::{DType, ReduceOp};
-
+pub use job::{Combine, Finish, Store};
 pub use level::{Level, level};
 pub use partial::{Form, finish_partial, reduce_partials};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
 
-/// What is combined and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Combine {
-    /// The type of the elements.
-    pub dtype: DType,
-    /// The operation; [`ReduceOp::Average`] combines as a sum.
-    pub op: ReduceOp,
-}
-
-/// What turns the combined value into the result as ranks get it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Finish {
-    /// The type of the elements.
-    pub dtype: DType,
-    /// The operation; only [`ReduceOp::Average`] makes a difference.
-    pub op: ReduceOp,
-    /// How many ranks contributed; 0 counts as 1.
-    pub contributors: u32,
-    /// The factor for the result; 1 for none.
-    pub postscale: f64,
-}
-
-impl Finish {
-    /// Nothing to do: the combined value is the result.
-    pub fn none(dtype: DType) -> Self {
-        Self { dtype, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
-    }
-
-    /// Whether the result is the combined value, bit for bit.
-    pub fn is_identity(&self) -> bool {
-        self.divisor() == 1 && self.postscale == 1.0
-    }
-
-    fn divisor(&self) -> u32 {
-        if self.op == ReduceOp::Average { self.contributors.max(1) } else { 1 }
-    }
-}
-
-/// How results are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Store {
-    /// Through the caches: for what is read again soon.
-    #[default]
-    Cached,
-    /// Past the caches (non-temporal), where alignment to 64 bytes allows it: for large results
-    /// that others read, where reading the old content would be wasted traffic.
-    Streaming,
-}
-
-/// One sweep, as [`dispatch`] and [`sweep`] see it.
-#[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
-    combine: Combine,
-    prescale: f64,
-    finish: Finish,
-    /// The type of the destinations' elements.
-    result: DType,
-    inputs: &'a [*const u8],
-    dsts: &'a [*mut u8],
-    count: usize,
-    store: Store,
-}
+use job::Job;
 
 /// `dst[i] := inputs[0][i] op inputs[1][i] op …`, each input first multiplied by `prescale`;
 /// see the module's text for the arithmetic. Nothing happens without inputs.

@@ -17,7 +17,11 @@
 
 use gradwire_proto::DType;
 
-use super::{Combine, Finish, Job, Level, Store, dispatch, level};
+use super::{
+    dispatch,
+    job::{Combine, Finish, Job, Store},
+    level::{Level, level},
+};
 
 /// Elements of a tile: three of them in f32 fit a first-level cache of 32 KiB.
 const TILE: usize = 2048;

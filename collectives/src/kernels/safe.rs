@@ -1,6 +1,10 @@
 //! The kernels over slices of bytes, with everything checked that the pointers take on trust.
 
-use super::{Combine, Finish, Job, Level, Store, dispatch};
+use super::{
+    dispatch,
+    job::{Combine, Finish, Job, Store},
+    level::{self, Level},
+};
 
 /// Why slices can't be reduced.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +47,7 @@ pub fn reduce_slices(
     inputs: &[&[u8]],
 ) -> Result<(), SliceError> {
     let finish = Finish::none(combine.dtype);
-    let level = super::level();
+    let level = level::level();
     reduce_finish_slices(level, combine, prescale, &finish, &mut [dst], inputs, Store::Cached)
 }
 

@@ -1,8 +1,8 @@
 //! The reference: one element after the other, the way the arithmetic is described.
 
 use super::{
-    Job,
     element::Element,
+    job::Job,
     op::{Number, Operation},
     sweep::Last,
 };

@@ -5,11 +5,14 @@
 //! every machine (SAME).
 //!
 //! Jobs of this kind are rare, so the sweep does without them. This module takes a tile at a time,
-//! scales it, and lets [`dispatch`] combine and store tiles as it does for integers without factors.
+//! scales it, and leaves it to the sweep to combine and store tiles.
 
 #![expect(clippy::cast_lossless, reason = "one cast for the integers of all widths")]
 
-use super::{Combine, Finish, Job, Level, Store, dispatch};
+use super::{
+    job::{Combine, Finish, Job, Store},
+    level::Level,
+};
 
 /// Elements of a tile: two tiles of 8-byte elements take half of a first-level cache of 32 KiB.
 const TILE: usize = 1024;
@@ -46,11 +49,15 @@ impl Job<'_> {
     }
 }
 
-/// Runs a job with factors.
+/// What runs a job without factors.
+type Run = unsafe fn(Level, &Job<'_>);
+
+/// Runs a job with factors; `sweep` runs its tiles.
 ///
 /// # Safety
-/// As for [`super::reduce_finish_to`]; all is of type `E`, and this machine has the level.
-pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>) {
+/// As for [`super::reduce_finish_to`]; all is of type `E`, this machine has the level, and `sweep`
+/// asks for no more than this.
+pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>, sweep: Run) {
     let Job { combine, prescale, finish, result, inputs, dsts, count, store } = *job;
     let (mut sum, mut next) = (Tile([E::ZERO; TILE]), Tile([E::ZERO; TILE]));
     let mut here = Vec::with_capacity(dsts.len());
@@ -68,7 +75,7 @@ pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>) {
             scale(&mut tile.0[..n], prescale, 1.0);
             if number > 0 {
                 // SAFETY: both tiles hold n elements, and the destination is one of the inputs.
-                unsafe { combine_tiles(level, combine, &mut sum, &next, n) }
+                unsafe { combine_tiles(level, combine, &mut sum, &next, n, sweep) }
             }
         }
         let finish = if finish.postscale == 1.0 {
@@ -85,7 +92,7 @@ pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>) {
             let dsts = &here[..];
             let (prescale, count) = (1.0, n);
             let job = Job { combine, prescale, finish, result, inputs, dsts, count, store };
-            dispatch::run(level, &job);
+            sweep(level, &job);
         }
     }
 }
@@ -93,13 +100,14 @@ pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>) {
 /// `sum := sum op next`, of `n` elements.
 ///
 /// # Safety
-/// `combine` is about elements of type `E`; this machine has the level.
+/// `combine` is about elements of type `E`; this machine has the level, and `sweep` asks for no more.
 unsafe fn combine_tiles<E>(
     level: Level,
     combine: Combine,
     sum: &mut Tile<E>,
     next: &Tile<E>,
     n: usize,
+    sweep: Run,
 ) {
     let to = sum.0.as_mut_ptr().cast::<u8>();
     let inputs = &[to.cast_const(), next.0.as_ptr().cast::<u8>()];
@@ -107,7 +115,7 @@ unsafe fn combine_tiles<E>(
     let (prescale, dsts, count, store) = (1.0, &[to], n, Store::Cached);
     let job = Job { combine, prescale, finish, result, inputs, dsts, count, store };
     // SAFETY: the caller's promise; a tile has room for n elements.
-    unsafe { dispatch::run(level, &job) }
+    unsafe { sweep(level, &job) }
 }
 
 /// Multiplies and divides every element. A factor of 1 leaves them as they are.

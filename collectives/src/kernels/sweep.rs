@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use gradwire_proto::DType;
 
 use super::{
-    Job, Store,
     element::{Element, Tile},
+    job::{Job, Store},
     level::{Instructions, TILE},
     op::{Number, Operation},
 };

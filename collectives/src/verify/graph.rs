@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::VerifyError;
+use super::error::VerifyError;
 use crate::schedule::{Action, Schedule, Step};
 
 /// The graph. Its nodes are the steps, participant after participant.

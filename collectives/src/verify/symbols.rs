@@ -1,6 +1,6 @@
 //! Running schedules on sets of contributors instead of numbers (ONE).
 
-use super::{Graph, VerifyError};
+use super::{error::VerifyError, graph::Graph};
 use crate::{
     algorithms::Kind,
     schedule::{Action, Schedule},
