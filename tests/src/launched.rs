@@ -36,7 +36,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use self::processes::{Process, Role, marked};
+use self::processes::{MARK, Process, Role, marked};
 pub use self::report::{Line, Report, Said};
 
 /// How long a job may take before the test gives up and ends it.
@@ -44,10 +44,6 @@ const LIMIT: Duration = Duration::from_secs(90);
 
 /// Between two looks at something that is waited for.
 const LOOK: Duration = Duration::from_millis(10);
-
-/// The variable that marks a job's processes. Its name does not begin with `GRADWIRE_`, so it
-/// travels to other hosts like any other.
-pub const MARK: &str = "GWTEST_MARK";
 
 /// `CLOCK_MONOTONIC` in microseconds, which is the same for all processes of a machine.
 pub fn now_us() -> u64 {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use gradwire_proto::{Collective, Request, Shape};
 
-use super::{Call, Got, Piece};
+use super::call::{Call, Got, Piece};
 use crate::reference::{Between, Reduction, Values};
 
 /// What one of a rank's results must be.

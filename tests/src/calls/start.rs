@@ -9,7 +9,7 @@ use gradwire_worker::{
     ReduceScatterOptions, ScatterOptions, SendOptions, Session,
 };
 
-use super::{Call, Form, Got, Piece};
+use super::call::{Call, Form, Got, Piece};
 
 type Result<T> = std::result::Result<T, GradwireError>;
 
