@@ -5,15 +5,16 @@
 
 use std::{
     env, fs,
+    ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use gradwire_proto::{Collective, DType, ReduceOp};
 use gradwire_tests::{
-    calls::{Call, request, with_op},
+    calls::{Call, Form, Got, Pending, request, with_op},
     cluster::{Cluster, Plan},
-    reference::Dice,
+    reference::{Between, Dice},
 };
 use gradwire_worker::{AllgatherOptions, BroadcastOptions, Session};
 
@@ -56,8 +57,8 @@ enum Names {
     New,
 }
 
-/// One call of a kind, the `number`-th; each is checked against the reference.
-fn call(session: &Session, kind: Collective, names: Names, number: u64) {
+/// The `number`-th call, of a kind.
+fn asked(session: &Session, kind: Collective, names: Names, number: u64) -> Call {
     let ranks: Vec<u32> = (0..session.size()).collect();
     // Any number of rows that all ranks can share.
     let rows = u64::from(session.size()) * (1 + number % 3);
@@ -66,9 +67,27 @@ fn call(session: &Session, kind: Collective, names: Names, number: u64) {
         Names::Counted => None,
         Names::New => Some(format!("{kind}.{number}")),
     };
-    let call = Call { name, seed: number, ..Call::same("", &ranks, &asked) };
+    Call { name, seed: number, ..Call::same("", &ranks, &asked) }
+}
+
+/// The `number`-th call, of a kind, checked against the reference.
+fn call(session: &Session, kind: Collective, names: Names, number: u64) {
     let all = session.global_process_set();
+    let call = asked(session, kind, names, number);
     call.run(session, &all, session.nodes().len()).unwrap();
+}
+
+/// Many calls of a kind that are in flight together. The first is checked against the reference.
+fn calls_at_once(session: &Session, kind: Collective, numbers: Range<u64>) {
+    let all = session.global_process_set();
+    let calls: Vec<Call> = numbers
+        .map(|number| Call { form: Form::Handle, ..asked(session, kind, Names::New, number) })
+        .collect();
+    let pending: Vec<Pending> =
+        calls.iter().map(|call| call.start(session, &all).unwrap()).collect();
+    let results: Vec<Got> = pending.into_iter().map(|one| one.finish().unwrap()).collect();
+    let between = Between { nodes: session.nodes().len(), compression: session.compression() };
+    calls[0].check(session.rank(), &results[0], between).unwrap();
 }
 
 /// One operation of the mixture: all kinds, objects among them, named in every way.
@@ -101,31 +120,31 @@ const KINDS: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-/// Runs `calls` operations on every rank. What the process has after the first `full` of them it has
-/// in the end.
+/// Runs `calls` operations on every rank, `at_once` of them at a time. What the process has after the
+/// first `full` of them it has in the end. Both are multiples of `at_once`.
 fn flat(
     what: &str,
     plan: &Plan,
-    full: u64,
-    calls: u64,
-    operation: impl Fn(&Session, u64) + Send + Sync + 'static,
+    [at_once, full, calls]: [u64; 3],
+    operations: impl Fn(&Session, Range<u64>) + Send + Sync + 'static,
 ) {
     let _alone = alone();
     let cluster = Cluster::start(plan).unwrap();
     let ranks = 0..cluster.size();
     let measured = cluster.start_ranks(ranks, move |session| {
         let mut at: Vec<(u64, Usage)> = Vec::new();
-        let measure = |number: u64| number == full || number.is_multiple_of((calls / 10).max(1));
-        for number in 0..calls {
-            if measure(number) {
-                // Nothing is under way while it is looked.
+        let tenth = (calls / 10).max(1);
+        for number in (0..calls).step_by(at_once as usize) {
+            let next = number + at_once;
+            if number == full || number / tenth != next / tenth {
+                // Nothing is under way during the measurement.
                 session.barrier().unwrap();
                 if session.rank() == 0 {
                     at.push((number, usage()));
                 }
                 session.barrier().unwrap();
             }
-            operation(session, number);
+            operations(session, number..next);
         }
         session.barrier().unwrap();
         if session.rank() == 0 {
@@ -150,8 +169,8 @@ fn flat(
 
 fn alltoalls(plan: &Plan, full: u64, calls: u64) {
     let what = format!("{} ranks, alltoall", plan.slots.iter().sum::<u32>());
-    flat(&what, plan, full, calls, |session, number| {
-        call(session, Collective::Alltoall, Names::New, number);
+    flat(&what, plan, [1, full, calls], |session, numbers| {
+        call(session, Collective::Alltoall, Names::New, numbers.start);
     });
 }
 
@@ -171,12 +190,16 @@ fn alltoalls_under_new_names_take_no_more_than_all_ids_may() {
 #[test]
 fn operations_of_all_kinds_leave_nothing_behind() {
     let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=64");
-    flat("2x2 ranks, mixed", &plan, 400, 1200, any);
+    flat("2x2 ranks, mixed", &plan, [1, 400, 1200], |session, numbers| any(session, numbers.start));
 }
 
+/// How many calls of one kind are in flight at once.
+const AT_ONCE: u64 = 50;
+
+/// How many calls of each kind are made: an even multiple of [`AT_ONCE`].
 fn calls() -> u64 {
-    let calls = env::var("GRADWIRE_SOAK_CALLS").ok().and_then(|calls| calls.parse().ok());
-    calls.unwrap_or(200_000)
+    let calls = env::var("GRADWIRE_SOAK_CALLS").ok().and_then(|calls| calls.parse::<u64>().ok());
+    calls.unwrap_or(200_000).next_multiple_of(2 * AT_ONCE)
 }
 
 #[test]
@@ -184,7 +207,8 @@ fn calls() -> u64 {
 fn many_operations_of_all_kinds_leave_nothing_behind() {
     // So few that all of them are in use half way.
     let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=4096");
-    flat("2x2 ranks, mixed", &plan, calls() / 2, calls(), any);
+    let numbers = [1, calls() / 2, calls()];
+    flat("2x2 ranks, mixed", &plan, numbers, |session, numbers| any(session, numbers.start));
 }
 
 #[test]
@@ -195,8 +219,9 @@ fn many_calls_of_each_kind_leave_nothing_behind() {
             let ranks: u32 = slots.iter().sum();
             // After half of them all names have been used, and all ids given.
             let what = format!("{ranks} ranks, {kind}");
-            flat(&what, &Plan::nodes(slots), calls() / 2, calls(), move |session, number| {
-                call(session, kind, Names::New, number);
+            let numbers = [AT_ONCE, calls() / 2, calls()];
+            flat(&what, &Plan::nodes(slots), numbers, move |session, numbers| {
+                calls_at_once(session, kind, numbers);
             });
         }
     }
