@@ -106,8 +106,15 @@ impl Session<'_> {
             let verdict = self.given_up.as_ref().map(|(_, until)| *until);
             tokio::select! {
                 message = stream.next() => {
-                    if let Some(ending) = self.heard(message.transpose(), conduct).await? {
-                        return Ok(ending);
+                    match self.heard(message.transpose(), conduct).await {
+                        Ok(None) => {}
+                        Ok(Some(ending)) => return Ok(ending),
+                        // The coordinator has ended because of this node's own failure, and the
+                        // stream with it: the failure is the cause (TELL).
+                        Err(failure) => return match self.given_up.take() {
+                            Some((own, _)) => Ok(Ending::Failed(own)),
+                            None => Err(failure),
+                        },
                     }
                 }
                 Some(first) = outgoing.recv() => {
