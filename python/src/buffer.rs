@@ -9,24 +9,29 @@ use pyo3::{
 
 use crate::{
     dlpack,
-    error::{Raise, Told},
+    error::{PythonError, Raise},
 };
 
 /// The element type of that name.
-pub(crate) fn dtype(name: &str) -> Result<DType, Told> {
+pub(crate) fn dtype(name: &str) -> Result<DType, PythonError> {
     DType::ALL.iter().copied().find(|dtype| dtype.name() == name).ok_or_else(|| {
         let all: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        Told::invalid(format!("there is no element type {name:?}: they are {}", all.join(", ")))
+        PythonError::invalid(format!(
+            "there is no element type {name:?}: they are {}",
+            all.join(", ")
+        ))
     })
 }
 
 /// Dimensions, outermost first.
-pub(crate) fn shape(dims: &[u64]) -> Result<Shape, Told> {
-    Shape::new(dims).map_err(|error| Told::invalid(error.to_string()))
+pub(crate) fn shape(dims: &[u64]) -> Result<Shape, PythonError> {
+    Shape::new(dims).map_err(|error| PythonError::invalid(error.to_string()))
 }
 
-/// Memory that this process and the daemon share: typed, shaped, without gaps. Foreign code looks at
-/// it through `__dlpack__` or `__array_interface__`, and it stays taken for as long as anybody does.
+/// Memory that this process and the daemon share: typed, shaped, without gaps.
+///
+/// Other libraries access it by `__dlpack__` or `__array_interface__`. It is not reused while
+/// anybody holds it.
 #[pyclass(frozen, module = "gradwire._native")]
 #[derive(Debug)]
 pub(crate) struct Buffer {
@@ -62,7 +67,7 @@ fn typestr(dtype: DType) -> Option<&'static str> {
 
 #[pymethods]
 impl Buffer {
-    /// The element type's name.
+    /// The name of the element type.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.memory.dtype().name()
@@ -74,27 +79,37 @@ impl Buffer {
         PyTuple::new(py, self.memory.shape().dims())
     }
 
-    /// How many bytes.
+    /// The size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.memory.byte_len()
     }
 
-    /// The first byte's address, which says whether two views are of the same memory.
+    /// The address of the first byte. Two views of the same memory can be told by it.
     #[getter]
     fn address(&self) -> usize {
         self.memory.as_ptr().addr()
     }
 
-    /// The mapping that the memory lies in: its address and its size in bytes.
+    /// The mapping that contains the memory: its address and its size in bytes.
     #[getter]
     fn mapping(&self) -> (usize, u64) {
         let (start, bytes) = self.memory.mapping();
         (start.addr(), bytes)
     }
 
-    /// A part of the same memory: from an element on,
-    /// counted in elements of `dtype`, of another type and shape.
+    /// Returns a part of the same memory, with another element type and shape.
+    ///
+    /// Args:
+    ///     first_element: Where the part begins, in elements of `dtype`.
+    ///     dtype: The name of the element type.
+    ///     shape: The dimensions, outermost first.
+    ///
+    /// Returns:
+    ///     A buffer on the same memory.
+    ///
+    /// Raises:
+    ///     InvalidRequest: The part is not within the memory, or not aligned.
     fn view(
         &self,
         py: Python<'_>,
@@ -107,17 +122,26 @@ impl Buffer {
         Ok(self.memory.view(first_element, dtype, &shape).or_raise(py)?.into())
     }
 
-    /// Copies bytes into the memory, which must have just that size.
+    /// Copies bytes to the memory.
+    ///
+    /// Args:
+    ///     bytes: As many bytes as the memory has.
+    ///
+    /// Raises:
+    ///     InvalidRequest: It is another number of bytes.
     fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
         if bytes.len() as u64 != self.memory.byte_len() {
             let text = format!("{} bytes don't fill {}", bytes.len(), self.__repr__());
-            return Err(Told::invalid(text).raise(py));
+            return Err(PythonError::invalid(text).raise(py));
         }
         dlpack::write(&self.memory, bytes);
         Ok(())
     }
 
-    /// A copy of the memory.
+    /// Copies the memory.
+    ///
+    /// Returns:
+    ///     The bytes.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         PyBytes::new_with(py, self.memory.byte_len() as usize, |into| {
             dlpack::read(&self.memory, into);
@@ -125,7 +149,19 @@ impl Buffer {
         })
     }
 
-    /// The memory for whoever speaks DLPack, in place.
+    /// Exports the memory in place, by DLPack.
+    ///
+    /// Args:
+    ///     stream: Not used: memory of the processor has no streams.
+    ///     max_version: The newest version of DLPack that the caller understands.
+    ///     dl_device: The device that the caller wants; only the processor is possible.
+    ///     copy: Whether the caller wants a copy; True is not possible.
+    ///
+    /// Returns:
+    ///     A capsule.
+    ///
+    /// Raises:
+    ///     BufferError: Another device, or a copy, is wanted.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -147,12 +183,16 @@ impl Buffer {
         dlpack::capsule(py, self.memory.clone(), versioned)
     }
 
-    /// DLPack's name of the processor's memory.
+    /// Returns DLPack's numbers of the processor's memory.
+    ///
+    /// Returns:
+    ///     The kind of device and its number.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (dlpack::CPU, 0)
     }
 
-    /// NumPy's way to the memory; not for the element types that NumPy lacks.
+    /// The description of the memory for NumPy. Element types that NumPy lacks raise an
+    /// AttributeError.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dtype = self.memory.dtype();

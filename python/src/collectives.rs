@@ -1,7 +1,7 @@
-//! Starting collectives: each returns a handle at once. Buffers are worked on in place where input
-//! and result have the same size; otherwise the handle's result is new memory.
+//! Starting collectives: each returns a handle at once. An operation is done in place if its input
+//! and its result have the same size; otherwise the handle's result is new memory.
 //!
-//! A handle's `wait` gives a list of buffers, or of `(buffer, rows from each member)` where ranks
+//! A handle's `wait` returns a list of buffers, or of `(buffer, rows from each member)` if ranks
 //! may give different numbers of rows.
 
 use gradwire_worker::{
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::{
     buffer::{self, Buffer},
-    error::{Raise, Told},
+    error::{PythonError, Raise},
     handle::Handle,
     options::{Common, apply, object_kind, reduce_op},
     session::{ProcessSet, Session},
@@ -25,7 +25,7 @@ fn common(name: Option<String>, priority: i32, set: &Set<'_>) -> Common {
     Common::new(name, priority, set.as_deref())
 }
 
-/// One tensor goes as itself, several as a group.
+/// One tensor, or several as a group.
 enum Parts {
     One(SharedBuffer),
     Group(Vec<SharedBuffer>),
@@ -44,8 +44,28 @@ fn sizes(dims: &[u64]) -> Vec<usize> {
 
 #[pymethods]
 impl Session {
-    /// Reduces, in place; several buffers are one group.
-    #[pyo3(signature = (tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0, process_set=None))]
+    /// Starts an allreduce, in place. Several buffers are one group.
+    ///
+    /// Args:
+    ///     tensors: The buffers.
+    ///     op: The name of the reduction, such as `sum` or `average`.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     prescale: Each contribution is multiplied by it.
+    ///     postscale: The result is multiplied by it.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is the list of the buffers.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
+    #[pyo3(signature = (
+        tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
+        process_set=None,
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn allreduce(
         &self,
@@ -75,7 +95,21 @@ impl Session {
         .or_raise(py)
     }
 
-    /// Combines with Adasum, in place.
+    /// Starts a combination by Adasum, in place.
+    ///
+    /// Args:
+    ///     tensor: The buffer.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list with the buffer.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensor, *, name=None, priority=0, process_set=None))]
     fn adasum(
         &self,
@@ -92,8 +126,29 @@ impl Session {
         Ok(Handle::new(common.called("adasum"), handle))
     }
 
-    /// Reduces to the root, in place there.
-    #[pyo3(signature = (tensor, root, op, *, name=None, priority=0, prescale=1.0, postscale=1.0, process_set=None))]
+    /// Starts a reduce to the root, in place there.
+    ///
+    /// Args:
+    ///     tensor: The buffer.
+    ///     root: The rank that gets the result.
+    ///     op: The name of the reduction, such as `sum` or `average`.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     prescale: Each contribution is multiplied by it.
+    ///     postscale: The result is multiplied by it.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list with the buffer.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
+    #[pyo3(signature = (
+        tensor, root, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
+        process_set=None,
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn reduce(
         &self,
@@ -116,7 +171,22 @@ impl Session {
         Ok(Handle::new(common.called("reduce"), handle))
     }
 
-    /// Gives every rank the root's tensor, in place.
+    /// Starts a broadcast of the root's tensor, in place.
+    ///
+    /// Args:
+    ///     tensor: The buffer.
+    ///     root: The rank whose tensor all get.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list with the buffer.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
     fn broadcast(
         &self,
@@ -134,8 +204,23 @@ impl Session {
         Ok(Handle::new(common.called("broadcast"), handle))
     }
 
-    /// Gives every rank all ranks' rows; several buffers are one group. `object` says which kind of
-    /// exchange of objects the rows are bytes of, if they are.
+    /// Starts an allgather. Several buffers are one group.
+    ///
+    /// Args:
+    ///     tensors: The buffers.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     object: The kind of an exchange of objects, if the rows are the bytes of objects.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list of pairs: a new buffer, and the number of rows of each
+    ///     member.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensors, *, name=None, object=None, priority=0, process_set=None))]
     fn allgather(
         &self,
@@ -164,7 +249,22 @@ impl Session {
         .or_raise(py)
     }
 
-    /// Gives the root all ranks' rows; nothing elsewhere.
+    /// Starts a gather to the root.
+    ///
+    /// Args:
+    ///     tensor: The buffer.
+    ///     root: The rank that gets the result.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is as that of an allgather at the root, and None elsewhere.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensor, root, *, name=None, priority=0, process_set=None))]
     fn gather(
         &self,
@@ -182,9 +282,29 @@ impl Session {
         Ok(Handle::new(common.called("gather"), handle))
     }
 
-    /// Gives every rank its rows of the root's tensor, which only the root gives. The others say of
-    /// which type it is, and may say which shape they expect, which saves a round if it is right.
-    #[pyo3(signature = (tensor, root, *, splits=None, dtype=None, expecting=None, name=None, priority=0, process_set=None))]
+    /// Starts a scatter of the root's tensor.
+    ///
+    /// Args:
+    ///     tensor: The buffer at the root; None elsewhere.
+    ///     root: The rank whose tensor is split.
+    ///     splits: At the root the number of rows of each member; the same for each by default.
+    ///     dtype: The name of the element type, elsewhere than at the root.
+    ///     expecting: The expected shape of the result. If it is right it saves a round trip.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list with a new buffer.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
+    #[pyo3(signature = (
+        tensor, root, *, splits=None, dtype=None, expecting=None, name=None, priority=0,
+        process_set=None,
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn scatter(
         &self,
@@ -214,8 +334,28 @@ impl Session {
         Ok(Handle::new(common.called("scatter"), handle))
     }
 
-    /// Gives every rank its rows of the reduction; several buffers are one group.
-    #[pyo3(signature = (tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0, process_set=None))]
+    /// Starts a reducescatter. Several buffers are one group.
+    ///
+    /// Args:
+    ///     tensors: The buffers.
+    ///     op: The name of the reduction, such as `sum` or `average`.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     prescale: Each contribution is multiplied by it.
+    ///     postscale: The result is multiplied by it.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list of new buffers.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
+    #[pyo3(signature = (
+        tensors, op, *, name=None, priority=0, prescale=1.0, postscale=1.0,
+        process_set=None,
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn reducescatter(
         &self,
@@ -245,7 +385,22 @@ impl Session {
         .or_raise(py)
     }
 
-    /// Gives every rank its rows of every rank's tensor.
+    /// Starts an alltoall.
+    ///
+    /// Args:
+    ///     tensor: The buffer.
+    ///     splits: The number of rows for each member; the same for each by default.
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is as that of an allgather.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensor, *, splits=None, name=None, priority=0, process_set=None))]
     fn alltoall(
         &self,
@@ -266,7 +421,21 @@ impl Session {
         Ok(Handle::new(common.called("alltoall"), handle))
     }
 
-    /// Sends a tensor to a rank.
+    /// Starts a message to a rank.
+    ///
+    /// Args:
+    ///     tensor: The buffer.
+    ///     to: The rank that receives it.
+    ///     tag: The receiver gives the same.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle without a result that matters.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (tensor, to, *, tag=0, priority=0, process_set=None))]
     fn send(
         &self,
@@ -286,8 +455,27 @@ impl Session {
         Ok(Handle::new(format!("send to {to}"), handle))
     }
 
-    /// Receives a tensor from a rank: into `into`, or as new memory of the type `dtype`.
-    #[pyo3(signature = (source, *, into=None, dtype=None, expecting=None, tag=0, priority=0, process_set=None))]
+    /// Starts to receive a message from a rank.
+    ///
+    /// Args:
+    ///     source: The rank that sends it.
+    ///     into: The buffer for it; None for a new one.
+    ///     dtype: The name of the element type of a new buffer.
+    ///     expecting: The expected shape of a new buffer. If it is right it saves a round trip.
+    ///     tag: The sender gives the same.
+    ///     priority: A larger number goes first.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle whose result is a list with the buffer.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
+    #[pyo3(signature = (
+        source, *, into=None, dtype=None, expecting=None, tag=0, priority=0,
+        process_set=None,
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python's keywords")]
     fn receive(
         &self,
@@ -314,14 +502,26 @@ impl Session {
             return Ok(Handle::new(called, handle));
         }
         let Some(name) = dtype else {
-            return Err(Told::invalid("receive needs `into` or `dtype`").raise(py));
+            return Err(PythonError::invalid("receive needs `into` or `dtype`").raise(py));
         };
         let options = options.dtype(buffer::dtype(name).or_raise(py)?);
         let started = py.detach(|| self.inner.receive_async::<SharedBuffer>(options));
         Ok(Handle::new(called, started.or_raise(py)?))
     }
 
-    /// Ends once every rank has come.
+    /// Starts a barrier, which ends once every member has come.
+    ///
+    /// Args:
+    ///     name: Pairs the calls of different ranks. Calls without a name are paired by their
+    ///         order.
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle without a result.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (*, name=None, process_set=None))]
     fn barrier(
         &self,
@@ -335,7 +535,17 @@ impl Session {
         Ok(Handle::new(common.called("barrier"), handle))
     }
 
-    /// This rank has no more data; ends with the last rank's number when none has.
+    /// Declares that this rank has no more data.
+    ///
+    /// Args:
+    ///     process_set: The ranks that take part; all by default.
+    ///
+    /// Returns:
+    ///     A handle that ends when no rank has more data; its result is the last rank that joined.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (*, process_set=None))]
     fn join(&self, py: Python<'_>, process_set: Set<'_>) -> PyResult<Handle> {
         let mut options = JoinOptions::default();

@@ -1,9 +1,10 @@
-//! DLPack: memory for foreign code, in a capsule. The only room of this crate with `unsafe`.
+//! DLPack: memory for other libraries, in a capsule. This module and `at_exit` are the only ones of
+//! this crate with `unsafe`.
 //!
-//! A capsule holds a pointer to a structure whose layout the DLPack standard fixes. Whoever takes
-//! it renames the capsule and calls the structure's deleter when done; a capsule that nobody took
-//! does so itself. The structure keeps the shared memory taken until then. No reference to
-//! the memory itself is ever made here: Python and the daemon look at it through pointers.
+//! A capsule holds a pointer to a structure whose layout the DLPack standard fixes. A consumer
+//! renames the capsule and calls the structure's deleter when it is done; a capsule without a
+//! consumer does so itself. The structure keeps the shared memory allocated until then. This module
+//! never creates a reference to the memory: Python and the daemon access it through pointers.
 
 use std::ffi::{CStr, c_void};
 
@@ -191,7 +192,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     drop(unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) });
 }
 
-/// The structure in a capsule that still has its name: nobody has taken it.
+/// The structure in a capsule that still has its name: it has no consumer.
 ///
 /// # Safety
 /// `capsule` is a capsule and the interpreter is attached.

@@ -1,11 +1,11 @@
-//! Errors on their way to Python: the classes of `gradwire._errors`, which say what they mean.
+//! Errors for Python: the exceptions of `gradwire._errors`.
 
 use gradwire_worker::{Failure, FailureKind, GradwireError};
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyDict};
 
-/// An error with all that Python is told of it; cloned where it is raised again.
+/// An error with the attributes of its exception; cloned if it is raised again.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct PythonError {
     class: &'static str,
     text: String,
     kind: &'static str,
@@ -14,8 +14,8 @@ pub(crate) struct Told {
     tensor: String,
 }
 
-impl Told {
-    /// A call that asks for something impossible; nothing was started.
+impl PythonError {
+    /// A call with an argument that is not usable; nothing was started.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self::plain("InvalidRequest", "invalid", text.into())
     }
@@ -70,7 +70,7 @@ impl Told {
     }
 }
 
-impl From<GradwireError> for Told {
+impl From<GradwireError> for PythonError {
     fn from(error: GradwireError) -> Self {
         use GradwireError as E;
         let text = || error.to_string();
@@ -93,13 +93,13 @@ impl From<GradwireError> for Told {
     }
 }
 
-/// Makes results of the worker library Python's.
+/// Converts results of the worker library.
 pub(crate) trait Raise<T> {
-    /// The value, or the exception.
+    /// Returns the value, or raises the exception.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 
-impl<T, E: Into<Told>> Raise<T> for Result<T, E> {
+impl<T, E: Into<PythonError>> Raise<T> for Result<T, E> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| error.into().raise(py))
     }

@@ -1,7 +1,7 @@
 //! Operations in flight, for Python.
 //!
-//! WAIT: a wait sleeps in slices of [`SLICE`] without the interpreter, and looks for signals
-//! between them, so that Ctrl-C ends it and other Python threads run meanwhile.
+//! WAIT: a wait sleeps in slices of [`SLICE`] without the interpreter's lock, and checks for
+//! signals between them, so that Ctrl-C ends it and other Python threads run meanwhile.
 
 use std::{
     fmt,
@@ -12,12 +12,12 @@ use std::{
 use gradwire_worker::{Gathered, GradwireError, ProcessSet, SharedBuffer, WaitError};
 use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
 
-use crate::{buffer::Buffer, error::Told, session};
+use crate::{buffer::Buffer, error::PythonError, session};
 
-/// How long a waiter may be deaf to signals.
+/// The longest time without a check for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// What an operation comes to.
+/// The result of an operation.
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
     Nothing,
@@ -104,12 +104,15 @@ impl<I: Send + 'static, R: IntoValue> IntoValue for (I, R) {
     }
 }
 
-/// Something that ends.
+/// An operation that has not ended.
 pub(crate) trait Running: Send {
     /// Whether it has ended.
     fn poll(&self) -> bool;
-    /// Its end, or itself again when that has not come within the time.
-    fn wait(self: Box<Self>, within: Duration) -> Result<Result<Value, Told>, Box<dyn Running>>;
+    /// Its result, or itself if it has not ended within the time.
+    fn wait(
+        self: Box<Self>,
+        within: Duration,
+    ) -> Result<Result<Value, PythonError>, Box<dyn Running>>;
 }
 
 impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
@@ -117,7 +120,10 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
         Self::poll(self)
     }
 
-    fn wait(self: Box<Self>, within: Duration) -> Result<Result<Value, Told>, Box<dyn Running>> {
+    fn wait(
+        self: Box<Self>,
+        within: Duration,
+    ) -> Result<Result<Value, PythonError>, Box<dyn Running>> {
         match (*self).wait_deadline(within) {
             Ok(payload) => Ok(Ok(payload.into_value())),
             Err(WaitError::Failed(error)) => Ok(Err(error.into())),
@@ -128,12 +134,12 @@ impl<P: IntoValue> Running for gradwire_worker::Handle<P> {
 
 enum State {
     Running(Box<dyn Running>),
-    Ended(Result<Value, Told>),
-    /// Between the two, while it is locked.
+    Ended(Result<Value, PythonError>),
+    /// While a thread that has the lock waits.
     Taken,
 }
 
-/// An operation in flight. Waiting again gives the same result again.
+/// An operation in flight.
 #[pyclass(frozen, module = "gradwire._native")]
 pub(crate) struct Handle {
     name: String,
@@ -145,8 +151,8 @@ impl Handle {
         Self { name: name.into(), state: Mutex::new(State::Running(Box::new(running))) }
     }
 
-    /// Waits this long at most; none if that was not enough.
-    fn wait_slice(&self, within: Duration) -> Option<Result<Value, Told>> {
+    /// Waits for at most this long; returns none if the operation has not ended.
+    fn wait_slice(&self, within: Duration) -> Option<Result<Value, PythonError>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = match std::mem::replace(&mut *state, State::Taken) {
             State::Running(running) => match running.wait(within) {
@@ -172,27 +178,41 @@ impl Handle {
         &self.name
     }
 
-    /// Whether `wait` would return at once.
+    /// Returns whether `wait` would return, or raise, at once.
+    ///
+    /// Returns:
+    ///     True if the operation has ended.
     fn poll(&self, py: Python<'_>) -> bool {
         py.detach(|| match self.state.try_lock() {
             Ok(state) => match &*state {
                 State::Running(running) => running.poll(),
                 State::Ended(_) | State::Taken => true,
             },
-            // Somebody waits for it at this moment.
+            // A thread waits for it at this moment.
             Err(TryLockError::WouldBlock) => false,
             Err(TryLockError::Poisoned(_)) => true,
         })
     }
 
-    /// Waits for the result: a list of buffers, of `(buffer, rows)`, a number, a process set or
-    /// nothing. With a `timeout` in seconds it raises `WaitTimeout` then; the operation goes on.
+    /// Waits for the operation to end. Ctrl-C ends the wait.
+    ///
+    /// Args:
+    ///     timeout: The longest time to wait, in seconds. None waits without a limit.
+    ///
+    /// Returns:
+    ///     A list of buffers, a list of pairs of a buffer and the number of rows from each member,
+    ///     a number, a process set, or None, depending on the operation. A second call returns the
+    ///     same.
+    ///
+    /// Raises:
+    ///     WaitTimeout: The operation has not ended within `timeout`. It goes on.
+    ///     GradwireError: The operation failed.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let limit = match timeout {
             None => None,
             Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|error| {
-                Told::invalid(format!("timeout={seconds} is not usable: {error}")).raise(py)
+                PythonError::invalid(format!("timeout={seconds} is not usable: {error}")).raise(py)
             })?),
         };
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
@@ -208,7 +228,7 @@ impl Handle {
             py.check_signals()?;
             if let (Some(after), true) = (limit, left.is_some_and(|left| left <= SLICE)) {
                 let what = format!("the operation on tensor '{}'", self.name);
-                return Err(Told::from(GradwireError::Timeout { what, after }).raise(py));
+                return Err(PythonError::from(GradwireError::Timeout { what, after }).raise(py));
             }
         }
     }

@@ -1,11 +1,11 @@
 //! The native half of the Python package `gradwire`: the module `gradwire._native`.
 //!
-//! It knows sessions, memory and handles, and nothing of NumPy, PyTorch or pickle: those are the
-//! Python half's. What it adds to the worker library is what an interpreter needs:
+//! It has sessions, memory and handles. NumPy, PyTorch and pickle are left to the Python half. It
+//! adds to the worker library what an interpreter needs:
 //!
 //! - every wait lets other Python threads run, and ends with Ctrl-C within 50 ms;
-//! - memory is shared with whoever understands DLPack or NumPy's array interface, and stays
-//!   taken while anybody, Python or the daemon, still uses it;
+//! - memory is shared with libraries that support DLPack or NumPy's array interface, and stays
+//!   allocated while Python or the daemon uses it;
 //! - every error is a Python exception with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
@@ -16,11 +16,11 @@
 
 use pyo3::prelude::*;
 
-#[expect(unsafe_code, reason = "the one room that the C library calls")]
+#[expect(unsafe_code, reason = "the module that the C library calls")]
 mod at_exit;
 mod buffer;
 mod collectives;
-#[expect(unsafe_code, reason = "the one room where memory is handed to foreign code")]
+#[expect(unsafe_code, reason = "the module that exports memory")]
 mod dlpack;
 mod error;
 mod handle;

@@ -1,8 +1,8 @@
-//! What all collectives are told alike: name, priority, process set, and how to reduce.
+//! The options that all collectives have: name, priority, process set, reduction.
 
 use gradwire_worker::{ObjectKind, ProcessSet, ReduceOp};
 
-use crate::{error::Told, session};
+use crate::{error::PythonError, session};
 
 /// Name, priority and process set of an operation.
 #[derive(Debug)]
@@ -21,13 +21,13 @@ impl Common {
         Self { name, priority, set: set.map(|set| set.inner.clone()) }
     }
 
-    /// What the handle is called in messages.
+    /// The name of the operation in messages.
     pub(crate) fn called(&self, collective: &str) -> String {
         self.name.clone().unwrap_or_else(|| collective.to_owned())
     }
 }
 
-/// Gives options of the worker library what [`Common`] says.
+/// Sets the fields of [`Common`] in options of the worker library.
 macro_rules! apply {
     ($common:expr, $options:expr) => {{
         let common: &$crate::options::Common = &$common;
@@ -45,17 +45,20 @@ macro_rules! apply {
 pub(crate) use apply;
 
 /// The exchange of objects of that name.
-pub(crate) fn object_kind(name: &str) -> Result<ObjectKind, Told> {
+pub(crate) fn object_kind(name: &str) -> Result<ObjectKind, PythonError> {
     ObjectKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
         let all = ObjectKind::ALL.map(ObjectKind::name);
-        Told::invalid(format!("objects are not exchanged by {name:?}, but by {}", all.join(", ")))
+        PythonError::invalid(format!(
+            "objects are not exchanged by {name:?}, but by {}",
+            all.join(", ")
+        ))
     })
 }
 
 /// The reduction of that name.
-pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, Told> {
+pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, PythonError> {
     ReduceOp::ALL.iter().copied().find(|op| op.name() == name).ok_or_else(|| {
         let all: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
-        Told::invalid(format!("there is no reduction {name:?}: they are {}", all.join(", ")))
+        PythonError::invalid(format!("there is no reduction {name:?}: they are {}", all.join(", ")))
     })
 }

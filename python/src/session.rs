@@ -1,4 +1,4 @@
-//! Being a rank of a job.
+//! This process as a rank of a job.
 
 use std::{
     sync::{
@@ -15,11 +15,11 @@ use pyo3::{prelude::*, types::PyDict};
 use crate::{
     at_exit,
     buffer::{self, Buffer},
-    error::{Raise, Told},
+    error::{PythonError, Raise},
     handle::{Handle, SLICE},
 };
 
-/// A group of ranks, as the job knows it.
+/// A group of ranks that is registered with the job.
 #[pyclass(frozen, eq, module = "gradwire._native")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessSet {
@@ -34,19 +34,19 @@ impl From<gradwire_worker::ProcessSet> for ProcessSet {
 
 #[pymethods]
 impl ProcessSet {
-    /// Its number; 0 for all ranks.
+    /// The number of the process set; 0 for all ranks.
     #[getter]
     fn id(&self) -> u32 {
         self.inner.id()
     }
 
-    /// Its members, ascending.
+    /// The ranks of the members, in ascending order.
     #[getter]
     fn ranks(&self) -> Vec<u32> {
         self.inner.ranks().to_vec()
     }
 
-    /// This rank's place among the members; None if it is not one.
+    /// The place of this rank among the members; None if it is not one.
     #[getter]
     fn position(&self) -> Option<usize> {
         self.inner.position()
@@ -66,12 +66,12 @@ pub(crate) struct Session {
 
 type Attached = Result<gradwire_worker::Session, GradwireError>;
 
-/// Attaches on a thread of its own, so that signals are heard meanwhile.
-fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, Told> {
+/// Attaches on another thread, so that this one can check for signals meanwhile.
+fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, PythonError> {
     let builder = gradwire_worker::Session::builder_from_env()?;
     let (sender, receiver) = mpsc::sync_channel(1);
     let work = move || {
-        // Dropped unheard, a session that came too late leaves the job and says so.
+        // If nobody receives it, the session is dropped and leaves the job.
         let _ = sender.send(builder.cancel(cancel).attach());
     };
     let thread = thread::Builder::new().name("gw-attach".to_owned()).spawn(work);
@@ -81,8 +81,17 @@ fn start_attach(cancel: Arc<AtomicBool>) -> Result<mpsc::Receiver<Attached>, Tol
 
 #[pymethods]
 impl Session {
-    /// Attaches to this node's daemon as the rank that the launcher's variables say, and returns
-    /// once every node is there; other ranks may still be on their way.
+    /// Attaches to this node's daemon as the rank that the launcher's variables describe.
+    ///
+    /// Returns once every node is there; other ranks may still be missing.
+    ///
+    /// Returns:
+    ///     The session.
+    ///
+    /// Raises:
+    ///     NotLaunched: The variables are missing.
+    ///     InvalidRequest: A setting is not usable.
+    ///     PeerLost: The daemon, or a node, does not answer.
     #[staticmethod]
     fn attach(py: Python<'_>) -> PyResult<Self> {
         let cancel = Arc::new(AtomicBool::new(false));
@@ -99,53 +108,73 @@ impl Session {
                     py.check_signals().inspect_err(|_| cancel.store(true, Relaxed))?;
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(Told::from(GradwireError::Closed).raise(py));
+                    return Err(PythonError::from(GradwireError::Closed).raise(py));
                 }
             }
         }
     }
 
     /// Leaves the job in good order.
+    ///
+    /// Raises:
+    ///     GradwireError: The job had failed before.
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.inner.shutdown()).or_raise(py)
     }
 
-    /// Leaves the job when the process ends, in good order if its exit code is 0, and then waits
-    /// for those of its children that serve the job. Leaves now where that can't be arranged.
+    /// Leaves the job when the process ends, in good order if its exit code is 0.
+    ///
+    /// Then it waits for those of its children that serve the job. If that can't be arranged it
+    /// leaves the job now.
+    ///
+    /// Args:
+    ///     services: The process ids of the children.
+    ///
+    /// Raises:
+    ///     GradwireError: The job had failed before.
     fn leave_at_exit(&self, py: Python<'_>, services: Vec<i32>) -> PyResult<()> {
         if at_exit::leave(self.inner.clone(), services) { Ok(()) } else { self.shutdown(py) }
     }
 
-    /// Gives up: all other ranks are told the reason.
+    /// Ends the job: all other ranks get the reason.
+    ///
+    /// Args:
+    ///     reason: The text that they get.
     fn abort(&self, py: Python<'_>, reason: &str) {
         py.detach(|| self.inner.abort(reason));
     }
 
+    /// The number of this rank in the job.
     #[getter]
     fn rank(&self) -> u32 {
         self.inner.rank()
     }
 
+    /// The number of ranks of the job.
     #[getter]
     fn size(&self) -> u32 {
         self.inner.size()
     }
 
+    /// The number of this rank on its node.
     #[getter]
     fn local_rank(&self) -> u32 {
         self.inner.local_rank()
     }
 
+    /// The number of ranks on this node.
     #[getter]
     fn local_size(&self) -> u32 {
         self.inner.local_size()
     }
 
+    /// The number of this node among the nodes that have a rank with this local rank.
     #[getter]
     fn cross_rank(&self) -> u32 {
         self.inner.cross_rank()
     }
 
+    /// The number of nodes that have a rank with this local rank.
     #[getter]
     fn cross_size(&self) -> u32 {
         self.inner.cross_size()
@@ -157,20 +186,24 @@ impl Session {
         self.inner.host()
     }
 
-    /// The job's id.
+    /// The id of the job.
     #[getter]
     fn job(&self) -> &str {
         self.inner.job().as_str()
     }
 
-    /// The nodes in the order of their ranks: `(host, first rank, number of ranks)`.
+    /// The nodes in the order of their ranks: host, first rank, number of ranks.
     #[getter]
     fn nodes(&self) -> Vec<(String, u32, u32)> {
         let nodes = self.inner.nodes().iter();
         nodes.map(|node| (node.host.clone(), node.first_rank, node.slots)).collect()
     }
 
-    /// What was done so far: counts of operations and bytes, and the shared memory in use.
+    /// Returns counters of this rank's operations.
+    ///
+    /// Returns:
+    ///     `operations` and `bytes` that were submitted, and `in_flight`: the operations that have
+    ///     not ended.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.inner.stats();
         let all = PyDict::new(py);
@@ -180,7 +213,18 @@ impl Session {
         Ok(all)
     }
 
-    /// Memory that the daemon sees, too. Its contents are whatever they are.
+    /// Allocates memory that is shared with the daemon. Its content is undefined.
+    ///
+    /// Args:
+    ///     dtype: The name of the element type.
+    ///     shape: The dimensions, outermost first.
+    ///
+    /// Returns:
+    ///     The memory.
+    ///
+    /// Raises:
+    ///     InvalidRequest: There is no such element type, or the shape is too large.
+    ///     OutOfResources: There is not enough shared memory.
     fn buffer(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Buffer> {
         let dtype = buffer::dtype(dtype).or_raise(py)?;
         let shape = buffer::shape(&shape).or_raise(py)?;
@@ -188,19 +232,43 @@ impl Session {
         Ok(made.or_raise(py)?.into_shared().into())
     }
 
-    /// The set of all ranks.
+    /// Returns the process set of all ranks.
+    ///
+    /// Returns:
+    ///     The process set with the number 0.
     fn global_process_set(&self) -> ProcessSet {
         self.inner.global_process_set().into()
     }
 
-    /// Makes a process set; all ranks of the job call it with the same ranks.
+    /// Starts the registration of a process set. All ranks of the job call it with the same ranks.
+    ///
+    /// Args:
+    ///     ranks: The ranks of the members.
+    ///
+    /// Returns:
+    ///     A handle whose result is the process set.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     fn add_process_set(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<Handle> {
         let handle = py.detach(|| self.inner.add_process_set_async(&ranks)).or_raise(py)?;
         Ok(Handle::new("add_process_set", handle))
     }
 
-    /// Removes a process set; all ranks of the job call it. With `give_up` what only some of its ranks have submitted
-    /// fails there; without it the set is not removed then.
+    /// Starts the removal of a process set. All ranks of the job call it.
+    ///
+    /// Args:
+    ///     set: The process set.
+    ///     give_up: Whether operations that only some members have submitted fail. Otherwise the
+    ///         set is not removed while there are any.
+    ///
+    /// Returns:
+    ///     A handle without a result.
+    ///
+    /// Raises:
+    ///     InvalidRequest: An argument is not usable. Nothing was started.
+    ///     GradwireError: The session has ended, or memory ran out.
     #[pyo3(signature = (set, give_up = false))]
     fn remove_process_set(
         &self,
