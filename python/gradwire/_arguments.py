@@ -17,7 +17,7 @@ _RANKS = 2**32 - 1
 _ROWS = 2**63 - 1
 
 
-def whole(name: str, value: Any, most: int = _RANKS) -> int:
+def whole_number(name: str, value: Any, most: int = _RANKS) -> int:
     """Returns a whole number from 0 to ``most``: a rank, a tag, the id of a process set.
 
     Raises:
@@ -34,7 +34,7 @@ def whole(name: str, value: Any, most: int = _RANKS) -> int:
     return number
 
 
-def wholes(name: str, values: Iterable[Any], most: int = _RANKS) -> list[int]:
+def whole_numbers(name: str, values: Iterable[Any], most: int = _RANKS) -> list[int]:
     """Returns a list of whole numbers from 0 to ``most``, such as ranks.
 
     Raises:
@@ -46,7 +46,7 @@ def wholes(name: str, values: Iterable[Any], most: int = _RANKS) -> list[int]:
         raise InvalidRequest(
             f"{name}={values!r}: it must be a list of whole numbers", kind="invalid"
         ) from None
-    return [whole(f"{name}[{at}]", value, most) for at, value in enumerate(given)]
+    return [whole_number(f"{name}[{at}]", value, most) for at, value in enumerate(given)]
 
 
 def rows(name: str, values: Iterable[Any] | None) -> list[int] | None:
@@ -55,7 +55,7 @@ def rows(name: str, values: Iterable[Any] | None) -> list[int] | None:
     Raises:
         InvalidRequest: They are not whole numbers.
     """
-    return None if values is None else wholes(name, values, _ROWS)
+    return None if values is None else whole_numbers(name, values, _ROWS)
 
 
 def factor(name: str, value: Any) -> float:

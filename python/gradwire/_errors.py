@@ -6,6 +6,8 @@ class under the name ``HorovodInternalError``, so code that was written for Horo
 
 from __future__ import annotations
 
+from gradwire import _uncaught
+
 
 class GradwireError(RuntimeError):
     """An operation or a call failed.
@@ -48,6 +50,7 @@ class GradwireError(RuntimeError):
         tensor: str = "",
     ) -> None:
         super().__init__(text)
+        _uncaught.watch()
         self.kind, self.rank, self.host, self.tensor = kind, rank, host, tensor
 
     def __reduce__(self) -> tuple[object, ...]:

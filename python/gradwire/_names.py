@@ -10,7 +10,7 @@ from __future__ import annotations
 NAMES = 4096 + 1
 
 
-def again(count: int) -> int:
+def repeating_number(count: int) -> int:
     """Returns the number of the ``count``-th operation.
 
     The first operation has the count 1. The numbers go from 1 to ``NAMES`` and then start again.

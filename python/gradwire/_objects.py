@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwire import _native
-from gradwire._arguments import whole
+from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._world import ProcessSet, global_process_set, native_set, session
 
@@ -83,7 +83,7 @@ def broadcast_object(
         ```
     """
     members: Sequence[int] = process_set.ranks
-    root_rank = whole("root_rank", root_rank)
+    root_rank = whole_number("root_rank", root_rank)
     if root_rank not in members:
         raise InvalidRequest(
             f"the root, rank {root_rank}, is not a member of {process_set}", kind="invalid"

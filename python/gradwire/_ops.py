@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from gradwire import _native
-from gradwire._arguments import factor, rows, whole
+from gradwire._arguments import factor, rows, whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, native_set
@@ -278,7 +278,7 @@ class Collectives(Generic[Array]):
         in_place: bool = False,
     ) -> Handle[list[Array]]:
         """Starts an allreduce of several arrays in one request."""
-        buffers = [self.place(array) for array in some(arrays)]
+        buffers = [self.place(array) for array in not_empty(arrays)]
         handle = self.reduced(buffers, name, op, prescale_factor, postscale_factor, process_set)
         return Handle(handle, self._back(arrays) if in_place else self._views(arrays))
 
@@ -293,7 +293,7 @@ class Collectives(Generic[Array]):
         process_set: ProcessSet,
     ) -> Handle[Array | None]:
         """Starts a reduce; its result is None on the ranks that are not the root."""
-        root_rank = whole("root_rank", root_rank)
+        root_rank = whole_number("root_rank", root_rank)
         before, after = _factors(prescale_factor, postscale_factor)
         buffer = self.place(array)
         handle = session().reduce(
@@ -318,7 +318,7 @@ class Collectives(Generic[Array]):
         in_place: bool = False,
     ) -> Handle[Array]:
         """Starts a broadcast."""
-        root_rank = whole("root_rank", root_rank)
+        root_rank = whole_number("root_rank", root_rank)
         buffer = self.place(array)
         handle = session().broadcast(
             buffer,
@@ -344,7 +344,7 @@ class Collectives(Generic[Array]):
 
         ``kind`` is the prefix of the operation's name.
         """
-        buffers = [self.place(array) for array in some(arrays)]
+        buffers = [self.place(array) for array in not_empty(arrays)]
         handle = session().allgather(
             buffers,
             name=None if name is None else f"{kind}.{name}",
@@ -362,7 +362,7 @@ class Collectives(Generic[Array]):
         self, array: Array, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> Handle[tuple[Array, list[int]] | None]:
         """Starts a gather; its result is None on the ranks that are not the root."""
-        root_rank = whole("root_rank", root_rank)
+        root_rank = whole_number("root_rank", root_rank)
         buffer = self.place(array)
         handle = session().gather(
             buffer,
@@ -392,7 +392,7 @@ class Collectives(Generic[Array]):
 
         On the ranks that are not the root only the kind and the dtype of ``array`` count.
         """
-        root_rank = whole("root_rank", root_rank)
+        root_rank = whole_number("root_rank", root_rank)
         at_root = session().rank == root_rank
         given = rows("splits", splits) if at_root else None
         buffer = self.place(array) if at_root else None
@@ -417,7 +417,7 @@ class Collectives(Generic[Array]):
     ) -> Handle[list[Array]]:
         """Starts a reducescatter of several arrays in one request."""
         before, after = _factors(prescale_factor, postscale_factor)
-        buffers = [self.place(array) for array in some(arrays)]
+        buffers = [self.place(array) for array in not_empty(arrays)]
         handle = session().reducescatter(
             buffers,
             reduce_op(op).name,
@@ -444,7 +444,7 @@ class Collectives(Generic[Array]):
 
     def send(self, array: Array, to_rank: int, tag: int, process_set: ProcessSet) -> Handle[None]:
         """Starts a send."""
-        to_rank, tag = whole("to_rank", to_rank), whole("tag", tag)
+        to_rank, tag = whole_number("to_rank", to_rank), whole_number("tag", tag)
         buffer = self.place(array)
         handle = session().send(buffer, to_rank, tag=tag, process_set=native_set(process_set))
         return Handle(handle, lambda _: None)
@@ -453,7 +453,7 @@ class Collectives(Generic[Array]):
         self, like: Array, from_rank: int, tag: int, process_set: ProcessSet
     ) -> Handle[Array]:
         """Starts a receive; the result has the shape that was sent and the kind of ``like``."""
-        from_rank, tag = whole("from_rank", from_rank), whole("tag", tag)
+        from_rank, tag = whole_number("from_rank", from_rank), whole_number("tag", tag)
         dtype, shape = self.adapter.describe(like)
         handle = session().receive(
             from_rank,
@@ -469,7 +469,7 @@ def _factors(prescale_factor: float, postscale_factor: float) -> tuple[float, fl
     return factor("prescale_factor", prescale_factor), factor("postscale_factor", postscale_factor)
 
 
-def some(arrays: Sequence[Array]) -> Sequence[Array]:
+def not_empty(arrays: Sequence[Array]) -> Sequence[Array]:
     """Returns the arrays; refuses an empty group."""
     if len(arrays) == 0:
         raise InvalidRequest("a group needs at least one tensor", kind="invalid")

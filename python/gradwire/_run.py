@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradwire import _uncaught
 from gradwire._errors import Cancelled, InvalidRequest
 from gradwire._objects import dumps
 from gradwire._programs import find
@@ -161,7 +162,8 @@ def rank() -> None:
     try:
         func, args, kwargs = pickle.loads((folder / "call").read_bytes())
         result = dumps(func(*args, **kwargs))
-    except Exception:
-        (folder / f"error.{own}").write_text(traceback.format_exc())
+    except Exception as error:
+        with _uncaught.shortened(error):
+            (folder / f"error.{own}").write_text(traceback.format_exc())
         raise
     (folder / f"result.{own}").write_bytes(result)

@@ -26,31 +26,31 @@ _STARTS = {
     *("broadcast", "allgather", "gather", "scatter", "alltoall"),
     *("send", "receive", "barrier", "join"),
 }
-_FAREWELL = 5.0
+_GRACE_SECONDS = 5.0
 Wait = Callable[[], None]
 
 
-class Later:
+class QueuedHandle:
     """The handle of an operation that waits in the queue. It has the methods of a native handle."""
 
     def __init__(self, what: str, name: str | None) -> None:
         self.name = name if name is not None else f"an unnamed {what}"
-        self._begun = threading.Event()
+        self._started = threading.Event()
         self._handle: _native.Handle | None = None
         self._error: BaseException | None = None
 
-    def begin(self, start: Callable[[], _native.Handle]) -> None:
+    def start(self, operation: Callable[[], _native.Handle]) -> None:
         """Starts the operation. An error is kept for ``wait``."""
         try:
-            self._handle = start()
+            self._handle = operation()
             self.name = self._handle.name
         except BaseException as error:
             self._error = error
-        self._begun.set()
+        self._started.set()
 
     def poll(self) -> bool:
         """Returns whether ``wait`` would return, or raise, at once."""
-        return self._begun.is_set() and (self._handle is None or self._handle.poll())
+        return self._started.is_set() and (self._handle is None or self._handle.poll())
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits until the operation has been started, and for its result."""
@@ -59,7 +59,7 @@ class Later:
                 f"timeout={timeout}: it must be a number of seconds, or None", kind="invalid"
             )
         until = None if timeout is None else time.monotonic() + timeout
-        if not self._begun.wait(timeout):
+        if not self._started.wait(timeout):
             raise WaitTimeout(
                 f"{self.name!r} has not begun within {timeout:g} s: its tensors are still being "
                 "computed or copied",
@@ -72,12 +72,14 @@ class Later:
         return self._handle.wait(None if until is None else max(0.0, until - time.monotonic()))
 
 
-class Line:
+class StartQueue:
     """The queue. Its thread lives as long as the session."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[list[Wait], Callable[[], _native.Handle], Later]] = deque()
+        self._waiting: deque[tuple[list[Wait], Callable[[], _native.Handle], QueuedHandle]] = (
+            deque()
+        )
         self._thread: threading.Thread | None = None
         self._closing = False
 
@@ -86,14 +88,16 @@ class Line:
         """Whether the queue is not empty."""
         return bool(self._waiting)
 
-    def add(self, waits: list[Wait], start: Callable[[], _native.Handle], later: Later) -> None:
+    def add(
+        self, waits: list[Wait], start: Callable[[], _native.Handle], queued: QueuedHandle
+    ) -> None:
         """Adds an operation at the end."""
         with self._changed:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._serve, name="gw-staging", daemon=True)
                 self._closing = False
                 self._thread.start()
-            self._waiting.append((waits, start, later))
+            self._waiting.append((waits, start, queued))
             self._changed.notify_all()
 
     def _serve(self) -> None:
@@ -102,22 +106,22 @@ class Line:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     return
-                waits, start, later = self._waiting[0]
+                waits, start, queued = self._waiting[0]
             try:
                 for wait in waits:
                     wait()
             except BaseException as error:
-                later.begin(_raiser(error))
+                queued.start(_raiser(error))
             else:
-                later.begin(start)
+                queued.start(start)
             # Not before the start: a caller that comes meanwhile must see that the queue is not
             # empty.
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()
-            del waits, start, later  # they hold tensors
+            del waits, start, queued  # they hold tensors
 
-    def settle(self, within: float | None = None) -> bool:
+    def drain(self, within: float | None = None) -> bool:
         """Waits until the queue is empty; returns whether it is."""
         if threading.current_thread() is self._thread:
             return True
@@ -126,12 +130,12 @@ class Line:
 
     def close(self) -> None:
         """Starts what is in the queue, and ends the thread."""
-        self.settle(_FAREWELL)
+        self.drain(_GRACE_SECONDS)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_FAREWELL)
+            self._thread.join(_GRACE_SECONDS)
 
 
 def _raiser(error: BaseException) -> Callable[[], _native.Handle]:
@@ -155,29 +159,29 @@ class _Queueing:
         self._native = native
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self._native, name)
+        method = getattr(self._native, name)
         return (
-            asked
+            method
             if name not in _STARTS
-            else lambda *given, **named: _start(name, asked, given, named)
+            else lambda *given, **named: _start(name, method, given, named)
         )
 
 
 def _start(
-    what: str, asked: Callable[..., _native.Handle], given: Any, named: dict[str, Any]
+    what: str, method: Callable[..., _native.Handle], given: Any, named: dict[str, Any]
 ) -> Any:
     waits, _copies.waits = _copies.waits, []
-    later = Later(what, named.get("name"))
-    _line.add(waits, lambda: asked(*given, **named), later)
-    return later
+    queued = QueuedHandle(what, named.get("name"))
+    _queue.add(waits, lambda: method(*given, **named), queued)
+    return queued
 
 
 _copies = _Copies()
-_line = Line()
+_queue = StartQueue()
 _used = False
 
 
-def under_way(arrived: Wait) -> None:
+def copy_started(arrived: Wait) -> None:
     """Registers a copy to shared memory.
 
     The next operation that this thread starts waits for it.
@@ -185,21 +189,21 @@ def under_way(arrived: Wait) -> None:
     global _used
     if not _used:
         _used = True
-        _world.before_removal.append(settle)
-        _world.before_shutdown.append(_leave)
+        _world.before_removal.append(drain)
+        _world.before_shutdown.append(_close)
     _copies.waits.append(arrived)
 
 
-def arrive() -> None:
+def wait_for_copies() -> None:
     """Waits now for the copies of this thread, because their data is needed."""
     waits, _copies.waits = _copies.waits, []
     for wait in waits:
         wait()
 
 
-def settle() -> None:
+def drain() -> None:
     """Waits until all operations in the queue have been started."""
-    _line.settle()
+    _queue.drain()
 
 
 def session() -> _native.Session:
@@ -208,23 +212,23 @@ def session() -> _native.Session:
     The caller asks for it after it has started its copies.
     """
     native = _world.session()
-    if not _used or not (_copies.waits or _line.busy):
+    if not _used or not (_copies.waits or _queue.busy):
         return native
     queueing: Any = _Queueing(native)
     return queueing
 
 
-def _leave() -> None:
+def _close() -> None:
     """Empties the queue before the session ends."""
-    global _line
-    _line.close()
-    _line = Line()
+    global _queue
+    _queue.close()
+    _queue = StartQueue()
 
 
 def _forked() -> None:
     """Forgets the queue: a forked child has none of the threads and no session."""
-    global _line, _copies
-    _line, _copies = Line(), _Copies()
+    global _queue, _copies
+    _queue, _copies = StartQueue(), _Copies()
 
 
 os.register_at_fork(after_in_child=_forked)

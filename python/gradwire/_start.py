@@ -31,12 +31,12 @@ from gradwire._errors import InvalidRequest, NotLaunched, PeerLost
 from gradwire._programs import find
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_FAREWELL = 5.0
+_GRACE_SECONDS = 5.0
 _services: list[subprocess.Popen[str]] = []
 # How often this process has looked for the ranks of a job without a launcher.
-_meetings = itertools.count()
+_jobs = itertools.count()
 # Whether the variables are those of a job without a launcher.
-_met = False
+_launched_here = False
 
 
 def prepare() -> None:
@@ -104,9 +104,9 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
             program = os.path.basename(words[0])
             how = "did not serve in time" if not ready else "ended before it served"
             raise NotLaunched(f"{program} {how}; what it said is above", kind="not-launched")
-        said: dict[str, str] = json.loads(line)
-        if said.get("event") == "serving":
-            return said
+        report: dict[str, str] = json.loads(line)
+        if report.get("event") == "serving":
+            return report
 
 
 def stop(left: bool = False) -> None:
@@ -115,7 +115,7 @@ def stop(left: bool = False) -> None:
     If this rank has ``left`` in good order the other ranks may still need the services, so it waits
     without a limit, as rank 0 does for torch's own store. Otherwise it ends them after a while.
     """
-    deadline = time.monotonic() + _FAREWELL
+    deadline = time.monotonic() + _GRACE_SECONDS
     while _services:
         service = _services.pop()
         try:
@@ -123,7 +123,7 @@ def stop(left: bool = False) -> None:
         except subprocess.TimeoutExpired:
             service.terminate()
             try:
-                service.wait(_FAREWELL)
+                service.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 service.kill()
                 service.wait()
@@ -144,9 +144,9 @@ def hand_over() -> list[int]:
     return ids
 
 
-def host_is_gone(error: PeerLost) -> PeerLost | None:
+def explain_lost_daemon(error: PeerLost) -> PeerLost | None:
     """Explains why this node's daemon does not answer: the rank that had started it has ended."""
-    if not _met or _services or error.kind != "node-lost":
+    if not _launched_here or _services or error.kind != "node-lost":
         return None
     rank = _number("RANK") - _number("LOCAL_RANK")
     text = f"rank {rank}, which serves this node's ranks, has ended: see its output ({error})"
@@ -169,8 +169,8 @@ def _first_daemon(
         "GRADWIRE_NODES": str(nodes),
         "GRADWIRE_RANKS": str(ranks),
     }
-    name, said = _daemon(job | where, address, slots, order=0)
-    return name, said["grpc"]
+    name, report = _daemon(job | where, address, slots, order=0)
+    return name, report["grpc"]
 
 
 def _other_daemon(
@@ -194,40 +194,40 @@ def _daemon(
     return name, _serve([find("gradwired")], job | where)
 
 
-def meeting(store: Any) -> Any:
+def job_store(store: Any) -> Any:
     """Returns the part of a store for the next job; earlier jobs have left their own keys."""
     from torch.distributed.distributed_c10d import PrefixStore
 
-    return PrefixStore(f"gradwire/{next(_meetings)}", store)
+    return PrefixStore(f"gradwire/{next(_jobs)}", store)
 
 
-def become(job: dict[str, str], name: str, local_rank: int) -> None:
+def set_variables(job: dict[str, str], name: str, local_rank: int) -> None:
     """Sets the variables of a rank whose job was made here."""
-    global _met
-    _met = True
+    global _launched_here
+    _launched_here = True
     os.environ.update(job)
     os.environ["GRADWIRE_SOCKET"] = name
     os.environ["GRADWIRE_LOCAL_RANK"] = str(local_rank)
 
 
-def forget(left: bool, attached: bool = True) -> None:
+def clear_variables(left: bool, attached: bool = True) -> None:
     """Removes the variables of a job that this process was part of.
 
     ``init`` can then start a new one. The variables of a launcher whose job this process has not
     joined stay.
     """
-    global _met
-    if _met or attached:
+    global _launched_here
+    if _launched_here or attached:
         for name in ("GRADWIRE_JOB", "GRADWIRE_SECRET", "GRADWIRE_SOCKET", "GRADWIRE_LOCAL_RANK"):
             os.environ.pop(name, None)
-        _met = False
+        _launched_here = False
     stop(left)
 
 
 def _alone() -> None:
     job = _job("alone")
     name, _ = _first_daemon(job, nodes=1, ranks=1, address="127.0.0.1", slots=1)
-    become(job, name, local_rank=0)
+    set_variables(job, name, local_rank=0)
 
 
 def _number(name: str) -> int:
@@ -249,7 +249,7 @@ def _own_address(master: str, port: int) -> str:
 
 def _store() -> Any:
     """Returns the part of torchrun's store that is for the next job."""
-    global _kept
+    global _torchrun_store
     try:
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
@@ -261,12 +261,14 @@ def _store() -> Any:
             kind="not-launched",
         ) from None
     within = timedelta(seconds=_timeout())
-    if _kept is None:
+    if _torchrun_store is None:
         store, _, _ = next(iter(rendezvous("env://", timeout=within)))
         # Torchrun may restart all of its processes, with the same store.
-        _kept = PrefixStore(f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    _kept.set_timeout(within)
-    return meeting(_kept)
+        _torchrun_store = PrefixStore(
+            f"gradwire/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
+        )
+    _torchrun_store.set_timeout(within)
+    return job_store(_torchrun_store)
 
 
 def _join_torchrun() -> None:
@@ -286,14 +288,14 @@ def _join_torchrun() -> None:
         name, coordinator = _first_daemon(job, len(nodes), size, address, slots)
         store.set("socket/0", name)
         store.set("job", json.dumps({"job": job, "coordinator": coordinator, "nodes": nodes}))
-    said = json.loads(store.get("job"))
-    job = said["job"]
+    report = json.loads(store.get("job"))
+    job = report["job"]
     if local_rank == 0 and rank > 0:
-        order = said["nodes"].index(first)
-        name = _other_daemon(job, said["coordinator"], address, slots, order)
+        order = report["nodes"].index(first)
+        name = _other_daemon(job, report["coordinator"], address, slots, order)
         store.set(f"socket/{first}", name)
-    become(job, store.get(f"socket/{first}").decode(), local_rank)
+    set_variables(job, store.get(f"socket/{first}").decode(), local_rank)
 
 
 # The store may live in torchrun's rank 0: it has to outlive all readers.
-_kept: Any = None
+_torchrun_store: Any = None

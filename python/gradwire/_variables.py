@@ -30,7 +30,7 @@ def set_for(session: _native.Session) -> None:
         os.environ[variable] = str(value)
 
 
-def take_back() -> None:
+def restore() -> None:
     """Restores the variables as they were before."""
     while _before:
         variable, value = _before.popitem()

@@ -9,10 +9,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 
-from gradwire import _native, _start, _variables
-from gradwire._arguments import whole, wholes
+from gradwire import _native, _start, _uncaught, _variables
+from gradwire._arguments import whole_number, whole_numbers
 from gradwire._errors import Forked, GradwireError, InvalidRequest, NotInitialized, PeerLost
 
 
@@ -42,7 +41,7 @@ class ProcessSet:
     process_set_id: int | None = None
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks = sorted(set(wholes("ranks", ranks)))
+        self._ranks = sorted(set(whole_numbers("ranks", ranks)))
         if not self._ranks:
             raise InvalidRequest("a process set needs at least one rank", kind="invalid")
         self._native: _native.ProcessSet | None = None
@@ -129,8 +128,6 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
-_uncaught: str | None = None
-_watching = False
 _sets: dict[int, ProcessSet] = {}
 # What other parts of the package do before a process set is removed, and before the session ends.
 before_removal: list[Callable[[], None]] = []
@@ -164,7 +161,7 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
     if process_set is None or process_set is global_process_set:
         return None
     if not isinstance(process_set, ProcessSet):
-        number = whole("process_set", process_set)
+        number = whole_number("process_set", process_set)
         known = _sets.get(number)
         if number == 0:
             return None
@@ -182,7 +179,7 @@ def native_set(process_set: ProcessSet | int | None) -> _native.ProcessSet | Non
 
 def members(process_set: ProcessSet) -> int:
     """Returns the number of members of a registered process set."""
-    return len(process_set._ranks) if process_set._native is not None else _place().size
+    return len(process_set._ranks) if process_set._native is not None else _attached().size
 
 
 def init(
@@ -218,7 +215,8 @@ def init(
         ```
     """
     global _session, _process
-    among = None if comm is None else wholes("comm", comm)
+    ranks = None if comm is None else whole_numbers("comm", comm)
+    _uncaught.watch()
     with _lock:
         if _session is not None and _process == os.getpid():
             return
@@ -231,15 +229,15 @@ def init(
             _start.prepare()
             made = _native.Session.attach()
         except BaseException as error:
-            better = _start.host_is_gone(error) if isinstance(error, PeerLost) else None
-            _start.forget(left=False, attached=False)
+            better = _start.explain_lost_daemon(error) if isinstance(error, PeerLost) else None
+            _start.clear_variables(left=False, attached=False)
             if better is not None:
                 raise better from error
             raise
-        if among is not None and sorted(among) != list(range(made.size)):
-            made.abort(f"init(comm={among}): a job is all of its ranks")
+        if ranks is not None and sorted(ranks) != list(range(made.size)):
+            made.abort(f"init(comm={ranks}): a job is all of its ranks")
             raise InvalidRequest(
-                f"init(comm={among}): a job is all of its {made.size} ranks; use process sets for "
+                f"init(comm={ranks}): a job is all of its {made.size} ranks; use process sets for "
                 "less",
                 kind="invalid",
             )
@@ -251,13 +249,12 @@ def init(
                 with contextlib.suppress(GradwireError):
                     made.shutdown()
             else:
-                made.abort(f"in init(), {_described(error)}")
-            _start.forget(left=False)
+                made.abort(f"in init(), {_uncaught.described(error)}")
+            _start.clear_variables(left=False)
             raise
         _session, _process = made, os.getpid()
         _variables.set_for(made)
         global_process_set._registered(made.global_process_set())
-        _watch_exceptions()
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
             add_process_set(process_set)
@@ -273,18 +270,18 @@ def shutdown() -> None:
         PeerLost: The job had failed before.
     """
     with _lock:
-        ended = _put_away()
+        ended = _detach()
         if ended is None:
             return
         try:
             ended.shutdown()
         except BaseException:
-            _start.forget(left=False)
+            _start.clear_variables(left=False)
             raise
-        _start.forget(left=True)
+        _start.clear_variables(left=True)
 
 
-def _put_away() -> _native.Session | None:
+def _detach() -> _native.Session | None:
     """Takes the session away from this module and returns it; None if there is none."""
     global _session
     if _session is None or _process != os.getpid():
@@ -292,7 +289,7 @@ def _put_away() -> _native.Session | None:
     for prepare in before_shutdown:
         prepare()
     ended, _session = _session, None
-    _variables.take_back()
+    _variables.restore()
     for process_set in _sets.values():
         process_set._removed()
     _sets.clear()
@@ -326,28 +323,7 @@ def abort(reason: str) -> None:
     session().abort(reason)
 
 
-def _watch_exceptions() -> None:
-    """Keeps the text of an exception that ends the program: the other ranks are told it."""
-    global _watching
-    if _watching:
-        return
-    _watching = True
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _uncaught
-        _uncaught = f"it ended with {_described(error)}"
-        before(kind, error, trace)
-
-    sys.excepthook = hook
-
-
-def _described(error: BaseException) -> str:
-    text, name = " ".join(str(error).split()), type(error).__name__
-    return f"{name}: {text}" if text else name
-
-
-def _code_decides() -> bool:
+def _has_exit_code() -> bool:
     """Returns whether the exit code of this process is still to come.
 
     A process of ``multiprocessing`` ends in its own way, without one.
@@ -362,11 +338,11 @@ def _at_exit() -> None:
     if _process and _process != os.getpid():
         return  # a forked child has nothing to end
     try:
-        if _session is not None and _uncaught is not None:
-            _session.abort(_uncaught)
-        elif _code_decides():
+        if _session is not None and _uncaught.text is not None:
+            _session.abort(_uncaught.text)
+        elif _has_exit_code():
             # SystemExit looks like a good end here. The exit code, which is not known yet, decides.
-            ended = _put_away()
+            ended = _detach()
             if ended is not None:
                 ended.leave_at_exit(_start.hand_over())
         else:
@@ -377,7 +353,7 @@ def _at_exit() -> None:
         _start.stop()
 
 
-def _place() -> _native.Session:
+def _attached() -> _native.Session:
     """Returns the session, for questions about the place of the rank.
 
     A process that was forked from the rank may ask, too: a ``DataLoader``'s worker shards its data
@@ -395,7 +371,7 @@ def rank() -> int:
     Raises:
         NotInitialized: ``init()`` has not been called.
     """
-    return _place().rank
+    return _attached().rank
 
 
 def size() -> int:
@@ -407,7 +383,7 @@ def size() -> int:
     Raises:
         NotInitialized: ``init()`` has not been called.
     """
-    return _place().size
+    return _attached().size
 
 
 def local_rank() -> int:
@@ -424,7 +400,7 @@ def local_rank() -> int:
         torch.cuda.set_device(gw.local_rank())
         ```
     """
-    return _place().local_rank
+    return _attached().local_rank
 
 
 def local_size() -> int:
@@ -436,7 +412,7 @@ def local_size() -> int:
     Raises:
         NotInitialized: ``init()`` has not been called.
     """
-    return _place().local_size
+    return _attached().local_size
 
 
 def cross_rank() -> int:
@@ -448,7 +424,7 @@ def cross_rank() -> int:
     Raises:
         NotInitialized: ``init()`` has not been called.
     """
-    return _place().cross_rank
+    return _attached().cross_rank
 
 
 def cross_size() -> int:
@@ -460,7 +436,7 @@ def cross_size() -> int:
     Raises:
         NotInitialized: ``init()`` has not been called.
     """
-    return _place().cross_size
+    return _attached().cross_size
 
 
 def is_homogeneous() -> bool:
@@ -472,7 +448,7 @@ def is_homogeneous() -> bool:
     Raises:
         NotInitialized: ``init()`` has not been called.
     """
-    return len({slots for _, _, slots in _place().nodes}) == 1
+    return len({slots for _, _, slots in _attached().nodes}) == 1
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

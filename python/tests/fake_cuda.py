@@ -25,9 +25,9 @@ class OnGpu(torch.Tensor):
     """A tensor of the simulated GPU. Only copies, casts and ``launch`` are kernels."""
 
     gpu: FakeCuda
-    is_cuda = property(lambda self: True)  # type: ignore[assignment]
-    is_cpu = property(lambda self: False)  # type: ignore[assignment]
-    device = property(lambda self: torch.device("cuda", 0))  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    device = property(lambda self: torch.device("cuda", 0))
 
     @classmethod
     def __torch_function__(cls, called: Any, types: Any, given: Any = (), named: Any = None) -> Any:
@@ -118,7 +118,7 @@ class FakeCuda:
                 "pinned memory"
             )
         to, what = raw(into), raw(given)
-        stream.put(lambda: to.copy_(what))  # type: ignore[func-returns-value]
+        stream.put(lambda: to.copy_(what))
 
     def synchronize(self, event: threading.Event) -> None:
         self.waited.add(threading.current_thread().name)

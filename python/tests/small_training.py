@@ -34,6 +34,12 @@ def part(whole: torch.Tensor) -> torch.Tensor:
     return whole[PER_RANK * hvd.rank() :][:PER_RANK]
 
 
+def halves(step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's part of a batch, as two smaller ones."""
+    given, wanted = map(part, batch(step))
+    return list(zip(given.split(PER_RANK // 2), wanted.split(PER_RANK // 2)))
+
+
 def loss_of(net: torch.nn.Module, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.mse_loss(net(given), wanted)
 
@@ -59,6 +65,18 @@ def alone(make: Callable[[Any], Any], steps: int = STEPS) -> tuple[torch.nn.Modu
     return net, losses
 
 
+def distributed(net: torch.nn.Module, make: Callable[[Any], Any] = sgd, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(make(net), net.named_parameters(), **options)
+
+
+def train(net: torch.nn.Module, optimizer: Any, steps: int = STEPS) -> None:
+    """Each step with this rank's part of a batch."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(net, *map(part, batch(step))).backward()
+        optimizer.step()
+
+
 def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
     """Each step's closure makes the backward pass itself."""
     for step in range(steps):
@@ -78,9 +96,7 @@ def together(
     """All ranks with their parts of it; the ranks' models begin differently."""
     net = model(seed=3 if hvd.rank() == 0 else 50 + hvd.rank())
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        make(net), named_parameters=net.named_parameters(), **options
-    )
+    optimizer = distributed(net, make, **options)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     losses = []
     for step in range(STEPS):

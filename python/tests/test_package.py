@@ -33,9 +33,9 @@ def test_it_is_typed_and_the_stubs_are_the_modules() -> None:
 
 
 def test_numbers_of_names_come_again() -> None:
-    from gradwire._names import NAMES, again
+    from gradwire._names import NAMES, repeating_number
 
-    assert [again(count) for count in (1, 2, NAMES, NAMES + 1, 2 * NAMES)] == [
+    assert [repeating_number(count) for count in (1, 2, NAMES, NAMES + 1, 2 * NAMES)] == [
         1,
         2,
         NAMES,

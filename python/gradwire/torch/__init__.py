@@ -84,13 +84,9 @@ from gradwire.torch._build import (
 )
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._functions import broadcast_optimizer_state, broadcast_parameters
-from gradwire.torch._mpi_ops import (
+from gradwire.torch._move_ops import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
     broadcast,
@@ -99,6 +95,13 @@ from gradwire.torch._mpi_ops import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
+)
+from gradwire.torch._optimizer import DistributedOptimizer
+from gradwire.torch._reduce_ops import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
@@ -107,10 +110,9 @@ from gradwire.torch._mpi_ops import (
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
 )
-from gradwire.torch._optimizer import DistributedOptimizer
 from gradwire.torch._slots import gradient_bytes_copied
+from gradwire.torch._sparse import sparse_allreduce_async
 from gradwire.torch._sync_batch_norm import SyncBatchNorm
 from gradwire.torch.distributed import DdpHookState, ddp_hook
 

@@ -19,13 +19,13 @@ from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor
-from gradwire.torch._wrapping import Wrapped, counted
+from gradwire.torch._wrapping import Wrapped, without_hooks
 
 # The number of parameters that are combined at a time; a rank may have 256 tasks in flight.
 AT_ONCE = 128
 
 
-def at_least_one(passes: int) -> int:
+def checked_passes(passes: int) -> int:
     """Returns the number of passes.
 
     Raises:
@@ -36,7 +36,7 @@ def at_least_one(passes: int) -> int:
     return passes
 
 
-class Flight:
+class PendingChange:
     """A parameter's change on its way."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Flight:
     ) -> None:
         self.handle, self.buffer, self.small, self.ctx = handle, buffer, small, ctx
 
-    def land(self, compression: type[Compressor]) -> torch.Tensor:
+    def wait(self, compression: type[Compressor]) -> torch.Tensor:
         """Waits for the combined change."""
         self.handle.wait()
         return compression.decompress(collectives.adapter.view(self.buffer, self.small), self.ctx)
@@ -87,7 +87,7 @@ class DistributedAdasum(Wrapped):
 
         Autograd adds them up by itself.
         """
-        self.backward_passes_per_step = at_least_one(passes)
+        self.backward_passes_per_step = checked_passes(passes)
 
     def synchronize(self) -> None:
         """Does nothing: gradients are not exchanged."""
@@ -108,20 +108,20 @@ class DistributedAdasum(Wrapped):
                 agreement.forget()
         return self.process_set.included() is not False
 
-    def infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+    def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Makes all ranks agree: if a rank has found infinities, no rank makes a step."""
         if not self._takes_part():
             return
-        [anywhere] = self._agreements[1].reach([int(any(bool(inf) for inf in found.values()))])
+        [anywhere] = self._agreements[1].exchange([int(any(bool(inf) for inf in found.values()))])
         if anywhere:
             for inf in found.values():
                 inf.fill_(1.0)
 
-    @counted
+    @without_hooks
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Makes this rank's step and combines it with the others'."""
         if not self._takes_part():
-            return self.own_step(closure, *args, **kwargs)
+            return self._original_step(closure, *args, **kwargs)
         with torch.no_grad():
             # A parameter without a gradient does not change, unless a closure is going to compute
             # one.
@@ -131,10 +131,10 @@ class DistributedAdasum(Wrapped):
             before = [
                 p.detach().clone() if may else p for (_, p), may in zip(self._names, changing)
             ]
-        loss = self.own_step(closure, *args, **kwargs)
+        loss = self._original_step(closure, *args, **kwargs)
         # A parameter that no rank has a gradient for did not change; the others are combined by all
         # ranks.
-        used = self._agreements[0].reach(
+        used = self._agreements[0].exchange(
             _agreement.USED if parameter.grad is not None else 0 for _, parameter in self._names
         )
         changes = [(old, *named) for old, named, word in zip(before, self._names, used) if word]
@@ -144,7 +144,7 @@ class DistributedAdasum(Wrapped):
         return loss
 
     def _combine(self, changes: list[tuple[torch.Tensor, str, torch.Tensor]]) -> None:
-        flights = []
+        pending = []
         for at, (old, name, parameter) in enumerate(changes):
             small, ctx = self._compression.compress(parameter.detach() - old)
             buffer = collectives.place(small)
@@ -153,10 +153,10 @@ class DistributedAdasum(Wrapped):
             handle = collectives.reduced(
                 [buffer], called, Adasum, 1.0, 1.0, self.process_set, priority=priority
             )
-            flights.append(Flight(handle, buffer, small, ctx))
+            pending.append(PendingChange(handle, buffer, small, ctx))
         # Old and new are the same tensor if the parameter did not change here.
-        for flight, (old, _, parameter) in zip(flights, changes):
-            parameter.copy_(old + flight.land(self._compression))
+        for change, (old, _, parameter) in zip(pending, changes):
+            parameter.copy_(old + change.wait(self._compression))
 
     def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
         self._copies += 1

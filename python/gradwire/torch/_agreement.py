@@ -60,14 +60,14 @@ class Agreement:
         """Drops the memory of a session that has ended."""
         self._memory = None
 
-    def reach(self, words: Iterable[int]) -> list[int]:
+    def exchange(self, words: Iterable[int]) -> list[int]:
         """Exchanges the words; returns the union of all ranks' words."""
-        said = torch.tensor(list(words), dtype=torch.int64)
-        if self._memory is None or self._memory[1].numel() != said.numel():
-            buffer = session().buffer("i64", [said.numel()])
+        own = torch.tensor(list(words), dtype=torch.int64)
+        if self._memory is None or self._memory[1].numel() != own.numel():
+            buffer = session().buffer("i64", [own.numel()])
             self._memory = buffer, as_tensor(buffer)
         buffer, memory = self._memory
-        memory.copy_(said)
+        memory.copy_(own)
         handle: Any = session().allreduce(
             [buffer],
             "bit-or",

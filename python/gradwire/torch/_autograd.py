@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradwire._arguments import factor, whole
+from gradwire._arguments import factor, whole_number
 from gradwire._ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from gradwire._world import ProcessSet, global_process_set, members, rank
 from gradwire.torch._adapter import collectives
@@ -43,7 +43,7 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     return (tensor.to(wide) * factor).to(tensor.dtype)
 
 
-def _had(given: torch.Tensor, extremum: torch.Tensor) -> torch.Tensor:
+def _has_extremum(given: torch.Tensor, extremum: torch.Tensor) -> torch.Tensor:
     """Returns where a rank's tensor has the extremum of all ranks."""
     return (given == extremum) | (given.isnan() & extremum.isnan())
 
@@ -82,7 +82,7 @@ class GroupedAllreduce(torch.autograd.Function):
             factor("prescale_factor", prescale_factor),
             factor("postscale_factor", postscale_factor),
         )
-        ctx.asked = (name, op, before * after, process_set)
+        ctx.arguments = (name, op, before * after, process_set)
         ctx.had = None
         scales = all(tensor.is_floating_point() for tensor in tensors) or before == after == 1.0
         if op not in (Min, Max) or not scales:
@@ -96,13 +96,13 @@ class GroupedAllreduce(torch.autograd.Function):
         extrema = collectives.grouped_allreduce(given, name, op, 1.0, 1.0, process_set).wait()
         if any(ctx.needs_input_grad):
             # Not among the saved tensors, so that each output can be differentiated by itself.
-            ctx.had = [_had(*pair) for pair in zip(given, extrema)]
+            ctx.had = [_has_extremum(*pair) for pair in zip(given, extrema)]
         return tuple(_scaled(extremum, after) for extremum in extrema)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Returns the gradients of the tensors."""
-        name, op, scale, process_set = ctx.asked
+        name, op, scale, process_set = ctx.arguments
         name = _backward_name(name)
         if op == Product or op not in (Average, Sum, Adasum, Min, Max):
             raise NotImplementedError(f"an allreduce with {op!r} can't be differentiated")
@@ -133,7 +133,7 @@ class Allgather(torch.autograd.Function):
         """Returns the gathered tensors."""
         results = collectives.allgather(tensors, name, process_set).wait()
         at = _position(len(results[0][1]), name, process_set)
-        ctx.asked = (name, process_set)
+        ctx.arguments = (name, process_set)
         # A tensor without dimensions is one row.
         ctx.rows = [(sum(rows[:at]), rows[at]) for _, rows in results]
         ctx.shapes = [tensor.shape for tensor in tensors]
@@ -142,7 +142,7 @@ class Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Returns the gradients of the tensors."""
-        name, process_set = ctx.asked
+        name, process_set = ctx.arguments
         reduced = _reduce(gradients, _backward_name(name), Average, 1.0, process_set)
         own = [
             gradient.narrow(0, *rows).reshape(shape)
@@ -159,14 +159,14 @@ class Broadcast(torch.autograd.Function):
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         """Returns the root's tensor."""
-        root_rank = whole("root_rank", root_rank)
-        ctx.asked = (root_rank, name, process_set)
+        root_rank = whole_number("root_rank", root_rank)
+        ctx.arguments = (root_rank, name, process_set)
         return collectives.broadcast(tensor, root_rank, name, process_set).wait()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Returns the gradient of the tensor."""
-        root_rank, name, process_set = ctx.asked
+        root_rank, name, process_set = ctx.arguments
         [reduced] = _reduce([gradients[0]], _backward_name(name), Average, 1.0, process_set)
         # Zeros that depend on what was reduced: differentiating them calls all ranks again.
         at_root = torch.tensor(rank() == root_rank, device=reduced.device)
@@ -186,7 +186,7 @@ class Alltoall(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the received rows and their numbers."""
         result, received = collectives.alltoall(tensor, splits, name, process_set).wait()
-        ctx.asked = (name, process_set, received, tensor.shape)
+        ctx.arguments = (name, process_set, received, tensor.shape)
         counts = torch.tensor(received, dtype=torch.int32)
         ctx.mark_non_differentiable(counts)
         return result, counts
@@ -194,7 +194,7 @@ class Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Returns the gradient of the tensor."""
-        name, process_set, received, shape = ctx.asked
+        name, process_set, received, shape = ctx.arguments
         back, _ = Alltoall.apply(gradients[0], received, _backward_name(name), process_set)
         # Rows that the splits left out were sent nowhere.
         left = shape[0] - back.shape[0]
@@ -221,14 +221,14 @@ class ReduceScatter(torch.autograd.Function):
             factor("prescale_factor", prescale_factor),
             factor("postscale_factor", postscale_factor),
         )
-        ctx.asked = (name, op, before * after, process_set)
+        ctx.arguments = (name, op, before * after, process_set)
         results = collectives.reducescatter(tensors, name, op, before, after, process_set).wait()
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Returns the gradients of the tensors."""
-        name, op, scale, process_set = ctx.asked
+        name, op, scale, process_set = ctx.arguments
         if op not in (Average, Sum):
             raise NotImplementedError(f"a reducescatter with {op!r} can't be differentiated")
         by = scale * (members(process_set) if op == Sum else 1)

@@ -121,7 +121,7 @@ class Stage:
         # Whether each mapping that was seen could be registered.
         self._mappings: dict[int, bool] = {}
         # The memory that copies out read, until they are done.
-        self._leaving: deque[tuple[Any, torch.Tensor]] = deque()
+        self._copies_out: deque[tuple[Any, torch.Tensor]] = deque()
 
     def _stream(self, device: torch.device) -> Any:
         with self._lock:
@@ -169,14 +169,14 @@ class Stage:
             self.driver.synchronize(done)
             _ = tensor, memory  # neither memory may be reused before
 
-        _staging.under_way(arrived)
+        _staging.copy_started(arrived)
 
     def store(self, memory: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copies shared memory to a tensor; the current stream goes on after that."""
         self._reap()
         done = self._after_all(tensor.device, tensor, memory)
         self.driver.follow(self.driver.current(tensor.device), done)
-        self._leaving.append((done, memory))
+        self._copies_out.append((done, memory))
 
     def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
         """Returns events of this thread's streams, for streams of other threads to wait for."""
@@ -190,16 +190,16 @@ class Stage:
 
     def _reap(self) -> None:
         with self._lock:
-            while self._leaving and self.driver.happened(self._leaving[0][0]):
-                self._leaving.popleft()
+            while self._copies_out and self.driver.happened(self._copies_out[0][0]):
+                self._copies_out.popleft()
 
     def settle(self) -> None:
         """Waits for the copies out, before the processor writes to shared memory."""
         while True:
             with self._lock:
-                if not self._leaving:
+                if not self._copies_out:
                     return
-                event, memory = self._leaving[0]
+                event, memory = self._copies_out[0]
             self.driver.synchronize(event)
             del memory
             self._reap()

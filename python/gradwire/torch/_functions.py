@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from gradwire._arguments import whole
+from gradwire._arguments import whole_number
 from gradwire._errors import InvalidRequest
 from gradwire._objects import broadcast_object
 from gradwire._world import ProcessSet, global_process_set, rank
 from gradwire.torch._adapter import dense_strides
-from gradwire.torch._mpi_ops import broadcast_async_
+from gradwire.torch._move_ops import broadcast_async_
 
 
 def broadcast_parameters(
@@ -48,7 +48,7 @@ def broadcast_parameters(
             f"{type(params).__name__}"
         )
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    flights = []
+    handles = []
     for place, pair in enumerate(pairs):
         if isinstance(pair, torch.Tensor):
             pair = (f"#{place}", pair)
@@ -61,9 +61,9 @@ def broadcast_parameters(
             raise ValueError(
                 f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object"
             )
-        flights.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
-    for flight in flights:
-        flight.wait()
+        handles.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
+    for handle in handles:
+        handle.wait()
 
 
 class _Tensor:
@@ -147,19 +147,19 @@ def broadcast_optimizer_state(
         raise InvalidRequest(
             f"a torch.optim.Optimizer is needed, not {type(optimizer).__name__}", kind="invalid"
         )
-    root_rank = whole("root_rank", root_rank)
+    root_rank = whole_number("root_rank", root_rank)
     at_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
     plan = _without_tensors(optimizer.state_dict(), tensors) if at_root else None
     plan = broadcast_object(plan, root_rank, "optimizer_state", process_set)
     if not at_root:
         tensors = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype) for t in _expected(plan)]
-    flights = [
+    handles = [
         broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
         for at, tensor in enumerate(tensors)
     ]
-    for flight in flights:
-        flight.wait()
+    for handle in handles:
+        handle.wait()
     if not at_root:
         given = _with_tensors(plan, tensors)
         # It moves each tensor to its parameter's device, and converts it to the parameter's dtype.

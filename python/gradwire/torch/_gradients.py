@@ -29,8 +29,8 @@ from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor, NoneCompressor
-from gradwire.torch._mpi_ops import sparse_allreduce_async
 from gradwire.torch._slots import Content, Kind, Slot, layout_of
+from gradwire.torch._sparse import sparse_allreduce_async
 
 MORE_PASSES = (
     "the gradient of {name} was computed more than backward_passes_per_step={passes} times before "
@@ -113,7 +113,7 @@ class Exchange:
     def is_exchanged(self) -> bool:
         """Whether every gradient was exchanged, and none was computed since."""
         return self.exchanged and not any(
-            slot.look(True) is Content.OWN for slot in self.slots.values()
+            slot.current_content(True) is Content.OWN for slot in self.slots.values()
         )
 
     # The session
@@ -147,7 +147,7 @@ class Exchange:
             if slot.hooks or not slot.parameter.requires_grad:
                 continue
             before = _watched.get(slot.parameter, lambda: None)()
-            if before is not None and before.under_way:
+            if before is not None and before.in_flight:
                 raise AssertionError(
                     f"the gradient of {slot.name} is on its way for another optimizer, which has "
                     "it, too: call "
@@ -168,7 +168,11 @@ class Exchange:
 
     def _before(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Is called before a backward pass adds to a gradient; a sum must not be added up twice."""
-        if not slot.fired and self.takes_part() and slot.look(self.exchanged) is Content.COMMON:
+        if (
+            not slot.fired
+            and self.takes_part()
+            and slot.current_content(self.exchanged) is Content.COMMON
+        ):
             slot.set_aside()
 
     def _ready(self, slot: Slot, parameter: torch.Tensor) -> None:
@@ -177,7 +181,7 @@ class Exchange:
         if not self.takes_part():
             return
         if slot.delay <= 0 or slot in self.submitted:
-            slot.note(Content.OWN)
+            slot.note_content(Content.OWN)
             raise AssertionError(MORE_PASSES.format(name=slot.name, passes=self.passes))
         gradient = parameter.grad
         if gradient is not None and gradient.requires_grad:
@@ -199,17 +203,17 @@ class Exchange:
         if gradient.is_sparse and slot.kind is None:
             return  # another rank may not know yet that it is
         dense = self.compression is NoneCompressor and slot.kind is not Kind.SPARSE
-        buffer = slot.settled(gradient) if dense else None
+        buffer = slot.place_buffer(gradient) if dense else None
         if buffer is not None:
             slot.kind = Kind.DENSE
-            slot.note(Content.OWN)
+            slot.note_content(Content.OWN)
             self._start([buffer], [slot], slot.priority)
         else:
             self._submit([slot])
 
     def _submit(self, slots: list[Slot]) -> None:
         """Starts one request, with whatever this rank has for it."""
-        contents = [slot.look(self.exchanged) for slot in slots]
+        contents = [slot.current_content(self.exchanged) for slot in slots]
         with torch.no_grad():
             for slot, content in zip(slots, contents):
                 if self.op == Sum and content is Content.COMMON:
@@ -217,19 +221,19 @@ class Exchange:
             if slots[0].kind is Kind.SPARSE:
                 [slot] = slots
                 gradient = slot.sparse_gradient(contents[0])
-                slot.note(contents[0])
+                slot.note_content(contents[0])
                 slot.sparse = sparse_allreduce_async(
                     gradient, f"{self.prefix}{slot.name}", self.op, self.process_set
                 )
                 self.submitted.add(slot)
-                slot.under_way = True
+                slot.in_flight = True
                 return
             buffers = [
                 slot.load(self.compression, content) for slot, content in zip(slots, contents)
             ]
         for slot, content in zip(slots, contents):
             slot.kind = Kind.DENSE
-            slot.note(content)
+            slot.note_content(content)
         self._start(buffers, slots, max(slot.priority for slot in slots))
 
     def _start(self, buffers: list[_native.Buffer], slots: list[Slot], priority: int) -> None:
@@ -245,7 +249,7 @@ class Exchange:
         self.handles.append((handle, slots))
         self.submitted.update(slots)
         for slot in slots:
-            slot.under_way = True
+            slot.in_flight = True
 
     # The step
 
@@ -253,7 +257,7 @@ class Exchange:
         """Returns this rank's word on a gradient."""
         word = _agreement.LEARNS if slot.parameter.requires_grad else _agreement.FROZEN
         gradient = slot.parameter.grad
-        if slot in self.submitted or slot.look(self.exchanged) is Content.OWN:
+        if slot in self.submitted or slot.current_content(self.exchanged) is Content.OWN:
             word |= _agreement.USED
             if slot.kind is None:
                 sparse = gradient is not None and gradient.is_sparse
@@ -279,7 +283,8 @@ class Exchange:
         try:
             words = dict(
                 zip(
-                    self.slots.values(), self._agreement.reach(map(self._word, self.slots.values()))
+                    self.slots.values(),
+                    self._agreement.exchange(map(self._word, self.slots.values())),
                 )
             )
             for slot, word in words.items():
@@ -299,11 +304,11 @@ class Exchange:
                 # A gradient that is exchanged with its group may be used by no rank.
                 used = bool(words[slot] & _agreement.USED)
                 slot.absent = slot.absent and not used
-                slot.note(Content.COMMON if used else slot.content)
+                slot.note_content(Content.COMMON if used else slot.content)
         finally:
             self._reset()
         self.exchanged = True
-        self._refuse(words, changed)
+        self._check(words, changed)
 
     def _wait(self) -> list[Slot]:
         """Waits for the requests; returns the slots whose gradients were changed meanwhile."""
@@ -321,7 +326,7 @@ class Exchange:
                     slot.store(self.compression)
         return changed
 
-    def _refuse(self, words: dict[Slot, int], changed: list[Slot]) -> None:
+    def _check(self, words: dict[Slot, int], changed: list[Slot]) -> None:
         """Raises if a step with these gradients would be wrong. All requests have completed."""
         for slot, word in words.items():
             if _agreement.marks_differ(word):
@@ -352,8 +357,8 @@ class Exchange:
         self.submitted.clear()
         self.exchanged = self.fired = False
         for slot in self.slots.values():
-            slot.delay, slot.fired, slot.under_way = self.passes, False, False
-            slot.sparse = slot.travelling = slot.base = None
+            slot.delay, slot.fired, slot.in_flight = self.passes, False, False
+            slot.sparse = slot.compressed = slot.base = None
 
     def loss(self, loss: Any) -> Any:
         """Returns a closure's loss, reduced as its gradients are, if it is a number."""
@@ -398,27 +403,27 @@ class Exchange:
     def hide(self) -> None:
         """Removes the zeros that stand for no gradient, so a step leaves such parameters alone."""
         for slot in self.slots.values():
-            if slot.absent and slot.look(self.exchanged) is Content.NOTHING:
+            if slot.absent and slot.current_content(self.exchanged) is Content.NOTHING:
                 slot.parameter.grad = None
 
     def show(self) -> None:
         """Restores the zeros that ``hide`` removed: the next backward pass adds to them."""
         for slot in self.slots.values():
             if slot.absent and slot.place is not None and slot.parameter.grad is None:
-                slot.parameter.grad = slot.place.give()
+                slot.parameter.grad = slot.place.view_for_parameter()
 
     def stepped(self) -> None:
         """Notes after a step that the gradients are those that were exchanged."""
         self.show()
         self.exchanged = False
         for slot in self.slots.values():
-            slot.note(slot.content)
+            slot.note_content(slot.content)
 
     def cleared(self, clear: Callable[[], None]) -> None:
         """Clears the gradients with ``clear``; those in shared memory stay there, as zeros."""
         if _world.is_rank() and self.takes_part():
             self.watch()
-        kept = [slot for slot in self.slots.values() if slot.keeps]
+        kept = [slot for slot in self.slots.values() if slot.stays_in_place]
         self.hide()  # no gradient stays no gradient, however the others are cleared
         before = {slot: slot.seen for slot in self.slots.values()}
         clear()
@@ -427,16 +432,16 @@ class Exchange:
         if places:
             torch._foreach_zero_([place.memory for place in places])
         for slot, place in zip(forgotten, places):
-            slot.parameter.grad = place.give()
+            slot.parameter.grad = place.view_for_parameter()
         self._reset()
         for slot, seen in before.items():
             # An optimizer may leave some gradients as they are.
             if seen != slot.seen or seen is None:
                 slot.absent = False
-                slot.note(Content.NOTHING)
+                slot.note_content(Content.NOTHING)
         for slot in forgotten:
             slot.absent = True
-            slot.note(Content.NOTHING)
+            slot.note_content(Content.NOTHING)
 
 
 def _hook(

@@ -19,10 +19,10 @@ from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
 from gradwire._world import ProcessSet, global_process_set, is_initialized, session
 from gradwire.torch import _scaler
-from gradwire.torch._adasum import DistributedAdasum, at_least_one
+from gradwire.torch._adasum import DistributedAdasum, checked_passes
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._gradients import Exchange
-from gradwire.torch._wrapping import Wrapped, become, counted
+from gradwire.torch._wrapping import Wrapped, without_hooks, wrap
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
@@ -132,7 +132,7 @@ class _Distributed(Wrapped):
         Raises:
             ValueError: ``passes`` is less than 1.
         """
-        self._exchange.set_passes(at_least_one(passes))
+        self._exchange.set_passes(checked_passes(passes))
 
     def synchronize(self) -> None:
         """Waits until all gradients are exchanged, to clip or to read them before ``step``.
@@ -154,7 +154,7 @@ class _Distributed(Wrapped):
         """Whether nothing is left to exchange before the next step."""
         return self._exchange.exchanged and not self._exchange.fired
 
-    def gradients_are_wanted(self) -> None:
+    def _before_gradients_are_read(self) -> None:
         """Exchanges the gradients, if ``step`` would."""
         if not self._synchronized and self._should_synchronize:
             self.synchronize()
@@ -180,7 +180,7 @@ class _Distributed(Wrapped):
         finally:
             self._should_synchronize = True
 
-    @counted
+    @without_hooks
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """Makes the optimizer's step with the exchanged gradients.
 
@@ -217,7 +217,7 @@ class _Distributed(Wrapped):
             self.synchronize()
         exchange.hide()
         try:
-            return self.own_step(closure, *args, **kwargs)
+            return self._original_step(closure, *args, **kwargs)
         finally:
             exchange.stepped()
 
@@ -379,7 +379,7 @@ def DistributedOptimizer(
         raise ValueError(
             f"gradient_predivide_factor={gradient_predivide_factor}: it must be positive"
         )
-    passes = at_least_one(backward_passes_per_step)
+    passes = checked_passes(backward_passes_per_step)
     if isinstance(optimizer, Wrapped):
         raise ValueError("this optimizer is distributed already")
     named = name_parameters(optimizer.param_groups, named_parameters)
@@ -391,15 +391,15 @@ def DistributedOptimizer(
     if op == Adasum and (groups is not None or sparse_as_dense):
         raise InvalidRequest("groups and sparse_as_dense don't go with Adasum", kind="invalid")
     prefix = _prefix(process_set)
-    _scaler.teach()
+    _scaler.patch()
     if op == Adasum:
-        made = become(optimizer, DistributedAdasum)
+        made = wrap(optimizer, DistributedAdasum)
         made._begin(prefix, named, compression, passes, process_set)
         return made
     if isinstance(optimizer, torch.optim.SparseAdam):
         # It takes no dense gradients, and both options would make gradients dense.
         parts, sparse_as_dense = [], False
-    made = become(optimizer, _Distributed)
+    made = wrap(optimizer, _Distributed)
     made._exchange = Exchange(
         named,
         parts,

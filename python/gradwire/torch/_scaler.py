@@ -24,7 +24,7 @@ def _class() -> Any:
 
 
 @functools.cache
-def teach() -> None:
+def patch() -> None:
     """Patches the class, once."""
     scaler = _class()
     unscale, check = scaler.unscale_, scaler._unscale_grads_
@@ -32,16 +32,16 @@ def teach() -> None:
     @functools.wraps(unscale)
     def unscale_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(optimizer, Wrapped):
-            optimizer.gradients_are_wanted()
+            optimizer._before_gradients_are_read()
         return unscale(self, optimizer, *args, **kwargs)
 
     @functools.wraps(check)
     def _unscale_grads_(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(optimizer, Wrapped):
             return check(self, optimizer, *args, **kwargs)
-        optimizer.gradients_are_wanted()
+        optimizer._before_gradients_are_read()
         found = check(self, optimizer, *args, **kwargs)
-        optimizer.infinities(found)
+        optimizer._share_infinities(found)
         return found
 
     scaler.unscale_, scaler._unscale_grads_ = unscale_, _unscale_grads_

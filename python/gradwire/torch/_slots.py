@@ -24,7 +24,7 @@ from gradwire._staging import session
 from gradwire.torch import _cuda
 from gradwire.torch._adapter import as_tensor, collectives, dense_strides, describe
 from gradwire.torch._compression import Compressor, NoneCompressor
-from gradwire.torch._mpi_ops import SparseHandle
+from gradwire.torch._sparse import SparseHandle
 
 _copied_bytes = 0
 
@@ -130,7 +130,7 @@ class Place:
             and gradient.stride() == strides
         )
 
-    def give(self) -> torch.Tensor:
+    def view_for_parameter(self) -> torch.Tensor:
         """Returns the view for the parameter."""
         if not self.holds(self.view):
             self.view = self._another()
@@ -170,11 +170,11 @@ class Slot:
         self.base: torch.Tensor | None = None
         # What is exchanged instead of the place: the buffer, the compressed tensor, and the
         # compressor's context.
-        self.travelling: tuple[_native.Buffer, torch.Tensor, Any] | None = None
+        self.compressed: tuple[_native.Buffer, torch.Tensor, Any] | None = None
         self.sparse: SparseHandle | None = None
         self.hooks: list[Any] = []
         # Submitted, and not waited for.
-        self.under_way = False
+        self.in_flight = False
 
     def unwatch(self) -> None:
         """Removes the parameter's hooks."""
@@ -196,7 +196,7 @@ class Slot:
         return gradient is not None and self.place is not None and self.place.holds(gradient)
 
     @property
-    def keeps(self) -> bool:
+    def stays_in_place(self) -> bool:
         """Whether the gradient is in its place, and the parameter still has that layout."""
         place, parameter = self.place, self.parameter
         fits = place is not None and place.parameters == (parameter.dtype, parameter.stride())
@@ -204,13 +204,13 @@ class Slot:
 
     # Whose it is
 
-    def note(self, content: Content) -> None:
+    def note_content(self, content: Content) -> None:
         """Remembers what the gradient is now."""
         gradient = self.parameter.grad
         self.content = Content.NOTHING if gradient is None else content
         self.stamp = (0, 0) if gradient is None else _stamp(gradient)
 
-    def look(self, exchanged: bool) -> Content:
+    def current_content(self, exchanged: bool) -> Content:
         """Returns what the gradient is.
 
         ``exchanged``: there was no step since the last exchange. Until then programs clip and scale
@@ -252,7 +252,7 @@ class Slot:
 
     # What is sent
 
-    def settled(self, gradient: torch.Tensor) -> _native.Buffer | None:
+    def place_buffer(self, gradient: torch.Tensor) -> _native.Buffer | None:
         """Puts the gradient in its place; returns the buffer, or None if a copy is not enough.
 
         A gradient that was forgotten and computed again is copied: one pass, less than to clear the
@@ -268,10 +268,10 @@ class Slot:
                 return None
             place.memory.copy_(gradient)
             copied(place.memory)
-            self.parameter.grad = place.give()
+            self.parameter.grad = place.view_for_parameter()
         return place.buffer
 
-    def gather_in(self, content: Content) -> Place:
+    def fill(self, content: Content) -> Place:
         """Puts this rank's contribution in its place; zeros for a parameter without a gradient."""
         place = self.current()
         gradient = self.parameter.grad
@@ -291,7 +291,7 @@ class Slot:
             copied(place.memory)
         if self.parameter.device.type == "cpu":
             if not self.in_place(self.parameter.grad):
-                self.parameter.grad = place.give()
+                self.parameter.grad = place.view_for_parameter()
         elif (
             gradient is None
             or self.parameter.grad is None
@@ -309,19 +309,19 @@ class Slot:
             if gradient.layout != torch.strided:
                 gradient = self.parameter.grad = gradient.to_dense()
             small, ctx = compression.compress(gradient)
-            travelling = collectives.place(small)
-            self.travelling = (travelling, small, ctx)
+            compressed = collectives.place(small)
+            self.compressed = (compressed, small, ctx)
             copied(small)
-            return travelling
-        place = self.gather_in(content)
+            return compressed
+        place = self.fill(content)
         if compression is NoneCompressor:
             return place.buffer
         small, ctx = compression.compress(place.memory)
         if small is place.memory:
             return place.buffer
-        travelling = collectives.place(small)
-        self.travelling = (travelling, small, ctx)
-        return travelling
+        compressed = collectives.place(small)
+        self.compressed = (compressed, small, ctx)
+        return compressed
 
     def sparse_gradient(self, content: Content) -> torch.Tensor:
         """Returns this rank's part of a sparse gradient: no rows if it has none."""
@@ -339,7 +339,7 @@ class Slot:
     def must_store(self) -> bool:
         """Whether the exchanged gradient is not yet where it has to be."""
         at_home = self.place is not None and self.stamp[0] == self.place.address
-        return not at_home or self.travelling is not None or self.base is not None
+        return not at_home or self.compressed is not None or self.base is not None
 
     def store(self, compression: type[Compressor]) -> None:
         """Makes the result the parameter's gradient.
@@ -347,7 +347,7 @@ class Slot:
         A gradient that was forgotten meanwhile stays so.
         """
         gradient = self.parameter.grad
-        travelling, self.travelling = self.travelling, None
+        compressed, self.compressed = self.compressed, None
         base, self.base = self.base, None
         if self.sparse is not None:
             result = self.sparse.wait()
@@ -357,8 +357,8 @@ class Slot:
         if gradient is None:
             return
         exchanged = self.place
-        if travelling is not None:
-            buffer, like, ctx = travelling
+        if compressed is not None:
+            buffer, like, ctx = compressed
             large = compression.decompress(collectives.adapter.view(buffer, like), ctx)
             if like.is_cuda:
                 gradient.copy_(large)

@@ -61,14 +61,14 @@ class _SyncBatchNorm(torch.autograd.Function):
             running[1].lerp_(unbiased.to(running[1].dtype), momentum)
         normal = (own - _wide(mean, own)) * _wide(scale, own)
         ctx.save_for_backward(given, weight, bias, mean, scale, total)
-        ctx.asked = (eps, name, process_set)
+        ctx.arguments = (eps, name, process_set)
         return _shifted(normal, weight, bias).to(given.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Returns the gradients of input, weight and bias."""
         given, weight, bias, mean, scale, total = ctx.saved_tensors
-        eps, name, process_set = ctx.asked
+        eps, name, process_set = ctx.arguments
         nothing = (None, None, None, None, None)
         if torch.is_grad_enabled():
             # The gradient itself is going to be differentiated.

@@ -16,11 +16,11 @@ import torch
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
-def counted(step: Step) -> Step:
+def without_hooks(step: Step) -> Step:
     """Marks a ``step`` as one that PyTorch need not wrap.
 
     PyTorch's hooks run in the original step, and would run twice. Schedulers check whether there
-    was a step before theirs; ``Wrapped.own_step`` counts it for them.
+    was a step before theirs; ``Wrapped._original_step`` counts it for them.
     """
     for mark in ("hooked", "_wrapped_by_lr_sched", "_with_counter"):
         setattr(step, mark, True)
@@ -32,25 +32,25 @@ class Wrapped(torch.optim.Optimizer):
 
     # The original class, and a ``step`` that was set on the object.
     _original: type[torch.optim.Optimizer]
-    _planted_step: Callable[..., Any] | None
+    _instance_step: Callable[..., Any] | None
 
-    def own_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
+    def _original_step(self, closure: Callable[[], Any] | None, *args: Any, **kwargs: Any) -> Any:
         """Makes the original step."""
         # What schedulers check, in newer and in older releases.
         marks = self.__dict__
         marks["_opt_called"] = True
         marks["_step_count"] = marks.get("_step_count", 0) + 1
-        step = self._planted_step or super().step
+        step = self._instance_step or super().step
         return (
             step(*args, **kwargs)
             if closure is None and not args
             else step(closure, *args, **kwargs)
         )
 
-    def gradients_are_wanted(self) -> None:
+    def _before_gradients_are_read(self) -> None:
         """Is called before all gradients are read, on all ranks."""
 
-    def infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
+    def _share_infinities(self, found: dict[torch.device, torch.Tensor]) -> None:
         """Is called when a scaler has looked for infinities in all gradients."""
 
     def _copied_for(self, made: Any, parameters: list[torch.Tensor]) -> None:
@@ -62,16 +62,16 @@ class Wrapped(torch.optim.Optimizer):
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         parameters = [parameter for group in made.param_groups for parameter in group["params"]]
-        self._copied_for(become(made, type(self).__mro__[1]), parameters)
+        self._copied_for(wrap(made, type(self).__mro__[1]), parameters)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled it is the optimizer that it was made of."""
-        new = copyreg.__newobj__  # type: ignore[attr-defined]
-        return new, (self._original,), self.__getstate__()
+        create: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+        return create, (self._original,), self.__getstate__()
 
 
-def become(optimizer: Any, kind: type[Wrapped]) -> Any:
+def wrap(optimizer: Any, kind: type[Wrapped]) -> Any:
     """Changes the class of an optimizer to one that is both ``kind`` and the optimizer's own class.
 
     Raises:
@@ -83,5 +83,5 @@ def become(optimizer: Any, kind: type[Wrapped]) -> Any:
     about = {"__doc__": original.__doc__, "__module__": original.__module__, "_original": original}
     optimizer.__class__ = type(original.__name__, (kind, original), about)
     # Schedulers set a ``step`` on the object that calls the original class's.
-    optimizer._planted_step = vars(optimizer).pop("step", None)
+    optimizer._instance_step = vars(optimizer).pop("step", None)
     return optimizer

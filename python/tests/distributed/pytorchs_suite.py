@@ -66,7 +66,7 @@ def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
         theirs.PROFILING_SUPPORTED_BACKENDS.clear()
         theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 
-    class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc]
+    class Suite(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
         def setUp(self) -> None:
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)

@@ -15,7 +15,7 @@ if hasattr(
 ):  # takes matrices only, and the tests try every optimizer of torch.optim
     torch.optim.Muon.__module__ = "after these tests"
 if not hasattr(inspect, "getargspec"):  # gone since Python 3.11
-    inspect.getargspec = inspect.getfullargspec  # type: ignore[attr-defined]
+    inspect.getargspec = inspect.getfullargspec
 
 
 def mpi_env_rank_and_size() -> tuple[int, int]:

@@ -15,11 +15,14 @@ from small_training import (  # noqa: E402
     adam,
     batch,
     bits_are_the_same_everywhere,
+    distributed,
+    halves,
     loss_of,
     model,
     parameters_are_near,
     part,
     sgd,
+    train,
     train_by_closures,
 )
 
@@ -46,11 +49,8 @@ def adasum_by_hand(make: Callable[[Any], Any], steps: int, scale: float = 1.0) -
 def test_adasum(make: Callable[[Any], Any]) -> None:
     expected = adasum_by_hand(make, STEPS)
     net = model()
-    optimizer = hvd.DistributedOptimizer(make(net), net.named_parameters(), op=hvd.Adasum)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(net, *map(part, batch(step))).backward()
-        optimizer.step()
+    optimizer = distributed(net, make, op=hvd.Adasum)
+    train(net, optimizer)
     parameters_are_near(net, expected)
     bits_are_the_same_everywhere(net)
     with pytest.raises(AssertionError, match="Adasum"), optimizer.skip_synchronize():
@@ -60,7 +60,7 @@ def test_adasum(make: Callable[[Any], Any]) -> None:
 def test_adasum_of_gradients_that_are_changed_first() -> None:
     expected = adasum_by_hand(sgd, STEPS, scale=0.5)
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+    optimizer = distributed(net, op=hvd.Adasum)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(step))).backward()
@@ -75,7 +75,7 @@ def test_adasum_of_gradients_that_are_changed_first() -> None:
 def test_adasum_with_a_scaler() -> None:
     expected = adasum_by_hand(sgd, STEPS)
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Adasum)
+    optimizer = distributed(net, op=hvd.Adasum)
     scaler = (
         torch.amp.GradScaler("cpu")
         if hasattr(torch.amp, "GradScaler")
@@ -93,18 +93,15 @@ def test_adasum_with_a_scaler() -> None:
 def test_adasum_with_all_that_goes_with_it() -> None:
     expected = adasum_by_hand(sgd, 3)
     net = model()
-    optimizer = hvd.DistributedOptimizer(
-        sgd(net), net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2
-    )
+    optimizer = distributed(net, op=hvd.Adasum, backward_passes_per_step=2)
     for step in range(3):
         optimizer.zero_grad()
-        for half in range(2):
-            given, wanted = (part(whole)[2 * half :][:2] for whole in batch(step))
+        for given, wanted in halves(step):
             (loss_of(net, given, wanted) / 2).backward()
         optimizer.step()
     parameters_are_near(net, expected)
     closures, plain = model(), adasum_by_hand(sgd, 2)
-    optimizer = hvd.DistributedOptimizer(sgd(closures), closures.named_parameters(), op=hvd.Adasum)
+    optimizer = distributed(closures, op=hvd.Adasum)
     train_by_closures(closures, optimizer, steps=2)
     parameters_are_near(closures, plain)
     # Layers that only some ranks use.
@@ -124,9 +121,7 @@ def test_adasum_with_all_that_goes_with_it() -> None:
     if hvd.size() > 1:
         mine = hvd.add_process_set([0])
         net = model()
-        optimizer = hvd.DistributedOptimizer(
-            sgd(net), net.named_parameters(), op=hvd.Adasum, process_set=mine
-        )
+        optimizer = distributed(net, op=hvd.Adasum, process_set=mine)
         loss_of(net, *map(part, batch(0))).backward()
         optimizer.step()  # a rank that is not a member steps alone
         hvd.barrier()

@@ -176,10 +176,10 @@ def test_what_speaks_dlpack() -> None:
             self.array = array
 
         def __dlpack__(self, **options: object) -> object:
-            return self.array.__dlpack__(**options)  # type: ignore[arg-type]
+            return self.array.__dlpack__(**options)
 
         def __dlpack_device__(self) -> tuple[int, int]:
-            return self.array.__dlpack_device__()  # type: ignore[return-value]
+            return self.array.__dlpack_device__()
 
         def __array_namespace__(self) -> object:
             return np

@@ -13,6 +13,8 @@ from small_training import (  # noqa: E402
     alone,
     batch,
     bits_are_the_same_everywhere,
+    distributed,
+    halves,
     loss_of,
     model,
     parameters_are_near,
@@ -27,7 +29,7 @@ def test_gradients_stay_in_shared_memory() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters())
+    optimizer = distributed(net)
 
     def step(clear: Callable[[], None]) -> None:
         clear()
@@ -51,7 +53,7 @@ def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), named_parameters=net.named_parameters())
+    optimizer = distributed(net)
     for _ in range(2):
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(0))).backward()
@@ -68,13 +70,10 @@ def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
 def test_passes_are_added_up() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
-    optimizer = hvd.DistributedOptimizer(
-        sgd(net), named_parameters=net.named_parameters(), backward_passes_per_step=2
-    )
+    optimizer = distributed(net, backward_passes_per_step=2)
     for step in range(2):
         optimizer.zero_grad()
-        for half in range(2):
-            given, wanted = (part(whole)[2 * half :][:2] for whole in batch(step))
+        for given, wanted in halves(step):
             (loss_of(net, given, wanted) / 2).backward()
         optimizer.step()
     parameters_are_near(net, expected)
@@ -91,7 +90,7 @@ def test_passes_are_added_up() -> None:
 
 def test_clipping() -> None:
     net, lone = model(), model()
-    optimizer, ours = sgd(lone), hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer, ours = sgd(lone), distributed(net)
     for step in range(3):
         optimizer.zero_grad()
         loss_of(lone, *batch(step)).backward()
@@ -109,7 +108,7 @@ def test_clipping() -> None:
 
 def test_what_is_exchanged_is_not_exchanged_again() -> None:
     net, lone = model(), model()
-    ours = hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Sum)
+    ours = distributed(net, op=hvd.Sum)
     plain = sgd(lone)
     ours.zero_grad()
     loss_of(net, *map(part, batch(0))).backward()

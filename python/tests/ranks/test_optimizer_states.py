@@ -18,11 +18,13 @@ from small_training import (  # noqa: E402
     alone,
     batch,
     bits_are_the_same_everywhere,
+    distributed,
     loss_of,
     model,
     parameters_are_near,
     part,
     sgd,
+    train,
 )
 
 import gradwire.torch as hvd  # noqa: E402
@@ -60,11 +62,13 @@ def trained(
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
 def test_fused_optimizers_of_parameters_in_other_strides(kind: str) -> None:
     needs_torch(2, 4, why="fused optimizers of the processor came with PyTorch 2.4")
-    options = {"lr": 0.05, "fused": True}
-    make = lambda net: getattr(torch.optim, kind)(net.parameters(), **options)  # noqa: E731
+
+    def make(net: torch.nn.Module) -> Optimizer:
+        return getattr(torch.optim, kind)(net.parameters(), lr=0.05, fused=True)
+
     expected, net = channels_last(), channels_last()
     trained(expected, make(expected), 3, lambda whole: whole)
-    trained(net, hvd.DistributedOptimizer(make(net), net.named_parameters()), 3, part)
+    trained(net, distributed(net, make), 3, part)
     parameters_are_near(net, expected)
     assert all(p.grad.stride() == p.stride() for p in net.parameters())
 
@@ -116,7 +120,7 @@ def test_a_scheduler_that_was_made_before(op: Any) -> None:
 @pytest.mark.parametrize("swap", ["data", "type", "share"])
 def test_gradients_whose_storage_is_swapped(swap: str) -> None:
     expected, net = model(), model()
-    plain, ours = sgd(expected), hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    plain, ours = sgd(expected), distributed(net)
 
     def swapped(given: torch.nn.Module) -> None:
         for parameter in given.parameters():
@@ -191,11 +195,13 @@ def test_sums_are_not_summed_again() -> None:
 
 def test_parameters_that_are_unfrozen_and_frozen() -> None:
     expected, net = model(), model()
-    options = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.5}
-    make = lambda net: torch.optim.SGD(net.parameters(), **options)  # noqa: E731
+
+    def make(net: torch.nn.Module) -> Optimizer:
+        return torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.5, weight_decay=0.5)
+
     for one in (expected, net):
         one[0].requires_grad_(False)
-    plain, ours = make(expected), hvd.DistributedOptimizer(make(net), net.named_parameters())
+    plain, ours = make(expected), distributed(net, make)
     for step in range(6):
         for one in (expected, net):
             one[0].requires_grad_(step in (2, 3))
@@ -212,7 +218,7 @@ def test_a_parameter_that_is_frozen_on_one_rank() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer = distributed(net)
     for step in range(2):
         net[2].requires_grad_(hvd.rank() > 0 or step == 1)
         optimizer.zero_grad()
@@ -229,8 +235,11 @@ def test_a_parameter_that_is_frozen_on_one_rank() -> None:
 
 def test_layers_that_no_rank_uses_are_left_alone() -> None:
     expected, net = Forked(), Forked()
-    make = lambda net: torch.optim.Adam(net.parameters(), lr=0.05, weight_decay=0.1)  # noqa: E731
-    plain, ours = make(expected), hvd.DistributedOptimizer(make(net), net.named_parameters())
+
+    def make(net: torch.nn.Module) -> Optimizer:
+        return torch.optim.Adam(net.parameters(), lr=0.05, weight_decay=0.1)
+
+    plain, ours = make(expected), distributed(net, make)
     for step in range(5):
         given, _ = batch(step)
         zeros = step == 4  # gradients of zeros, where one asks for them
@@ -248,7 +257,7 @@ def test_layers_that_no_rank_uses_are_left_alone() -> None:
 
 def test_hooks_run_once() -> None:
     net, calls = model(), []
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer = distributed(net)
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     optimizer.load_state_dict(optimizer.state_dict())
@@ -295,7 +304,7 @@ def test_a_scaler_that_finds_an_infinity_on_one_rank(
 
 def test_clipping_after_a_scaler_that_is_switched_off() -> None:
     expected, net = model(), model()
-    plain, ours = sgd(expected), hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    plain, ours = sgd(expected), distributed(net)
     scaler = scaler_of(enabled=False)
     for step in range(3):
         plain.zero_grad(), ours.zero_grad()
@@ -314,7 +323,7 @@ def test_gradients_that_are_changed_on_their_way() -> None:
     if hvd.size() == 1:
         pytest.skip("one rank exchanges nothing")
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer = distributed(net)
     for _ in range(2):
         loss_of(net, *map(part, batch(0))).backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
@@ -332,11 +341,12 @@ def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
         )
 
     expected, ours = net(), net()
-    make = lambda net: torch.optim.SparseAdam(net.parameters(), lr=0.1)  # noqa: E731
+
+    def make(net: torch.nn.Module) -> Optimizer:
+        return torch.optim.SparseAdam(net.parameters(), lr=0.1)
+
     plain = make(expected)
-    optimizer = hvd.DistributedOptimizer(
-        make(ours), ours.named_parameters(), sparse_as_dense=dense, groups=1
-    )
+    optimizer = distributed(ours, make, sparse_as_dense=dense, groups=1)
     words = (torch.arange(3 * hvd.size()) * 7 % 10).view(-1, 3)
     for step in range(4):
         # Only the last rank uses the second one, and in the first step nobody.
@@ -377,9 +387,7 @@ def test_gradients_of_another_type_than_their_parameters() -> None:
 def test_another_optimizer_of_the_same_parameters() -> None:
     expected, net = model(), model()
     plain = sgd(expected)
-    ours = [
-        hvd.DistributedOptimizer(sgd(net), net.named_parameters(), op=hvd.Sum) for _ in range(2)
-    ]
+    ours = [distributed(net, op=hvd.Sum) for _ in range(2)]
     for step in range(4):
         if step == 2:
             plain = sgd(expected)  # the first one has momentum of its own
@@ -394,10 +402,10 @@ def test_another_optimizer_of_the_same_parameters() -> None:
 class Own(torch.optim.SGD):
     """An optimizer of an older manner."""
 
-    def zero_grad(self) -> None:  # type: ignore[override]
+    def zero_grad(self) -> None:
         super().zero_grad()
 
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:
         super().step()
 
 
@@ -405,17 +413,14 @@ def test_an_optimizer_with_methods_of_its_own() -> None:
     expected, _ = alone(lambda net: torch.optim.SGD(net.parameters(), lr=0.1), steps=2)
     net = model()
     optimizer = hvd.DistributedOptimizer(Own(net.parameters(), lr=0.1), net.named_parameters())
-    for step in range(2):
-        optimizer.zero_grad()
-        loss_of(net, *map(part, batch(step))).backward()
-        optimizer.step()
+    train(net, optimizer, 2)
     parameters_are_near(net, expected)
 
 
 @pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
 def test_copies(op: Any) -> None:
     net = model()
-    optimizer = hvd.DistributedOptimizer(adam(net), net.named_parameters(), op=op)
+    optimizer = distributed(net, adam, op=op)
 
     def step(net: torch.nn.Module, optimizer: Any, at: int) -> None:
         optimizer.zero_grad()
@@ -451,7 +456,7 @@ def test_a_loss_that_decides_how_an_optimizer_goes_on() -> None:
     train(expected, make(expected), torch.Tensor.double)
     train(
         net,
-        hvd.DistributedOptimizer(make(net), net.named_parameters()),
+        distributed(net, make),
         lambda whole: part(whole).double(),
     )
     parameters_are_near(net, expected)
@@ -460,9 +465,7 @@ def test_a_loss_that_decides_how_an_optimizer_goes_on() -> None:
 
 def test_what_scripts_read_of_horovods_optimizer() -> None:
     net = model()
-    optimizer = hvd.DistributedOptimizer(
-        sgd(net), net.named_parameters(), backward_passes_per_step=2
-    )
+    optimizer = distributed(net, backward_passes_per_step=2)
     parameters = dict(net.named_parameters())
     assert optimizer._parameter_names == {parameter: name for name, parameter in parameters.items()}
     assert optimizer._requires_update == set(parameters.values())

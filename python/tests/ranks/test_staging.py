@@ -22,7 +22,7 @@ def gpu() -> Iterator[FakeCuda]:
     fake = FakeCuda()
     _cuda.use(fake)
     yield fake
-    _staging.settle()
+    _staging.drain()
     _cuda.use(_cuda.Cuda())
     assert not fake.registered, "what was registered is given back"
 
@@ -191,7 +191,7 @@ def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> 
     mine = hvd.add_process_set(range(hvd.size()))
     handle = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), op=hvd.Sum, process_set=mine)
     if hvd.rank() == 0:
-        _staging.settle()
+        _staging.drain()
     result = handle.wait()
     assert hvd.remove_process_set(mine)
     assert torch.equal(gpu.read(result), total())

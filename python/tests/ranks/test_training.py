@@ -17,12 +17,15 @@ from small_training import (  # noqa: E402
     alone,
     batch,
     bits_are_the_same_everywhere,
+    distributed,
+    halves,
     loss_of,
     model,
     parameters_are_near,
     part,
     sgd,
     together,
+    train,
     train_by_closures,
 )
 
@@ -62,14 +65,11 @@ def test_groups_that_the_script_makes_and_its_old_way_to_number_them() -> None:
     parameters_are_near(net, expected)
     net = model()
     parameters = list(net.parameters())
-    optimizer = hvd.DistributedOptimizer(
-        sgd(net), net.named_parameters(), groups=[parameters[:2], parameters[3:5]]
-    )
+    optimizer = distributed(net, groups=[parameters[:2], parameters[3:5]])
     optimizer.set_backward_passes_per_step(2)
     for step in range(STEPS):
         optimizer.zero_grad()
-        for half in range(2):
-            given, wanted = (part(whole)[2 * half :][:2] for whole in batch(step))
+        for given, wanted in halves(step):
             (loss_of(net, given, wanted) / 2).backward()
         optimizer.step()
     assert optimizer.backward_passes_per_step == 2
@@ -85,7 +85,7 @@ def test_a_part_of_the_ranks() -> None:
     # Who is not a member, and who is the only one, steps with its own gradients.
     net, plain = model(), model()
     ours, theirs = (
-        hvd.DistributedOptimizer(sgd(net), net.named_parameters(), process_set=first),
+        distributed(net, process_set=first),
         sgd(plain),
     )
     for step in range(2):
@@ -113,7 +113,7 @@ def test_scaled_gradients(by_hand: bool) -> None:
     except (AttributeError, TypeError):
         pytest.skip("this PyTorch has no scaler for the processor")
     net, (expected, _) = model(), alone(sgd)
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer = distributed(net)
     for step in range(STEPS):
         optimizer.zero_grad()
         scaler.scale(loss_of(net, *map(part, batch(step)))).backward()
@@ -130,8 +130,8 @@ def test_scaled_gradients(by_hand: bool) -> None:
 
 def test_two_optimizers_with_the_same_names() -> None:
     one, two = model(1), model(2)
-    first = hvd.DistributedOptimizer(sgd(one), one.named_parameters())
-    second = hvd.DistributedOptimizer(sgd(two), two.named_parameters())
+    first = distributed(one)
+    second = distributed(two)
     for step in range(2):
         first.zero_grad(), second.zero_grad()
         given, wanted = map(part, batch(step))
@@ -144,7 +144,7 @@ def test_two_optimizers_with_the_same_names() -> None:
 def test_closures() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
-    train_by_closures(net, hvd.DistributedOptimizer(sgd(net), net.named_parameters()), steps=2)
+    train_by_closures(net, distributed(net), steps=2)
     parameters_are_near(net, expected)
 
 
@@ -152,11 +152,8 @@ def test_compiled_models() -> None:
     expected, _ = alone(sgd, steps=2)
     net = model()
     compiled = torch.compile(net, backend="aot_eager")
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
-    for step in range(2):
-        optimizer.zero_grad()
-        loss_of(compiled, *map(part, batch(step))).backward()
-        optimizer.step()
+    optimizer = distributed(net)
+    train(compiled, optimizer, 2)
     parameters_are_near(net, expected)
 
 
@@ -213,7 +210,7 @@ def test_batches_from_forked_processes() -> None:
     data = torch.utils.data.TensorDataset(part(given), part(wanted))
     expected, _ = alone(sgd, steps=0)
     net = model()
-    optimizer = hvd.DistributedOptimizer(sgd(net), net.named_parameters())
+    optimizer = distributed(net)
     loader = torch.utils.data.DataLoader(
         data,
         batch_size=PER_RANK,

@@ -16,7 +16,7 @@ from gradwire._errors import InvalidRequest
 from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor
 from gradwire.torch.distributed import _compiler, _memory, _threads
-from gradwire.torch.distributed._messages import Way
+from gradwire.torch.distributed._messages import Channel
 from gradwire.torch.distributed._numbering import Numbers, current
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work
@@ -61,7 +61,7 @@ class Options:
         self.root, self.op = root, op
 
 
-def many(tensors: Any) -> list[torch.Tensor]:
+def as_list(tensors: Any) -> list[torch.Tensor]:
     """Returns a list of tensors; one tensor becomes a list of one."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
@@ -99,7 +99,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         self._places = [ascending.index(member) for member in self._ranks]
         self._group_name, self._group_desc = name, "undefined"
         self._numbers = Numbers(f"{NAME}{world.generation}.{name}")
-        self._ways: dict[tuple[int, int, int], Way] = {}
+        self._channels: dict[tuple[int, int, int], Channel] = {}
         self._monitored = 0
         _threads.finish_dropped()
 
@@ -227,7 +227,14 @@ class Group(_ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Returns the group itself, which is its own backend for every device."""
+        """Returns the group itself, which is its own backend for every device.
+
+        Args:
+            device: The device; not used.
+
+        Returns:
+            The group.
+        """
         del device
         return self
 
@@ -318,7 +325,7 @@ class Group(_ProcessGroup):  # type: ignore[misc]
 
     def _prepare(self, memory: torch.Tensor, reduction: Reduction) -> None:
         if reduction.factor is not None:
-            _staging.arrive()
+            _staging.wait_for_copies()
             reduction.prepare(memory)
 
     def _even(self, what: str, larger: torch.Tensor, smaller: torch.Tensor) -> None:

@@ -53,7 +53,7 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
     """
     if any(name in os.environ for name in ("GRADWIRE_JOB", "GRADWIRE_SOCKET")):
         return
-    store = _start.meeting(store)
+    store = _start.job_store(store)
     store.set(f"machine/{rank}", machine())
     store.wait([f"machine/{each}" for each in range(size)], timeout)
     machines = [store.get(f"machine/{each}").decode() for each in range(size)]
@@ -67,9 +67,9 @@ def prepare(store: Any, rank: int, size: int, timeout: timedelta) -> None:
         store.set("socket/0", name)
         store.set("job", json.dumps({"job": job, "coordinator": coordinator}))
     store.wait(["job"], timeout)
-    said = json.loads(store.get("job"))
+    report = json.loads(store.get("job"))
     if rank == first and rank > 0:
-        name = _start._other_daemon(said["job"], said["coordinator"], address, slots, order)
+        name = _start._other_daemon(report["job"], report["coordinator"], address, slots, order)
         store.set(f"socket/{first}", name)
     store.wait([f"socket/{first}"], timeout)
-    _start.become(said["job"], store.get(f"socket/{first}").decode(), rank - first)
+    _start.set_variables(report["job"], store.get(f"socket/{first}").decode(), rank - first)

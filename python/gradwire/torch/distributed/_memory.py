@@ -59,7 +59,7 @@ def check_writable(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-def room(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
+def allocate(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
     """Memory for all of these tensors, one after the other; they have one element type."""
     kinds = {tensor.dtype for tensor in tensors}
     if len(kinds) != 1:
@@ -85,7 +85,7 @@ def parts(memory: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterable[torch.
 
 def load(tensors: Sequence[torch.Tensor], moved: bool = False) -> _native.Buffer:
     """Copies tensors, of any strides and device, to shared memory, one after the other."""
-    buffer = room(tensors, moved)
+    buffer = allocate(tensors, moved)
     for part, tensor in zip(parts(as_tensor(buffer), tensors), tensors):
         _copy_in(buffer, part, tensor)
     return buffer

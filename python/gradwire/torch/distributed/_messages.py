@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradwire import _native, _staging
-from gradwire._staging import Later
+from gradwire._staging import QueuedHandle
 from gradwire.torch.distributed import _threads
 from gradwire.torch.distributed._work import Operation, Work
 
@@ -23,7 +23,7 @@ _PAUSE = 0.002
 Begin = Callable[[], _native.Handle]
 
 
-class Way:
+class Channel:
     """The messages of one way that are under way or wait for their turn, at this end."""
 
     def __init__(self, name: str) -> None:
@@ -32,7 +32,7 @@ class Way:
         self._count = 0
         # All in the order of the calls. The last ones of the first queue have not started.
         self._messages: deque[Operation] = deque()
-        self._waiting: deque[tuple[Begin, Later]] = deque()
+        self._waiting: deque[tuple[Begin, QueuedHandle]] = deque()
 
     def start(self, begin: Begin, work: Callable[[Any], Work]) -> Work:
         """Starts a message, or queues it. A message that is refused is not counted."""
@@ -41,8 +41,8 @@ class Way:
             if not self._waiting and len(self._messages) < _AT_A_TIME:
                 made = work(begin())
             else:
-                _staging.arrive()  # a message that is sent later needs its data later
-                later = Later(self._name, None)
+                _staging.wait_for_copies()  # a message that is sent later needs its data later
+                later = QueuedHandle(self._name, None)
                 self._waiting.append((begin, later))
                 made = work(later)
                 if len(self._waiting) == 1:
@@ -63,6 +63,6 @@ class Way:
                 self._sweep()
                 while self._waiting and len(self._messages) - len(self._waiting) < _AT_A_TIME:
                     begin, later = self._waiting.popleft()
-                    later.begin(begin)
+                    later.start(begin)
                 if not self._waiting:
                     return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -12,8 +12,8 @@ from gradwire import _native
 from gradwire._errors import InvalidRequest, WaitTimeout
 from gradwire._staging import session
 from gradwire.torch.distributed import _memory
-from gradwire.torch.distributed._base import Group, Options, Tensors, many
-from gradwire.torch.distributed._messages import Way
+from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
+from gradwire.torch.distributed._messages import Channel
 from gradwire.torch.distributed._work import Work
 
 _TAGS = 1 << 32
@@ -45,10 +45,10 @@ class Moves(Group):
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
-        tensors = many(tensors)
+        tensors = as_list(tensors)
         root = self._member(given.root)
         at_root = self._rank == given.root
-        buffer = (_memory.load if at_root else _memory.room)(tensors, moved=True)
+        buffer = (_memory.load if at_root else _memory.allocate)(tensors, moved=True)
         handle = self._begin(session().broadcast, buffer, root, into=() if at_root else tensors)
 
         def finish(results: list[Any]) -> None:
@@ -216,7 +216,7 @@ class Moves(Group):
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
-        [tensor] = many(inputs)
+        [tensor] = as_list(inputs)
         at_root = self._rank == given.root
         mine: list[torch.Tensor] = list(outputs[0]) if at_root else []
         if at_root:
@@ -293,7 +293,7 @@ class Moves(Group):
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, root=root)
-        [output] = many(outputs)
+        [output] = as_list(outputs)
         buffer, splits = None, None
         dtype, number = _memory.element(output, moved=True)
         if self._rank == given.root:
@@ -414,10 +414,10 @@ class Moves(Group):
         Raises:
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
-        tensors = many(tensors)
+        tensors = as_list(tensors)
         to, tag = self._member(dst), self._tag(tag)
         buffer = _memory.load(tensors, moved=True)
-        return self._way(self._ranks[self._rank], to, tag).start(
+        return self._channel(self._ranks[self._rank], to, tag).start(
             lambda: session().send(buffer, to, tag=tag, process_set=self._set),
             lambda handle: self._work("send", handle, None, tensors, self._timeout, tensors),
         )
@@ -437,27 +437,27 @@ class Moves(Group):
         Raises:
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
-        tensors = many(tensors)
+        tensors = as_list(tensors)
         source, tag = self._member(src), self._tag(tag)
         _memory.check_writable(tensors)
-        room = _memory.room(tensors, moved=True)
+        buffer = _memory.allocate(tensors, moved=True)
 
         def finish(results: list[Any]) -> None:
             _memory.store(results[0][0], tensors)
 
-        return self._way(source, self._ranks[self._rank], tag).start(
-            lambda: session().receive(source, into=room, tag=tag, process_set=self._set),
+        return self._channel(source, self._ranks[self._rank], tag).start(
+            lambda: session().receive(source, into=buffer, tag=tag, process_set=self._set),
             lambda handle: self._work("recv", handle, finish, tensors, self._timeout, tensors, src),
         )
 
-    def _way(self, source: int, to: int, tag: int) -> Way:
-        way = self._ways.get((source, to, tag))
-        if way is None:
+    def _channel(self, source: int, to: int, tag: int) -> Channel:
+        channel = self._channels.get((source, to, tag))
+        if channel is None:
             name = f"{self._numbers.prefix}.{source}>{to}.tag{tag}"
-            way = self._ways.setdefault((source, to, tag), Way(name))
-        return way
+            channel = self._channels.setdefault((source, to, tag), Channel(name))
+        return channel
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> NoReturn:
         """Is refused: the backend receives from a rank that is named.
 
         Args:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gradwire._names import again
+from gradwire._names import repeating_number
 
 T = TypeVar("T")
 # The names of nested callbacks grow with each level; longer ones become a digest.
@@ -43,7 +43,7 @@ class Numbers:
         """Starts operations by a call that gets the next name."""
         # The lock is held during the call: if it is refused, no later call may have a number yet.
         with self._lock:
-            started = call(f"{self.prefix}.{again(self.count + 1)}")
+            started = call(f"{self.prefix}.{repeating_number(self.count + 1)}")
             self.count += 1
         return started
 

@@ -11,12 +11,12 @@ from gradwire import _native
 from gradwire._staging import session
 from gradwire.torch._adapter import as_tensor
 from gradwire.torch.distributed import _memory
-from gradwire.torch.distributed._base import Group, Options, Tensors, many
+from gradwire.torch.distributed._base import Group, Options, Tensors, as_list
 from gradwire.torch.distributed._reductions import Reduction
 from gradwire.torch.distributed._work import Work, keep_for_a_while
 
 # One number of any dtype.
-_QUESTION = 16
+_SMALL = 16
 
 
 class Reductions(Group):
@@ -42,7 +42,7 @@ class Reductions(Group):
             NotImplementedError: Sparse tensors were given with another reduction, or more than one.
         """
         return self._allreduce(
-            "allreduce", many(tensors), Options(opts, self._timeout, timeout, op)
+            "allreduce", as_list(tensors), Options(opts, self._timeout, timeout, op)
         )
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
@@ -58,7 +58,9 @@ class Reductions(Group):
         Raises:
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
-        return self._allreduce("allreduce_coalesced", many(tensors), Options(opts, self._timeout))
+        return self._allreduce(
+            "allreduce_coalesced", as_list(tensors), Options(opts, self._timeout)
+        )
 
     def _allreduce(self, what: str, tensors: list[torch.Tensor], given: Options) -> Work:
         reduction = Reduction(given.op)
@@ -78,7 +80,7 @@ class Reductions(Group):
                 _memory.store_one(memory, tensor)
 
         work = self._work(what, handle, finish, tensors, given.timeout, tensors)
-        alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _QUESTION
+        alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _SMALL
         return keep_for_a_while(work) if alone else work
 
     def _allreduce_sparse(
@@ -136,7 +138,7 @@ class Reductions(Group):
             InvalidRequest: The tensors or the ranks are not usable. Nothing was started.
         """
         given = Options(opts, self._timeout, timeout, op, root)
-        tensors = many(tensors)
+        tensors = as_list(tensors)
         reduction = Reduction(given.op)
         buffer = self._load(tensors, reduction)
         root = self._member(given.root)

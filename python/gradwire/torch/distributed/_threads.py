@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-_FAREWELL = 5.0
+_GRACE_SECONDS = 5.0
 # How long the thread of dropped operations sleeps between two checks.
 _SHORTEST, _LONGEST = 0.002, 0.1
 
@@ -59,7 +59,7 @@ class Dropped(Protocol):
 # Finalizers put to it, which may run anywhere in this thread: it must be reentrant.
 _dropped: queue.SimpleQueue[Dropped | None] = queue.SimpleQueue()
 # Operations that may be dropped or not. They are checked now and then, without a wake-up for each.
-_perhaps: collections.deque[Dropped] = collections.deque()
+_maybe_dropped: collections.deque[Dropped] = collections.deque()
 _looking = False
 _finisher: threading.Thread | None = None
 
@@ -81,7 +81,7 @@ def finish_later(operation: Dropped) -> None:
 def finish_perhaps(operation: Dropped) -> None:
     """Passes an operation that somebody most likely waits for, as ``finish_later`` does."""
     global _looking
-    _perhaps.append(operation)
+    _maybe_dropped.append(operation)
     if not _looking:
         _looking = True
         _dropped.put(_LOOK)
@@ -108,7 +108,7 @@ def _finish() -> None:
         soon = any(operation is not _LOOK for operation in taken)
         _looking = False  # before the check: a later caller asks for another one
         pending += taken  # type: ignore[arg-type]
-        pending += [_perhaps.popleft() for _ in range(len(_perhaps))]
+        pending += [_maybe_dropped.popleft() for _ in range(len(_maybe_dropped))]
         left = [operation for operation in pending if not operation.settle()]
         if left:
             _looking = True
@@ -135,7 +135,7 @@ def _stop() -> None:
     for _ in _waiters:
         _jobs.put(None)
     _dropped.put(None)
-    until = time.monotonic() + _FAREWELL
+    until = time.monotonic() + _GRACE_SECONDS
     for thread in [*_waiters, *([_finisher] if _finisher is not None else [])]:
         thread.join(max(0.0, until - time.monotonic()))
 
@@ -145,7 +145,7 @@ def _forked() -> None:
     global _jobs, _idle, _pool, _dropped, _looking, _finisher
     _jobs, _idle, _pool = queue.SimpleQueue(), 0, threading.Lock()
     _dropped, _looking, _finisher = queue.SimpleQueue(), False, None
-    _perhaps.clear()
+    _maybe_dropped.clear()
     _waiters.clear()
 
 

@@ -79,17 +79,17 @@ _MOST_KEPT = 1 << 14
 _kept: dict[int, Work] = {}
 # In a join, DDP sums one number to learn how many ranks remain. Newer releases of PyTorch drop that
 # work, too, and ask it for its future after the wait.
-_questions: collections.deque[Work] = collections.deque(maxlen=32)
+_join_counts: collections.deque[Work] = collections.deque(maxlen=32)
 
 
 def keep_for_a_while(work: Work) -> Work:
     """Keeps a work whose tensors are so small that it costs nothing; returns it."""
-    _questions.append(work)
+    _join_counts.append(work)
     _threads.finish_perhaps(work.operation)
     return work
 
 
-before_shutdown.append(_questions.clear)
+before_shutdown.append(_join_counts.clear)
 
 
 class _NotYet(Exception):
@@ -144,11 +144,11 @@ class Operation:
             for handle in self._handles:
                 results.append(_outcome(handle, max(0.0, until - time.monotonic())))
         except GradwireError as error:
-            told = self._told(error)
+            shown = self._in_group_terms(error)
             with self._lock:
-                self._let_go(told)
-            _last_error = told
-            raise told from (None if told is error else error)
+                self._set_ended(shown)
+            _last_error = shown
+            raise shown from (None if shown is error else error)
         with self._lock:
             if not self.ended:
                 try:
@@ -159,19 +159,19 @@ class Operation:
                         self.after = _cuda.stage.marks(self._devices)
                 except BaseException as error:
                     _last_error = error
-                    self._let_go(error)
+                    self._set_ended(error)
                 else:
-                    self._let_go(None)
+                    self._set_ended(None)
         if self.error is not None:
             raise self.error
 
-    def _let_go(self, error: BaseException | None) -> None:
+    def _set_ended(self, error: BaseException | None) -> None:
         """Frees what the operation held, after its end."""
         if not self.ended:
             self.error, self.ended = error, True
             self._finish, self._handles = None, []
 
-    def _told(self, error: GradwireError) -> GradwireError:
+    def _in_group_terms(self, error: GradwireError) -> GradwireError:
         """Returns the error in terms of process groups, if the process set has been removed."""
         gone = self._destroyed is not None and self._destroyed.is_set()
         # An error that ends the job names no tensor.
@@ -263,7 +263,7 @@ class Work(_Work):  # type: ignore[misc]
         if operation is not None:
             operation.dropped()
 
-    def _late(self, limit: float) -> WaitTimeout:
+    def _timed_out(self, limit: float) -> WaitTimeout:
         global _last_error
         error = WaitTimeout(
             f"{self.operation.what} did not complete within {limit:g} s, the timeout of the call, "
@@ -299,7 +299,7 @@ class Work(_Work):  # type: ignore[misc]
             # A caller that got an error must not find a result in the tensor later.
             self.operation.given_up = True
             if isinstance(error, _NotYet):
-                raise self._late(limit if limit > 0 else self._limit) from None
+                raise self._timed_out(limit if limit > 0 else self._limit) from None
             raise
         finally:
             _kept.pop(id(self), None)
@@ -395,7 +395,7 @@ class Work(_Work):  # type: ignore[misc]
             except _NotYet:
                 if time.monotonic() >= self._deadline:
                     self.operation.given_up = True
-                    base.set_result(Failed(self._late(self._limit)))
+                    base.set_result(Failed(self._timed_out(self._limit)))
                 elif _threads.ending.is_set():
                     return
                 else:

@@ -28,7 +28,7 @@ from gradwire._errors import Cancelled, GradwireError, InvalidRequest, WaitTimeo
 from gradwire._world import before_removal, before_shutdown, init, is_initialized, session
 from gradwire.torch.distributed import _launch
 
-_FAREWELL = 5.0
+_GRACE_SECONDS = 5.0
 _SLICE = 0.05
 _FOREVER = timedelta(days=365)
 Ranks = tuple[int, ...]
@@ -51,7 +51,7 @@ class World:
         timeout = min(timeout, self._within)
         if not is_initialized():
             if beside is not None:
-                _meet(store, rank, size, World._opened, timeout)
+                _wait_for_ranks(store, rank, size, World._opened, timeout)
             _launch.prepare(store, rank, size, timeout)
             init()
         job = session()
@@ -74,13 +74,13 @@ class World:
         # store of another backend's group must end with that group.
         self._find_store = weakref.ref(store) if beside is not None else lambda: store
         self._prefix = f"gradwire/sets/{self.generation}"
-        self._asking = threading.Lock()
+        self._requesting = threading.Lock()
         self._ending = threading.Event()
         self._changed = threading.Condition()
         self._sets: dict[Key, _native.ProcessSet | BaseException] = {}
         self._closed: BaseException | None = None
-        self._servant = threading.Thread(target=self._serve, name="gw-sets", daemon=True)
-        self._servant.start()
+        self._thread = threading.Thread(target=self._serve, name="gw-sets", daemon=True)
+        self._thread.start()
         atexit.register(self.close)
 
     @property
@@ -109,13 +109,13 @@ class World:
         """
         ranks, serial = key
         if self.rank == ranks[0]:
-            self._ask({"ranks": ranks, "group": serial})
+            self._request({"ranks": ranks, "group": serial})
         limit = min(timeout, self._within).total_seconds()
         with self._changed:
             self._changed.wait_for(lambda: key in self._sets or self._closed is not None, limit)
             made = self._sets.get(key, self._closed)
         if made is None:
-            raise _late(f"a process group of the ranks {list(ranks)}", limit)
+            raise _timed_out(f"a process group of the ranks {list(ranks)}", limit)
         if isinstance(made, BaseException):
             raise made
         return made
@@ -132,12 +132,12 @@ class World:
             if self._store.add(
                 f"{self._prefix}/left/{serial}/{'.'.join(map(str, ranks))}", 1
             ) == len(ranks):
-                self._ask({"ranks": ranks, "left": serial})
+                self._request({"ranks": ranks, "left": serial})
 
-    def _ask(self, wish: dict[str, Any]) -> None:
-        with self._asking:
+    def _request(self, request: dict[str, Any]) -> None:
+        with self._requesting:
             number = self._store.add(f"{self._prefix}/asked", 1)
-            self._store.set(f"{self._prefix}/{number}", json.dumps(wish))
+            self._store.set(f"{self._prefix}/{number}", json.dumps(request))
 
     def _serve(self) -> None:
         try:
@@ -147,24 +147,26 @@ class World:
             waits = self._beside is None and hasattr(self._store, "clone")
             store = self._store.clone() if waits else None
             for number in itertools.count(1):
-                wish = json.loads(self._next(store, number))
-                if "closed" in wish:
-                    raise Cancelled(wish["closed"], kind="cancelled")
-                ranks = tuple(wish["ranks"])
-                if "left" in wish:
-                    self._remove((ranks, wish["left"]))
+                request = json.loads(self._next_request(store, number))
+                if "closed" in request:
+                    raise Cancelled(request["closed"], kind="cancelled")
+                ranks = tuple(request["ranks"])
+                if "left" in request:
+                    self._remove_set((ranks, request["left"]))
                 else:
-                    self._make((ranks, wish["group"]))
+                    self._add_set((ranks, request["group"]))
         except Exception as error:
             # Also if the store is gone, with the process that served it.
-            told = error
+            ended = error
             if not isinstance(error, GradwireError):
-                told = Cancelled(f"no further process group can be made: {error}", kind="cancelled")
+                ended = Cancelled(
+                    f"no further process group can be made: {error}", kind="cancelled"
+                )
             with self._changed:
-                self._closed = told
+                self._closed = ended
                 self._changed.notify_all()
 
-    def _next(self, store: Any, number: int) -> bytes:
+    def _next_request(self, store: Any, number: int) -> bytes:
         key = f"{self._prefix}/{number}"
         if store is not None:
             store.wait([key], _FOREVER)
@@ -173,12 +175,12 @@ class World:
         while True:
             # The lock keeps this rank's other thread from being between counting and setting, for
             # which this would wait.
-            with self._asking:
+            with self._requesting:
                 if self._store.add(f"{self._prefix}/asked", 0) >= number:
                     return bytes(self._store.get(key))
             time.sleep(_SLICE)
 
-    def _make(self, key: Key) -> None:
+    def _add_set(self, key: Key) -> None:
         made: _native.ProcessSet | BaseException
         try:
             made = self._until_the_end(session().add_process_set(list(key[0])))
@@ -188,7 +190,7 @@ class World:
             self._sets[key] = made
             self._changed.notify_all()
 
-    def _remove(self, key: Key) -> None:
+    def _remove_set(self, key: Key) -> None:
         made = self._sets[key]
         if isinstance(made, _native.ProcessSet):
             # If the removal is refused the set stays until the job ends.
@@ -215,11 +217,11 @@ class World:
             )
             # If the store is gone every rank's thread sees that.
             with contextlib.suppress(Exception):
-                self._ask({"closed": text})
+                self._request({"closed": text})
         # All ranks serve the same requests: those before the first one that closes.
-        self._servant.join(_FAREWELL)
+        self._thread.join(_GRACE_SECONDS)
         self._ending.set()
-        self._servant.join(_FAREWELL)
+        self._thread.join(_GRACE_SECONDS)
         for made in self._sets.values():
             # The set is removed when all ranks have asked for it. This waits for that only before
             # the rank leaves the job.
@@ -232,15 +234,15 @@ class World:
 _removals: list[_native.Handle] = []
 
 
-def _part() -> None:
+def _wait_for_removals() -> None:
     """Waits a while, before the rank leaves the job, for the others to request the removals."""
-    until = time.monotonic() + _FAREWELL
+    until = time.monotonic() + _GRACE_SECONDS
     while _removals:
         with contextlib.suppress(GradwireError):
             _removals.pop().wait(max(0.0, until - time.monotonic()))
 
 
-before_shutdown.append(_part)
+before_shutdown.append(_wait_for_removals)
 
 
 def _removal(made: _native.ProcessSet) -> _native.Handle:
@@ -249,17 +251,19 @@ def _removal(made: _native.ProcessSet) -> _native.Handle:
     return session().remove_process_set(made, give_up=True)
 
 
-def _meet(store: Any, rank: int, size: int, opened: int, timeout: timedelta) -> None:
+def _wait_for_ranks(store: Any, rank: int, size: int, opened: int, timeout: timedelta) -> None:
     """Waits for all ranks to create a group. ``init`` waits, too, but without a deadline (WAIT)."""
     there = [f"gradwire/there/{opened}/{each}" for each in range(size)]
     store.set(there[rank], "")
     try:
         store.wait(there, timeout)
     except RuntimeError as error:
-        raise _late("the first process group of this backend", timeout.total_seconds()) from error
+        raise _timed_out(
+            "the first process group of this backend", timeout.total_seconds()
+        ) from error
 
 
-def _late(what: str, seconds: float) -> WaitTimeout:
+def _timed_out(what: str, seconds: float) -> WaitTimeout:
     return WaitTimeout(
         f"{what} could not be made within {seconds:g} s: every rank of the job has to be there, "
         "members or not, "

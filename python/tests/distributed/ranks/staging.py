@@ -20,7 +20,7 @@ def gpu() -> Iterator[FakeCuda]:
     fake = FakeCuda()
     _cuda.use(fake)
     yield fake
-    _staging.settle()
+    _staging.drain()
     _cuda.use(_cuda.Cuda())
     assert not fake.registered, "what was registered is given back"
 

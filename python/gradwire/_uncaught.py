@@ -1,0 +1,107 @@
+"""Uncaught exceptions: the other ranks get their text, and the user gets a short traceback.
+
+An error of Gradwire comes through frames of this package, and often through frames of PyTorch. They
+do not help to find the call that failed. A traceback that is printed for an uncaught error ends in
+the user's frame. ``python -X dev`` prints all frames, and a debugger sees all of them.
+
+The hooks are installed by ``init`` and by the first error. Calls that succeed do not pass through
+anything for this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+# What ended this process, for the other ranks; None as long as nothing has.
+text: str | None = None
+
+_PACKAGES = ("gradwire", "torch")
+_watching = False
+
+
+def described(error: BaseException) -> str:
+    """Returns the class and the text of an exception, in one line."""
+    message, name = " ".join(str(error).split()), type(error).__name__
+    return f"{name}: {message}" if message else name
+
+
+def watch() -> None:
+    """Installs the hooks, once."""
+    global _watching
+    if _watching:
+        return
+    _watching = True
+    in_main, in_thread = sys.excepthook, threading.excepthook
+
+    def main(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global text
+        text = f"it ended with {described(error)}"
+        with shortened(error) as ours:
+            in_main(kind, error, error.__traceback__ if ours else trace)
+
+    def thread(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        with shortened(error) as ours:
+            if ours and error is not None:
+                given = (args.exc_type, error, error.__traceback__, args.thread)
+                args = threading.ExceptHookArgs(given)
+            in_thread(args)
+
+    sys.excepthook, threading.excepthook = main, thread
+
+
+@contextlib.contextmanager
+def shortened(error: BaseException | None) -> Iterator[bool]:
+    """Returns a context in which the traceback of an error of Gradwire ends in the user's frame.
+
+    Its value is whether the traceback was changed.
+    """
+    full = [] if error is None or sys.flags.dev_mode or not _is_ours(error) else _chain(error)
+    traces = [(each, each.__traceback__) for each in full]
+    for each, trace in traces:
+        # A cause within this package has no frame of the user.
+        each.__traceback__ = _until_user(trace) or (trace if each is error else None)
+    try:
+        yield bool(traces)
+    finally:
+        for each, trace in traces:
+            each.__traceback__ = trace
+
+
+def _is_ours(error: BaseException) -> bool:
+    return any(kind.__module__ == "gradwire._errors" for kind in type(error).__mro__)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns the error and all errors that are printed with it."""
+    found: list[BaseException] = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is not None and each not in found:
+            found.append(each)
+            pending += [each.__cause__, each.__context__]
+    return found
+
+
+def _until_user(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a copy of a traceback that ends in the last frame outside of our packages."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    while frames and _is_inside(frames[-1]):
+        frames.pop()
+    short: TracebackType | None = None
+    for each in reversed(frames):
+        short = TracebackType(short, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return short
+
+
+def _is_inside(trace: TracebackType) -> bool:
+    module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in _PACKAGES

@@ -1,0 +1,326 @@
+"""The collectives on tensors that move data, with Horovod's signatures.
+
+Those that wait can be differentiated. The gradient of an operation is what Horovod defines: of an
+allgather and of a broadcast the average of this rank's part, of an alltoall the alltoall back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gradwire._arguments import rows
+from gradwire._errors import InvalidRequest
+from gradwire._ops import Handle
+from gradwire._world import ProcessSet, global_process_set
+from gradwire.torch import _autograd
+from gradwire.torch._adapter import collectives
+from gradwire.torch._handles import derived
+
+
+def _first(handle: Handle[list[tuple[torch.Tensor, list[int]]]]) -> Handle[torch.Tensor]:
+    return derived(handle, lambda result: result[0][0])
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[torch.Tensor]:
+    """Starts an allgather and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``allgather`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    return _first(collectives.allgather([tensor], name, process_set))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenates all ranks' tensors along the first dimension; every rank gets the result.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor with the rows of all ranks, in rank order. It can be differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+
+    Example:
+        ```python
+        predictions = hvd.allgather(model(batch))  # the batches may have different sizes
+        ```
+    """
+    result: torch.Tensor = _autograd.Allgather.apply(name, process_set, tensor)[0]
+    return result
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[torch.Tensor]]:
+    """Starts several allgathers in one request.
+
+    The result can't be differentiated.
+
+    Args:
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``grouped_allgather`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    handle = collectives.allgather(tensors, name, process_set)
+    return derived(handle, lambda result: [tensor for tensor, _ in result])
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Gathers several tensors, each as ``allgather`` does, in one request.
+
+    Args:
+        tensors: Tensors as ``allgather`` takes them; at least one. All ranks give as many.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        New tensors in the order of the arguments, each with the rows of all ranks. They can be
+        differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return list(_autograd.Allgather.apply(name, process_set, *tensors))
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """Starts a broadcast into a new tensor and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    return collectives.broadcast(tensor, root_rank, name, process_set)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Copies the root's tensor to every rank.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor with the root's elements. It can be differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    result: torch.Tensor = _autograd.Broadcast.apply(tensor, root_rank, name, process_set)
+    return result
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """Starts a broadcast in place and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+            the result.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. The tensor changes in its ``wait``, which returns the tensor.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    return collectives.broadcast(tensor, root_rank, name, process_set, in_place=True)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Copies the root's tensor to every rank, in place.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and shape. It receives
+            the result.
+        root_rank: The rank in the job whose tensor all ranks get.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The tensor that was given, with the root's elements in it.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+
+
+def _splits(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
+    if splits is None:
+        return None
+    if isinstance(splits, torch.Tensor):
+        if splits.dim() != 1 or splits.dtype.is_floating_point or splits.dtype.is_complex:
+            raise InvalidRequest(
+                "splits must be a tensor of whole numbers in one dimension, not "
+                f"{splits.dtype} of shape {list(splits.shape)}",
+                kind="invalid",
+            )
+        splits = splits.tolist()
+    return rows("splits", splits)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[Any]:
+    """Starts an alltoall and returns at once.
+
+    The result can't be differentiated.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        splits: The number of rows for each rank, as ``alltoall`` takes them.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns what ``alltoall`` returns.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+    """
+    handle = collectives.alltoall(tensor, _splits(splits), name, process_set)
+    if splits is None:
+        return derived(handle, lambda result: result[0])
+    return derived(handle, lambda result: (result[0], torch.tensor(result[1], dtype=torch.int32)))
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Splits every rank's tensor along the first dimension and gives each rank its part of all.
+
+    Args:
+        tensor: A dense tensor on any device. All ranks give the same dtype and the same dimensions
+            but the first. A tensor without dimensions counts as one row.
+        splits: The number of rows for each rank, in rank order: a list, or a tensor of whole
+            numbers in one dimension. They add up to at most the rows of the tensor. The default is
+            the same number for each, which must divide the rows.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        A new tensor with the rows from all ranks, in rank order. With ``splits`` a pair: that
+        tensor, and an int32 tensor with the number of rows from each rank. The rows can be
+        differentiated.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+        Disagreement: The ranks asked for different things under one name.
+        PeerLost: A rank or a node that takes part has ended or does not answer.
+        GradwireError: The operation failed for another reason.
+    """
+    result, received = _autograd.Alltoall.apply(tensor, _splits(splits), name, process_set)
+    return result if splits is None else (result, received)

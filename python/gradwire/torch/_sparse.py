@@ -1,0 +1,111 @@
+"""The allreduce of sparse tensors: an allgather of their entries, which are added up by place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gradwire._errors import InvalidRequest
+from gradwire._ops import Average, Handle, ReduceOp, Sum, reduce_op
+from gradwire._world import ProcessSet, global_process_set
+from gradwire.torch._adapter import collectives
+
+
+class SparseHandle(Handle[torch.Tensor]):
+    """The handle of a sparse allreduce.
+
+    Horovod's handle is called to get the result. This one can be called, too, or waited for.
+    """
+
+    __slots__ = ("_gathered", "_op", "_size")
+
+    def __init__(self, gathered: Handle[Any], size: torch.Size, op: ReduceOp) -> None:
+        self._gathered, self._size, self._op = gathered, size, op
+
+    def poll(self) -> bool:
+        """Returns whether ``wait`` would return, or raise, at once.
+
+        Returns:
+            True if the operation has ended.
+        """
+        return self._gathered.poll()
+
+    def wait(self, timeout: float | None = None) -> torch.Tensor:
+        """Waits for the operation to end.
+
+        Args:
+            timeout: The longest time to wait, in seconds. None waits without a limit.
+
+        Returns:
+            A coalesced sparse COO tensor of the shape that was given.
+
+        Raises:
+            WaitTimeout: The operation has not ended within ``timeout``. It goes on.
+            NotInitialized: ``init()`` has not been called.
+            InvalidRequest: An argument is not usable. Nothing was started.
+            Disagreement: The ranks asked for different things under one name.
+            PeerLost: A rank or a node that takes part has ended or does not answer.
+            GradwireError: The operation failed for another reason.
+        """
+        if not hasattr(self, "_result"):
+            (indices, rows), (values, _) = self._gathered.wait(timeout)
+            if self._op == Average:
+                # The number of ranks that took part: ranks that have joined give no rows.
+                values = values / len(rows)
+            everything = torch.sparse_coo_tensor(
+                indices.t(), values, self._size, check_invariants=True
+            )
+            self._result = everything.coalesce()
+        return self._result
+
+    def __call__(self) -> torch.Tensor:
+        return self.wait()
+
+    def __repr__(self) -> str:
+        return repr(self._gathered)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp | int | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> SparseHandle:
+    """Starts an allreduce of a sparse COO tensor and returns at once.
+
+    The result can't be differentiated.
+
+    Entries of the same place are added up before they are sent, so each is sent once.
+
+    Args:
+        tensor: A sparse COO tensor on any device. All ranks give the same dtype, shape and number
+            of sparse dimensions.
+        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
+            name are paired by their order.
+        op: ``Average``, which is the default, or ``Sum``.
+        process_set: The ranks that take part. The default is all ranks.
+
+    Returns:
+        The operation in flight. Its ``wait`` returns a coalesced sparse COO tensor.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: An argument is not usable. Nothing was started.
+
+    Example:
+        ```python
+        handle = hvd.sparse_allreduce_async(embedding.weight.grad, name="embedding")
+        embedding.weight.grad = handle.wait()
+        ```
+    """
+    op = reduce_op(op)
+    if op not in (Average, Sum):
+        raise InvalidRequest(f"sparse tensors have no {op!r}: use Average or Sum", kind="invalid")
+    if not tensor.is_sparse:
+        raise InvalidRequest("sparse_allreduce_async needs a sparse COO tensor", kind="invalid")
+    tensor = tensor.detach().coalesce()
+    parts = [tensor.indices().t().contiguous(), tensor.values()]
+    # Under an allreduce's name: a rank whose tensor of that name is dense gets an error at once.
+    handle = collectives.allgather(parts, name, process_set, kind="allreduce")
+    return SparseHandle(handle, tensor.size(), op)
