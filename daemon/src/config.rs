@@ -13,7 +13,7 @@ use gradwire_settings::{
     variables::{VariableError, Variables},
 };
 
-use crate::{model::job::JobIdentity, transport::handshake::MOST_STREAMS};
+use crate::{model::job::JobIdentity, transport::handshake::MAX_STREAMS};
 
 /// Everything that a daemon needs to know. Made by [`DaemonConfig::from_env`].
 #[derive(Debug, Clone)]
@@ -91,7 +91,7 @@ impl DaemonConfig {
             grace: settings.launch.grace,
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
-            streams: settings.data.streams.min(MOST_STREAMS),
+            streams: settings.data.streams.min(MAX_STREAMS),
             // Whole elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)

@@ -63,10 +63,10 @@ use self::{
     control::{
         client::{self},
         connect::Introduction,
-        dispatch::Conductor,
+        dispatch::Dispatcher,
         heartbeat,
+        liveness::Liveness,
         node::Node,
-        pulse::Pulse,
     },
     intake::reader::Intake,
     model::{
@@ -198,8 +198,8 @@ impl Daemon {
         let stop = CancellationToken::new();
         let accept = intake::attach::serve(node.clone(), intake, workers, stop.clone());
         let accept = node.spawn("the workers' listener", accept);
-        let pulse = Arc::new(Pulse::new());
-        heartbeat::start(&node, pulse.clone(), door.is_some())?;
+        let liveness = Arc::new(Liveness::new());
+        heartbeat::start(&node, liveness.clone(), door.is_some())?;
 
         let introduction = Introduction {
             job: config.identity.job.clone(),
@@ -214,8 +214,8 @@ impl Daemon {
             start_timeout: config.start_timeout,
             retransmission: config.retransmission,
         };
-        let mut conductor =
-            Conductor { node: node.clone(), listener: Some(data), cancel: stop.clone() };
+        let mut dispatcher =
+            Dispatcher { node: node.clone(), listener: Some(data), cancel: stop.clone() };
         let mut phase = job.watch();
         let announce = async {
             let formed = |phase: &job::Phase| matches!(phase, job::Phase::Running(_));
@@ -231,7 +231,7 @@ impl Daemon {
             std::future::pending::<()>().await;
         };
         tokio::select! {
-            () = client::negotiate(introduction, job.clone(), outgoing, pulse, &mut conductor) => {}
+            () = client::negotiate(introduction, job.clone(), outgoing, liveness, &mut dispatcher) => {}
             () = announce => {}
             () = cancelled => {}
         }

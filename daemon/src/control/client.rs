@@ -20,7 +20,7 @@ use tonic::Status;
 
 use super::{
     connect::{Introduction, Messages, from_status, lost, open},
-    pulse::Pulse,
+    liveness::Liveness,
     registry,
 };
 use crate::model::{
@@ -31,7 +31,7 @@ use crate::model::{
 };
 
 /// How long the coordinator may take to say how the job ends after this node has failed.
-const VERDICT: Duration = Duration::from_millis(1500);
+const ABORT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Bytes of announcements after which a message is sent; one more announcement fits in any case.
 const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
@@ -40,11 +40,11 @@ const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
 /// What the rest of the daemon does with what the coordinator says.
-pub(crate) trait Conduct {
+pub(crate) trait Dispatch {
     /// The world has formed.
     fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
     /// Carry this out.
-    fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure>;
+    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure>;
 }
 
 /// Takes part in the job until it is over. The ending is set in `job` before this returns.
@@ -52,10 +52,10 @@ pub(crate) async fn negotiate(
     introduction: Introduction,
     job: Job,
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
-    pulse: Arc<Pulse>,
-    conduct: &mut impl Conduct,
+    liveness: Arc<Liveness>,
+    dispatch: &mut impl Dispatch,
 ) {
-    let ending = match attend(&introduction, &job, outgoing, &pulse, conduct).await {
+    let ending = match attend(&introduction, &job, outgoing, &liveness, dispatch).await {
         Ok(ending) => ending,
         Err(failure) => Ending::Failed(failure),
     };
@@ -66,26 +66,26 @@ async fn attend(
     introduction: &Introduction,
     job: &Job,
     outgoing: mpsc::UnboundedReceiver<Outgoing>,
-    pulse: &Pulse,
-    conduct: &mut impl Conduct,
+    liveness: &Liveness,
+    dispatch: &mut impl Dispatch,
 ) -> Result<Ending, Failure> {
     let (sender, stream) = open(introduction).await?;
     let mut session = Session {
         introduction,
         job,
-        pulse,
+        liveness,
         sender,
         registry: None,
         given_up: None,
         nonce: Vec::new(),
     };
-    session.run(stream, outgoing, conduct).await
+    session.run(stream, outgoing, dispatch).await
 }
 
 struct Session<'a> {
     introduction: &'a Introduction,
     job: &'a Job,
-    pulse: &'a Pulse,
+    liveness: &'a Liveness,
     sender: mpsc::Sender<pb::NodeMessage>,
     /// Once the world has formed.
     registry: Option<registry::Registry>,
@@ -100,13 +100,13 @@ impl Session<'_> {
         &mut self,
         mut stream: Messages,
         mut outgoing: mpsc::UnboundedReceiver<Outgoing>,
-        conduct: &mut impl Conduct,
+        dispatch: &mut impl Dispatch,
     ) -> Result<Ending, Failure> {
         loop {
-            let verdict = self.given_up.as_ref().map(|(_, until)| *until);
+            let deadline = self.given_up.as_ref().map(|(_, until)| *until);
             tokio::select! {
                 message = stream.next() => {
-                    match self.heard(message.transpose(), conduct).await {
+                    match self.heard(message.transpose(), dispatch).await {
                         Ok(None) => {}
                         Ok(Some(ending)) => return Ok(ending),
                         // The coordinator has ended because of this node's own failure, and the
@@ -119,14 +119,14 @@ impl Session<'_> {
                 }
                 Some(first) = outgoing.recv() => {
                     // WAIT: a coordinator that reads nothing must not keep the end from us.
-                    let (job, told) = (self.job, self.tell(first, &mut outgoing));
+                    let (job, told) = (self.job, self.send_pending(first, &mut outgoing));
                     tokio::select! {
                         () = told => {}
                         ending = job.over() => return Ok(ending),
                     }
                 }
-                () = async { tokio::time::sleep_until(verdict.unwrap_or_else(tokio::time::Instant::now)).await },
-                    if verdict.is_some() =>
+                () = async { tokio::time::sleep_until(deadline.unwrap_or_else(tokio::time::Instant::now)).await },
+                    if deadline.is_some() =>
                 {
                     let (failure, _) = self.given_up.take().expect("guarded by the verdict");
                     return Ok(Ending::Failed(failure));
@@ -164,7 +164,11 @@ impl Session<'_> {
     }
 
     /// Sends what there is to say; what is there together goes together.
-    async fn tell(&mut self, first: Outgoing, outgoing: &mut mpsc::UnboundedReceiver<Outgoing>) {
+    async fn send_pending(
+        &mut self,
+        first: Outgoing,
+        outgoing: &mut mpsc::UnboundedReceiver<Outgoing>,
+    ) {
         let mut ready = pb::Ready::default();
         let mut ready_bytes = 0;
         let mut done = pb::Done::default();
@@ -187,7 +191,7 @@ impl Session<'_> {
                         // BOUND: it must be one message, and this is none.
                         let what = format!(
                             "a rank joined, and the tensors that waited for it take {ready_bytes} \
-                             bytes to tell of, more than the {MAX_JOINED} of one message"
+                             bytes to send of, more than the {MAX_JOINED} of one message"
                         );
                         let hint =
                             "have fewer operations in flight when ranks join, or shorter names";
@@ -202,8 +206,8 @@ impl Session<'_> {
                     rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));
                 }
                 Outgoing::Heartbeat => rest.push(node_message::Message::Heartbeat(pb::Heartbeat {
-                    sent_ns: self.pulse.now_ns(),
-                    echo_ns: self.pulse.echo_ns.load(Ordering::Relaxed),
+                    sent_ns: self.liveness.now_ns(),
+                    echo_ns: self.liveness.echo_ns.load(Ordering::Relaxed),
                 })),
                 Outgoing::Left { ranks, absent } => {
                     let ranks = ranks.iter().map(|r| r.0).collect();
@@ -211,7 +215,7 @@ impl Session<'_> {
                 }
                 Outgoing::Failed(failure) => {
                     if self.given_up.is_none() {
-                        let until = tokio::time::Instant::now() + VERDICT;
+                        let until = tokio::time::Instant::now() + ABORT_TIMEOUT;
                         self.given_up = Some((failure.clone(), until));
                     }
                     let failure = Some(failure.into());
@@ -233,13 +237,13 @@ impl Session<'_> {
     async fn heard(
         &mut self,
         message: Result<Option<pb::CoordinatorMessage>, Status>,
-        conduct: &mut impl Conduct,
+        dispatch: &mut impl Dispatch,
     ) -> Result<Option<Ending>, Failure> {
         let coordinator = self.introduction.coordinator;
         let message = message.map_err(|status| from_status(&status, coordinator))?;
         let message = message
             .ok_or_else(|| lost(format!("the coordinator at {coordinator} closed the stream")))?;
-        self.pulse.heard();
+        self.liveness.stream_received();
         match message.message {
             Some(coordinator_message::Message::Challenge(challenge)) => {
                 let join = self.introduction.join(&challenge.nonce);
@@ -256,7 +260,7 @@ impl Session<'_> {
                 let world = World::try_from(wire).map_err(|e| registry::nonsense(&e))?;
                 let world = Arc::new(world);
                 self.registry = Some(registry::Registry::new(world.clone()));
-                match conduct.formed(world.clone()) {
+                match dispatch.formed(world.clone()) {
                     Ok(()) => self.job.form(world),
                     // The coordinator passes it on: the others are to know why (TELL).
                     Err(failure) => self.job.report(failure),
@@ -272,10 +276,10 @@ impl Session<'_> {
                 let instructions =
                     registry.instructions(execute).map_err(|e| registry::nonsense(&e))?;
                 if !evicted.is_empty() {
-                    self.job.tell(Outgoing::Forgotten(evicted));
+                    self.job.send(Outgoing::Forgotten(evicted));
                 }
                 for instruction in instructions {
-                    if let Err(failure) = conduct.carry_out(instruction) {
+                    if let Err(failure) = dispatch.execute(instruction) {
                         self.job.report(failure);
                     }
                 }
@@ -287,9 +291,9 @@ impl Session<'_> {
             }
             Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
             Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
-                self.pulse.echo_ns.store(heartbeat.sent_ns, Ordering::Relaxed);
+                self.liveness.echo_ns.store(heartbeat.sent_ns, Ordering::Relaxed);
                 if heartbeat.echo_ns > 0 {
-                    let round_trip = self.pulse.now_ns().saturating_sub(heartbeat.echo_ns);
+                    let round_trip = self.liveness.now_ns().saturating_sub(heartbeat.echo_ns);
                     crate::metrics::heartbeat(Duration::from_nanos(round_trip));
                 }
             }

@@ -34,7 +34,7 @@ const QUEUE: usize = 64;
 const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// Of what part of the start timeout no answer at all is enough.
-const SILENT: u32 = 3;
+const SILENT_FRACTION: u32 = 3;
 
 /// What a node says of itself when it joins.
 #[derive(Debug, Clone)]
@@ -94,16 +94,16 @@ impl Introduction {
 /// waiting for this node: who can't reach it knows why. Where nothing ever answers waiting does not
 /// help, because something swallows what is sent.
 #[derive(Debug)]
-struct Attempts {
+struct DialDeadline {
     began: Instant,
     start_timeout: Duration,
     has_answered: bool,
 }
 
-impl Attempts {
+impl DialDeadline {
     fn deadline(&self) -> Instant {
         let limit = self.start_timeout;
-        self.began + if self.has_answered { limit * 4 / 5 } else { limit / SILENT }
+        self.began + if self.has_answered { limit * 4 / 5 } else { limit / SILENT_FRACTION }
     }
 }
 
@@ -175,7 +175,7 @@ pub(super) async fn open(
 async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channel>, Failure> {
     let Introduction { coordinator: address, host, start_timeout, .. } = introduction;
     let mut attempts =
-        Attempts { began: Instant::now(), start_timeout: *start_timeout, has_answered: false };
+        DialDeadline { began: Instant::now(), start_timeout: *start_timeout, has_answered: false };
     loop {
         let left = attempts.deadline().saturating_duration_since(Instant::now());
         let attempt = timeout(left.min(ATTEMPT), dial(*address, introduction.retransmission));
@@ -244,7 +244,7 @@ mod tests {
     fn silence_is_enough_sooner_than_a_refusal() {
         let began = Instant::now();
         let mut attempts =
-            Attempts { began, start_timeout: Duration::from_secs(30), has_answered: false };
+            DialDeadline { began, start_timeout: Duration::from_secs(30), has_answered: false };
         assert_eq!(attempts.deadline(), began + Duration::from_secs(10));
         attempts.has_answered = true;
         assert_eq!(attempts.deadline(), began + Duration::from_secs(24));

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    client::Conduct,
+    client::Dispatch,
     mesh::{Mesh, MeshConfig},
     node::{Node, Running},
 };
@@ -17,7 +17,7 @@ use crate::{
     model::{
         members::Members,
         operation::Instruction,
-        tensor::{RoomWanted, TensorKey, join_of},
+        tensor::{AllocationRequest, TensorKey, join_of},
         world::World,
     },
     ops::OperationManager,
@@ -27,14 +27,14 @@ use crate::{
 
 /// Carries out what the coordinator says.
 #[derive(Debug)]
-pub(crate) struct Conductor {
+pub(crate) struct Dispatcher {
     pub(crate) node: Arc<Node>,
     /// The data plane's listener, until the world has formed.
     pub(crate) listener: Option<TcpListener>,
     pub(crate) cancel: CancellationToken,
 }
 
-impl Conduct for Conductor {
+impl Dispatch for Dispatcher {
     fn formed(&mut self, world: Arc<World>) -> Result<(), Failure> {
         let node = &self.node;
         let Some(listener) = self.listener.take() else {
@@ -109,7 +109,7 @@ impl Conduct for Conductor {
         Ok(())
     }
 
-    fn carry_out(&mut self, instruction: Instruction) -> Result<(), Failure> {
+    fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {
         let Some(Running { queue, operations, .. }) = self.node.running() else {
             return Err(protocol("the coordinator ordered operations before it formed the world"));
         };
@@ -122,7 +122,7 @@ impl Conduct for Conductor {
                 if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
             }
             Instruction::Start(operation) => {
-                self.ask_for_room(operations.start(operation)?);
+                self.request_allocations(operations.start(operation)?);
                 Ok(())
             }
             Instruction::Fail { tensor, failure } => {
@@ -166,15 +166,15 @@ impl Conduct for Conductor {
     }
 }
 
-impl Conductor {
-    fn ask_for_room(&self, wanted: Vec<RoomWanted>) {
-        for RoomWanted { answer, outcome, name } in wanted {
+impl Dispatcher {
+    fn request_allocations(&self, wanted: Vec<AllocationRequest>) {
+        for AllocationRequest { answer, outputs, name } in wanted {
             let Some(worker) = self.node.workers.get(answer.local_rank) else {
-                self.node.left_without_room(answer.local_rank, &name);
+                self.node.left_before_allocating(answer.local_rank, &name);
                 continue;
             };
             metrics::allocate_request();
-            self.node.told(&worker, worker.allocate(answer.ticket, &outcome));
+            self.node.ensure_sent(&worker, worker.allocate(answer.ticket, &outputs));
         }
     }
 

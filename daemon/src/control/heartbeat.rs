@@ -14,51 +14,51 @@ use gradwire_proto::{
     beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence},
 };
 
-use super::{node::Node, pulse::Pulse};
+use super::{liveness::Liveness, node::Node};
 use crate::model::{
     job::{JobIdentity, Outgoing},
     world::World,
 };
 
 /// How often it is looked whether the world has formed.
-const FORMING: Duration = Duration::from_millis(100);
+const FORMING_POLL: Duration = Duration::from_millis(100);
 
 /// The shortest wait for what has come already.
-const LEAST_WAIT: Duration = Duration::from_millis(1);
+const MIN_WAIT: Duration = Duration::from_millis(1);
 
 /// The most datagrams that are taken after one was sent (BOUND): anybody can send some.
-const BURST: usize = 256;
+const MAX_DATAGRAMS: usize = 256;
 
 /// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`):
 /// no load on the control runtime may look like death, and a stopped coordinator closes nothing.
-/// `is_beside`: the coordinator is in this process, so no datagrams are needed.
-pub(crate) fn start(node: &Arc<Node>, pulse: Arc<Pulse>, is_beside: bool) -> io::Result<()> {
+/// `is_local`: the coordinator is in this process, so no datagrams are needed.
+pub(crate) fn start(node: &Arc<Node>, liveness: Arc<Liveness>, is_local: bool) -> io::Result<()> {
     let report = node.report_panic("the heartbeat thread");
     let node = Arc::downgrade(node);
     let run = move || {
         let _report = report;
-        beat(&node, &pulse, is_beside);
+        beat(&node, &liveness, is_local);
     };
     thread::Builder::new().name("gw-heartbeat".into()).spawn(run)?;
     Ok(())
 }
 
 /// Beats until the node is gone.
-fn beat(node: &Weak<Node>, pulse: &Pulse, is_beside: bool) {
+fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
     let mut datagrams: Option<io::Result<Datagrams>> = None;
     let mut next = Instant::now();
     while let Some(there) = node.upgrade() {
         let Some(world) = there.job.world() else {
             drop(there);
-            sleep(FORMING);
+            sleep(FORMING_POLL);
             continue;
         };
         if Instant::now() >= next {
-            there.job.tell(Outgoing::Heartbeat);
+            there.job.send(Outgoing::Heartbeat);
             next = Instant::now() + world.heartbeat_interval;
         }
-        look(&there, pulse, &world);
-        if !is_beside && datagrams.is_none() {
+        check_silence(&there, liveness, &world);
+        if !is_local && datagrams.is_none() {
             let opened = Datagrams::open(&there, &world);
             if let Err(error) = &opened {
                 tracing::warn!(%error, "no heartbeats by UDP: outages have to be shorter");
@@ -68,17 +68,17 @@ fn beat(node: &Weak<Node>, pulse: &Pulse, is_beside: bool) {
         drop(there);
         let pause = world.heartbeat_interval / BEATS_PER_INTERVAL;
         match &mut datagrams {
-            Some(Ok(datagrams)) => datagrams.beat(pulse, &world, pause),
+            Some(Ok(datagrams)) => datagrams.beat(liveness, &world, pause),
             _ => sleep(pause),
         }
     }
 }
 
 /// A coordinator that is silent for too long is lost.
-fn look(node: &Node, pulse: &Pulse, world: &World) {
+fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
     let limits = Limits::new(world.heartbeat_interval, world.heartbeat_timeout);
     let coordinator = node.config.coordinator;
-    let (what, hint) = match pulse.silence(&limits) {
+    let (what, hint) = match liveness.silence(&limits) {
         None => return,
         Some(Silence::All(time)) => (
             format!(
@@ -118,7 +118,7 @@ impl Datagrams {
     }
 
     /// Sends one, and takes answers for as long as `pause`.
-    fn beat(&mut self, pulse: &Pulse, world: &World, pause: Duration) {
+    fn beat(&mut self, liveness: &Liveness, world: &World, pause: Duration) {
         let until = Instant::now() + pause;
         let JobIdentity { job, secret } = &self.identity;
         let (node, epoch) = (world.node, world.epoch);
@@ -128,10 +128,10 @@ impl Datagrams {
         self.sent += 1;
         // One byte more: what is longer is no heartbeat.
         let mut bytes = [0; BEAT_BYTES + 1];
-        for _ in 0..BURST {
+        for _ in 0..MAX_DATAGRAMS {
             // However late it is, what has come is taken first: it may be this thread that was
             // away.
-            let left = until.saturating_duration_since(Instant::now()).max(LEAST_WAIT);
+            let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
             if self.socket.set_read_timeout(Some(left)).is_err() {
                 break;
             }
@@ -144,7 +144,7 @@ impl Datagrams {
                     };
                     if let Some(answer) = answer.filter(is_new) {
                         self.unanswered = answer.count + 1;
-                        pulse.felt();
+                        liveness.datagram_received();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -42,10 +42,10 @@ use crate::{
 
 /// How many connections may be in their handshake at a time (BOUND). One more takes the place of
 /// the one that has taken longest: silence keeps nobody else out.
-const HANDSHAKES: usize = 64;
+const MIN_HANDSHAKES: usize = 64;
 
 /// However many peers there are.
-const MOST_HANDSHAKES: usize = 4096;
+const MAX_HANDSHAKES: usize = 4096;
 
 /// How long the peer's kernel may take to answer before another connection is tried. The kernel sends
 /// a lost first packet again after one second, then two, then four.
@@ -81,11 +81,11 @@ pub(crate) struct Mesh {
     runtime: Handle,
     cancel: CancellationToken,
     /// What sockets' buffers begin with, in bytes, if they are to fit their path.
-    least: Option<usize>,
+    initial: Option<usize>,
     /// Those that this node dials.
     lines: Mutex<Lines>,
     /// Those that others have dialled, with the latest attempt.
-    taken: Mutex<HashMap<Line, u32>>,
+    accepted: Mutex<HashMap<Line, u32>>,
 }
 
 impl Mesh {
@@ -97,10 +97,10 @@ impl Mesh {
         job: Job,
         cancel: CancellationToken,
     ) -> Arc<Self> {
-        let least = Window::least(identity.lanes * config.streams);
-        let fits = config.socket_buffer == 0 && grants_buffers(least);
+        let initial = Window::initial(identity.lanes * config.streams);
+        let fits = config.socket_buffer == 0 && grants_buffers(initial);
         Arc::new(Self {
-            least: fits.then_some(least),
+            initial: fits.then_some(initial),
             config,
             identity,
             world,
@@ -109,7 +109,7 @@ impl Mesh {
             runtime: Handle::current(),
             cancel,
             lines: Mutex::default(),
-            taken: Mutex::default(),
+            accepted: Mutex::default(),
         })
     }
 
@@ -180,7 +180,7 @@ impl Mesh {
                 let mut stream = connected.map_err(io::Error::from)??;
                 // The kernels alone have answered each other: as short as it gets.
                 let round_trip = began.elapsed();
-                self.make_room(&stream, round_trip);
+                self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
                 handshake::dial(&mut stream, &self.identity, line, attempt).await?;
                 Ok::<_, HandshakeError>((stream, number, round_trip))
@@ -211,7 +211,7 @@ impl Mesh {
         // Peers with smaller numbers may all dial at once, each with as many connections as it likes.
         let dialled =
             self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
-        let most = (dialled as usize).clamp(HANDSHAKES, MOST_HANDSHAKES);
+        let most = (dialled as usize).clamp(MIN_HANDSHAKES, MAX_HANDSHAKES);
         let accept = async {
             loop {
                 match listener.accept().await {
@@ -243,8 +243,8 @@ impl Mesh {
         let admit = |line: Line, attempt: Attempt, stream: &TcpStream| {
             // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
             // that are larger than need be, within what the system gives (BOUND).
-            self.make_room(stream, began.elapsed());
-            match self.taken.lock().expect("no panic while it is held").entry(line) {
+            self.set_receive_buffer(stream, began.elapsed());
+            match self.accepted.lock().expect("no panic while it is held").entry(line) {
                 Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
                 entry => {
                     entry.insert_entry(attempt.number);
@@ -287,10 +287,10 @@ impl Mesh {
             Ok(stream) => {
                 let (lane, number) = line.place(self.identity.lanes);
                 let window = |size| Window::new(size, round_trip, Instant::now().into_std());
-                let window = self.least.map(window);
+                let window = self.initial.map(window);
                 let peer = line.peer;
                 let connected = Connected { peer, number, stream, window, attempt, theirs };
-                self.lanes[lane as usize].tell(Order::Connected(connected));
+                self.lanes[lane as usize].send(Order::Connected(connected));
             }
             Err(error) => {
                 let what = format!("a data connection can't be set up: {error}");
@@ -302,10 +302,10 @@ impl Mesh {
     /// Gives a connection the buffer for what comes in, before the peer may send: with the first full
     /// segment the system settles how large a window it will ever announce. Set later, the buffer
     /// would be there and the window remain what it was. A failure costs speed and nothing else.
-    fn make_room(&self, stream: &TcpStream, round_trip: Duration) {
+    fn set_receive_buffer(&self, stream: &TcpStream, round_trip: Duration) {
         let connections = self.identity.lanes * self.config.streams;
-        let size = match self.least {
-            Some(_) => Window::room(connections, round_trip),
+        let size = match self.initial {
+            Some(_) => Window::receive_buffer(connections, round_trip),
             None => self.config.socket_buffer,
         };
         if size > 0 {
@@ -337,7 +337,7 @@ impl Mesh {
             // and where it may not be chosen things work as before.
             let _ = socket.set_tcp_congestion(b"reno");
         }
-        let size = self.least.unwrap_or(self.config.socket_buffer);
+        let size = self.initial.unwrap_or(self.config.socket_buffer);
         if size > 0 {
             socket.set_send_buffer_size(size)?;
         }
@@ -361,16 +361,16 @@ impl Connector for Arc<Mesh> {
 /// Whether the system gives a socket buffers of the size that we begin with. Tried on another socket,
 /// because one that has been told a size no longer finds one by itself: where less is to be had
 /// (`net.core.wmem_max` and `rmem_max`), that is the better way.
-fn grants_buffers(least: usize) -> bool {
+fn grants_buffers(initial: usize) -> bool {
     let granted = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        socket.set_send_buffer_size(least)?;
-        socket.set_recv_buffer_size(least)?;
+        socket.set_send_buffer_size(initial)?;
+        socket.set_recv_buffer_size(initial)?;
         Ok::<_, io::Error>(socket.send_buffer_size()?.min(socket.recv_buffer_size()?))
     };
     match granted() {
         // What the system reports is twice what it was asked for.
-        Ok(granted) if granted >= 2 * least => true,
+        Ok(granted) if granted >= 2 * initial => true,
         Ok(granted) => {
             tracing::debug!(granted, "the system chooses the sockets' buffers");
             false

@@ -1,7 +1,7 @@
 //! What is decided elsewhere and carried out here: the stream to the coordinator, and what hangs on
 //! it. Runs on the control thread, but for `heartbeat`.
 //!
-//! - `pulse`: when the coordinator was heard last
+//! - `liveness`: when the coordinator was heard last
 //! - `connect`: opens the stream to the coordinator
 //! - `registry`: ids and names, messages and domain types; the only place where the coordinator's
 //!   messages are checked (TRUST)
@@ -15,7 +15,7 @@ pub(crate) mod client;
 pub(crate) mod connect;
 pub(crate) mod dispatch;
 pub(crate) mod heartbeat;
+pub(crate) mod liveness;
 mod mesh;
 pub(crate) mod node;
-pub(crate) mod pulse;
 pub(crate) mod registry;

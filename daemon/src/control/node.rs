@@ -23,7 +23,7 @@ use crate::{
         tensor::{LocalTensor, TensorKey, Ticket},
         world::World,
     },
-    ops::{OperationManager, Overdue},
+    ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
     workers::{
         fate::{Fate, Fates, Word},
@@ -126,8 +126,8 @@ impl Node {
     }
 
     /// A worker that can't be told something can't go on, and nor can those who wait for it (TELL).
-    pub(crate) fn told(&self, worker: &Worker, told: Result<(), OutboxError>) {
-        if let Err(error) = told {
+    pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
+        if let Err(error) = sent {
             self.worker_failed(worker, &WorkerEnd::Silent(error.to_string()));
         }
     }
@@ -212,12 +212,13 @@ impl Node {
 
     /// A rank that does not make room for its result is waited for no longer than data is, and as
     /// long as its memory may take (WAIT).
-    pub(crate) fn tell_cramped(&self, now: Instant) {
+    pub(crate) fn report_overdue_allocations(&self, now: Instant) {
         let limit = self.config.progress_timeout;
-        let cramped = self.operations().map(|operations| operations.cramped(now, limit));
-        for Overdue { answer, name, waited } in cramped.unwrap_or_default() {
+        let overdue_allocations =
+            self.operations().map(|operations| operations.overdue_allocations(now, limit));
+        for OverdueAllocation { answer, name, waited } in overdue_allocations.unwrap_or_default() {
             let Some(worker) = self.workers.get(answer.local_rank) else {
-                self.left_without_room(answer.local_rank, &name);
+                self.left_before_allocating(answer.local_rank, &name);
                 continue;
             };
             let why = format!(
@@ -231,7 +232,7 @@ impl Node {
 
     /// A rank is gone that has to make room for its result before a tensor can be done: then it
     /// never will be, and others wait for it (TELL). One that died has been reported before.
-    pub(crate) fn left_without_room(&self, local_rank: u32, name: &TensorName) {
+    pub(crate) fn left_before_allocating(&self, local_rank: u32, name: &TensorName) {
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         let what = "it has left the job while the result of an operation was on its way to it, and \
                     others take part in that";
@@ -244,16 +245,16 @@ impl Node {
     }
 
     /// Why a rank may not leave the job in good order now: others could not go on without it.
-    pub(crate) fn keeps(&self, local_rank: u32) -> Option<String> {
+    pub(crate) fn needed_for(&self, local_rank: u32) -> Option<String> {
         if let Some(set) = self.queue()?.joined_by(local_rank) {
             return Some(format!("in the join of process set {set}: wait for the join first"));
         }
-        let name = self.operations()?.cramped_by(local_rank)?;
+        let name = self.operations()?.pending_allocation_of(local_rank)?;
         Some(format!("to get its result of tensor '{name}': wait for every handle first"))
     }
 
     /// Tells of tensors that wait long for ranks of this node (WAIT).
-    pub(crate) fn tell_stalls(&self, now: Instant) {
+    pub(crate) fn report_stalls(&self, now: Instant) {
         let stalled = self.queue().map(|queue| queue.stalled(now, self.config.stall_warning));
         for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
             let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
@@ -275,7 +276,7 @@ impl Node {
 
     /// A local rank takes part no more; `absent` if it never has.
     fn leaves(&self, rank: Rank, absent: bool) {
-        self.job.tell(Outgoing::Left { ranks: vec![rank], absent });
+        self.job.send(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
         let gone = running.queue.leave(local_rank);
@@ -340,7 +341,7 @@ impl Node {
     pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
         for (local_rank, tickets) in Self::by_worker(tickets) {
             if let Some(worker) = self.workers.get(local_rank) {
-                self.told(&worker, worker.fail(tickets, failure));
+                self.ensure_sent(&worker, worker.fail(tickets, failure));
             }
         }
     }
@@ -397,7 +398,7 @@ impl LaneEvents for Node {
         let ended: Vec<_> =
             ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
         // The coordinator hears of it before of anything that a rank does once it knows.
-        self.job.tell(Outgoing::Done(piece.sequence));
+        self.job.send(Outgoing::Done(piece.sequence));
         for (key, removed) in ended {
             self.complete(key, removed, 0);
         }

@@ -24,8 +24,8 @@ use crate::model::{
 
 /// Agreements on tensors without an id that are kept for their next segment (BOUND), and how many
 /// flows they have together.
-const TOLD: usize = 1024;
-const TOLD_FLOWS: usize = 1 << 16;
+const MAX_UNREGISTERED: usize = 1024;
+const MAX_UNREGISTERED_FLOWS: usize = 1 << 16;
 
 #[derive(Debug)]
 struct Registered {
@@ -42,7 +42,7 @@ pub(crate) struct Registry {
     by_key: HashMap<TensorKey, Registered>,
     by_id: HashMap<TensorId, TensorKey>,
     /// What was agreed on tensors without an id: a large tensor has many segments.
-    told: HashMap<TensorKey, Arc<Agreement>>,
+    unregistered: HashMap<TensorKey, Arc<Agreement>>,
 }
 
 /// A tensor, and what was agreed on it.
@@ -61,7 +61,7 @@ impl Registry {
             sets: HashMap::from([(ProcessSetId::GLOBAL, everybody)]),
             by_key: HashMap::new(),
             by_id: HashMap::new(),
-            told: HashMap::new(),
+            unregistered: HashMap::new(),
         }
     }
 
@@ -125,7 +125,7 @@ impl Registry {
         self.sets.remove(&set);
         self.by_key.retain(|key, _| key.set != set);
         self.by_id.retain(|_, key| key.set != set);
-        self.told.retain(|key, _| key.set != set);
+        self.unregistered.retain(|key, _| key.set != set);
         Ok(Instruction::RemoveSet { set, tensor })
     }
 
@@ -186,7 +186,7 @@ impl Registry {
                 format!("id {id} already stands for {}", other.name),
             ));
         }
-        self.told.remove(&key);
+        self.unregistered.remove(&key);
         let registered = Registered { id, agreement, priority: Priority(wire.priority) };
         if let Some(old) = self.by_key.insert(key.clone(), registered) {
             self.by_id.remove(&old.id);
@@ -239,14 +239,15 @@ impl Registry {
         {
             return Ok(before);
         }
-        let known = self.told.get(&key);
+        let known = self.unregistered.get(&key);
         let agreement = self.agreement(set, absent, agreed, known)?;
         if known.is_none_or(|known| !Arc::ptr_eq(known, &agreement)) {
-            let flows: usize = self.told.values().map(|told| told.flows_here()).sum();
-            if self.told.len() >= TOLD || flows >= TOLD_FLOWS {
-                self.told.clear();
+            let flows: usize =
+                self.unregistered.values().map(|unregistered| unregistered.flows_here()).sum();
+            if self.unregistered.len() >= MAX_UNREGISTERED || flows >= MAX_UNREGISTERED_FLOWS {
+                self.unregistered.clear();
             }
-            self.told.insert(key.clone(), agreement.clone());
+            self.unregistered.insert(key.clone(), agreement.clone());
         }
         Ok((key, agreement))
     }

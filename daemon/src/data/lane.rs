@@ -22,11 +22,11 @@ use super::{
     link::{Broken, Link, LinkConfig, LinkError},
     piece::Piece,
     running::{Ordered, Pieces, Running},
-    stall::{Activity, NOTICES, Stall, Wait},
+    stall::{Activity, NOTICES_PER_LIMIT, Stall, Wait},
 };
 use crate::transport::{
     frame::Totals,
-    handshake::MOST_STREAMS,
+    handshake::MAX_STREAMS,
     stream::{StreamError, Turn},
     window::Window,
 };
@@ -78,7 +78,7 @@ pub(crate) struct Connected {
 pub(crate) enum Order {
     Start(Piece),
     /// Ranks have made room for their results: pieces that waited for it can be published.
-    RoomMade,
+    Allocated,
     /// A connection with a peer stands.
     Connected(Connected),
     /// A test wants to see what becomes of it.
@@ -128,7 +128,7 @@ impl Lane {
             pieces: Pieces::new(),
             ordered: Ordered::default(),
             spare: Vec::new(),
-            next_look: Instant::now(),
+            next_check: Instant::now(),
             events,
         };
         let thread = std::thread::Builder::new().name(name).spawn(move || runner.run())?;
@@ -136,7 +136,7 @@ impl Lane {
     }
 
     /// Tells the lane something. A lane that has ended has said why; what it is told is dropped.
-    pub(crate) fn tell(&self, order: Order) {
+    pub(crate) fn send(&self, order: Order) {
         if self.inbox.send(order).is_ok() {
             // A failed wake-up (no memory in the kernel) costs the lane its idle time-out at most.
             let _ = self.waker.wake();
@@ -154,7 +154,7 @@ impl Lane {
     /// Tells the thread to stop; true once it has: after that it touches no memory any more. To be
     /// asked again until then.
     pub(crate) fn try_stop(&self) -> bool {
-        self.tell(Order::Stop);
+        self.send(Order::Stop);
         let mut thread = self.thread.lock().expect("no panic while it is held");
         if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return false;
@@ -169,24 +169,24 @@ impl Lane {
 const WAKE: Token = Token(usize::MAX);
 /// While bytes move, after so many turns it is looked whether other sockets have become ready: it is a
 /// system call, and those that were ready mostly still are.
-const LOOK_EVERY: u32 = 4;
+const POLL_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
 
 /// How long after a limit it has passed for certain.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Names in a failure's text.
-const NAMES: usize = 3;
+const MAX_NAMES: usize = 3;
 
 /// What the events of a connection are known by.
 fn token(peer: NodeId, number: u32) -> Token {
-    debug_assert!(number < MOST_STREAMS);
-    Token(peer.0 as usize * MOST_STREAMS as usize + number as usize)
+    debug_assert!(number < MAX_STREAMS);
+    Token(peer.0 as usize * MAX_STREAMS as usize + number as usize)
 }
 
 /// The peer and the number of the connection.
 fn place(token: Token) -> (usize, u32) {
-    (token.0 / MOST_STREAMS as usize, (token.0 % MOST_STREAMS as usize) as u32)
+    (token.0 / MAX_STREAMS as usize, (token.0 % MAX_STREAMS as usize) as u32)
 }
 
 struct Runner {
@@ -199,7 +199,7 @@ struct Runner {
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
     spare: Vec<Vec<u8>>,
     /// When it is looked next whether anything is late, and peers are told of what waits.
-    next_look: Instant,
+    next_check: Instant,
     events: Arc<dyn LaneEvents>,
 }
 
@@ -236,7 +236,7 @@ impl Runner {
                 match order {
                     Order::Start(piece) => self.start(piece),
                     // It is looked for with everything else that is complete.
-                    Order::RoomMade => {}
+                    Order::Allocated => {}
                     Order::Connected(connected) => self.connect(connected)?,
                     #[cfg(test)]
                     Order::Panic => panic!("it was asked to"),
@@ -245,11 +245,11 @@ impl Runner {
             }
             let moved = self.turn()?;
             turns = if moved { turns.wrapping_add(1) } else { 0 };
-            if moved && !turns.is_multiple_of(LOOK_EVERY) {
+            if moved && !turns.is_multiple_of(POLL_EVERY) {
                 continue;
             }
-            let next_look = self.next_look.saturating_duration_since(Instant::now());
-            let timeout = if moved { Duration::ZERO } else { IDLE_CHECK.min(next_look) };
+            let next_check = self.next_check.saturating_duration_since(Instant::now());
+            let timeout = if moved { Duration::ZERO } else { IDLE_CHECK.min(next_check) };
             match self.poll.poll(&mut ready, Some(timeout)) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -267,7 +267,7 @@ impl Runner {
                     stream.notice(event);
                 }
             }
-            self.look_after_stalls()?;
+            self.check_stalls()?;
         }
     }
 
@@ -357,7 +357,7 @@ impl Runner {
         let complete: Vec<Sequence> = self
             .pieces
             .iter()
-            .filter(|(_, piece)| piece.progress.is_complete() && piece.piece.has_room())
+            .filter(|(_, piece)| piece.progress.is_complete() && piece.piece.is_allocated())
             .map(|(sequence, _)| *sequence)
             .collect();
         for sequence in &complete {
@@ -377,8 +377,13 @@ impl Runner {
     }
 
     fn names(&self, of: impl Fn(&Running) -> bool) -> String {
-        let names: Vec<String> =
-            self.pieces.values().filter(|p| of(p)).take(NAMES).map(|p| p.piece.names()).collect();
+        let names: Vec<String> = self
+            .pieces
+            .values()
+            .filter(|p| of(p))
+            .take(MAX_NAMES)
+            .map(|p| p.piece.names())
+            .collect();
         names.join(", ")
     }
 
@@ -424,13 +429,13 @@ impl Runner {
 
     /// A few times within the limit, and when one ends: whether a piece is late (WAIT), and what
     /// peers are to know of those that wait here.
-    fn look_after_stalls(&mut self) -> Result<(), Failure> {
+    fn check_stalls(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
-        if now < self.next_look {
+        if now < self.next_check {
             return Ok(());
         }
         let limit = self.config.limit;
-        self.next_look = now + limit / NOTICES;
+        self.next_check = now + limit / NOTICES_PER_LIMIT;
         for link in self.links.iter_mut().flatten() {
             link.look(now);
         }
@@ -444,7 +449,7 @@ impl Runner {
             if stall.is_late(limit, now) {
                 return Err(self.late(&stall, &waits));
             }
-            self.next_look = self.next_look.min(stall.since + limit + TICK);
+            self.next_check = self.next_check.min(stall.since + limit + TICK);
             for &peer in &running.piece.plan.peers {
                 let peer = running.piece.nodes[peer as usize];
                 let waits: Vec<Wait> = waits.iter().map(|wait| wait.as_told_to(peer)).collect();

@@ -59,10 +59,10 @@ struct Held {
 
 /// The smallest payload of a frame that does not end its block: the lower limit of `data.chunk_bytes`.
 /// Each frame that is held takes some memory beside its bytes.
-const LEAST_PAYLOAD: u64 = 4 << 10;
+const MIN_PAYLOAD: u64 = 4 << 10;
 
 /// The most bytes that a link keeps in buffers for reuse.
-const MOST_SPARE: usize = 16 << 20;
+const MAX_SPARE: usize = 16 << 20;
 
 /// A frame's buffer cut to its payload, without much more memory than that.
 fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
@@ -110,7 +110,7 @@ impl Source for Pieces {
     }
 
     fn progressed(&mut self, chunk: &Chunk) {
-        piece_of(self, Sequence(chunk.header.sequence)).stirred();
+        piece_of(self, Sequence(chunk.header.sequence)).mark_progress();
     }
 
     fn sent(&mut self, chunk: &Chunk) {
@@ -158,7 +158,7 @@ impl Sink for Arrivals<'_> {
             .and_then(|peer| piece.piece.plan.receiving(peer as u32, message))
             .ok_or(LinkError::Unexpected { sequence, message })?;
         let block = piece.piece.plan.steps[step as usize].bytes;
-        let element = piece.piece.grain() as u64;
+        let element = piece.piece.wire_element() as u64;
         let bytes = offset..offset.saturating_add(length.into());
         let fits = bytes.end <= block
             && (u64::from(length) >= self.inbound.least || bytes.end == block)
@@ -180,7 +180,7 @@ impl Sink for Arrivals<'_> {
     fn progressed(&mut self, header: &Header, is_whole: bool) {
         self.inbound.activity.moved(Instant::now());
         if !is_whole {
-            self.piece(header).stirred();
+            self.piece(header).mark_progress();
         }
     }
 
@@ -214,7 +214,7 @@ impl Inbound {
             if piece.takes(held.step, held.offset, held.payload.len() as u64) {
                 piece.take(held.step, held.offset, &held.payload);
                 let buffer = self.held.remove(index).map(|held| held.payload).unwrap_or_default();
-                if self.spare_bytes + buffer.capacity() <= MOST_SPARE {
+                if self.spare_bytes + buffer.capacity() <= MAX_SPARE {
                     self.spare_bytes += buffer.capacity();
                     self.spare.push(buffer);
                 }
@@ -286,7 +286,7 @@ impl Link {
                 held: VecDeque::new(),
                 spare: Vec::new(),
                 spare_bytes: 0,
-                least: config.chunk.min(LEAST_PAYLOAD),
+                least: config.chunk.min(MIN_PAYLOAD),
             },
             has_sent: false,
         }

@@ -92,8 +92,8 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// Whether all local ranks have made room for its results.
-    pub(crate) fn has_room(&self) -> bool {
-        self.segments.iter().all(|segment| segment.tensor.has_room())
+    pub(crate) fn is_allocated(&self) -> bool {
+        self.segments.iter().all(|segment| segment.tensor.is_allocated())
     }
 
     /// The names of its tensors, for texts; at most three.
@@ -107,13 +107,13 @@ impl Piece {
     }
 
     /// Bytes of the least that is reduced, as it travels.
-    pub(crate) fn grain(&self) -> usize {
+    pub(crate) fn wire_element(&self) -> usize {
         self.wire.map_or(self.combine.dtype.size(), Form::size)
     }
 
     /// What bytes of ranks are between nodes.
-    pub(super) fn travelling(&self, bytes: u64) -> u64 {
-        bytes / self.combine.dtype.size() as u64 * self.grain() as u64
+    pub(super) fn wire_bytes(&self, bytes: u64) -> u64 {
+        bytes / self.combine.dtype.size() as u64 * self.wire_element() as u64
     }
 
     /// Calls `act(segment, first byte of ranks within it, bytes as they travel)` for each part of a
@@ -124,15 +124,15 @@ impl Piece {
         mut act: impl FnMut(&PieceSegment, u64, Range<usize>),
     ) {
         let element = self.combine.dtype.size() as u64;
-        let ranks = |at: usize| (at / self.grain()) as u64 * element;
+        let ranks = |at: usize| (at / self.wire_element()) as u64 * element;
         let (start, end) = (ranks(range.start), ranks(range.end));
         let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
         for segment in self.segments[first..].iter().take_while(|s| s.start < end) {
             let from = start.max(segment.start);
             let to = end.min(segment.start + segment.bytes);
             if from < to {
-                let travelling = |at: u64| self.travelling(at) as usize;
-                act(segment, from - segment.start, travelling(from)..travelling(to));
+                let wire_bytes = |at: u64| self.wire_bytes(at) as usize;
+                act(segment, from - segment.start, wire_bytes(from)..wire_bytes(to));
             }
         }
     }

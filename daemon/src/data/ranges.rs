@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 /// The most islands (BOUND): an honest peer has not nearly as many frames under way.
-const MOST_ISLANDS: usize = 4096;
+const MAX_ISLANDS: usize = 4096;
 
 /// Some bytes of a block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Ranges {
     pub(crate) fn accepts(&self, bytes: Range<u64>) -> bool {
         let behind = self.islands.partition_point(|island| island.end <= bytes.start);
         let apart = self.islands.get(behind).is_none_or(|island| bytes.end <= island.start);
-        apart && bytes.start >= self.prefix && self.islands.len() < MOST_ISLANDS
+        apart && bytes.start >= self.prefix && self.islands.len() < MAX_ISLANDS
     }
 
     /// Adds bytes of which none is in.
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn a_peer_can_not_make_it_grow_without_end() {
         let mut ranges = Ranges::default();
-        for i in 1..=MOST_ISLANDS as u64 {
+        for i in 1..=MAX_ISLANDS as u64 {
             assert!(ranges.accepts(2 * i..2 * i + 1));
             ranges.add(2 * i..2 * i + 1);
         }

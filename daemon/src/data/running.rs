@@ -61,11 +61,11 @@ impl Running {
 
     fn advance(&mut self, step: u32, offset: u64, bytes: u64) {
         self.progress.advance(&self.piece.plan, step, offset..offset + bytes);
-        self.stirred();
+        self.mark_progress();
     }
 
     /// Something has moved, even if it is only a part of a chunk: nobody has lost patience yet.
-    pub(crate) fn stirred(&mut self) {
+    pub(crate) fn mark_progress(&mut self) {
         self.last_progress = Instant::now();
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct Staging {
 impl Staging {
     /// For a piece, in memory that was another's.
     pub(crate) fn new(piece: &Piece, mut memory: Vec<u8>) -> Self {
-        let blocks = piece.travelling(piece.bytes) as usize;
+        let blocks = piece.wire_bytes(piece.bytes) as usize;
         let wire = piece.wire;
         let (sums, needed) = if wire == Some(Form::Bf16) && piece.plan.keeps_sums() {
             let sums = blocks.next_multiple_of(LINE);
@@ -145,8 +145,8 @@ impl Staging {
             if segment.has_no_targets() {
                 continue;
             }
-            let start = piece.travelling(segment.start) as usize;
-            let end = piece.travelling(segment.start + segment.bytes) as usize;
+            let start = piece.wire_bytes(segment.start) as usize;
+            let end = piece.wire_bytes(segment.start + segment.bytes) as usize;
             let (bytes, targets) = (&self.memory[start..end], segment.targets(0));
             match self.wire {
                 None => memory::publish(&piece.finish, bytes, &targets, store),

@@ -16,18 +16,18 @@ use gradwire_proto::NodeId;
 use crate::transport::frame::Notice;
 
 /// How many notices a node sends within the limit while it waits.
-pub(crate) const NOTICES: u32 = 8;
+pub(crate) const NOTICES_PER_LIMIT: u32 = 8;
 
 /// What is known of a link, and of the peer at its end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Activity {
     /// When bytes moved last.
     moved: Instant,
-    told: Option<Told>,
+    told: Option<Received>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct Received {
     at: Instant,
     /// When something moved last for the peer.
     moved: Instant,
@@ -50,7 +50,7 @@ impl Activity {
     pub(crate) fn told(&mut self, notice: Notice, now: Instant) {
         // A peer may say what it likes (TRUST): what was before the clock began does not matter.
         let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);
-        self.told = Some(Told { at: now, moved, root: notice.root });
+        self.told = Some(Received { at: now, moved, root: notice.root });
     }
 
     fn last(&self) -> Instant {

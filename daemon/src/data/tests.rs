@@ -130,7 +130,7 @@ pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
                         SockRef::from(&stream).set_recv_buffer_size(bytes).unwrap();
                     }
                     let peer = NodeId(peer as u32);
-                    nodes[node][lane].tell(connected(peer, number, stream));
+                    nodes[node][lane].send(connected(peer, number, stream));
                 }
             }
         }
@@ -359,7 +359,7 @@ proptest! {
                 let jobs: Vec<&Job> = jobs.iter().collect();
                 let piece = piece(index as u64, &jobs, node, nodes, algorithm, &topology);
                 let lane = index % lanes as usize;
-                cluster.lanes[node as usize][lane].tell(Order::Start(piece));
+                cluster.lanes[node as usize][lane].send(Order::Start(piece));
             }
         }
         if late {
@@ -388,10 +388,10 @@ fn a_piece_without_room_keeps_nobody_waiting() {
     let piece =
         |job: usize, node| piece(job as u64, &[&jobs[job]], node, 2, Algorithm::Ring, &topology);
     let cramped = &jobs[0].tensors[1];
-    cramped.wait_for_room_of(1);
+    cramped.expect_allocations(1);
     for node in [1, 0] {
         for job in [0, 1] {
-            cluster.lanes[node as usize][0].tell(Order::Start(piece(job, node)));
+            cluster.lanes[node as usize][0].send(Order::Start(piece(job, node)));
         }
     }
     for node in [0, 0, 1] {
@@ -401,8 +401,8 @@ fn a_piece_without_room_keeps_nobody_waiting() {
     assert!(early.is_err(), "{early:?}");
     let before: Vec<f32> = (0..5000).map(|i| value(1, i)).collect();
     assert!(jobs[0].buffers[1][0].read() == before, "INPUT");
-    cramped.make_room(0, vec![jobs[0].buffers[1][0].span()]);
-    cluster.lanes[1][0].tell(Order::RoomMade);
+    cramped.set_outputs(0, vec![jobs[0].buffers[1][0].span()]);
+    cluster.lanes[1][0].send(Order::Allocated);
     assert!(matches!(cluster.wait_for(1), Event::Finished));
     cluster.stop();
     jobs.iter().for_each(Job::check);
@@ -414,7 +414,7 @@ fn a_peer_that_never_comes_is_named() {
     let job = Job::new("grad", 2, 1, 100, SUM);
     let topology = Topology::flat(2);
     let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &topology);
-    cluster.lanes[0][0].tell(Order::Start(piece));
+    cluster.lanes[0][0].send(Order::Start(piece));
     let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
     assert_eq!(failure.kind, FailureKind::ConnectionLost);
     let text = failure.to_string();
@@ -434,12 +434,12 @@ fn nonsense_and_a_closed_connection_are_told_apart() {
         let job = Job::new("grad", 2, 1, 100, SUM);
         let topology = Topology::flat(2);
         let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &topology);
-        cluster.lanes[0][0].tell(Order::Start(piece));
+        cluster.lanes[0][0].send(Order::Start(piece));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        cluster.lanes[0][0].tell(connected(NodeId(1), 0, stream));
+        cluster.lanes[0][0].send(connected(NodeId(1), 0, stream));
         std::io::Write::write_all(&mut there, bytes).unwrap();
         if bytes.is_empty() {
             drop(there);

@@ -44,40 +44,40 @@ use crate::{
     workers::{
         outbox::Outbox,
         slots::Slot,
-        worker::{Worker, WorkerEnd, say},
+        worker::{Worker, WorkerEnd, send},
     },
 };
 
 /// Characters of the reason why a worker gave up (BOUND).
-const REASON: usize = 4096;
+const MAX_REASON_CHARS: usize = 4096;
 
 /// How long a worker may take for its first words, and the socket for each message.
-const PATIENCE: Duration = Duration::from_secs(3);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a worker may take to make room for a message before it is attached.
-const TAKING: Duration = Duration::from_millis(500);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a worker that leaves may take to read what it is told last.
-const FAREWELL: Duration = Duration::from_secs(3);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Room for connections that have not said who they are (BOUND).
-const STRANGERS: usize = 64;
+const MAX_UNIDENTIFIED: usize = 64;
 
 /// The connections that have not said who they are, by number. Where there is no room, the one
 /// that has been silent for longest goes: silence keeps nobody else out.
 #[derive(Debug, Default)]
-struct Strangers(Mutex<BTreeMap<u64, UnixStream>>);
+struct Unidentified(Mutex<BTreeMap<u64, UnixStream>>);
 
-impl Strangers {
+impl Unidentified {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, UnixStream>> {
         self.0.lock().expect("no panic while it is held")
     }
 
     fn admit(&self, number: u64, stream: UnixStream) {
-        let mut strangers = self.lock();
-        strangers.insert(number, stream);
-        if strangers.len() > STRANGERS
-            && let Some((_, silent)) = strangers.pop_first()
+        let mut unidentified = self.lock();
+        unidentified.insert(number, stream);
+        if unidentified.len() > MAX_UNIDENTIFIED
+            && let Some((_, silent)) = unidentified.pop_first()
         {
             // Its thread sees the end of the connection.
             let _ = silent.shutdown(Shutdown::Both);
@@ -101,7 +101,7 @@ pub(crate) async fn serve(
     listener: UnixListener,
     cancel: CancellationToken,
 ) {
-    let strangers = Arc::<Strangers>::default();
+    let unidentified = Arc::<Unidentified>::default();
     let accept = async {
         for number in 0.. {
             let accepted = listener.accept().await.and_then(|(stream, _)| prepare(stream));
@@ -114,20 +114,20 @@ pub(crate) async fn serve(
                     continue;
                 }
             };
-            strangers.admit(number, second);
-            let conversation = Conversation {
+            unidentified.admit(number, second);
+            let session = Session {
                 node: node.clone(),
                 intake: intake.clone(),
                 runtime: Handle::current(),
                 stream,
             };
-            let waiting = strangers.clone();
-            let conversation = move || conversation.run(&waiting, number);
+            let waiting = unidentified.clone();
+            let session = move || session.run(&waiting, number);
             let name = "gw-worker".to_owned();
-            if let Err(error) = std::thread::Builder::new().name(name).spawn(conversation) {
+            if let Err(error) = std::thread::Builder::new().name(name).spawn(session) {
                 let failure = no_thread(&error).host(node.config.host.clone());
-                if let Some(stream) = strangers.dismiss(number) {
-                    let _ = say(&stream, Reply::Refused(failure.clone().into()));
+                if let Some(stream) = unidentified.dismiss(number) {
+                    let _ = send(&stream, Reply::Refused(failure.clone().into()));
                 }
                 // Without one of its ranks the job can't begin (TELL).
                 match node.job.world() {
@@ -144,9 +144,9 @@ pub(crate) async fn serve(
 fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream)> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(TAKING))?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let second = stream.try_clone().inspect_err(|error| {
-        let _ = say(&stream, Reply::Refused(no_descriptor(error).into()));
+        let _ = send(&stream, Reply::Refused(no_descriptor(error).into()));
     })?;
     Ok((stream, second))
 }
@@ -164,7 +164,7 @@ fn no_thread(error: &io::Error) -> Failure {
         .hint("raise gradwired's limits of memory and processes (ulimit -v -u)")
 }
 
-struct Conversation {
+struct Session {
     node: Arc<Node>,
     intake: Intake,
     runtime: Handle,
@@ -176,39 +176,39 @@ fn refusal(what: impl Into<String>) -> Failure {
 }
 
 /// Why a conversation ended before the worker was attached.
-enum Ended {
+enum AttachError {
     Refused(Failure),
     /// The other side went away or sent no frames.
     Broken(String),
 }
 
-impl From<Failure> for Ended {
+impl From<Failure> for AttachError {
     fn from(failure: Failure) -> Self {
         Self::Refused(failure)
     }
 }
 
-impl From<io::Error> for Ended {
+impl From<io::Error> for AttachError {
     fn from(error: io::Error) -> Self {
         Self::Broken(error.to_string())
     }
 }
 
-impl Conversation {
-    fn run(self, strangers: &Strangers, number: u64) {
-        let introduced = self.introduce(strangers, number);
-        strangers.dismiss(number);
+impl Session {
+    fn run(self, unidentified: &Unidentified, number: u64) {
+        let introduced = self.authenticate(unidentified, number);
+        unidentified.dismiss(number);
         let claimed = introduced.as_ref().ok().map(|(attach, ..)| attach.local_rank);
         match introduced.and_then(|(attach, frame, pid)| self.attach(&attach, frame, pid)) {
-            Ok(worker) => return self.attend(&worker),
-            Err(Ended::Refused(failure)) => {
+            Ok(worker) => return self.serve_attached(&worker),
+            Err(AttachError::Refused(failure)) => {
                 metrics::rejected_connection();
                 if let Some(left_out) = REFUSALS.admits() {
                     tracing::warn!(%failure, left_out, "a worker was refused");
                 }
-                let _ = say(&self.stream, Reply::Refused(failure.into()));
+                let _ = send(&self.stream, Reply::Refused(failure.into()));
             }
-            Err(Ended::Broken(why)) => {
+            Err(AttachError::Broken(why)) => {
                 metrics::rejected_connection();
                 if let Some(left_out) = BROKEN.admits() {
                     let what = "a worker's connection ended before it was attached";
@@ -216,7 +216,7 @@ impl Conversation {
                 }
                 // TELL: whoever is still there hears why; a stranger learns nothing by it.
                 let what = format!("the conversation with the daemon of this node broke: {why}");
-                let _ = say(&self.stream, Reply::Refused(refusal(what).into()));
+                let _ = send(&self.stream, Reply::Refused(refusal(what).into()));
             }
         }
         // Only now: the daemon does not end while a worker has not been told why.
@@ -243,20 +243,20 @@ impl Conversation {
     }
 
     /// Makes sure of the worker: user, protocol, job, secret, slot. The slot is claimed then.
-    fn introduce(
+    fn authenticate(
         &self,
-        strangers: &Strangers,
+        unidentified: &Unidentified,
         number: u64,
-    ) -> Result<(pb::Attach, Frame, u32), Ended> {
+    ) -> Result<(pb::Attach, Frame, u32), AttachError> {
         let peer = handover::peer(&self.stream)?;
         let me = rustix::process::getuid().as_raw();
         if peer.uid != me {
             let what = format!("it runs as user {}, this job's daemon as user {me}", peer.uid);
             return Err(refusal(what).hint("start both as the same user").into());
         }
-        self.stream.set_read_timeout(Some(PATIENCE))?;
+        self.stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
         let nonce = auth::nonce();
-        say(
+        send(
             &self.stream,
             Reply::Challenge(pb::Challenge {
                 nonce: nonce.to_vec(),
@@ -266,8 +266,8 @@ impl Conversation {
         )?;
         let (message, frame) = self
             .receive()
-            .map_err(Ended::Broken)?
-            .ok_or_else(|| Ended::Broken("it said nothing".into()))?;
+            .map_err(AttachError::Broken)?
+            .ok_or_else(|| AttachError::Broken("it said nothing".into()))?;
         let Request::Attach(attach) = message else {
             return Err(refusal("the first message must be Attach").into());
         };
@@ -291,8 +291,8 @@ impl Conversation {
                 .hint("see GRADWIRE_SECRET; the launcher sets it for every process of a job")
                 .into());
         }
-        if strangers.dismiss(number).is_none() {
-            return Err(Ended::Broken("it was silent for too long and others came".into()));
+        if unidentified.dismiss(number).is_none() {
+            return Err(AttachError::Broken("it was silent for too long and others came".into()));
         }
         self.node
             .workers
@@ -302,7 +302,12 @@ impl Conversation {
     }
 
     /// Attaches the worker once the world has formed.
-    fn attach(&self, attach: &pb::Attach, frame: Frame, pid: u32) -> Result<Arc<Worker>, Ended> {
+    fn attach(
+        &self,
+        attach: &pb::Attach,
+        frame: Frame,
+        pid: u32,
+    ) -> Result<Arc<Worker>, AttachError> {
         let fd = <[OwnedFd; 1]>::try_from(frame.fds)
             .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
         let [fd] = fd;
@@ -347,38 +352,40 @@ impl Conversation {
     }
 
     /// Serves an attached worker until it leaves or dies.
-    fn attend(&self, worker: &Arc<Worker>) {
+    fn serve_attached(&self, worker: &Arc<Worker>) {
         let _panics = self.node.report_panic("the thread of a worker");
         let end = loop {
             match self.receive() {
                 Ok(Some((Request::AddSegment(add), frame))) => {
                     match self.add(worker, &add, frame) {
-                        Ok(reply) => self.node.told(worker, worker.outbox.send(reply)),
+                        Ok(reply) => self.node.ensure_sent(worker, worker.outbox.send(reply)),
                         Err(why) => break Some(WorkerEnd::Nonsense(why)),
                     }
                 }
                 Ok(Some((Request::Allocated(allocated), _))) => {
-                    if let Err(why) = submit::made_room(&self.node, worker, &allocated) {
+                    if let Err(why) = submit::allocated(&self.node, worker, &allocated) {
                         break Some(WorkerEnd::Nonsense(why));
                     }
                 }
                 Ok(Some((Request::Detach(_), _))) => {
-                    if let Some(why) = self.node.keeps(worker.local_rank) {
+                    if let Some(why) = self.node.needed_for(worker.local_rank) {
                         break Some(WorkerEnd::Needed(why));
                     }
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.left(worker.rank);
                     let detached = Reply::Detached(pb::Detached {});
-                    self.node.told(worker, worker.outbox.send(detached));
+                    self.node.ensure_sent(worker, worker.outbox.send(detached));
                     // The connection ends with this thread, so what was kept has to go before.
-                    let deadline = Instant::now() + FAREWELL;
+                    let deadline = Instant::now() + DETACH_TIMEOUT;
                     while !worker.flush() && Instant::now() < deadline {
                         thread::sleep(Duration::from_millis(5));
                     }
                     break None;
                 }
                 Ok(Some((Request::GiveUp(give_up), _))) => {
-                    break Some(WorkerEnd::GaveUp(give_up.reason.chars().take(REASON).collect()));
+                    break Some(WorkerEnd::GaveUp(
+                        give_up.reason.chars().take(MAX_REASON_CHARS).collect(),
+                    ));
                 }
                 Ok(Some((Request::Attach(_), _))) => {
                     break Some(WorkerEnd::Nonsense("it attached a second time".into()));

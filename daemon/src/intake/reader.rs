@@ -146,11 +146,11 @@ impl Reader {
                 checked = Instant::now();
                 node.flush_workers();
                 self.check(&node);
-                node.tell_cramped(checked);
+                node.report_overdue_allocations(checked);
                 // Waits that began together are told of together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
                     looked = Instant::now();
-                    node.tell_stalls(looked);
+                    node.report_stalls(looked);
                 }
             }
             drop(node);

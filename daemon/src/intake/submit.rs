@@ -65,10 +65,10 @@ pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
 fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitted: Submitted) {
     match submitted {
         Submitted::Waits => {}
-        Submitted::Announce(announced) => node.job.tell(Outgoing::Ready(announced)),
+        Submitted::Announce(announced) => node.job.send(Outgoing::Ready(announced)),
         Submitted::RankLeft(gone) => {
             let failure = node.rank_left(gone).tensor(name.as_str());
-            node.told(worker, worker.fail(vec![ticket], &failure));
+            node.ensure_sent(worker, worker.fail(vec![ticket], &failure));
         }
         Submitted::Refused(refusal) => {
             let invalid = Invalid { what: refusal.to_string(), hint: refusal.hint() };
@@ -85,7 +85,7 @@ fn fail(node: &Node, worker: &Worker, ticket: u64, name: &str, invalid: Invalid)
         .tensor(name)
         .hint(invalid.hint);
     metrics::failure(failure.kind);
-    node.told(worker, worker.fail(vec![ticket], &failure));
+    node.ensure_sent(worker, worker.fail(vec![ticket], &failure));
 }
 
 /// Joins at once: other local ranks are not waited for.
@@ -99,7 +99,7 @@ fn join(
     let answer = Ticket { local_rank: worker.local_rank, ticket: *ticket };
     match queue.join(ProcessSetId(*process_set), answer, request.clone(), *priority) {
         Ok(announced) => {
-            node.job.tell(Outgoing::Joined(announced));
+            node.job.send(Outgoing::Joined(announced));
             Ok(Submitted::Waits)
         }
         Err(submitted) => Ok(submitted),
@@ -198,7 +198,7 @@ fn spans(
 }
 
 /// A worker has made room for results that it could not expect. An error is nonsense of the worker.
-pub(super) fn made_room(
+pub(super) fn allocated(
     node: &Node,
     worker: &Worker,
     allocated: &pb::Allocated,
@@ -216,11 +216,11 @@ pub(super) fn made_room(
     let Some(local) = asked.tensor.locals().iter().find(is_it) else { return Ok(()) };
     let place = |place: &pb::Place| Place { segment: place.segment, offset: place.offset };
     let places: Vec<Place> = allocated.places.iter().map(place).collect();
-    let outcome = &asked.outcome;
-    let bytes = |part: usize| bytes(&local.request, part, outcome[part].0.as_ref());
+    let outputs = &asked.outputs;
+    let bytes = |part: usize| bytes(&local.request, part, outputs[part].0.as_ref());
     let spans = spans(worker, &local.request, &places, &bytes)
         .map_err(|why| format!("the room for tensor '{}': {why}", asked.tensor.key.name))?;
-    operations.make_room(answer, spans);
+    operations.allocated(answer, spans);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use super::{members::Members, world::World};
 
 /// What a rank gets that could not expect it: of each of its tensors the shape, if it gets any, and
 /// the rows that came from each member.
-pub(crate) type Outcome = Vec<(Option<Shape>, Vec<u64>)>;
+pub(crate) type OutputShapes = Vec<(Option<Shape>, Vec<u64>)>;
 
 /// What was agreed on.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Agreement {
     }
 
     /// What a member gets, if that is other than it could expect.
-    pub(crate) fn surprise(&self, rank: Rank, asked: &Request) -> Option<Outcome> {
+    pub(crate) fn unexpected_shapes(&self, rank: Rank, asked: &Request) -> Option<OutputShapes> {
         let as_asked = matches!(
             asked.collective,
             Collective::Allreduce | Collective::Broadcast | Collective::Reduce
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!((flow.source, flow.target), (Some(Rank(0)), Some(Rank(2))));
         let way = Route::Move(NodeId(0), NodeId(1));
         assert_eq!(flow.route(|rank| world.node_of(rank)), Some(way));
-        assert!(alltoall.surprise(Rank(2), &asked[0]).is_none());
+        assert!(alltoall.unexpected_shapes(Rank(2), &asked[0]).is_none());
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(gathered.bytes(), 8, "ONE: the empty flow counts for nothing");
         assert!(gathered.flow(1).is_none());
         assert!(gathered.fits(Rank(0), &asked[0]) && !gathered.fits(Rank(0), &asked[1]));
-        let outcome = gathered.surprise(Rank(1), &asked[1]).unwrap();
+        let outcome = gathered.unexpected_shapes(Rank(1), &asked[1]).unwrap();
         assert_eq!(outcome, [(Some(Shape::new(&[1, 2]).unwrap()), vec![1, 0])]);
     }
 

@@ -132,7 +132,7 @@ impl Job {
     }
 
     /// Tells the coordinator. Once the job is over nobody listens, and nobody needs to.
-    pub(crate) fn tell(&self, message: Outgoing) {
+    pub(crate) fn send(&self, message: Outgoing) {
         let _ = self.outgoing.send(message);
     }
 
@@ -140,6 +140,6 @@ impl Job {
     /// reports and ends the job with it; the negotiation ends it itself if it gets no answer.
     pub(crate) fn report(&self, failure: Failure) {
         tracing::warn!(%failure, "this node can't go on");
-        self.tell(Outgoing::Failed(failure));
+        self.send(Outgoing::Failed(failure));
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use gradwire_proto::{Collective, ProcessSetId, Rank, Request, TensorName};
 
 use super::{
-    agreement::{Agreement, Outcome},
+    agreement::{Agreement, OutputShapes},
     memory::Span,
 };
 
@@ -93,9 +93,9 @@ impl LocalTensor {
 
 /// A rank that has to make room for its results first.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct RoomWanted {
+pub(crate) struct AllocationRequest {
     pub(crate) answer: Ticket,
-    pub(crate) outcome: Outcome,
+    pub(crate) outputs: OutputShapes,
     /// Of which tensor.
     pub(crate) name: TensorName,
 }
@@ -103,7 +103,7 @@ pub(crate) struct RoomWanted {
 /// Why an agreement is not this tensor's: what a local rank asked for is something else, or another
 /// one was told before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Misfit;
+pub(crate) struct Mismatch;
 
 /// A tensor in flight, shared by the queue and its pieces.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ pub(crate) struct QueuedTensor {
     first_rank: Rank,
     agreement: OnceLock<Arc<Agreement>>,
     /// Local ranks that have yet to make room.
-    cramped: AtomicU32,
+    pending_allocations: AtomicU32,
     /// Bytes that have not been ordered yet.
     unordered: AtomicU64,
     /// Bytes that are not published yet.
@@ -127,7 +127,7 @@ impl QueuedTensor {
             locals,
             first_rank,
             agreement: OnceLock::new(),
-            cramped: AtomicU32::new(0),
+            pending_allocations: AtomicU32::new(0),
             unordered: AtomicU64::new(0),
             remaining: AtomicU64::new(0),
         }
@@ -150,32 +150,35 @@ impl QueuedTensor {
     /// the same. Returns the local ranks that have to make room.
     ///
     /// # Errors
-    /// [`Misfit`] if that is not what every local rank asked for (TRUST): past this every offset of
+    /// [`Mismatch`] if that is not what every local rank asked for (TRUST): past this every offset of
     /// its flows is within the spans.
-    pub(crate) fn agree(&self, agreement: &Arc<Agreement>) -> Result<Vec<RoomWanted>, Misfit> {
+    pub(crate) fn agree(
+        &self,
+        agreement: &Arc<Agreement>,
+    ) -> Result<Vec<AllocationRequest>, Mismatch> {
         if let Some(before) = self.agreement.get() {
             let same = Arc::ptr_eq(before, agreement) || before.is_same(agreement);
-            return same.then(Vec::new).ok_or(Misfit);
+            return same.then(Vec::new).ok_or(Mismatch);
         }
         let takes_part = &agreement.members.here;
         let mut wanted = Vec::new();
         if takes_part.len() != self.locals.len() {
-            return Err(Misfit);
+            return Err(Mismatch);
         }
         for (local, local_rank) in self.locals.iter().zip(takes_part) {
             let rank = Rank(self.first_rank.0 + local_rank);
             if local.local_rank != *local_rank || !agreement.fits(rank, &local.request) {
-                return Err(Misfit);
+                return Err(Mismatch);
             }
-            let surprise = agreement.surprise(rank, &local.request);
-            wanted.extend(surprise.map(|outcome| RoomWanted {
+            let unexpected_shapes = agreement.unexpected_shapes(rank, &local.request);
+            wanted.extend(unexpected_shapes.map(|outputs| AllocationRequest {
                 answer: local.answer(),
-                outcome,
+                outputs,
                 name: self.key.name.clone(),
             }));
         }
         // Relaxed: the pieces that look at these reach other threads through a channel.
-        self.cramped.store(wanted.len() as u32, Ordering::Relaxed);
+        self.pending_allocations.store(wanted.len() as u32, Ordering::Relaxed);
         // One without bytes is ordered once, too.
         self.unordered.store(agreement.bytes().max(1), Ordering::Relaxed);
         self.remaining.store(agreement.bytes(), Ordering::Relaxed);
@@ -192,21 +195,21 @@ impl QueuedTensor {
 
     /// As if so many local ranks had yet to make room.
     #[cfg(test)]
-    pub(crate) fn wait_for_room_of(&self, ranks: u32) {
-        self.cramped.store(ranks, Ordering::Relaxed);
+    pub(crate) fn expect_allocations(&self, ranks: u32) {
+        self.pending_allocations.store(ranks, Ordering::Relaxed);
     }
 
     /// A local rank has made room.
-    pub(crate) fn make_room(&self, local_rank: u32, spans: Vec<Span>) {
+    pub(crate) fn set_outputs(&self, local_rank: u32, spans: Vec<Span>) {
         let local = self.locals.iter().find(|local| local.local_rank == local_rank);
         if local.is_some_and(|local| local.allocated.set(spans).is_ok()) {
-            self.cramped.fetch_sub(1, Ordering::AcqRel);
+            self.pending_allocations.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
     /// Whether every result has its place.
-    pub(crate) fn has_room(&self) -> bool {
-        self.cramped.load(Ordering::Acquire) == 0
+    pub(crate) fn is_allocated(&self) -> bool {
+        self.pending_allocations.load(Ordering::Acquire) == 0
     }
 
     /// Bytes of it that concern this node; 0 before it is agreed on.

@@ -12,14 +12,14 @@ use crate::{
     data::piece::{Piece, PieceSegment},
     model::{
         operation::{FlowRange, Operation, OperationSegment},
-        tensor::{QueuedTensor, RoomWanted},
+        tensor::{AllocationRequest, QueuedTensor},
     },
     queue::TensorQueue,
 };
 
 /// Makes pieces.
 #[derive(Debug)]
-pub(super) struct Maker {
+pub(super) struct Builder {
     pub(super) queue: Arc<TensorQueue>,
     pub(super) plans: Plans,
     /// The job's.
@@ -77,13 +77,16 @@ impl Arithmetic {
     }
 }
 
-impl Maker {
+impl Builder {
     /// The piece, and the local ranks that have to make room before it can be run.
     ///
     /// # Errors
     /// A [`Failure`] when the order does not fit what was announced: the coordinator and this
     /// node disagree on the past, which nothing can mend.
-    pub(super) fn make(&self, operation: Operation) -> Result<(Piece, Vec<RoomWanted>), Failure> {
+    pub(super) fn build(
+        &self,
+        operation: Operation,
+    ) -> Result<(Piece, Vec<AllocationRequest>), Failure> {
         let Operation { sequence, request, algorithm, route, members, segments } = operation;
         let element = request.dtype.size() as u64;
         let Request { collective, dtype, reduce_op, .. } = request;
@@ -125,7 +128,7 @@ impl Maker {
         &self,
         sequence: Sequence,
         segment: &OperationSegment,
-        wanted: &mut Vec<RoomWanted>,
+        wanted: &mut Vec<AllocationRequest>,
     ) -> Result<Arc<QueuedTensor>, Failure> {
         let name = &segment.tensor.name;
         let tensor = self

@@ -20,14 +20,14 @@ use std::{
 use gradwire_collectives::kernels::Store;
 use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
 
-pub(crate) use self::pending::{Asked, Overdue};
-use self::{build::Maker, pending::Room, plans::Plans};
+pub(crate) use self::pending::{Allocation, OverdueAllocation};
+use self::{build::Builder, pending::PendingAllocations, plans::Plans};
 use crate::{
     data::lane::{Lane, LaneEvents, Order},
     model::{
         memory::Span,
         operation::Operation,
-        tensor::{RoomWanted, Ticket},
+        tensor::{AllocationRequest, Ticket},
         world::World,
     },
     queue::TensorQueue,
@@ -46,12 +46,12 @@ pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
 /// Starts operations.
 #[derive(Debug)]
 pub(crate) struct OperationManager {
-    maker: Maker,
+    builder: Builder,
     lanes: Arc<[Lane]>,
     connector: Arc<dyn Connector>,
     /// Who is notified of pieces that are done at once.
     events: Arc<dyn LaneEvents>,
-    room: Room,
+    pending: PendingAllocations,
 }
 
 impl OperationManager {
@@ -63,8 +63,8 @@ impl OperationManager {
         events: Arc<dyn LaneEvents>,
     ) -> Self {
         let plans = Plans::new(world);
-        let maker = Maker { queue, plans, compression: world.compression };
-        Self { maker, lanes, connector, events, room: Room::default() }
+        let builder = Builder { queue, plans, compression: world.compression };
+        Self { builder, lanes, connector, events, pending: PendingAllocations::default() }
     }
 
     /// Starts an operation, or runs it where that is done sooner than handing it over. Returns the
@@ -72,11 +72,11 @@ impl OperationManager {
     ///
     /// # Errors
     /// A [`Failure`] when the order does not fit what was announced.
-    pub(crate) fn start(&self, operation: Operation) -> Result<Vec<RoomWanted>, Failure> {
+    pub(crate) fn start(&self, operation: Operation) -> Result<Vec<AllocationRequest>, Failure> {
         let sequence = operation.sequence;
-        let (piece, wanted) = self.maker.make(operation)?;
+        let (piece, wanted) = self.builder.build(operation)?;
         let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
-        if is_quick && wanted.is_empty() && piece.has_room() {
+        if is_quick && wanted.is_empty() && piece.is_allocated() {
             piece.run_alone(piece.bytes, Store::Cached);
             self.events.finished(&piece);
             return Ok(wanted);
@@ -84,42 +84,46 @@ impl OperationManager {
         for &peer in &piece.plan.peers {
             self.connector.connect(piece.nodes[peer as usize]);
         }
-        self.room.admit(piece, &wanted, |order| self.tell(sequence, order));
+        self.pending.admit(piece, &wanted, |order| self.send(sequence, order));
         Ok(wanted)
     }
 
-    fn tell(&self, sequence: Sequence, order: Order) {
+    fn send(&self, sequence: Sequence, order: Order) {
         let lane = sequence.0 % self.lanes.len() as u64;
-        self.lanes[lane as usize].tell(order);
+        self.lanes[lane as usize].send(order);
     }
 
     /// What a rank was asked to make room for.
-    pub(crate) fn asked(&self, answer: Ticket) -> Option<Asked> {
-        self.room.asked(answer)
+    pub(crate) fn asked(&self, answer: Ticket) -> Option<Allocation> {
+        self.pending.asked(answer)
     }
 
     /// A rank has made the room that it was asked for: what waited for nobody else is started.
-    pub(crate) fn make_room(&self, answer: Ticket, spans: Vec<Span>) {
-        self.room.make(answer, spans, |sequence, order| self.tell(sequence, order));
+    pub(crate) fn allocated(&self, answer: Ticket, spans: Vec<Span>) {
+        self.pending.resolve(answer, spans, |sequence, order| self.send(sequence, order));
         for lane in self.lanes.iter() {
-            lane.tell(Order::RoomMade);
+            lane.send(Order::Allocated);
         }
     }
 
     /// A tensor that waits for a rank to make room.
-    pub(crate) fn cramped_by(&self, local_rank: u32) -> Option<TensorName> {
-        self.room.wanted_of(local_rank)
+    pub(crate) fn pending_allocation_of(&self, local_rank: u32) -> Option<TensorName> {
+        self.pending.tensor_of(local_rank)
     }
 
     /// Who has let others wait for room for longer than `limit` and what its memory takes (WAIT);
     /// each is told once.
-    pub(crate) fn cramped(&self, now: Instant, limit: Duration) -> Vec<Overdue> {
-        self.room.overdue(now, limit)
+    pub(crate) fn overdue_allocations(
+        &self,
+        now: Instant,
+        limit: Duration,
+    ) -> Vec<OverdueAllocation> {
+        self.pending.overdue(now, limit)
     }
 
     /// Forgets what is held: the job is over.
     pub(crate) fn clear(&self) {
-        self.room.clear();
+        self.pending.clear();
     }
 }
 

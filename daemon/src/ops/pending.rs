@@ -20,37 +20,37 @@ use gradwire_shm::segment;
 use crate::{
     data::{lane::Order, piece::Piece},
     model::{
-        agreement::Outcome,
+        agreement::OutputShapes,
         memory::Span,
-        tensor::{LocalTensor, QueuedTensor, RoomWanted, Ticket},
+        tensor::{AllocationRequest, LocalTensor, QueuedTensor, Ticket},
     },
 };
 
 /// What a rank was asked to make room for.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct Allocation {
     pub(crate) tensor: Arc<QueuedTensor>,
-    pub(crate) outcome: Outcome,
+    pub(crate) outputs: OutputShapes,
     since: Instant,
     /// How long the memory may take, once it is its turn.
     filling: Duration,
 }
 
-impl Asked {
-    fn new(tensor: Arc<QueuedTensor>, local: &LocalTensor, outcome: Outcome) -> Self {
+impl Allocation {
+    fn new(tensor: Arc<QueuedTensor>, local: &LocalTensor, outputs: OutputShapes) -> Self {
         let bytes = |(part, (shape, _)): (usize, &(Option<Shape>, Vec<u64>))| {
             let elements = shape.as_ref().map_or(0, Shape::elements);
             elements.saturating_mul(local.request.dtype_of(part).size() as u64)
         };
-        let bytes = outcome.iter().enumerate().map(bytes).fold(0, u64::saturating_add);
+        let bytes = outputs.iter().enumerate().map(bytes).fold(0, u64::saturating_add);
         let filling = segment::time_to_fill(bytes);
-        Self { tensor, outcome, since: Instant::now(), filling }
+        Self { tensor, outputs, since: Instant::now(), filling }
     }
 }
 
 /// A rank that has let others wait for room for too long.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Overdue {
+pub(crate) struct OverdueAllocation {
     pub(crate) answer: Ticket,
     pub(crate) name: TensorName,
     /// How long it has had.
@@ -58,9 +58,9 @@ pub(crate) struct Overdue {
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct State {
     /// At most one for each submission in flight (BOUND).
-    asked: BTreeMap<Ticket, Asked>,
+    asked: BTreeMap<Ticket, Allocation>,
     /// When each local rank made room last.
     made: BTreeMap<u32, Instant>,
     /// At most as many as the coordinator's credit allows (BOUND).
@@ -69,61 +69,66 @@ struct Held {
 
 /// Who was asked for room, and what waits for it.
 #[derive(Debug, Default)]
-pub(super) struct Room(Mutex<Held>);
+pub(super) struct PendingAllocations(Mutex<State>);
 
-impl Room {
-    fn lock(&self) -> MutexGuard<'_, Held> {
+impl PendingAllocations {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no panic while it is held")
     }
 
     /// Starts a piece, or holds it. `wanted` are the ranks that have to be asked because of it.
-    pub(super) fn admit(&self, piece: Piece, wanted: &[RoomWanted], tell: impl FnOnce(Order)) {
-        if wanted.is_empty() && piece.has_room() {
-            return tell(Order::Start(piece));
+    pub(super) fn admit(
+        &self,
+        piece: Piece,
+        wanted: &[AllocationRequest],
+        send: impl FnOnce(Order),
+    ) {
+        if wanted.is_empty() && piece.is_allocated() {
+            return send(Order::Start(piece));
         }
         let mut held = self.lock();
-        for RoomWanted { answer, outcome, .. } in wanted {
+        for AllocationRequest { answer, outputs, .. } in wanted {
             let found = piece.segments.iter().find_map(|segment| {
                 let is_it = |local: &&LocalTensor| local.answer() == *answer;
                 Some((&segment.tensor, segment.tensor.locals().iter().find(is_it)?))
             });
             let Some((tensor, local)) = found else { continue };
-            held.asked.insert(*answer, Asked::new(tensor.clone(), local, outcome.clone()));
+            held.asked.insert(*answer, Allocation::new(tensor.clone(), local, outputs.clone()));
         }
         // Under the lock: whoever makes room now finds the piece.
-        if piece.nodes.len() > 1 || piece.has_room() {
-            tell(Order::Start(piece));
+        if piece.nodes.len() > 1 || piece.is_allocated() {
+            send(Order::Start(piece));
         } else {
             held.pieces.insert(piece.sequence, piece);
         }
     }
 
     /// What a rank was asked for and has not made yet.
-    pub(super) fn asked(&self, answer: Ticket) -> Option<Asked> {
+    pub(super) fn asked(&self, answer: Ticket) -> Option<Allocation> {
         self.lock().asked.get(&answer).cloned()
     }
 
     /// A tensor that waits for a rank.
-    pub(super) fn wanted_of(&self, local_rank: u32) -> Option<TensorName> {
+    pub(super) fn tensor_of(&self, local_rank: u32) -> Option<TensorName> {
         let held = self.lock();
         let mut asked = held.asked.iter().filter(|(answer, _)| answer.local_rank == local_rank);
         asked.next().map(|(_, asked)| asked.tensor.key.name.clone())
     }
 
     /// A rank has made room. What was held for it is started, in order (ORD).
-    pub(super) fn make(&self, answer: Ticket, spans: Vec<Span>, tell: impl Fn(Sequence, Order)) {
+    pub(super) fn resolve(&self, answer: Ticket, spans: Vec<Span>, send: impl Fn(Sequence, Order)) {
         let mut held = self.lock();
         let Some(asked) = held.asked.remove(&answer) else { return };
         held.made.insert(answer.local_rank, Instant::now());
-        asked.tensor.make_room(answer.local_rank, spans);
-        for (sequence, piece) in held.pieces.extract_if(.., |_, piece| piece.has_room()) {
-            tell(sequence, Order::Start(piece));
+        asked.tensor.set_outputs(answer.local_rank, spans);
+        for (sequence, piece) in held.pieces.extract_if(.., |_, piece| piece.is_allocated()) {
+            send(sequence, Order::Start(piece));
         }
     }
 
     /// Who has had `limit` and the time that its memory may take, and has made no room; each is told
     /// once.
-    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Vec<Overdue> {
+    pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Vec<OverdueAllocation> {
         let mut held = self.lock();
         let mut first: BTreeMap<u32, (Instant, Ticket)> = BTreeMap::new();
         for (answer, asked) in &held.asked {
@@ -134,18 +139,22 @@ impl Room {
         for (local_rank, (since, answer)) in first {
             let made = held.made.get(&local_rank).copied();
             let waited = now.saturating_duration_since(made.map_or(since, |made| made.max(since)));
-            let late = |asked: &Asked| waited > limit.saturating_add(asked.filling);
+            let late = |asked: &Allocation| waited > limit.saturating_add(asked.filling);
             if held.asked.get(&answer).is_some_and(late)
                 && let Some(asked) = held.asked.remove(&answer)
             {
-                overdue.push(Overdue { answer, name: asked.tensor.key.name.clone(), waited });
+                overdue.push(OverdueAllocation {
+                    answer,
+                    name: asked.tensor.key.name.clone(),
+                    waited,
+                });
             }
         }
         overdue
     }
 
     pub(super) fn clear(&self) {
-        *self.lock() = Held::default();
+        *self.lock() = State::default();
     }
 }
 
@@ -159,8 +168,8 @@ mod tests {
     use crate::model::tensor::TensorKey;
 
     /// A rank that was asked for results of so many bytes, all at once.
-    fn asked(results: &[u64]) -> (Room, Instant) {
-        let room = Room::default();
+    fn asked(results: &[u64]) -> (PendingAllocations, Instant) {
+        let pending = PendingAllocations::default();
         for (ticket, bytes) in (0..).zip(results) {
             let shape = Shape::new(&[0]).unwrap();
             let local = || LocalTensor {
@@ -175,11 +184,11 @@ mod tests {
             let name = TensorName::new(&format!("t{ticket}")).unwrap();
             let key = TensorKey { set: ProcessSetId::GLOBAL, name };
             let tensor = Arc::new(QueuedTensor::new(key, vec![local()], Rank(0)));
-            let outcome = vec![(Some(Shape::new(&[*bytes]).unwrap()), vec![*bytes])];
-            let asked = Asked::new(tensor, &local(), outcome);
-            room.lock().asked.insert(local().answer(), asked);
+            let outputs = vec![(Some(Shape::new(&[*bytes]).unwrap()), vec![*bytes])];
+            let asked = Allocation::new(tensor, &local(), outputs);
+            pending.lock().asked.insert(local().answer(), asked);
         }
-        (room, Instant::now())
+        (pending, Instant::now())
     }
 
     /// A rank makes room for one result after the other, and more of it takes longer.
@@ -187,20 +196,20 @@ mod tests {
     fn each_result_has_its_own_time() {
         let limit = Duration::from_secs(4);
         let after = Duration::from_secs;
-        let (room, begin) = asked(&[2 << 30, 1 << 30, 0]);
-        assert_eq!(room.overdue(begin + after(30), limit), []);
+        let (pending, begin) = asked(&[2 << 30, 1 << 30, 0]);
+        assert_eq!(pending.overdue(begin + after(30), limit), []);
         // The first takes 30 s; the second has its time from then on.
         let answer = Ticket { local_rank: 0, ticket: 0 };
-        room.make(answer, vec![Span::empty()], |_, _| {});
-        room.lock().made.insert(0, begin + after(30));
-        assert_eq!(room.overdue(begin + after(45), limit), []);
-        let late = room.overdue(begin + after(55), limit);
+        pending.resolve(answer, vec![Span::empty()], |_, _| {});
+        pending.lock().made.insert(0, begin + after(30));
+        assert_eq!(pending.overdue(begin + after(45), limit), []);
+        let late = pending.overdue(begin + after(55), limit);
         assert_eq!(late.len(), 1);
         assert_eq!((late[0].answer.ticket, late[0].name.as_str()), (1, "t1"));
         assert!(late[0].waited >= after(24), "{:?}", late[0].waited);
         // What has not had its turn is not late, and what takes no memory has little time.
-        let (room, begin) = asked(&[0]);
-        assert_eq!(room.overdue(begin + after(3), limit), []);
-        assert_eq!(room.overdue(begin + after(5), limit).len(), 1);
+        let (pending, begin) = asked(&[0]);
+        assert_eq!(pending.overdue(begin + after(3), limit), []);
+        assert_eq!(pending.overdue(begin + after(5), limit).len(), 1);
     }
 }

@@ -29,7 +29,7 @@ use crate::{
         tests::connect,
     },
     model::{
-        agreement::Outcome,
+        agreement::OutputShapes,
         members::Members,
         operation::Instruction,
         tensor::{LocalTensor, TensorKey, pair},
@@ -63,8 +63,8 @@ impl LaneEvents for Events {
 struct TestNode {
     world: Arc<World>,
     registry: Registry,
-    maker: Maker,
-    room: Room,
+    builder: Builder,
+    pending: PendingAllocations,
     lanes: Vec<Lane>,
     events: Receiver<Event>,
 }
@@ -107,8 +107,8 @@ impl TestNode {
         };
         let lanes = (0..lanes).map(start).collect();
         let plans = Plans::new(&world);
-        let maker = Maker { queue, plans, compression: world.compression };
-        Self { world, registry, maker, room: Room::default(), lanes, events }
+        let builder = Builder { queue, plans, compression: world.compression };
+        Self { world, registry, builder, pending: PendingAllocations::default(), lanes, events }
     }
 
     fn submit(&self, taker: &mut Taker, set: &[Rank]) {
@@ -135,40 +135,40 @@ impl TestNode {
             outputs: taker.outputs.iter().map(Bytes::span).collect(),
             allocated: OnceLock::new(),
         };
-        self.maker.queue.submit(key(), local);
+        self.builder.queue.submit(key(), local);
     }
 
-    fn tell(&self, sequence: Sequence, order: Order) {
-        self.lanes[sequence.0 as usize % self.lanes.len()].tell(order);
+    fn send(&self, sequence: Sequence, order: Order) {
+        self.lanes[sequence.0 as usize % self.lanes.len()].send(order);
     }
 
     /// Starts what concerns this node. Returns how many operations that are, and who has to make
     /// room.
-    fn execute(&mut self, execute: pb::Execute) -> (usize, Vec<RoomWanted>) {
+    fn execute(&mut self, execute: pb::Execute) -> (usize, Vec<AllocationRequest>) {
         let mut wanted = Vec::new();
         let instructions = self.registry.instructions(execute).unwrap();
         let operations = instructions.len();
         for instruction in instructions {
             let Instruction::Start(operation) = instruction else { panic!("{instruction:?}") };
-            let (piece, more) = self.maker.make(operation).unwrap();
+            let (piece, more) = self.builder.build(operation).unwrap();
             let sequence = piece.sequence;
-            self.room.admit(piece, &more, |order| self.tell(sequence, order));
+            self.pending.admit(piece, &more, |order| self.send(sequence, order));
             wanted.extend(more);
         }
         (operations, wanted)
     }
 
-    fn make_room(&self, taker: &mut Taker, outcome: &Outcome) {
+    fn set_outputs(&self, taker: &mut Taker, outputs: &OutputShapes) {
         let answer = Ticket { local_rank: self.world.local(taker.rank).unwrap(), ticket: 1 };
-        assert_eq!(self.room.asked(answer).unwrap().outcome, *outcome);
-        let sizes = outcome.iter().enumerate().map(|(part, (shape, _))| {
+        assert_eq!(self.pending.asked(answer).unwrap().outputs, *outputs);
+        let sizes = outputs.iter().enumerate().map(|(part, (shape, _))| {
             shape.as_ref().map_or(0, Shape::elements) as usize * taker.request.dtype_of(part).size()
         });
         taker.outputs = sizes.map(|bytes| Bytes::new(&vec![0xEE; bytes])).collect();
         let spans = taker.outputs.iter().map(Bytes::span).collect();
-        self.room.make(answer, spans, |sequence, order| self.tell(sequence, order));
-        self.lanes.iter().for_each(|lane| lane.tell(Order::RoomMade));
-        assert!(self.room.asked(answer).is_none());
+        self.pending.resolve(answer, spans, |sequence, order| self.send(sequence, order));
+        self.lanes.iter().for_each(|lane| lane.send(Order::Allocated));
+        assert!(self.pending.asked(answer).is_none());
     }
 
     /// Waits for so many operations; how many tensors they completed.
@@ -295,7 +295,7 @@ proptest! {
         for rank in &absent {
             let node = &nodes[node_of(*rank)];
             let answer = Ticket { local_rank: node.world.local(*rank).unwrap(), ticket: 9 };
-            node.maker.queue.join(SET, answer, Request::empty(Collective::Join), 0).unwrap();
+            node.builder.queue.join(SET, answer, Request::empty(Collective::Join), 0).unwrap();
         }
         let mut case = Case { collective, op, takers: Vec::new() };
         for (rank, request) in takers.iter().zip(requests) {
@@ -310,10 +310,10 @@ proptest! {
             started.push(node.execute(execute.clone()));
         }
         for (node, (_, wanted)) in nodes.iter().zip(&started) {
-            for RoomWanted { answer, outcome, .. } in wanted.iter().rev() {
+            for AllocationRequest { answer, outputs, .. } in wanted.iter().rev() {
                 let rank = Rank(node.world.me().first_rank.0 + answer.local_rank);
                 let taker = case.takers.iter_mut().find(|taker| taker.rank == rank).unwrap();
-                node.make_room(taker, outcome);
+                node.set_outputs(taker, outputs);
             }
         }
         for (node, (operations, _)) in nodes.iter().zip(&started) {
@@ -351,12 +351,12 @@ fn asked_for_room() -> TestNode {
 fn who_makes_no_room_is_told_of() {
     let node = asked_for_room();
     let (now, limit) = (Instant::now(), Duration::from_secs(5));
-    assert_eq!(node.room.overdue(now, limit), []);
-    let late = node.room.overdue(now + limit * 2, limit);
+    assert_eq!(node.pending.overdue(now, limit), []);
+    let late = node.pending.overdue(now + limit * 2, limit);
     let late: Vec<_> =
         late.iter().map(|late| (late.answer.local_rank, late.name.as_str())).collect();
     assert_eq!(late, [(0, "t"), (1, "t")]);
-    assert_eq!(node.room.overdue(now + limit * 2, limit), []);
+    assert_eq!(node.pending.overdue(now + limit * 2, limit), []);
     node.lanes.iter().for_each(Lane::stop);
 }
 
@@ -372,7 +372,7 @@ fn orders_that_do_not_fit_the_past_are_refused() {
     let order = |node: &mut TestNode| {
         let mut instructions = node.registry.instructions(execute.clone()).unwrap();
         let Some(Instruction::Start(operation)) = instructions.pop() else { panic!("an order") };
-        node.maker.make(operation).map(|_| ()).map_err(|failure| failure.what)
+        node.builder.build(operation).map(|_| ()).map_err(|failure| failure.what)
     };
     let text = order(&mut node).unwrap_err();
     assert!(text.contains("'t' is not in flight here"), "{text}");

@@ -4,7 +4,7 @@ use super::*;
 use crate::model::{
     agreement::Agreement,
     memory::Span,
-    tensor::RoomWanted,
+    tensor::AllocationRequest,
     world::{World, tests::world},
 };
 
@@ -314,17 +314,17 @@ fn room_is_wanted_where_results_are_not_as_expected() {
     let tensor = queue.announced(&key("w")).unwrap();
     let agreed = agreement(&world, &[], &[1, 0, 0, 4, 2, 3].map(rows));
     let wanted = tensor.agree(&agreed).unwrap();
-    let outcome = vec![(Some(Shape::new(&[10]).unwrap()), vec![1, 0, 0, 4, 2, 3])];
-    let of = |local_rank| RoomWanted {
+    let outputs = vec![(Some(Shape::new(&[10]).unwrap()), vec![1, 0, 0, 4, 2, 3])];
+    let of = |local_rank| AllocationRequest {
         answer: Ticket { local_rank, ticket: u64::from(local_rank) * 100 },
-        outcome: outcome.clone(),
+        outputs: outputs.clone(),
         name: key("w").name,
     };
     assert_eq!(wanted, [of(0), of(1)]);
-    assert!(!tensor.has_room());
-    tensor.make_room(0, vec![Span::empty()]);
-    tensor.make_room(0, vec![Span::empty()]);
-    assert!(!tensor.has_room(), "a rank makes room once");
-    tensor.make_room(1, vec![Span::empty()]);
-    assert!(tensor.has_room());
+    assert!(!tensor.is_allocated());
+    tensor.set_outputs(0, vec![Span::empty()]);
+    tensor.set_outputs(0, vec![Span::empty()]);
+    assert!(!tensor.is_allocated(), "a rank makes room once");
+    tensor.set_outputs(1, vec![Span::empty()]);
+    assert!(tensor.is_allocated());
 }

@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use super::frame::Totals;
 
 /// The most connections that one lane has with a peer.
-pub(crate) const MOST_STREAMS: u32 = 16;
+pub(crate) const MAX_STREAMS: u32 = 16;
 
 const MAGIC: [u8; 8] = *b"GRADWIRE";
 const VERSION: u32 = 2;
@@ -208,7 +208,7 @@ where
     theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
     let dialler = Identity { node: line.peer, ..me.clone() };
     let expected = hello(&dialler, Line { peer: me.node, number: line.number }, attempt, &theirs);
-    if received != expected || line.peer.0 >= me.nodes || line.number >= me.lanes * MOST_STREAMS {
+    if received != expected || line.peer.0 >= me.nodes || line.number >= me.lanes * MAX_STREAMS {
         let epoch = long(12);
         return Err(HandshakeError::Stranger(format!(
             "it says node {} to node {}, connection {}, epoch {epoch}",

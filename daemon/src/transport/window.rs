@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 /// What the buffers of all connections with a peer begin with, in bytes: enough for 10 Gbit/s over a
 /// millisecond. A quarter of it held a line with such a delay back, twice as much lost packets at
 /// the line's own queue, and so did what the system does by itself.
-const LEAST_OF_ALL: usize = 2 << 20;
+const INITIAL_TOTAL: usize = 2 << 20;
 
 /// What a buffer begins with at least: less costs calls, and gains nothing.
-const LEAST: usize = 256 << 10;
+const MIN_INITIAL: usize = 256 << 10;
 
 /// The fastest line that a receiver has room for, in bytes per second: 25 Gbit/s. The system gives twice what
 /// it is asked for, so one of 40 Gbit/s has what it needs.
-const FASTEST: f64 = 25e9 / 8.0;
+const MAX_RATE: f64 = 25e9 / 8.0;
 /// More than a system gives, and within what it can be asked for: a peer that takes its time in the
 /// handshake makes its round trip as long as it likes (TRUST).
-const MOST: f64 = (1 << 30) as f64;
+const MAX_SIZE: f64 = (1 << 30) as f64;
 
 /// A rate is measured over so many buffers, because the first one is filled in no time.
 const SAMPLE: u64 = 8;
@@ -43,15 +43,15 @@ pub(crate) struct Window {
 
 impl Window {
     /// What each buffer begins with, in bytes, where a peer has so many connections.
-    pub(crate) fn least(connections: u32) -> usize {
-        (LEAST_OF_ALL / connections.max(1) as usize).max(LEAST)
+    pub(crate) fn initial(connections: u32) -> usize {
+        (INITIAL_TOTAL / connections.max(1) as usize).max(MIN_INITIAL)
     }
 
     /// How large a buffer for what comes in is, in bytes, where a peer has so many connections and what is
     /// sent is answered after `round_trip`. The system gives less where it has to.
-    pub(crate) fn room(connections: u32, round_trip: Duration) -> usize {
-        let under_way = FASTEST * round_trip.as_secs_f64() / f64::from(connections.max(1));
-        Self::least(connections).max(under_way.min(MOST) as usize)
+    pub(crate) fn receive_buffer(connections: u32, round_trip: Duration) -> usize {
+        let under_way = MAX_RATE * round_trip.as_secs_f64() / f64::from(connections.max(1));
+        Self::initial(connections).max(under_way.min(MAX_SIZE) as usize)
     }
 
     /// Of `size` bytes, on a path that takes `round_trip` there and back.
@@ -118,12 +118,13 @@ mod tests {
     #[test]
     fn a_receiver_holds_no_line_back() {
         // A peer that takes its time gets no more than can be asked for.
-        assert_eq!(Window::room(1, Duration::from_secs(3)), 1 << 30);
-        assert_eq!(Window::room(2, Duration::from_micros(100)), SIZE);
+        assert_eq!(Window::receive_buffer(1, Duration::from_secs(3)), 1 << 30);
+        assert_eq!(Window::receive_buffer(2, Duration::from_micros(100)), SIZE);
         let far = Duration::from_millis(10);
         for connections in [1, 2, 8] {
-            let room = Window::room(connections, far) as u64 * u64::from(connections);
-            assert!(room >= settled(1.25e9, far), "{connections}: {room}");
+            let receive_buffer =
+                Window::receive_buffer(connections, far) as u64 * u64::from(connections);
+            assert!(receive_buffer >= settled(1.25e9, far), "{connections}: {receive_buffer}");
         }
     }
 

@@ -13,7 +13,7 @@ use super::{
     fate::Fate,
     outbox::{Outbox, OutboxError},
 };
-use crate::model::{agreement::Outcome, memory::WorkerMemory};
+use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
 /// One attached worker.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl Worker {
     ///
     /// # Errors
     /// If it never gets the question: then it can't answer.
-    pub(crate) fn allocate(&self, ticket: u64, outcome: &Outcome) -> Result<(), OutboxError> {
-        let outputs = outcome.iter().map(|(shape, rows)| pb::Output {
+    pub(crate) fn allocate(&self, ticket: u64, outputs: &OutputShapes) -> Result<(), OutboxError> {
+        let outputs = outputs.iter().map(|(shape, rows)| pb::Output {
             // Who gets nothing gets nothing of one dimension.
             shape: shape.as_ref().map_or_else(|| vec![0], |shape| shape.dims().to_vec()),
             rows: rows.clone(),
@@ -95,7 +95,7 @@ impl Worker {
 }
 
 /// Sends one message to a worker.
-pub(crate) fn say(
+pub(crate) fn send(
     socket: &UnixStream,
     message: pb::daemon_message::Message,
 ) -> std::io::Result<()> {

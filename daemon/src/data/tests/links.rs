@@ -38,22 +38,22 @@ impl Waiting {
         Self { cluster, job, me }
     }
 
-    fn tell(&self, order: Order) {
-        self.cluster.lanes[self.me as usize][0].tell(order);
+    fn send(&self, order: Order) {
+        self.cluster.lanes[self.me as usize][0].send(order);
     }
 
     fn connect(&self, attempt: u32, theirs: Option<Totals>) -> TcpStream {
         let (stream, there) = connection();
         let peer = NodeId(1 - self.me);
         let one = Connected { peer, number: 0, stream, window: None, attempt, theirs };
-        self.tell(Order::Connected(one));
+        self.send(Order::Connected(one));
         there
     }
 
     fn start(&self) {
         let topology = Topology::flat(2);
         let piece = piece(0, &[&self.job], self.me, 2, Algorithm::Ring, &topology);
-        self.tell(Order::Start(piece));
+        self.send(Order::Start(piece));
     }
 
     /// A frame with all of it.
@@ -115,9 +115,9 @@ fn a_peer_that_takes_nothing_is_told() {
     let cluster = Cluster::new(2, 1, 1 << 16, LIMIT);
     let job = Job::new("grad", 2, 1, 5_000_000, Way { source: Some(0), target: None });
     let (stream, _there) = connection();
-    cluster.lanes[0][0].tell(connected(NodeId(1), 0, stream));
+    cluster.lanes[0][0].send(connected(NodeId(1), 0, stream));
     let piece = piece(0, &[&job], 0, 2, Algorithm::Ring, &Topology::flat(2));
-    cluster.lanes[0][0].tell(Order::Start(piece));
+    cluster.lanes[0][0].send(Order::Start(piece));
     let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
     assert_eq!(failure.host, "n1", "{failure}");
     cluster.stop();
@@ -133,7 +133,7 @@ fn all_that_wait_for_a_node_name_that_node() {
         let others = (0..3).filter(|node| *node != silent);
         for node in others.clone() {
             let piece = piece(0, &[&job], node, 3, algorithm, &Topology::flat(3));
-            cluster.lanes[node as usize][0].tell(Order::Start(piece));
+            cluster.lanes[node as usize][0].send(Order::Start(piece));
         }
         for node in others {
             let Event::Failed(failure) = cluster.wait_for(node as usize) else { panic!() };
@@ -230,7 +230,7 @@ fn notices_are_given_while_a_piece_waits_and_not_before() {
 #[test]
 fn a_panic_is_told_as_an_internal_failure() {
     let waiting = Waiting::new(0);
-    waiting.tell(Order::Panic);
+    waiting.send(Order::Panic);
     waiting.start();
     let failure = waiting.fails();
     assert_eq!((failure.kind, failure.host.as_str()), (FailureKind::Internal, "n0"));

@@ -27,11 +27,11 @@ impl Waiting {
             let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (stream, _) = listener.accept().unwrap();
             stream.set_nonblocking(true).unwrap();
-            cluster.lanes[0][0].tell(connected(NodeId(1), number, stream));
+            cluster.lanes[0][0].send(connected(NodeId(1), number, stream));
             there
         };
         let peers = (0..streams).map(connect).collect();
-        cluster.lanes[0][0].tell(Order::Start(piece));
+        cluster.lanes[0][0].send(Order::Start(piece));
         Self { cluster, job, peers }
     }
 

@@ -60,7 +60,7 @@ proptest! {
                 let jobs: Vec<&Job> = jobs.iter().collect();
                 let piece = piece(index as u64, &jobs, node, nodes, algorithm, &topology);
                 let piece = shortened(piece, by_node, node, algorithm, &topology);
-                cluster.lanes[node as usize][0].tell(Order::Start(Piece { prescale, ..piece }));
+                cluster.lanes[node as usize][0].send(Order::Start(Piece { prescale, ..piece }));
             }
         }
         for node in 0..nodes as usize {
@@ -113,7 +113,7 @@ fn sums_are_kept_whole_until_they_are_sent() {
         let piece = piece(0, &[&job], node, 4, Algorithm::Hierarchical, &topology);
         let piece = shortened(piece, SUM, node, Algorithm::Hierarchical, &topology);
         assert!(piece.plan.keeps_sums());
-        cluster.lanes[node as usize][0].tell(Order::Start(piece));
+        cluster.lanes[node as usize][0].send(Order::Start(piece));
     }
     for node in 0..4 {
         let event = cluster.wait_for(node);

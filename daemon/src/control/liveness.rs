@@ -9,14 +9,14 @@ use gradwire_proto::beat::{Heard, Limits, Silence};
 
 /// When each side was heard last.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct Liveness {
     begin: Instant,
     heard_ns: AtomicU64,
     felt_ns: AtomicU64,
     pub(super) echo_ns: AtomicU64,
 }
 
-impl Pulse {
+impl Liveness {
     pub(crate) fn new() -> Self {
         let [heard_ns, felt_ns, echo_ns] = [0; 3].map(AtomicU64::new);
         Self { begin: Instant::now(), heard_ns, felt_ns, echo_ns }
@@ -26,19 +26,19 @@ impl Pulse {
         self.begin.elapsed().as_nanos() as u64
     }
 
-    pub(super) fn heard(&self) {
+    pub(super) fn stream_received(&self) {
         self.heard_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
     /// The coordinator has answered a datagram.
-    pub(crate) fn felt(&self) {
+    pub(crate) fn datagram_received(&self) {
         self.felt_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
     /// Whether the coordinator has been silent for too long.
     pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
         let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let heard = Heard { stream: when(&self.heard_ns), datagram: when(&self.felt_ns) };
-        heard.silence(limits, Duration::from_nanos(self.now_ns()))
+        let stream_received = Heard { stream: when(&self.heard_ns), datagram: when(&self.felt_ns) };
+        stream_received.silence(limits, Duration::from_nanos(self.now_ns()))
     }
 }
