@@ -11,12 +11,14 @@ BENCH_ARGS ?=
 CASES ?= 1000
 RUFF := 0.17.5
 MATURIN := 1.16.0
+PDOC := 16.0.0
 # What the wheel is built as: release, or dev as the tests are.
 PROFILE ?= release
 BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
-.PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-torch lint soak sanitize clean
+.PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-torch lint stubs \
+    generated-stubs docs soak sanitize clean
 
 demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
 	@# PyTorch is fetched while Gradwire is built.
@@ -51,8 +53,34 @@ wheel: ## the Python package with its programs, in python/dist
 	for program in gradwire gradwired; do strip -o python/gradwire.data/scripts/$$program $(BUILT)/$$program; done
 	.venv-lint/bin/maturin build --quiet --strip --profile $(PROFILE) -m python/Cargo.toml --out python/dist
 
+stubs: generated-stubs ## python/gradwire/_native.pyi, from the Rust code
+	cp $(STUBS) python/gradwire/_native.pyi
+
+STUBS := target/stubs/gradwire/_native.pyi
+
+generated-stubs:
+	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
+	test -x .venv-lint/bin/maturin || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet maturin==$(MATURIN))
+	mkdir -p python/gradwire.data/scripts
+	.venv-lint/bin/maturin generate-stubs --quiet --profile dev -m python/Cargo.toml --features stubs --out target/stubs
+	.venv-lint/bin/ruff check --quiet --fix --select I,UP --config python/pyproject.toml $(STUBS)
+	.venv-lint/bin/ruff format --quiet --config python/pyproject.toml $(STUBS)
+
+docs: ## the reference of the Python package and of the crates, in target/docs
+	$(MAKE) wheel PROFILE=dev
+	python3 python/make_venv.py
+	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
+	.venv-python/bin/pip install --quiet --disable-pip-version-check pdoc==$(PDOC)
+	rm -rf target/docs && mkdir -p target/docs
+	.venv-python/bin/python -W error::UserWarning -m pdoc --docformat google \
+	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	cp -r $(or $(CARGO_TARGET_DIR),target)/doc target/docs/rust
+
 python-test: ## the Python tests, with the wheel in a virtual environment
 	$(MAKE) wheel PROFILE=dev
+	$(MAKE) generated-stubs
+	diff -u python/gradwire/_native.pyi $(STUBS) || (echo "run make stubs"; exit 1)
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
 	cd python/tests && ../../.venv-python/bin/pytest -p no:cacheprovider

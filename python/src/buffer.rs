@@ -85,7 +85,7 @@ impl Buffer {
         self.memory.byte_len()
     }
 
-    /// The address of the first byte. Two views of the same memory can be told by it.
+    /// The address of the first byte. Views of the same memory have the same address.
     #[getter]
     fn address(&self) -> usize {
         self.memory.as_ptr().addr()

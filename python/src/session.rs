@@ -204,6 +204,7 @@ impl Session {
     /// Returns:
     ///     `operations` and `bytes` that were submitted, and `in_flight`: the operations that have
     ///     not ended.
+    #[pyo3(signature = () -> "dict[str, int]")]
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.inner.stats();
         let all = PyDict::new(py);
