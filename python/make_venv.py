@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The newest, and the newest for Python 3.10.
+# The newest versions, and the newest ones for Python 3.10.
 TORCH, NUMPY = ("2.15.0", "2.4.6") if sys.version_info >= (3, 11) else ("2.14.1", "2.2.6")
-# PyTorch before 2.3 was made for the NumPy before 2.
+# PyTorch before 2.3 needs NumPy 1.
 NUMPY_1 = "1.26.4"
 BASE = ["cloudpickle==3.1.2"]
 TOOLS = ["pytest==9.2.0", "mypy==2.4.1"]
@@ -45,7 +45,7 @@ def listed(words: list[str | Path], pattern: str) -> set[str]:
 def stand_in(site: Path) -> None:
     """One library with the names and the symbols of all that torch's libraries miss."""
     folder = site / "torch" / "lib"
-    # Without the links to a stand-in for another release of torch, which this one replaced.
+    # Links are stand-ins for an earlier release of torch.
     libraries = sorted(
         path for path in folder.glob("lib*.so*") if not path.is_symlink() and path.name != STAND_IN
     )
@@ -64,7 +64,7 @@ def stand_in(site: Path) -> None:
         symbols = call("nm", "-D", library)
         wanted |= set(re.findall(r"^ +U ([A-Za-z_]\w*)", symbols, re.MULTILINE))
         defined |= set(re.findall(r"^[0-9a-f]+ \w ([A-Za-z_]\w*)", symbols, re.MULTILINE))
-    # C symbols of NVIDIA's libraries; what is mangled, the system's or Python's is not theirs.
+    # The C symbols of NVIDIA's libraries.
     theirs = re.compile(
         r"(cublas|cudnn|cufft|cufile|cuFile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx"
         r"|cu[A-Z])"
@@ -82,7 +82,7 @@ def stand_in(site: Path) -> None:
     source, library = folder / "stand_in.c", folder / "stand_in.new"
     source.write_text("\n".join(lines) + "\n")
     call("cc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source)
-    # Whole or not at all: somebody may be loading the one that is there.
+    # Renamed when it is complete: another process may be loading the old one.
     library.rename(folder / STAND_IN)
     for name in missing:
         if not (folder / name).is_symlink():
@@ -132,13 +132,13 @@ def main() -> None:
         "--quiet",
         "--disable-pip-version-check",
     ]
-    # Written last: what it names is there, and need not be installed again.
+    # Written last: the packages that it names are installed.
     stamp = given.folder / "installed"
     present = (
         {word for word in stamp.read_text().split() if "==" in word} if stamp.exists() else set()
     )
     if not python.exists():
-        # Debian has it in a package of its own (python3-venv), as its message says.
+        # On Debian this needs the package python3-venv, as the message says.
         call(sys.executable, "-m", "venv", given.folder)
         present = set()
     old = tuple(map(int, given.torch.split(".")[:2])) < (2, 3)

@@ -149,7 +149,7 @@ def _results(folder: Path, size: int, code: int) -> list[Any]:
         raise Cancelled(text, kind="cancelled", rank=rank)
     files = [folder / f"result.{rank}" for rank in range(size)]
     if code != 0 or not all(path.exists() for path in files):
-        text = f"the job ended with code {code}; what it said is above"
+        text = f"the job ended with code {code}; its output is above"
         raise Cancelled(text, kind="cancelled")
     return [pickle.loads(path.read_bytes()) for path in files]
 

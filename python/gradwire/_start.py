@@ -103,7 +103,7 @@ def _serve(words: list[str], variables: dict[str, str]) -> dict[str, str]:
         if not line:
             program = os.path.basename(words[0])
             how = "did not serve in time" if not ready else "ended before it served"
-            raise NotLaunched(f"{program} {how}; what it said is above", kind="not-launched")
+            raise NotLaunched(f"{program} {how}; its output is above", kind="not-launched")
         report: dict[str, str] = json.loads(line)
         if report.get("event") == "serving":
             return report

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import LAUNCHER, LIMIT, Job
 
-# What is in there runs on the ranks of jobs that test_jobs.py starts.
+# The tests in ranks/ run on the ranks of jobs that test_jobs.py starts.
 collect_ignore = [] if "GWTEST_RANK" in os.environ else ["ranks"]
 
 

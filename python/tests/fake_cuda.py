@@ -73,7 +73,7 @@ class FakeCuda:
         self.refuses = refuses
         self.registered: dict[int, int] = {}
         self.streams: list[Stream] = []
-        # Threads that waited on the processor for a copy.
+        # Threads that have waited on the processor for a copy.
         self.waited: set[str] = set()
         self._default = self._new("default")
         self._current = threading.local()
@@ -83,7 +83,7 @@ class FakeCuda:
         self.streams.append(Stream(name))
         return self.streams[-1]
 
-    # What staging asks for.
+    # The driver for staging.
 
     def register(self, address: int, size: int) -> None:
         if self.refuses:
@@ -127,7 +127,7 @@ class FakeCuda:
     def happened(self, event: threading.Event) -> bool:
         return event.is_set()
 
-    # What programs do.
+    # What programs call.
 
     def launch(self, kernel: Callable[[], Any]) -> None:
         """A kernel on the current stream."""

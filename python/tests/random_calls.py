@@ -33,7 +33,7 @@ import gradwire.torch as hvd
 
 OPS = [gw.Sum, gw.Average, gw.Min, gw.Max, gw.Product, gw.BitAnd, gw.BitOr, gw.BitXor]
 FACTORS = [1.0, 1.0, 0.5, -2.0, 1 / 3, 3.0]
-# What a started call gives: how to wait for its results.
+# The function that waits for the results of a call.
 Wait = Callable[[], Any]
 
 
@@ -205,7 +205,7 @@ class Call:
 
 OF_BOTH = ["allreduce", "allreduce", "allgather", "broadcast", "reducescatter", "alltoall"]
 GROUPED = ("allreduce", "allgather", "reducescatter")
-# What can be started without waiting: which call, whether a group, whether in place.
+# Calls that can be started without waiting: call, group or not, in place or not.
 ASYNC_TORCH = {(what, group, False) for what in GROUPED for group in (False, True)}
 ASYNC_TORCH |= {("allreduce", False, True), ("allreduce", True, True), ("broadcast", False, True)}
 ASYNC_TORCH |= {("broadcast", False, False), ("alltoall", False, False)}

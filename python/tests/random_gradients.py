@@ -16,7 +16,7 @@ import torch
 import gradwire.torch as hvd
 
 Tensors = list[torch.Tensor]
-# What this rank calls, and what all ranks' results are, computed of all their tensors.
+# What this rank calls, and the results of all ranks, computed from all tensors.
 Pair = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Tensors], Tensors]]
 WHAT = [
     "sum",
@@ -91,7 +91,7 @@ def check(what: str, dice: random.Random, process_set: hvd.ProcessSet, **named: 
         return result[0] if given_splits else result
 
     def twice(call: Callable[..., Any], **asked: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        # One of them is not looked at.
+        # One result is not used.
         return lambda x: call([x * x, 2 * x], **asked)[1]
 
     pairs: dict[str, Pair] = {

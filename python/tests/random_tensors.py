@@ -14,7 +14,7 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 COMPLEX = [torch.complex64, torch.complex128]
 NARROW = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
 UNSIGNED = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
-# Those that Gradwire does not know travel as bytes.
+# Unknown dtypes are sent as bytes.
 STRANGE = [
     getattr(torch, name) for name in ("float8_e4m3fnuz", "float8_e8m0fnu") if hasattr(torch, name)
 ]

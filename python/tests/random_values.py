@@ -18,7 +18,7 @@ import torch
 
 import gradwire as gw
 
-Numbers = Any  # an array of Python's numbers
+Numbers = Any  # an array of Python numbers
 
 # Bits and sign of the integers; the unit roundoff of the floats, and the smallest number above 0.
 INTEGERS = {"int8": (8, True), "uint8": (8, False), "int16": (16, True), "uint16": (16, False)}

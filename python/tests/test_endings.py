@@ -61,7 +61,7 @@ def test_who_gives_up_says_why(job: Job) -> None:
         """
     )
     assert done.returncode != 0
-    # To who gave up it is no peer.
+    # The rank that gave up is no peer to itself.
     assert (
         "[0] TOLD PeerLost 1 True" in done.stdout and "[1] TOLD Cancelled None True" in done.stdout
     ), done.stdout
@@ -113,7 +113,7 @@ def test_an_exit_with_work_in_flight(job: Job) -> None:
         """
     )
     assert done.stdout.count("LEAVES") == 2, done.stdout
-    # It neither aborts nor hangs; whether somebody is missed depends on who leaves first.
+    # It neither aborts nor hangs. Which rank fails depends on which leaves first.
     assert "SIGABRT" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 

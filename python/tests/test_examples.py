@@ -14,9 +14,9 @@ import pytest
 from launching import LAUNCHER, LIMIT, needs_torch
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-HOROVOD = "0.19.5"  # the last one whose source package has the tests of its PyTorch half
+HOROVOD = "0.19.5"  # the last release whose source package has the tests for PyTorch
 HOROVODS_TESTS = "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff"
-# What those tests want that is another here, and why.
+# What those tests expect, and why it is different here.
 DIFFERENT = {
     "test_horovod_allgather_grad": "the sum of the ranks' gradients; the average since 0.20",
     "test_horovod_broadcast_grad": "the sum of the ranks' gradients; the average since 0.20",
@@ -55,7 +55,7 @@ def test_digits_train_alike_on_one_and_on_three_ranks() -> None:
     words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
     one, three = run(words), run([LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--", *words])
     assert len(losses(one)) == len(losses(three)) == 4, (one, three)
-    # The shares of three ranks make the same batches, so it is the same training.
+    # The parts of three ranks make the same batches, so it is the same training.
     assert losses(one) == pytest.approx(losses(three), abs=1e-5), (one, three)
     assert losses(one)[3] < losses(one)[0] / 2, one
     assert min(accuracy(one), accuracy(three)) > 0.8, (one, three)

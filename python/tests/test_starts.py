@@ -42,7 +42,7 @@ def test_nobody_starts_it(job: Job) -> None:
     done = job(SCRIPT + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size())\n", ranks=None)
     assert "RANK 0 of 1 local 0 of 1 sum 1.0" in done.stdout, done.stdout
     assert "AGAIN 1" in done.stdout and done.returncode == 0, done.stdout
-    # Nothing else is said, and its services have ended with it (CLEAN).
+    # There is no other output, and its services have ended with it (CLEAN).
     assert len(done.stdout.splitlines()) == 2, done.stdout
 
 
@@ -74,7 +74,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# Who ends, and how; and what the others are told.
+# Which rank ends, how it ends, and what the others get.
 TORCHRUN_ENDS = [
     (0, "os._exit(3)", "ended without leaving"),
     (1, "sys.exit(3)", "exit code 3"),
@@ -217,7 +217,7 @@ def test_torchrun_again_and_again(tmp_path: Path) -> None:
     assert done.stdout.count("LAST SUM 6 JOBS 5\n") == 3 and done.returncode == 0, done.stdout
 
 
-# An optimizer that is kept goes on exchanging, in memory of the new job.
+# A kept optimizer goes on exchanging, in memory of the new job.
 KEPT = """
 import torch
 import gradwire.torch as gw
@@ -251,7 +251,7 @@ def test_the_launchers_ranks_again_and_again(job: Job) -> None:
 def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "program.py"
-    # Twice: rank 0 has torch's store itself, and keeps it.
+    # Twice: rank 0 hosts torch's store, and keeps it.
     program.write_text(
         SCRIPT
         + "gw.shutdown()\ngw.init()\nprint('AGAIN', gw.size(), gw.local_rank(), flush=True)\n"
@@ -265,7 +265,7 @@ def test_torchruns_variables_of_two_nodes(tmp_path: Path) -> None:
         assert process.returncode == 0, said
 
 
-# Horovod's variables, which scripts read; and what else begins with its name.
+# Horovod's variables, which scripts read, and other variables with its prefix.
 NAMES = "RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE HOSTNAME"
 VARIABLES = """
 import os

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from launching import LAUNCHER, LIMIT, jobs_of, needs_torch
 
-# Many runs a job: what takes its time is to start one.
+# Many trainings in one job: starting a job takes time.
 JOBS = [job for job in jobs_of("127.0.0.1:2", "127.0.0.1:1,127.0.0.2:2") if job != "127.0.0.1:1"]
 RUNS = 500 if os.environ.get("GWTEST_JOBS") == "all" else 40
 FIRST = int(os.environ.get("GWTEST_SEED", "0"))

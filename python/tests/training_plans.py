@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# What each takes beside the learning rate, one of which is chosen; whether it has a fused form.
+# The options of each optimizer, one of which is drawn, and whether it has a fused form.
 OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "SGD": (
         [{}, {"momentum": 0.9}, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}],
@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
 SPARSE = ["SGD", "Adagrad", "SparseAdam"]
 SCHEDULERS = ["StepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau"]
 CLEARS = ["optimizer", "optimizer", "optimizer zeros", "model", "model zeros", "never"]
-# What may happen in a step, and where.
+# What may happen in a step, and when.
 EVENTS = {
     "before": [
         "load state",
@@ -110,7 +110,7 @@ def plan(seed: int) -> Plan:
         ways = [None, "foreach", "loop", "fused" if fused and _TORCH >= (2, 4) else "foreach"]
         made.way = dice.choice(ways)
         if made.optimizer == "SGD" and made.way == "fused":
-            # PyTorch's own fails where a parameter gets its first gradient later than others.
+            # PyTorch's own fails if a parameter gets its first gradient later than others.
             made.options = {"weight_decay": 0.1}
     made.norm = made.model == "conv" and chance(0.4)
     made.channels_last = made.model == "conv" and chance(0.6)
@@ -120,13 +120,13 @@ def plan(seed: int) -> Plan:
         made.tied = chance(0.3)
         made.sparse = None if made.tied or chance(0.4) else dice.choice(SPARSE)
     made.frozen = chance(0.4)
-    # Others divide by the gradient's size: where it is small its rounding decides where they go.
+    # Others divide by the gradient's size, so rounding decides if it is small.
     smooth = made.optimizer == "SGD"
     made.dtype = dice.choice(
         [torch.float64] * 2 + ([torch.float32, torch.bfloat16] if smooth else [])
     )
     if made.optimizer == "LBFGS":
-        # PyTorch's takes contiguous gradients only.
+        # PyTorch's fused form takes contiguous gradients only.
         made.closure, made.branch, made.channels_last = True, "left", False
     else:
         made.closure = chance(0.15)

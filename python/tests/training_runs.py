@@ -368,7 +368,7 @@ class Run:
             self.step(step, happens)
             yield self.state()
         for step in range(self.made.tail if self.size > 1 else 0):
-            # The first rank has no more data, nor has the second one from the second step on.
+            # The first rank has no more data; the second one from the second step on.
             left = [rank for rank in range(self.size) if rank > min(step, self.size - 2)]
             if self.distributed and self.rank in self.ranks and self.rank not in left:
                 hvd.join()

@@ -54,7 +54,7 @@ def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
         backend = torch.distributed.Backend
         backend._ensure_backend_registered(given.backend)
         backend._plugins[given.name.upper()] = backend._plugins[given.backend.upper()]
-    # What the suite asks by a backend's name.
+    # What the suite decides by the name of the backend.
     for feature in ("ddp", "subgroup"):
         common.DistTestCases.backend_feature[feature].add(given.backend)
     if given.backend == "gradwire":
@@ -62,7 +62,7 @@ def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
     from torch.testing._internal.distributed import distributed_test as theirs
 
     if given.name:
-        # It goes by the name, but has none of that backend's own events for the profiler.
+        # It has the name, but not that backend's events of the profiler.
         theirs.PROFILING_SUPPORTED_BACKENDS.clear()
         theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 

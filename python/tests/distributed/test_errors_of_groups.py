@@ -10,7 +10,7 @@ from launching import Job
 
 torch = pytest.importorskip("torch")
 
-# What waits when rank 1 is killed: the call itself, DDP's future, FSDP2's work.
+# What waits when rank 1 is killed: the call, DDP's future, or FSDP2's work.
 WAITS = """
 rank = start()
 torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_a_peers_death_is_told(job: Job, use: str) -> None:
     assert "SUCCESS" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 
-# The other three ways, so that nobody takes one: what PyTorch does to the ranks that survive.
+# The other three ways are worse: what PyTorch does to the ranks that survive.
 @pytest.mark.parametrize(
     ("way", "use", "outcome"),
     [

@@ -13,7 +13,7 @@ from launching import jobs_of
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
 PROGRAMS = Path(sys.executable).parent
-# Only whoever names these files runs them.
+# These files run only if they are named.
 FILES = ("collectives.py", "works.py", "training.py", "buckets.py", "staging.py")
 RANKS = [str(HERE / "ranks" / name) for name in FILES]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]

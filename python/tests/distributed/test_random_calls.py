@@ -16,7 +16,7 @@ from launching import LAUNCHER, jobs_of
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
-# With GWTEST_JOBS=all it is the night's run.
+# With GWTEST_JOBS=all it is the nightly run.
 AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
 CALLS = 3000 if AT_NIGHT else 300
 # Nothing may hang; no test is about how long anything takes.

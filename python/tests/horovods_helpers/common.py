@@ -10,9 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-if hasattr(
-    torch.optim, "Muon"
-):  # takes matrices only, and the tests try every optimizer of torch.optim
+if hasattr(torch.optim, "Muon"):  # takes matrices only; the tests try every optimizer
     torch.optim.Muon.__module__ = "after these tests"
 if not hasattr(inspect, "getargspec"):  # gone since Python 3.11
     inspect.getargspec = inspect.getfullargspec

@@ -104,7 +104,7 @@ def test_adasum_with_all_that_goes_with_it() -> None:
     optimizer = distributed(closures, op=hvd.Adasum)
     train_by_closures(closures, optimizer, steps=2)
     parameters_are_near(closures, plain)
-    # Layers that only some ranks use.
+    # Layers that only some ranks use
     forked = Forked()
     learning = [(n, p) for n, p in forked.named_parameters() if p.requires_grad]
     optimizer = hvd.DistributedOptimizer(

@@ -30,7 +30,7 @@ def test_the_world() -> None:
     assert 0 <= gw.cross_rank() < gw.cross_size() <= gw.size()
     assert sorted(gw.global_process_set.ranks) == list(range(gw.size()))
     assert gw.global_process_set.process_set_id == 0 and gw.global_process_set.rank() == gw.rank()
-    gw.init()  # again: nothing
+    gw.init()  # a second time does nothing
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +77,7 @@ def test_factors_and_places() -> None:
     own = of_rank(gw.rank(), "f4")
     gw.broadcast_(own, 0)
     same(own, of_rank(0, "f4"))
-    # Without gaps it is not, so it is packed and unpacked.
+    # It has gaps, so it is packed and unpacked.
     wide = np.stack([of_rank(gw.rank(), "f4")] * 2, axis=-1)
     gw.allreduce_(wide[..., 1], op=gw.Sum)
     same(wide[..., 1], sum(everybody("f4")[1:], everybody("f4")[0]))

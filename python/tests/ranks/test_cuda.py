@@ -25,7 +25,7 @@ def test_operations_come_after_kernels_and_kernels_after_operations() -> None:
         big = torch.randn(512, 512, device=device())
         tensor = torch.full((1 << 16,), float(hvd.rank()), device=device())
         for _ in range(20):
-            big = big @ big.T / 512  # so that the tensor is late
+            big = big @ big.T / 512  # so that the tensor is computed late
         tensor += big[0, 0] * 0 + at
         result = hvd.allreduce(tensor, op=hvd.Sum, name=f"cuda{at}") * 2
         assert result.device == device()

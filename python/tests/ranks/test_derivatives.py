@@ -51,11 +51,11 @@ def test_each_output_of_a_group_by_itself() -> None:
 @pytest.mark.parametrize("op", ["Min", "Max"])
 def test_extrema_with_factors(op: str, dtype: torch.dtype) -> None:
     op = getattr(hvd, op)
-    # Numbers that a product with these factors is not exact of, also where it is divided again.
+    # Numbers whose products with these factors are not exact.
     own = (torch.arange(200) * 7919 % 211 * (hvd.rank() + 1) % 197 / 10).to(dtype).requires_grad_()
     result = hvd.allreduce(own, op=op, prescale_factor=-0.3, postscale_factor=1 / 3)
     result.sum().backward()
-    # Everybody wants 1 of each: those that had it share what all want.
+    # The gradient of each rank is 1: the ranks that had the extremum share the sum.
     shares = hvd.allreduce(own.grad.double(), op=hvd.Sum)
     factor = torch.full((200,), -0.1 * hvd.size(), dtype=torch.float64)
     torch.testing.assert_close(shares, factor, rtol=2e-2, atol=0)
@@ -75,7 +75,7 @@ def test_a_nan_is_an_extremum() -> None:
 
 
 def test_broadcast_of_what_is_not_finite() -> None:
-    # Elsewhere than at the root the gradient is nothing, whatever the ranks want.
+    # Elsewhere than at the root the gradient is zero.
     own = torch.ones(2, requires_grad=True)
     (hvd.broadcast(own, 0) * float("inf")).sum().backward()
     assert own.grad.tolist() == [float("inf") if hvd.rank() == 0 else 0.0] * 2
@@ -120,7 +120,7 @@ def test_layers_that_only_some_ranks_have() -> None:
     layers = pickle.loads(pickle.dumps(layers))
     layers(of_rank(hvd.rank(), 4, 2).float()).square().sum().backward()
     if hvd.size() > 2:
-        # A set's layers are counted for themselves.
+        # Each process set numbers its own layers.
         some = hvd.add_process_set([0, hvd.size() - 1])
         if some.included():
             hvd.SyncBatchNorm(2, process_set=some)(of_rank(hvd.rank(), 4, 2).float())

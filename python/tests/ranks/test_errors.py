@@ -78,7 +78,7 @@ def test_numbers_that_are_none() -> None:
     for odd in (-1, 1.5, [0.5], ["0"]):
         with pytest.raises(gw.InvalidRequest, match="ranks"):
             gw.ProcessSet(odd)
-    # Whatever is a whole number, is one.
+    # Every kind of whole number is accepted.
     assert gw.broadcast(np.ones(2), np.int64(0)).tolist() == [1.0, 1.0]
     assert gw.alltoall(np.ones(gw.size()), np.ones(gw.size(), "u1"))[1] == [1] * gw.size()
     assert (

@@ -44,7 +44,7 @@ def test_gradients_stay_in_shared_memory() -> None:
     step(lambda: net.zero_grad(set_to_none=False))
     assert all(p.grad is place for p, place in zip(net.parameters(), places))
     assert hvd.gradient_bytes_copied() == copied
-    step(net.zero_grad)  # forgets them: they are copied back to their places
+    step(net.zero_grad)  # drops them: they are copied back to their places
     assert all(p.grad is place for p, place in zip(net.parameters(), places))
     assert hvd.gradient_bytes_copied() == copied + sum(p.numel() * 4 for p in net.parameters())
 
@@ -57,7 +57,7 @@ def test_gradients_leave_in_the_order_of_the_backward_pass() -> None:
     for _ in range(2):
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(0))).backward()
-        # All are on their way before anybody waits, the last layer first.
+        # All are submitted before the first wait, the last layer first.
         started = [
             handle.name.rpartition("optimizer")[2].split(".")[1]
             for handle, _ in optimizer._exchange.handles
@@ -176,7 +176,7 @@ def test_sparse_gradients_that_one_rank_lacks() -> None:
         sum(part(words).sum() for part in net[: 2 if both else 1]).backward()
         optimizer.step()
     bits_are_the_same_everywhere(net)
-    # Which kind the first one is going to be is known to those that have it, who tell the others.
+    # The ranks that have the first gradient know its kind, and report it to the others.
     net = torch.nn.EmbeddingBag(10, 4, mode="sum", sparse=True)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(net.parameters(), lr=0.5), net.named_parameters()

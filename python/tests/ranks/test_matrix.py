@@ -16,7 +16,7 @@ import gradwire.torch as hvd  # noqa: E402
 
 NAMES = """float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 bool complex64 complex128
 uint16 uint32 uint64 float8_e4m3fn float8_e5m2"""
-# Some came with later releases of PyTorch.
+# Some dtypes came with later releases of PyTorch.
 DTYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
 Wide = Any
 

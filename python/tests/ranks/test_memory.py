@@ -15,7 +15,7 @@ from gradwire import _world
 def test_views_are_of_the_very_memory() -> None:
     buffer = _world.session().buffer("f32", [4, 3])
     assert (buffer.dtype, buffer.shape, buffer.nbytes) == ("f32", (4, 3), 48)
-    # Before NumPy 2 what comes by DLPack can't be written to there.
+    # Before NumPy 2 arrays from DLPack are read-only.
     first, second = np.asarray(buffer), np.from_dlpack(buffer)
     first[...] = np.arange(12).reshape(4, 3)
     assert first.flags.writeable and np.array_equal(first, second)
@@ -48,7 +48,7 @@ def test_memory_stays_while_somebody_looks() -> None:
     np.asarray(buffer)[...] = 7
     del buffer
     gc.collect()
-    for _ in range(20):  # what was free would be taken again
+    for _ in range(20):  # free memory would be used again
         other = np.asarray(_world.session().buffer("i64", [100]))
         other[...] = 1
         assert (array == 7).all()
@@ -77,7 +77,7 @@ def test_what_memory_refuses() -> None:
     for wrong in [{"copy": True}, {"dl_device": (2, 0)}]:
         with pytest.raises(BufferError):
             buffer.__dlpack__(**wrong)
-    # Capsules that nobody takes, old and new.
+    # Capsules without a consumer, old and new ones.
     for version in [None, (1, 0)]:
         assert "dltensor" in repr(buffer.__dlpack__(max_version=version))
 

@@ -45,7 +45,7 @@ def channels_last() -> torch.nn.Module:
         torch.nn.Flatten(),
     ]
     net = torch.nn.Sequential(*layers, torch.nn.Linear(4, 2)).to(memory_format=torch.channels_last)
-    net[4].weight = torch.nn.Parameter(torch.randn(4, 2).t())  # as a transposed layer has it
+    net[4].weight = torch.nn.Parameter(torch.randn(4, 2).t())  # as in a transposed layer
     return net
 
 
@@ -135,7 +135,7 @@ def test_gradients_whose_storage_is_swapped(swap: str) -> None:
         plain.zero_grad(), ours.zero_grad()
         loss_of(expected, *batch(step)).backward()
         loss_of(net, *map(part, batch(step))).backward()
-        if step == 2:  # in the midst of accumulation
+        if step == 2:  # in the middle of an accumulation
             ours.synchronize()
             swapped(expected), swapped(net)
             loss_of(expected, *batch(step + 9)).backward()
@@ -185,7 +185,7 @@ def test_sums_are_not_summed_again() -> None:
     (2 * first).sum().backward()
     optimizer.step()
     assert first.tolist() == [-size - 2.5 * size] * 2
-    assert second.tolist() == [-size] * 2  # nobody used it
+    assert second.tolist() == [-size] * 2  # no rank used it
     first.sum().backward()
     optimizer.step()
     assert first.tolist() == [-size - 2.5 * size - 3.5 * size] * 2
@@ -242,7 +242,7 @@ def test_layers_that_no_rank_uses_are_left_alone() -> None:
     plain, ours = make(expected), distributed(net, make)
     for step in range(5):
         given, _ = batch(step)
-        zeros = step == 4  # gradients of zeros, where one asks for them
+        zeros = step == 4  # zero gradients, if asked for
         plain.zero_grad(set_to_none=not zeros), ours.zero_grad(set_to_none=not zeros)
         expected(given, left=step == 1).mean().backward()
         net(part(given), left=step == 1).mean().backward()
@@ -281,7 +281,7 @@ def scaler_of(**options: Any) -> Any:
 def test_a_scaler_that_finds_an_infinity_on_one_rank(
     options: dict[str, Any], unscaled: bool
 ) -> None:
-    net = Forked()  # one layer of which nobody uses
+    net = Forked()  # no rank uses one of its layers
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), **options
     )
@@ -349,7 +349,7 @@ def test_an_optimizer_of_sparse_gradients_only(dense: bool) -> None:
     optimizer = distributed(ours, make, sparse_as_dense=dense, groups=1)
     words = (torch.arange(3 * hvd.size()) * 7 % 10).view(-1, 3)
     for step in range(4):
-        # Only the last rank uses the second one, and in the first step nobody.
+        # Only the last rank uses the second one, and no rank in the first step.
         used = [[0] if step == 0 or rank < hvd.size() - 1 else [0, 1] for rank in range(hvd.size())]
         plain.zero_grad(), optimizer.zero_grad()
         losses = [
@@ -380,7 +380,7 @@ def test_gradients_of_another_type_than_their_parameters() -> None:
         optimizer.synchronize()
         assert all(p.grad.dtype == torch.float32 for p in net.parameters())
         if hvd.size() > 1:
-            # An average that no bfloat16 is.
+            # An average that bfloat16 can't represent.
             assert any(not torch.equal(p.grad, p.grad.bfloat16().float()) for p in net.parameters())
 
 
@@ -390,7 +390,7 @@ def test_another_optimizer_of_the_same_parameters() -> None:
     ours = [distributed(net, op=hvd.Sum) for _ in range(2)]
     for step in range(4):
         if step == 2:
-            plain = sgd(expected)  # the first one has momentum of its own
+            plain = sgd(expected)  # the first one has its own momentum
         plain.zero_grad(), ours[step // 2].zero_grad()
         loss_of(expected, *batch(step)).backward()
         (loss_of(net, *map(part, batch(step))) / hvd.size()).backward()

@@ -46,7 +46,7 @@ def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCud
         gpu.launch(lambda memory=memory: memory.mul_(2))
         assert torch.equal(gpu.read(result), 2 * total())
         assert torch.equal(gpu.read(tensor), of_rank(hvd.rank())), "the argument stays as it was"
-    # The one that waited on the processor is the thread that starts operations.
+    # Only the thread that starts operations has waited on the processor.
     assert gpu.waited == {"gw-staging"}
     assert len(gpu.registered) >= 1 and len(gpu.streams) == 2
 

@@ -79,7 +79,7 @@ def test_reductions() -> None:
     same(hvd.allreduce(own, op=hvd.Product), everybody.prod(0))
     with pytest.raises(ValueError, match="not both"):
         hvd.allreduce(own, average=True, op=hvd.Sum)
-    # Of the same vector, Adasum is that vector; of vectors at right angles their sum.
+    # Adasum of equal vectors is the vector, of orthogonal ones the sum.
     torch.testing.assert_close(hvd.allreduce(torch.ones(8), op=hvd.Adasum), torch.ones(8))
     square = torch.zeros(hvd.size())
     square[hvd.rank()] = 1.0
@@ -264,7 +264,7 @@ def test_process_sets() -> None:
 
 
 def test_join() -> None:
-    # Rank r has r more batches than rank 0; averages are over those that still give one.
+    # Rank r has r more batches than rank 0; averages are over ranks with data.
     for at in range(hvd.rank() + 1):
         givers = hvd.size() - at
         average = hvd.allreduce(torch.full((4,), float(hvd.rank())), name=f"batch{at}")

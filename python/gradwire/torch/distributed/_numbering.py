@@ -28,7 +28,7 @@ from gradwire._names import repeating_number
 
 T = TypeVar("T")
 # The names of nested callbacks grow with each level; longer ones become a digest.
-_LONGEST = 200
+_MAX_PATH = 200
 
 
 class Numbers:
@@ -68,7 +68,7 @@ class _Place:
     __slots__ = ("callbacks", "path")
 
     def __init__(self, path: str) -> None:
-        if len(path) > _LONGEST:
+        if len(path) > _MAX_PATH:
             path = hashlib.blake2b(path.encode(), digest_size=16).hexdigest()
         self.path, self.callbacks = path, 0
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 _GRACE_SECONDS = 5.0
 # How long the thread of dropped operations sleeps between two checks.
-_SHORTEST, _LONGEST = 0.002, 0.1
+_MIN_PAUSE, _MAX_PAUSE = 0.002, 0.1
 
 ending = threading.Event()
 _waiters: list[threading.Thread] = []
@@ -112,7 +112,7 @@ def _finish() -> None:
         left = [operation for operation in pending if not operation.settle()]
         if left:
             _looking = True
-            pause = _SHORTEST if soon else min(2 * (pause or _LONGEST), _LONGEST)
+            pause = _MIN_PAUSE if soon else min(2 * (pause or _MAX_PAUSE), _MAX_PAUSE)
         else:
             pause = None
         pending, taken = left, []  # they hold tensors

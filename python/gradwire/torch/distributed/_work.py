@@ -75,7 +75,7 @@ def unwrap(future: torch.futures.Future[Any]) -> Any:
 # Before 2.7 PyTorch's C++ code drops the Python half of a work, and then waits for ever for the
 # other half. Works are kept here until they are waited for.
 _KEEPS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
-_MOST_KEPT = 1 << 14
+_MAX_KEPT = 1 << 14
 _kept: dict[int, Work] = {}
 # In a join, DDP sums one number to learn how many ranks remain. Newer releases of PyTorch drop that
 # work, too, and ask it for its future after the wait.
@@ -254,7 +254,7 @@ class Work(_Work):  # type: ignore[misc]
         self._future: torch.futures.Future[Any] | None = None
         if _KEEPS:
             _kept[id(self)] = self
-            if len(_kept) > _MOST_KEPT:
+            if len(_kept) > _MAX_KEPT:
                 _kept.pop(next(iter(_kept)), None)
             _threads.finish_perhaps(self.operation)
 

@@ -247,7 +247,7 @@ def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
             compare(
                 model, left(step, sum(step < 3 + 2 * rank for rank in range(dist.get_world_size())))
             )
-    # With a hook the averages are the hook's; but it must not wait for ever.
+    # With a hook the averages are up to the hook, but it must not wait for ever.
     model = distributed(view)
     with model.join(divide_by_initial_world_size=False):
         for step in range(1 + dist.get_rank()):
@@ -270,7 +270,7 @@ def left(step: int, divisor: int) -> list[torch.Tensor | None]:
 
 def test_nothing_is_copied_once_the_buckets_have_moved() -> None:
     model = distributed()
-    for step in range(3):  # DDP makes its buckets anew after the first
+    for step in range(3):  # DDP rebuilds its buckets after the first
         model.zero_grad()
         model(rows(step, dist.get_rank()), 6).sum().backward()
     copied = gradwire.gradient_bytes_copied()

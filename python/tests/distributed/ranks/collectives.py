@@ -195,7 +195,7 @@ def test_shapes_and_strides() -> None:
     assert wide.t()[1::2].count_nonzero() == 0
     dist.broadcast(view, last())
     parameter = torch.nn.Parameter(torch.full((2,), float(rank())))
-    dist.broadcast(parameter, last())  # a leaf that wants a gradient
+    dist.broadcast(parameter, last())  # a leaf that requires a gradient
     assert torch.equal(parameter.detach(), torch.full((2,), float(last())))
 
 
@@ -210,7 +210,7 @@ def test_async() -> None:
     tensor = of(rank())
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
-    while not work.is_completed():  # without wait, as the documentation of PyTorch shows it
+    while not work.is_completed():  # without wait, as in PyTorch's documentation
         pass
     assert torch.equal(tensor, sum(everyone()))
 
@@ -252,7 +252,7 @@ def test_coalesced() -> None:
     mixed = [
         of(rank()),
         of(rank(), torch.int64),
-    ]  # the group takes what PyTorch's function does not
+    ]  # the group accepts it, PyTorch's function does not
     assert dist.group.WORLD is not None
     dist.group.WORLD.allreduce_coalesced(mixed).wait()
     assert torch.equal(mixed[0], sum(everyone())) and torch.equal(
@@ -297,7 +297,7 @@ def test_messages() -> None:
         assert request is not None
         request.wait()
     assert torch.equal(got, torch.full((2, 3), float(before)))
-    # Tags are separate, and each is in order.
+    # Messages of one tag keep their order.
     values = [torch.tensor([float(rank() * 10 + number)]) for number in range(3)]
     sent = [dist.isend(value, after, tag=number % 2) for number, value in enumerate(values)]
     for number in (1, 0, 2):
@@ -386,7 +386,7 @@ def test_groups() -> None:
         assert [int(output) for output in outputs] == members
         dist.barrier(group)
     if rank() < 2:
-        # Two groups of the same ranks have messages of their own.
+        # Two groups of the same ranks do not mix their messages.
         if rank() == 0:
             requests = [
                 dist.isend(torch.tensor([at * 1.0]), 1, group=group)

@@ -66,7 +66,7 @@ class Player:
 
     def __init__(self, name: str, groups: Sequence[Group]) -> None:
         self.name, self.groups = name, groups
-        # What this rank decides for itself.
+        # What this rank draws for itself.
         self.own = random.Random(f"{name} of rank {dist.get_rank()}")
         self.pending: list[tuple[str, Any, list[Check], list[tuple[Place, torch.Tensor]]]] = []
         self.kinds = [getattr(self, name) for name in sorted(dir(self)) if name.startswith("call_")]
@@ -114,7 +114,7 @@ class Player:
             return
         work = call(True)
         if way == "dropped":
-            # It shows only where something changes, and only exactly.
+            # It is exact, and changes are visible.
             waited = (
                 []
                 if close
@@ -598,7 +598,7 @@ class Player:
 
         self.pending.append((self.key, future.wait, [check], []))
 
-    # Calls that fail, after which everything goes on.
+    # Calls that fail; the job goes on.
 
     def call_refused(self) -> None:
         """By some of the members, who are told so at once."""

@@ -80,7 +80,7 @@ def test_moves(gpu: FakeCuda) -> None:
     tensor = filled(gpu, float(rank()))
     options = dist.BroadcastOptions()
     options.rootRank = size() - 1
-    # dist.broadcast itself asks the GPU what it can do.
+    # dist.broadcast would query the GPU.
     dist.group.WORLD.broadcast([tensor], options).wait()  # type: ignore[union-attr]
     holds(gpu, tensor, size() - 1)
     part = filled(gpu, -1.0, 2)
@@ -88,7 +88,7 @@ def test_moves(gpu: FakeCuda) -> None:
     holds(gpu, part, rank() * size())
     moved = filled(gpu, -1.0, size())
     sent = filled(gpu, float(rank()), size())
-    # dist.all_to_all_single would take what says that it is on a GPU for what it is.
+    # dist.all_to_all_single would use the real device of the tensor.
     dist.group.WORLD.alltoall_base(moved, sent, [], []).wait()  # type: ignore[union-attr]
     holds(gpu, moved, everybody)
     if size() > 1 and rank() < 2:

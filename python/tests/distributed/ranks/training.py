@@ -165,7 +165,7 @@ def own_hooks() -> dict[str, Callable[[], tuple[Any, Any]]]:
     )
 
     def state(feedback: bool = True) -> Any:
-        # Without a warm start PyTorch's hook forgets what other buckets still need.
+        # Without a warm start PyTorch's hook drops data of other buckets.
         return powerSGD_hook.PowerSGDState(
             None, start_powerSGD_iter=2, min_compression_rate=0.5, use_error_feedback=feedback
         )
@@ -322,7 +322,7 @@ def test_functional_collectives() -> None:
     tensor = torch.full((2, size()), float(rank))
     total = functional.all_reduce(tensor, "sum", everybody)
     assert torch.equal(functional.wait_tensor(total), torch.full((2, size()), sum(everybody) * 1.0))
-    assert torch.equal(tensor, torch.full((2, size()), float(rank)))  # the input is as it was
+    assert torch.equal(tensor, torch.full((2, size()), float(rank)))  # the input has not changed
     gathered = functional.all_gather_tensor(tensor, 0, everybody)
     assert torch.equal(
         functional.wait_tensor(gathered)[:, 0], torch.arange(size() * 1.0).repeat_interleave(2)

@@ -65,11 +65,11 @@ def test_a_dropped_work_is_done_all_the_same() -> None:
     dist.all_reduce(tensor, async_op=True)
     gc.collect()
     eventually(lambda: bool((tensor == total()).all()))
-    small = torch.full((1,), float(rank()))  # DDP's questions are that small
+    small = torch.full((1,), float(rank()))  # DDP's counts in a join are that small
     dist.all_reduce(small, async_op=True)
     eventually(lambda: small.item() == total())
     if size() > 1:
-        # One that never ends does not stand in another's way.
+        # A work that never ends does not block another one.
         lonely = torch.zeros(1)
         dist.irecv(lonely, (rank() + 1) % size(), tag=77)
         got = torch.full((3,), -1.0)
@@ -232,7 +232,7 @@ def test_more_messages_than_names() -> None:
         assert work is not None
         work.wait()
     assert [int(tensor[0]) for tensor in got] == list(range(300))
-    # Those that wait for their turn are nobody's, too.
+    # Queued messages may be dropped, too.
     late_ones = [torch.full((1,), -1.0) for _ in range(100)]
     for tensor in late_ones:
         dist.irecv(tensor, before)
@@ -255,7 +255,7 @@ def test_tensors_saved_for_backward() -> None:
     expected = torch.full((3,), float((size() - 1) * size()))
     assert torch.equal(weight.grad, expected)  # type: ignore[arg-type]
     inner = weight * 1
-    dist.broadcast(inner, 0)  # no leaf, and wants a gradient
+    dist.broadcast(inner, 0)  # no leaf, and requires a gradient
     assert inner.grad_fn is not None and bool((inner == 2.0).all())
 
 
