@@ -78,9 +78,12 @@ impl From<GradwireError> for PythonError {
             E::Failed(failure) => Self::failed(failure),
             E::Refused(failure) => Self { text: text(), ..Self::failed(failure) },
             E::NotLaunched { .. } => Self::plain("NotLaunched", "not-launched", text()),
-            E::Setting { .. } | E::Secret(_) | E::Invalid(_) | E::Type(_) | E::Request(_) => {
-                Self::invalid(text())
-            }
+            E::Setting { .. }
+            | E::Settings(_)
+            | E::Secret(_)
+            | E::Invalid(_)
+            | E::Type(_)
+            | E::Request(_) => Self::invalid(text()),
             E::Timeout { .. } => Self::plain("WaitTimeout", "timeout", text()),
             E::Forked { .. } => Self::plain("Forked", "forked", text()),
             E::Closed => Self::plain("NotInitialized", "closed", text()),

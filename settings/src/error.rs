@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::layers::Origin;
+use crate::origin::Origin;
 
 /// Each variant names the value, the place it was written in, and what would be accepted.
 #[derive(Debug, thiserror::Error)]

@@ -1,20 +1,20 @@
-//! Horovod's variables: those that say what a setting says are a layer of their own, below all
-//! that is written for Gradwire.
+//! Horovod's variables. Those that correspond to a setting are a layer of their own, below all that
+//! is written for Gradwire.
 //!
-//! A value is Horovod's, in Horovod's unit. One that is beyond what the setting takes becomes the
-//! nearest that it takes, for Horovod's ranges are others. One that can't be read is an error, not
-//! a 0. Empty ones count as not set.
+//! A value is read as Horovod reads it, in Horovod's unit. A value out of the setting's range
+//! becomes the nearest one in range, because Horovod has other ranges. A value that can't be read
+//! is an error, not a 0. An empty one counts as not set.
 
 use std::collections::HashMap;
 
 use crate::{
     error::SettingsError,
     key::{Key, Kind},
-    layers::Origin,
+    origin::Origin,
     table::KEYS,
 };
 
-/// What a variable of Horovod's does here.
+/// The effect of a variable of Horovod's here.
 #[derive(Debug, Clone, Copy)]
 pub enum Effect {
     /// It sets a setting.
@@ -33,21 +33,24 @@ pub enum Effect {
 /// How a value of Horovod's becomes one of a setting.
 #[derive(Debug, Clone, Copy)]
 pub enum Reading {
-    /// A number, as it is; the setting gets at least so much.
+    /// A number, as it is, but not below a minimum.
     Number {
-        /// The least that goes with the defaults of other settings.
-        least: u64,
+        /// The smallest value that fits the defaults of other settings.
+        min: u64,
     },
-    /// Seconds, of which the setting gets milliseconds, at least so many.
+    /// Seconds; the setting has milliseconds, not below a minimum.
     Seconds {
-        /// The least that goes with the defaults of other settings, in milliseconds.
-        least: u64,
+        /// The smallest value that fits the defaults of other settings, in milliseconds.
+        min: u64,
     },
     /// A number above 0 stands for the setting's largest value; 0 sets nothing.
     Largest,
     /// One of Horovod's log levels.
     Level,
 }
+
+/// How long the job may take to start, in seconds.
+pub const START_TIMEOUT: &str = "HOROVOD_START_TIMEOUT";
 
 const fn sets(key: &'static str, value: Reading) -> Effect {
     Effect::Sets { key, value }
@@ -58,22 +61,22 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     // Not below data.chunk_bytes.
     (
         "HOROVOD_FUSION_THRESHOLD",
-        sets("negotiation.piece_bytes", Reading::Number { least: 256 << 10 }),
+        sets("negotiation.piece_bytes", Reading::Number { min: 256 << 10 }),
     ),
     ("HOROVOD_CYCLE_TIME", Effect::Nothing),
-    ("HOROVOD_CACHE_CAPACITY", sets("negotiation.max_tensors", Reading::Number { least: 1 })),
+    ("HOROVOD_CACHE_CAPACITY", sets("negotiation.max_tensors", Reading::Number { min: 1 })),
     // Before the one that disables the check, which then counts.
     (
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
-        sets("negotiation.stall_warning_ms", Reading::Seconds { least: 0 }),
+        sets("negotiation.stall_warning_ms", Reading::Seconds { min: 0 }),
     ),
     ("HOROVOD_STALL_CHECK_DISABLE", sets("negotiation.stall_warning_ms", Reading::Largest)),
     ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", Effect::Nothing),
     ("HOROVOD_LOG_LEVEL", sets("log.level", Reading::Level)),
     ("HOROVOD_LOG_HIDE_TIME", Effect::Nothing),
     // Not below heartbeat.timeout_ms.
-    ("HOROVOD_GLOO_TIMEOUT_SECONDS", sets("job.timeout_ms", Reading::Seconds { least: 4000 })),
-    ("HOROVOD_START_TIMEOUT", sets("launch.start_timeout_ms", Reading::Seconds { least: 0 })),
+    ("HOROVOD_GLOO_TIMEOUT_SECONDS", sets("job.timeout_ms", Reading::Seconds { min: 4000 })),
+    (START_TIMEOUT, sets("launch.start_timeout_ms", Reading::Seconds { min: 0 })),
     ("HOROVOD_HIERARCHICAL_ALLREDUCE", Effect::Always),
     ("HOROVOD_HIERARCHICAL_ALLGATHER", Effect::Always),
     ("HOROVOD_DYNAMIC_PROCESS_SETS", Effect::Always),
@@ -159,7 +162,7 @@ impl Reading {
     /// The setting's value as one would write it; none if nothing is set. The error says what is
     /// expected.
     fn read(self, key: &Key, given: &str) -> Result<Option<String>, String> {
-        let (least, most) = match key.kind {
+        let (min, max) = match key.kind {
             Kind::Number { min, max } | Kind::Bytes { min, max } => (min, max),
             _ => (0, u64::MAX),
         };
@@ -169,14 +172,14 @@ impl Reading {
                 .map_err(|_| format!("expected a whole number{what}, as in Horovod"))
         };
         Ok(Some(match self {
-            Self::Number { least: floor } => number("")?.clamp(least.max(floor), most).to_string(),
-            Self::Seconds { least: floor } => {
+            Self::Number { min: floor } => number("")?.clamp(min.max(floor), max).to_string(),
+            Self::Seconds { min: floor } => {
                 let ms = number(" of seconds")?.saturating_mul(1000);
-                ms.clamp(least.max(floor), most).to_string()
+                ms.clamp(min.max(floor), max).to_string()
             }
             Self::Largest => match number(": 1 or 0")? {
                 0 => return Ok(None),
-                _ => most.to_string(),
+                _ => max.to_string(),
             },
             Self::Level => {
                 let level = LEVELS.iter().find(|(theirs, _)| given.eq_ignore_ascii_case(theirs));

@@ -51,7 +51,7 @@ pub enum Kind {
         /// Largest.
         max: u64,
     },
-    /// One of these words.
+    /// One of these words; `_` stands for `-`.
     Choice(&'static [&'static str]),
     /// Any text without control characters.
     Text,
@@ -92,7 +92,8 @@ impl Kind {
                 (min..=max).contains(&bytes).then_some(Checked::Number(Some(bytes)))
             }
             Self::Choice(words) => {
-                words.contains(&text?).then(|| Checked::Text(text.unwrap_or_default().to_owned()))
+                let text = text?.replace('_', "-");
+                words.contains(&text.as_str()).then_some(Checked::Text(text))
             }
             Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
             Self::Words => words(text, value).map(Checked::Words),
@@ -162,7 +163,7 @@ fn words(text: Option<&str>, value: &Value) -> Option<Vec<String>> {
     words.iter().all(|word| is_plain(word)).then_some(words)
 }
 
-/// Exact: the largest binary unit that divides the number.
+/// Exact, in the largest binary unit that divides the number; `ByteSize` rounds.
 fn write_bytes(bytes: u64) -> String {
     const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     UNITS
@@ -212,7 +213,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(bytes in prop_oneof![any::<u64>(), (0u64..4096).prop_map(|n| n << 20)]) {
+        fn what_is_written_is_read_back(
+            bytes in prop_oneof![any::<u64>(), (0u64..4096).prop_map(|n| n << 20)],
+        ) {
             // ByteSize parses through floating point above 2^53 only with a unit; without one
             // and with a binary unit that divides exactly, the value comes back as it was.
             let bytes = bytes >> 11;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     path::PathBuf,
 };
 
@@ -12,12 +11,13 @@ use crate::{
     error::SettingsError,
     horovod,
     key::{Checked, Key},
+    origin::Origin,
     rules,
     table::{KEYS, Settings},
 };
 
-/// Variables that begin with `GRADWIRE_` and are no settings: what the launcher tells the
-/// processes of one job. Any other variable without `__` is refused, as a misspelt setting.
+/// Variables that begin with `GRADWIRE_` and are no settings: the launcher sets them for the
+/// processes of a job. Any other variable without `__` is refused, as a misspelt setting.
 pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_ADDRESS",
     "GRADWIRE_BIND",
@@ -40,30 +40,6 @@ pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_SLOTS",
     "GRADWIRE_SOCKET",
 ];
-
-/// Where a value was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// Nowhere: the embedded default.
-    Default,
-    /// In this file.
-    File(PathBuf),
-    /// In this environment variable.
-    Variable(String),
-    /// On the command line.
-    Flag,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File(path) => write!(f, "file {}", path.display()),
-            Self::Variable(name) => write!(f, "environment {name}"),
-            Self::Flag => f.write_str("command line"),
-        }
-    }
-}
 
 /// What is laid over the defaults, lowest first.
 #[derive(Debug, Clone, Default)]
@@ -181,7 +157,7 @@ fn file(layers: &Layers) -> Result<Layer, SettingsError> {
     Ok(layer)
 }
 
-/// Tables become dotted names; sorted, so that of several errors the same one is told each time.
+/// Tables become dotted names, sorted: of several errors the same one is reported each time.
 fn flatten(prefix: &str, table: Map<String, Value>, origin: &Origin, layer: &mut Layer) {
     for (name, value) in table.into_iter().collect::<BTreeMap<_, _>>() {
         let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };

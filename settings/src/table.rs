@@ -13,6 +13,9 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const HOUR_MS: u64 = 3_600_000;
 
+/// The smallest `worker.arena_segment_bytes`.
+pub const MIN_SEGMENT_BYTES: u64 = 64 * KIB;
+
 /// What a log line looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -181,57 +184,83 @@ macro_rules! settings {
 settings! {
     /// The job as a whole.
     job: Job {
-        /// How long nothing may move on any of the connections that an operation waits for before it is given up.
+        /// How long nothing may move on any of the connections that an operation waits for before
+        /// it is given up.
         timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "4000", "ms";
     }
     /// The coordinator.
     coordinator: Coordinator {
         /// Where it listens for daemons; empty: the first host's address and a free port.
         listen: Option<SocketAddr> = "coordinator.listen", Kind::AddressOrNone, "", "";
-        /// Where it serves /metrics, /healthz and /readyz. The daemon that hosts it shows them at its own address (metrics.listen), and here too if this has a port.
+        /// Where it serves /metrics, /healthz and /readyz. The daemon that hosts it shows them at
+        /// its own address (metrics.listen), and here too if this has a port.
         metrics_listen: SocketAddr = "coordinator.metrics_listen", Kind::Address, "127.0.0.1:0", "";
-        /// How long reports of a failure are gathered before the most telling one is named as the cause.
-        cause_window: Duration = "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
+        /// How long reports of a failure are gathered before the likeliest one is named as the
+        /// cause.
+        cause_window: Duration =
+            "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
     }
     /// What the coordinator decides by.
     negotiation: Negotiation {
         /// The largest piece: small tensors are fused up to it, large ones are cut to it.
-        piece_bytes: u64 = "negotiation.piece_bytes", Kind::Bytes { min: 64 * KIB, max: 64 * MIB }, "4MiB", "bytes";
-        /// How many pieces may be under way at once; what becomes ready meanwhile is gathered, fused and ordered.
-        credit_pieces: u32 = "negotiation.credit_pieces", Kind::Number { min: 1, max: 1024 }, "8", "pieces";
-        /// How many tensor names have ids at a time. Beyond it names that are not in use lose theirs, and
+        piece_bytes: u64 =
+            "negotiation.piece_bytes",
+            Kind::Bytes { min: 64 * KIB, max: 64 * MIB }, "4MiB", "bytes";
+        /// How many pieces may be under way at once; what becomes ready meanwhile is gathered,
+        /// fused and ordered.
+        credit_pieces: u32 =
+            "negotiation.credit_pieces", Kind::Number { min: 1, max: 1024 }, "8", "pieces";
+        /// How many tensor names have ids at a time. Beyond it names that are not in use lose
+        /// theirs, and
         /// names travel where all are in use.
-        max_tensors: u32 = "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
+        max_tensors: u32 =
+            "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
         /// A tensor that waits longer for some rank is reported, with the missing ranks named.
-        stall_warning: Duration = "negotiation.stall_warning_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
+        stall_warning: Duration =
+            "negotiation.stall_warning_ms",
+            Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
         /// The algorithm of all operations; auto: the cost model decides piece by piece.
-        algorithm: String = "negotiation.algorithm", Kind::Choice(&["auto", "ring", "recursive_doubling", "double_tree", "hierarchical"]), "auto", "";
+        algorithm: String =
+            "negotiation.algorithm",
+            Kind::Choice(&["auto", "ring", "recursive-doubling", "double-tree", "hierarchical"]),
+            "auto", "";
     }
     /// The connections between nodes that carry tensor bytes.
     data: Data {
         /// Data threads of a daemon; each has connections of its own to each peer.
         lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads";
-        /// Connections of each data thread to each peer: whichever can take it carries the next chunk. More than one pays where single connections are slow at times.
+        /// Connections of each data thread to each peer: whichever can take it carries the next
+        /// chunk. More than one pays where single connections are slow at times.
         streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "1", "connections";
-        /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs fewer calls.
-        chunk_bytes: u64 = "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
-        /// As what f32 travels between nodes where it is reduced; bf16 is half the bytes and 8 bits of precision. The coordinator decides for all nodes.
+        /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs
+        /// fewer calls.
+        chunk_bytes: u64 =
+            "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
+        /// As what f32 travels between nodes where it is reduced; bf16 is half the bytes and 8 bits
+        /// of precision. The coordinator decides for all nodes.
         compression: String = "data.compression", Kind::Choice(&["none", "bf16"]), "none", "";
-        /// The sockets' send and receive buffers; 0: 2 MiB shared between the connections with a peer, and more where the path is long, if the system grants that.
-        socket_buffer_bytes: u64 = "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
-        /// The connections' congestion control, such as cubic or bbr; empty: the system's, but reno on loopback, where there is nothing to congest and pacing only costs.
+        /// The sockets' send and receive buffers; 0: 2 MiB shared between the connections with a
+        /// peer, and more where the path is long, if the system grants that.
+        socket_buffer_bytes: u64 =
+            "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
+        /// The connections' congestion control, such as cubic or bbr; empty: the system's, but reno
+        /// on loopback, where there is nothing to congest and pacing only costs.
         congestion_control: String = "data.congestion_control", Kind::Text, "", "";
         /// How long a connection to a peer may take, with its handshake.
-        connect_timeout: Duration = "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
+        connect_timeout: Duration =
+            "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
         /// Where a daemon listens for its peers; empty: its host's address and a free port.
         listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
     }
     /// How a silent node is noticed.
     heartbeat: Heartbeat {
         /// The time between two heartbeats.
-        interval: Duration = "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
-        /// An outage as long as this is survived; a node or coordinator that is silent for longer, by one interval, is lost. More than twice the interval.
-        timeout: Duration = "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms";
+        interval: Duration =
+            "heartbeat.interval_ms", Kind::Number { min: 10, max: 60_000 }, "500", "ms";
+        /// An outage as long as this is survived; a node or coordinator that is silent for longer,
+        /// by one interval, is lost. More than twice the interval.
+        timeout: Duration =
+            "heartbeat.timeout_ms", Kind::Number { min: 30, max: HOUR_MS }, "3000", "ms";
     }
     /// This node.
     node: Node {
@@ -240,22 +269,36 @@ settings! {
     }
     /// A training process.
     worker: Worker {
-        /// A worker's shared memory grows by segments of 4, 4, 8, 16 … MiB, up to this size; a larger tensor gets a segment of its own size.
-        arena_segment_bytes: u64 = "worker.arena_segment_bytes", Kind::Bytes { min: 64 * KIB, max: 64 * GIB }, "64MiB", "bytes";
+        /// A worker's shared memory grows by segments of 4, 4, 8, 16 … MiB, up to this size; a
+        /// larger tensor gets a segment of its own size.
+        arena_segment_bytes: u64 =
+            "worker.arena_segment_bytes",
+            Kind::Bytes { min: MIN_SEGMENT_BYTES, max: 64 * GIB }, "64MiB", "bytes";
         /// The most shared memory of one worker; 0: what the machine has.
-        arena_max_bytes: u64 = "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";
+        arena_max_bytes: u64 =
+            "worker.arena_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "0", "bytes";
         /// The most segments of one worker.
-        max_segments: u32 = "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
-        /// How long a waiting worker spins before it sleeps; auto: by the number of cores and workers.
-        spin: Option<Duration> = "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
-        /// The largest object that a worker gives to others by broadcast_object or allgather_object.
-        max_object_bytes: u64 = "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
+        max_segments: u32 =
+            "worker.max_segments", Kind::Number { min: 1, max: 65_536 }, "1024", "segments";
+        /// How long a waiting worker spins before it sleeps; auto: by the number of cores and
+        /// workers.
+        spin: Option<Duration> =
+            "worker.spin_us", Kind::NumberOrAuto { min: 0, max: 1_000_000 }, "auto", "us";
+        /// The largest object that a worker gives to others by broadcast_object or
+        /// allgather_object.
+        max_object_bytes: u64 =
+            "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
+        /// After how long without a heartbeat of the daemon a worker takes it for lost.
+        daemon_timeout: Duration =
+            "worker.daemon_timeout_ms", Kind::Number { min: 1000, max: HOUR_MS }, "4000", "ms";
         /// Whether shared memory is backed by huge pages.
-        huge_pages: HugePages = "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
+        huge_pages: HugePages =
+            "worker.huge_pages", Kind::Choice(&["never", "advise", "require"]), "advise", "";
     }
     /// What is logged.
     log: Log {
-        /// A level (error, warn, info, debug, trace) or a filter such as warn,gradwire_daemon=debug.
+        /// A level (error, warn, info, debug, trace) or a filter such as
+        /// warn,gradwire_daemon=debug.
         level: String = "log.level", Kind::Text, "warn", "";
         /// What a line looks like.
         format: LogFormat = "log.format", Kind::Choice(&["text", "json"]), "text", "";
@@ -268,13 +311,19 @@ settings! {
     /// `gradwire run`.
     launch: Launch {
         /// How long until every host's daemon serves and every rank is started.
-        start_timeout: Duration = "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms";
+        start_timeout: Duration =
+            "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms";
         /// How long processes may take to end after they were asked to, before they are killed.
         grace: Duration = "launch.grace_ms", Kind::Number { min: 0, max: HOUR_MS }, "3000", "ms";
         /// The program that reaches another host.
         ssh: String = "launch.ssh", Kind::Text, "ssh", "";
-        /// Its arguments before the host's name. The default shares no connection with other shells.
-        ssh_args: Vec<String> = "launch.ssh_args", Kind::Words, "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ControlMaster=no -o ControlPath=none", "";
+        /// Its arguments before the host's name. The default shares no connection with other
+        /// shells.
+        ssh_args: Vec<String> =
+            "launch.ssh_args",
+            Kind::Words,
+            "-o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 \
+             -o ControlMaster=no -o ControlPath=none", "";
         /// The gradwire program on other hosts.
         remote_gradwire: String = "launch.remote_gradwire", Kind::Text, "gradwire", "";
         /// The gradwired program; empty: beside gradwire, else in PATH.

@@ -1,6 +1,6 @@
-//! The variables by which the launcher tells a part of the job what it is: read and checked (TRUST).
+//! The launcher's variables: which part of which job a process is, read and checked (TRUST).
 //!
-//! They are no settings: nobody chooses them, and they have no default.
+//! They are no settings: no user chooses them, and they have no default.
 
 use std::{collections::HashMap, fmt::Display, str::FromStr};
 
@@ -8,7 +8,7 @@ use std::{collections::HashMap, fmt::Display, str::FromStr};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VariableError {
     /// A variable that must be set is not.
-    #[error("{0} is not set; `gradwire run` sets it, and who starts a part by hand has to")]
+    #[error("{0} is not set; `gradwire run` sets it, and a part that is started by hand needs it")]
     Missing(&'static str),
     /// A variable's value is not what it should be.
     #[error("{variable}={value:?} is not usable: {reason}")]

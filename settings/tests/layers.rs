@@ -138,7 +138,7 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         ("data.lanes=0", "a whole number from 1 to 16"),
         ("data.lanes=two", "a whole number from 1 to 16"),
         ("negotiation.piece_bytes=1GiB", "a number of bytes from 64KiB to 64MiB"),
-        ("negotiation.algorithm=rng", "one of auto, ring, recursive_doubling, double_tree"),
+        ("negotiation.algorithm=rng", "one of auto, ring, recursive-doubling, double-tree"),
         ("worker.spin_us=-1", "'auto' or a whole number from 0"),
         ("metrics.listen=", "an address ip:port"),
         ("metrics.listen=localhost:1", "an address ip:port"),

@@ -14,10 +14,11 @@ use gradwire_proto::{
     JobId,
     pb::{self, worker_message::Message},
 };
+use gradwire_settings::{HugePages, table::MIN_SEGMENT_BYTES};
 use gradwire_shm::{
     arena::{Arena, ArenaConfig},
     control::WorkerControl,
-    segment::{self, HugePages, Segment, SegmentId},
+    segment::{self, Segment, SegmentId},
 };
 
 #[cfg(doc)]
@@ -46,26 +47,26 @@ impl SessionBuilder {
     /// The size, in bytes, up to which the segments of the arena double from 4 MiB on; 64 KiB at
     /// least. Larger tensors get a segment of their own. 64 MiB where not set.
     pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.segment_bytes = bytes;
+        self.launch.tuning.worker.arena_segment_bytes = bytes;
         self
     }
 
     /// The most shared memory, in bytes. 0, or not set: what the machine has.
     pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.max_bytes = Some(bytes).filter(|&max| max > 0);
+        self.launch.tuning.worker.arena_max_bytes = bytes;
         self
     }
 
     /// What the arena is made of. [`HugePages::Advise`] where not set.
     pub fn huge_pages(mut self, huge: HugePages) -> Self {
-        self.launch.tuning.huge_pages = huge;
+        self.launch.tuning.worker.huge_pages = huge;
         self
     }
 
     /// How long a waiter spins before it sleeps. 50 µs where not set and there are more than two
     /// cores for each local rank, otherwise 0: spinning costs others their core.
     pub fn spin(mut self, spin: Duration) -> Self {
-        self.launch.tuning.spin = Some(spin);
+        self.launch.tuning.worker.spin = Some(spin);
         self
     }
 
@@ -77,14 +78,14 @@ impl SessionBuilder {
 
     /// After how long without a sign of life the daemon counts as lost (WAIT). 4 s where not set.
     pub fn daemon_timeout(mut self, timeout: Duration) -> Self {
-        self.launch.tuning.silence = timeout;
+        self.launch.tuning.worker.daemon_timeout = timeout;
         self
     }
 
     /// The largest object of this rank that [`Session::broadcast_object`] and
     /// [`Session::allgather_object`] take, in bytes. 1 GiB where not set.
     pub fn max_object_bytes(mut self, bytes: u64) -> Self {
-        self.launch.tuning.max_object_bytes = bytes;
+        self.launch.tuning.worker.max_object_bytes = bytes;
         self
     }
 
@@ -101,9 +102,11 @@ impl SessionBuilder {
     /// [`GradwireError`]: nobody answers, the daemon refuses, time is up, or there is no memory.
     pub fn attach(self) -> Result<Session> {
         let Self { launch, cancel } = self;
-        if launch.tuning.segment_bytes < 1 << 16 {
-            let given = launch.tuning.segment_bytes.to_string();
-            return Err(bad("arena_segment_bytes", &given, "it must be 65536 at least"));
+        let worker = &launch.tuning.worker;
+        if worker.arena_segment_bytes < MIN_SEGMENT_BYTES {
+            let given = worker.arena_segment_bytes.to_string();
+            let reason = format!("it must be {MIN_SEGMENT_BYTES} at least");
+            return Err(bad("arena_segment_bytes", &given, reason));
         }
         let process = std::process::id();
         let (control, fd) =
@@ -111,15 +114,16 @@ impl SessionBuilder {
         let cancelled = || cancel.as_ref().is_some_and(|flag| flag.load(Relaxed));
         let (stream, world, doorbell) = link::attach(&launch, fd.as_fd(), &cancelled)?;
         let Launch { job, tuning, .. } = launch;
-        let spin = tuning.spin.unwrap_or_else(|| default_spin(world.local_size));
+        let spin = tuning.worker.spin.unwrap_or_else(|| default_spin(world.local_size));
         let shared = Arc::new(Shared::new(control, stream, doorbell, spin));
         let arena = arena(&shared, job.clone(), &tuning);
-        let threads = Threads::start(&shared, &arena, tuning.silence).inspect_err(|error| {
-            // TELL: the others count on this rank by now, and would only see it go.
-            let reason = error.to_string();
-            let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
-        })?;
-        let limit = tuning.max_object_bytes;
+        let threads =
+            Threads::start(&shared, &arena, tuning.worker.daemon_timeout).inspect_err(|error| {
+                // TELL: the others count on this rank by now, and would only see it go.
+                let reason = error.to_string();
+                let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
+            })?;
+        let limit = tuning.worker.max_object_bytes;
         Ok(Session::new(shared, arena, world, job, process, threads, limit))
     }
 }
@@ -132,15 +136,20 @@ fn default_spin(local_ranks: u32) -> Duration {
 /// An arena whose segments the daemon gets before anything lies in them.
 fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
     let mut config = ArenaConfig::new(job);
-    config.segment_bytes = tuning.segment_bytes;
-    config.max_bytes = tuning.max_bytes;
-    config.huge = tuning.huge_pages;
-    let (max_segments, within) = (tuning.max_segments, tuning.start_timeout);
+    config.segment_bytes = tuning.worker.arena_segment_bytes;
+    config.max_bytes = Some(tuning.worker.arena_max_bytes).filter(|&max| max > 0);
+    config.huge = match tuning.worker.huge_pages {
+        HugePages::Never => segment::HugePages::Never,
+        HugePages::Advise => segment::HugePages::Advise,
+        HugePages::Require => segment::HugePages::Require,
+    };
+    let (max_segments, within) = (tuning.worker.max_segments, tuning.start_timeout);
     let shared = shared.clone();
     let register = move |id: SegmentId, memory: &Segment, fd| {
         if id.0 >= max_segments {
             let text = format!(
-                "this rank may have {max_segments} segments; raise worker.max_segments or worker.arena_segment_bytes"
+                "this rank may have {max_segments} segments; raise worker.max_segments or \
+                 worker.arena_segment_bytes"
             );
             return Err(text.into());
         }

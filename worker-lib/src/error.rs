@@ -27,6 +27,9 @@ pub enum GradwireError {
         /// What is wrong, and what is allowed.
         reason: String,
     },
+    /// Settings contradict each other; the text names them.
+    #[error("{0}")]
+    Settings(String),
     /// The secret can't be used; the text does not repeat it.
     #[error("GRADWIRE_SECRET: {0}")]
     Secret(#[from] SecretError),

@@ -108,7 +108,8 @@ pub use gradwire_proto::{
     Compression, DType, F8E4m3, F8E5m2, Failure, FailureKind, JobId, ReduceOp, Secret, Shape,
     TensorName,
 };
-pub use gradwire_shm::{arena::ArenaStats, segment::HugePages};
+pub use gradwire_settings::HugePages;
+pub use gradwire_shm::arena::ArenaStats;
 pub use half;
 pub use handle::{Handle, WaitError};
 pub use link::Node;
