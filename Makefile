@@ -12,6 +12,7 @@ CASES ?= 1000
 RUFF := 0.17.5
 MATURIN := 1.16.0
 PDOC := 16.0.0
+STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
 PROFILE ?= release
 BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
@@ -55,8 +56,6 @@ wheel: ## the Python package with its programs, in python/dist
 
 stubs: generated-stubs ## python/gradwire/_native.pyi, from the Rust code
 	cp $(STUBS) python/gradwire/_native.pyi
-
-STUBS := target/stubs/gradwire/_native.pyi
 
 generated-stubs:
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))

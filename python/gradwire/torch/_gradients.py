@@ -4,8 +4,8 @@ A gradient is submitted as soon as the backward pass has computed it. Before a s
 ranks agree on which gradients there are (``_agreement``), submit what is missing and any rank has,
 and wait for all.
 
-| idle -- a backward pass --> fired -- the last of its passes --> submitted -- finish --> idle
-|                               └--------------- finish ------------┘                (exchanged)
+    idle -- a backward pass --> fired -- the last of its passes --> submitted -- finish --> idle
+                                  └--------------- finish ------------┘                (exchanged)
 
 A slot of ``_slots`` knows one gradient: its memory, its owner, its passes. This file decides when
 gradients are submitted, in the same way on all ranks.
