@@ -10,7 +10,7 @@ use gradwire_proto::{
 };
 use prost::Message as _;
 
-use crate::engine::{
+use crate::model::{
     ConnectionId, Event, Status,
     command::{
         Execute, Joined, Operation, Registration, SetCreated, SetRemoved, TensorFailure, World,
@@ -24,19 +24,19 @@ const MAX_FAILURE_TEXT: usize = 16 << 10;
 /// What one answer is cut to; leaves room for the message around it.
 const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 
-/// What a node's message means, beside its first one.
+/// What a message of a node means, except its first one.
 #[derive(Debug)]
 pub enum Incoming {
     /// Something for the engine.
     Event(Event),
-    /// A sign of life; holds the node's clock, to be sent back.
+    /// A heartbeat, with the node's clock, which is sent back.
     Heartbeat {
         /// Nanoseconds of the node's monotonic clock.
         sent_ns: u64,
     },
 }
 
-/// A node's first message, as it is; `proven` says whether its proof is right.
+/// The first message of a node, unchecked. `proven` tells whether its proof is right.
 pub fn join(wire: pb::Join, proven: bool) -> Join {
     let pb::Join { protocol, version, job, host, data_address, slots, order, rack, .. } = wire;
     Join { protocol, version, job, host, data_address, slots, order, rack, proven }
@@ -117,7 +117,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The world as one node is told of it.
+/// The world as it is sent to one node.
 pub fn world(world: &World, node: u32, proof: Vec<u8>) -> pb::World {
     let nodes = world.nodes.iter().map(|node| pb::Node {
         host: node.host.clone(),
@@ -194,7 +194,7 @@ fn tensor_failure(failed: TensorFailure) -> pb::TensorFailure {
     }
 }
 
-/// Gathers parts into messages of at most [`MAX_EXECUTE`] bytes.
+/// Collects parts into messages of at most [`MAX_EXECUTE`] bytes.
 #[derive(Default)]
 struct Splitter {
     done: Vec<pb::Execute>,
@@ -223,8 +223,8 @@ impl Splitter {
     }
 }
 
-/// One answer as messages that each fit the limit. What others need comes first: process sets and
-/// registrations. What needs all others comes last: sets and ids that go.
+/// One answer as messages that each fit the limit. First the parts that others need: process sets
+/// and registrations. Last the parts that need all others: sets and ids that go.
 pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     let mut splitter = Splitter::default();
     for part in execute.sets_created.into_iter().map(set_created) {
@@ -298,12 +298,16 @@ pub fn status(job: &str, status: Status) -> pb::StatusResponse {
 mod tests {
     use std::sync::Arc;
 
+    use gradwire_collectives::Algorithm;
     use gradwire_proto::{
         Agreed, Collective, DType, FailureKind, ReduceOp, Shape, TensorName, convert::TensorRef,
     };
 
     use super::*;
-    use crate::engine::{Algorithm, MAX_FLOWS, MAX_SEGMENTS, command::Segment};
+    use crate::model::{
+        command::Segment,
+        plan::{MAX_FLOWS, MAX_SEGMENTS},
+    };
 
     fn executes(execute: Execute) -> Vec<pb::Execute> {
         let messages = super::execute(execute).into_iter();

@@ -1,8 +1,8 @@
 //! The coordinator of a job, as this node's daemon hosts it or as a process of its own: what it is
 //! about from the environment that the launcher sets, how it is run from the settings.
 //!
-//! The daemon of the first node hosts it: what that node's ranks submit is agreed on without another
-//! process having to wake up. To all other nodes it is the same wherever it runs.
+//! The daemon of the first node hosts it: what that node's ranks submit is agreed on without
+//! another process having to wake up. To all other nodes it is the same wherever it runs.
 
 use std::{
     collections::HashMap,
@@ -10,8 +10,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use gradwire_collectives::Algorithm;
-use gradwire_proto::{Compression, Ending, JobId, Secret};
+use gradwire_proto::{Ending, JobId, Secret};
 use gradwire_settings::{
     Settings,
     variables::{VariableError, Variables},
@@ -20,7 +19,12 @@ use gradwire_telemetry::Readiness;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Coordinator, CoordinatorConfig, CoordinatorError, Door, EngineConfig, Health, Phase};
+use crate::{
+    error::CoordinatorError,
+    model::Phase,
+    runtime::{Coordinator, CoordinatorConfig, Health},
+    session::SessionAcceptor,
+};
 
 /// Why a coordinator can't be hosted.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +53,7 @@ pub enum HostError {
 /// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
 pub const HERE: &str = "here";
 
-/// What the launcher says of the job.
+/// What the launcher sets for the job.
 #[derive(Debug)]
 struct JobVariables {
     job: JobId,
@@ -84,40 +88,11 @@ fn configuration(
     settings: &Settings,
     health: watch::Sender<Health>,
 ) -> Result<CoordinatorConfig, VariableError> {
-    let negotiation = &settings.negotiation;
-    let algorithm = match negotiation.algorithm.as_str() {
-        "auto" => None,
-        name => Some(Algorithm::parse(name).map_err(|reason| VariableError::Invalid {
-            variable: "negotiation.algorithm",
-            value: name.to_owned(),
-            reason: reason.to_string(),
-        })?),
-    };
-    let compression = settings.data.compression.as_str();
-    let compression = Compression::named(compression).ok_or_else(|| VariableError::Invalid {
-        variable: "data.compression",
-        value: compression.to_owned(),
-        reason: "it is none or bf16".to_owned(),
-    })?;
-    let defaults = CoordinatorConfig::new(job.job.clone(), job.secret.clone(), job.nodes);
-    let engine = EngineConfig {
-        ranks: Some(job.ranks),
-        lanes: settings.data.lanes,
-        compression,
-        heartbeat_interval: settings.heartbeat.interval,
-        heartbeat_timeout: settings.heartbeat.timeout,
-        start_timeout: settings.launch.start_timeout,
-        cause_window: settings.coordinator.cause_window,
-        stall_warning: negotiation.stall_warning,
-        piece_bytes: negotiation.piece_bytes,
-        credit_pieces: negotiation.credit_pieces,
-        max_tensors: negotiation.max_tensors,
-        max_pending: defaults.engine.max_pending.max(negotiation.max_tensors),
-        algorithm,
-        ..defaults.engine
-    };
-    let grace = settings.launch.grace;
-    Ok(CoordinatorConfig { engine, grace, health: Some(health), ..defaults })
+    let mut config =
+        CoordinatorConfig::new(job.job.clone(), job.secret.clone(), job.nodes, settings)?;
+    config.engine.ranks = Some(job.ranks);
+    config.health = Some(health);
+    Ok(config)
 }
 
 fn readiness(health: &Health) -> Readiness {
@@ -181,9 +156,9 @@ impl Hosted {
         self.readiness.clone()
     }
 
-    /// The way in for a daemon of this process.
-    pub fn door(&self) -> Door {
-        self.coordinator.door()
+    /// Accepts the session of the daemon in this process.
+    pub fn acceptor(&self) -> SessionAcceptor {
+        self.coordinator.acceptor()
     }
 
     /// Serves the job until it is over or `cancel` is cancelled.
@@ -195,8 +170,8 @@ impl Hosted {
     }
 }
 
-/// What the launcher is to know of a job's end: if it failed, one JSON line with the rank at fault, or
-/// none.
+/// What the launcher is to know of a job's end: if it failed, one JSON line with the rank at fault,
+/// or none.
 pub fn blame(outcome: &Ending) -> Option<String> {
     match outcome {
         Ending::Failed(failure) => {
@@ -209,6 +184,7 @@ pub fn blame(outcome: &Ending) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::MAX_LANES;
     use gradwire_settings::{KEYS, Kind};
 
     use super::*;
@@ -240,6 +216,13 @@ mod tests {
             assert!(error.starts_with(name.as_str()), "{error}");
             assert_eq!(error.contains("zonk"), name != "GRADWIRE_SECRET", "{error}");
         }
+    }
+
+    /// The limit of the wire is that of the setting.
+    #[test]
+    fn lanes_have_one_limit() {
+        let key = KEYS.iter().find(|key| key.name == "data.lanes").unwrap();
+        assert!(matches!(key.kind, Kind::Number { min: 1, max } if max == u64::from(MAX_LANES)));
     }
 
     #[test]

@@ -1,17 +1,26 @@
 //! Decides what runs, in which order, and why.
 //!
-//! One coordinator serves one job. Every node's daemon holds one stream to it, says which tensors
-//! its ranks have submitted, and is told what to run. The coordinator never sees a byte of a
-//! tensor and never waits for a cycle: what becomes ready is answered at once, and what becomes
-//! ready together is answered together.
+//! One coordinator serves one job. The daemon of every node holds one stream to it, announces which
+//! tensors its ranks have submitted, and receives what to run. The coordinator never sees a byte of
+//! a tensor, and it has no cycle: what becomes ready is answered at once, and what becomes ready
+//! together is answered together.
 //!
-//! - [`engine`]: decides; pure
-//! - [`runtime`]: owns the engine, the timers and the nodes' streams; carries out what it decides
-//! - [`grpc`]: the services; proofs and limits
-//! - `beats`: heartbeats that come as datagrams
+//! The modules, lowest first; each imports only from those above it in this list:
+//!
+//! - `error`: what can go wrong with the coordinator itself
+//! - [`model`]: the engine's vocabulary; pure
+//! - `membership`: who is in the job, how it begins and ends
+//! - `agreement`: who has announced which tensor, and whether all ranks ask for the same
+//! - `dispatch`: what goes out next, how much at a time, and how
+//! - [`engine`]: passes events to these three handlers; pure
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
-//! - [`host`]: the coordinator as a daemon hosts it, from variables and settings
 //! - [`metrics`]: every metric, declared once
+//! - `inbox`: what goes from sessions to the runtime
+//! - [`session`]: the sessions of nodes: challenge, proof, messages
+//! - `heartbeat`: heartbeats that come as datagrams
+//! - [`grpc`]: the services on the wire
+//! - [`runtime`]: owns the engine, the timers and the nodes' queues; carries out what is decided
+//! - [`host`]: the coordinator as a daemon hosts it, from variables and settings
 //!
 //! What is absent on purpose: persistence (a job that loses its coordinator ends), and any
 //! knowledge of how the bytes move.
@@ -22,12 +31,18 @@ pub mod engine;
 pub mod grpc;
 pub mod host;
 pub mod metrics;
+pub mod model;
 pub mod runtime;
+pub mod session;
 
-mod beats;
+mod agreement;
+mod dispatch;
 mod error;
+mod heartbeat;
+mod inbox;
+mod membership;
 
-pub use engine::{EngineConfig, Phase};
 pub use error::CoordinatorError;
-pub use grpc::{Door, Said};
+pub use model::{EngineConfig, Phase};
 pub use runtime::{Coordinator, CoordinatorConfig, Health, run};
+pub use session::{SessionAcceptor, SessionStream};

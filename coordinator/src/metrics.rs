@@ -5,7 +5,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use crate::engine::{command::Measures, status::Counts};
+use crate::model::{command::Measures, status::Counts};
 
 macro_rules! metrics {
     ($describe:ident: $($(#[doc = $doc:literal])+ $constant:ident = $name:literal, $unit:ident;)+) => {

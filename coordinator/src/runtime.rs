@@ -1,27 +1,21 @@
 //! Owns the engine: one task feeds it events, carries out its commands and keeps its time.
 //!
-//! Nothing here waits for a node. Each has a bounded queue of messages; one that does not read
-//! them is lost, not waited for (BOUND).
+//! Nothing here waits for a node. Each has a bounded queue of messages. A node that does not read
+//! them is lost (BOUND).
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use gradwire_proto::{
     Ending, Failure, JobId, Secret,
     auth::Claim,
     pb::{self, coordinator_message::Message},
 };
+use gradwire_settings::{Settings, variables::VariableError};
 use gradwire_telemetry::Rate;
 use prost::Message as _;
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_util::{
@@ -31,35 +25,36 @@ use tokio_util::{
 use tonic::Status;
 
 use crate::{
-    CoordinatorError,
-    beats::Beats,
     convert,
-    engine::{
-        Command, ConnectionId, Engine, EngineConfig, Event, Phase,
-        command::{Execute, RefusalKind, Severity},
-        event::Join,
-        status,
-    },
-    grpc::{self, Door},
+    engine::Engine,
+    error::CoordinatorError,
+    grpc,
+    heartbeat::Heartbeats,
+    inbox::{Inbound, OUTBOX, OVER, Peer},
     metrics,
+    model::{
+        Command, ConnectionId, EngineConfig, Event, Phase,
+        command::{Execute, RefusalKind, Severity},
+    },
+    session::{SessionAcceptor, SessionContext},
 };
 
 /// Events that wait for the engine; a stream whose event finds no room is not read meanwhile.
 const INBOX: usize = 256;
 
-/// Messages that wait for one node.
-pub(crate) const OUTBOX: usize = 1024;
-
 /// The longest that the end may take, whatever is configured.
 const MAX_GRACE: Duration = Duration::from_secs(3600);
+
+/// How long a new stream may take to join.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most events that are answered together.
 const BATCH: usize = 1024;
 
-/// How often it is told of in the log that somebody is refused.
+/// Limits how often the log says that a node is refused.
 static REFUSALS: Rate = Rate::new();
 
-/// What a running coordinator shows to a health check.
+/// The state of a running coordinator, for health checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
     /// Where the job is; ready means [`Phase::Running`].
@@ -68,7 +63,7 @@ pub struct Health {
     pub reason: String,
 }
 
-/// What [`run`] has to be told.
+/// What [`run`] needs to know.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
     /// What decides.
@@ -84,40 +79,24 @@ pub struct CoordinatorConfig {
 }
 
 impl CoordinatorConfig {
-    /// The defaults for a job of `nodes` nodes.
-    pub fn new(job: JobId, secret: Secret, nodes: u32) -> Self {
-        Self {
-            engine: EngineConfig::new(job, nodes),
+    /// For a job of `nodes` nodes with these settings.
+    ///
+    /// # Errors
+    /// [`VariableError`] if a setting can't be used.
+    pub fn new(
+        job: JobId,
+        secret: Secret,
+        nodes: u32,
+        settings: &Settings,
+    ) -> Result<Self, VariableError> {
+        Ok(Self {
+            engine: EngineConfig::new(job, nodes, settings)?,
             secret,
-            join_timeout: Duration::from_secs(10),
-            grace: Duration::from_secs(3),
+            join_timeout: JOIN_TIMEOUT,
+            grace: settings.launch.grace,
             health: None,
-        }
+        })
     }
-}
-
-/// What messages to one node go through.
-pub(crate) type Outbox = mpsc::Sender<Result<pb::CoordinatorMessage, Status>>;
-
-/// A stream that wants to join, as its session hands it over.
-#[derive(Debug)]
-pub(crate) struct Peer {
-    pub(crate) outbox: Outbox,
-    /// The node's nonce, over which the coordinator proves the secret.
-    pub(crate) nonce: Vec<u8>,
-    /// The node's clock in its last heartbeat.
-    pub(crate) echo: Arc<AtomicU64>,
-}
-
-/// What sessions tell the runtime.
-#[derive(Debug)]
-pub(crate) enum Inbound {
-    /// The first message of a stream.
-    Join { connection: ConnectionId, join: Join, peer: Peer },
-    /// Something later.
-    Event(Event),
-    /// Somebody wants to see the state.
-    Inspect(oneshot::Sender<status::Status>),
 }
 
 /// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
@@ -142,11 +121,11 @@ pub struct Coordinator {
     inbox: mpsc::Receiver<Inbound>,
     sessions: TaskTracker,
     stop_sessions: CancellationToken,
-    door: Door,
+    acceptor: SessionAcceptor,
 }
 
 impl Coordinator {
-    /// A coordinator for nodes that come over this socket, or through [`Coordinator::door`].
+    /// A coordinator for nodes that come over this socket, or through [`Coordinator::acceptor`].
     ///
     /// # Errors
     /// [`CoordinatorError`] if the configuration is out of range.
@@ -155,7 +134,7 @@ impl Coordinator {
         let (sender, inbox) = mpsc::channel(INBOX);
         let sessions = TaskTracker::new();
         let stop_sessions = CancellationToken::new();
-        let gate = grpc::Gate {
+        let context = SessionContext {
             inbox: sender,
             job: config.engine.job.clone(),
             secret: config.secret.clone(),
@@ -163,12 +142,19 @@ impl Coordinator {
             sessions: sessions.clone(),
             stop: stop_sessions.clone(),
         };
-        Ok(Self { config, listener, inbox, sessions, stop_sessions, door: Door::new(gate) })
+        Ok(Self {
+            config,
+            listener,
+            inbox,
+            sessions,
+            stop_sessions,
+            acceptor: SessionAcceptor::new(context),
+        })
     }
 
-    /// The way in for a node of this process.
-    pub fn door(&self) -> Door {
-        self.door.clone()
+    /// Accepts the session of a node in this process.
+    pub fn acceptor(&self) -> SessionAcceptor {
+        self.acceptor.clone()
     }
 
     /// Serves until the job is over or `cancel` is cancelled; see [`run`].
@@ -176,7 +162,7 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError`] if the socket can't be served.
     pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
-        let Self { config, listener, inbox, sessions, stop_sessions, door } = self;
+        let Self { config, listener, inbox, sessions, stop_sessions, acceptor } = self;
         metrics::describe();
         let address = listener.local_addr()?;
         tracing::info!(%address, job = %config.engine.job, nodes = config.engine.nodes, "coordinator serves");
@@ -190,7 +176,13 @@ impl Coordinator {
             tracing::debug!(%error, "the system chooses when what was lost is sent again");
         }
         let (job, secret) = (config.engine.job.clone(), config.secret.clone());
-        let beats = Beats::bind(address, job, secret, config.engine.epoch, door.inbox());
+        let beats = Heartbeats::bind(
+            address,
+            job,
+            secret,
+            config.engine.epoch,
+            acceptor.context().inbox.clone(),
+        );
         let _beats = match beats.await {
             Ok(beats) => Some(AbortOnDropHandle::new(tokio::spawn(beats.serve()))),
             Err(error) => {
@@ -198,7 +190,7 @@ impl Coordinator {
                 None
             }
         };
-        let server = grpc::serve(door, listener, stop_server.clone().cancelled_owned());
+        let server = grpc::serve(acceptor, listener, stop_server.clone().cancelled_owned());
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 
         let grace = config.grace.min(MAX_GRACE);
@@ -236,8 +228,8 @@ struct Node {
     peer: Peer,
     /// The world has been sent; operations and heartbeats follow.
     welcomed: bool,
-    /// It does not read; it is told nothing but the end.
-    deaf: bool,
+    /// It does not read its messages; it gets only the last one.
+    overrun: bool,
 }
 
 struct Runtime {
@@ -291,7 +283,7 @@ impl Runtime {
                 Some(inbound) = inbox.recv() => self.take(inbound),
                 () = sleep_until(wake) => {}
             }
-            // What is there already is answered together; nothing is waited for.
+            // What has arrived already is answered together, without waiting for more.
             for _ in 0..BATCH {
                 let Ok(inbound) = inbox.try_recv() else { break };
                 self.take(inbound);
@@ -316,7 +308,7 @@ impl Runtime {
     fn take(&mut self, inbound: Inbound) {
         match inbound {
             Inbound::Join { connection, join, peer } => {
-                self.nodes.insert(connection, Node { peer, welcomed: false, deaf: false });
+                self.nodes.insert(connection, Node { peer, welcomed: false, overrun: false });
                 self.step(Event::Joined { connection, join });
             }
             Inbound::Event(event) => {
@@ -328,7 +320,7 @@ impl Runtime {
                 gone.map(|connection| self.nodes.remove(&connection));
             }
             Inbound::Inspect(reply) => {
-                // Who asked may have gone meanwhile.
+                // The caller may have gone meanwhile.
                 let _ = reply.send(self.engine.status(self.start.elapsed()));
             }
         }
@@ -343,17 +335,17 @@ impl Runtime {
                 tracing::debug!(reason = output.reason, "decided");
             }
             for command in output.commands {
-                let deaf = self.execute(command);
+                let overrun = self.execute(command);
                 let lost = |connection| Event::Lost {
                     connection,
                     why: format!("it does not read its messages, {OUTBOX} are waiting"),
                 };
-                events.extend(deaf.into_iter().map(lost));
+                events.extend(overrun.into_iter().map(lost));
             }
         }
     }
 
-    /// Carries out a command. Gives the nodes that turned out not to read.
+    /// Carries out a command. Returns the nodes that turned out not to read.
     fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
         match command {
             Command::Welcome { connection, node, world } => {
@@ -367,7 +359,7 @@ impl Runtime {
                 };
                 let proof = self.secret.prove(&claim).to_vec();
                 let world = convert::world(&world, node.0, proof);
-                self.tell(&[convert::message(Message::World(world))], |to, _| to == connection)
+                self.send(&[convert::message(Message::World(world))], |to, _| to == connection)
             }
             Command::Refuse { connection, kind, text } => {
                 if let Some(left_out) = REFUSALS.admits() {
@@ -409,18 +401,18 @@ impl Runtime {
         let messages = convert::execute(execute);
         let bytes: usize = messages.iter().map(pb::CoordinatorMessage::encoded_len).sum();
         metrics::sent(bytes * self.nodes.len());
-        self.tell(&messages, |_, node| node.welcomed)
+        self.send(&messages, |_, node| node.welcomed)
     }
 
-    /// Puts messages into the queues of some nodes. Gives those whose queue is full.
-    fn tell(
+    /// Puts messages into the queues of some nodes. Returns those whose queue is full.
+    fn send(
         &mut self,
         messages: &[pb::CoordinatorMessage],
         to: impl Fn(ConnectionId, &Node) -> bool,
     ) -> Vec<ConnectionId> {
-        let mut deaf = Vec::new();
+        let mut overrun = Vec::new();
         for (&connection, node) in &mut self.nodes {
-            if node.deaf || !to(connection, node) {
+            if node.overrun || !to(connection, node) {
                 continue;
             }
             let full = messages.iter().any(|message| {
@@ -428,11 +420,11 @@ impl Runtime {
                 matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
             });
             if full {
-                node.deaf = true;
-                deaf.push(connection);
+                node.overrun = true;
+                overrun.push(connection);
             }
         }
-        deaf
+        overrun
     }
 
     /// The last message to every node (TELL); its queue may be full, so it gets the grace period.
@@ -452,7 +444,7 @@ impl Runtime {
 
     fn beat(&self) {
         let sent_ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        for node in self.nodes.values().filter(|node| node.welcomed && !node.deaf) {
+        for node in self.nodes.values().filter(|node| node.welcomed && !node.overrun) {
             let echo_ns = node.peer.echo.load(Ordering::Relaxed);
             let beat = Message::Heartbeat(pb::Heartbeat { sent_ns, echo_ns });
             // A full queue is a sign of life of its own; what matters then fails to be queued.
@@ -477,12 +469,12 @@ impl Runtime {
     }
 }
 
-/// Whoever joins while the job ends is told so (TELL).
+/// Notifies those who join while the job ends (TELL).
 fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     inbox.close();
     while let Ok(inbound) = inbox.try_recv() {
         if let Inbound::Join { peer, .. } = inbound {
-            let _ = peer.outbox.try_send(Err(Status::unavailable(grpc::OVER)));
+            let _ = peer.outbox.try_send(Err(Status::unavailable(OVER)));
         }
     }
 }

@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
-use gradwire_coordinator::engine::{
-    Command, ConnectionId, Engine, EngineConfig, Event,
-    command::Execute,
-    event::{Announcement, Join, Submitted},
+use gradwire_coordinator::{
+    engine::Engine,
+    model::{
+        Command, ConnectionId, EngineConfig, Event,
+        command::Execute,
+        event::{Announcement, Join, Submitted},
+    },
 };
 use gradwire_proto::{
     Collective, DType, Failure, JobId, PROTOCOL, Priority, ProcessSetId, Rank, Request, Shape,
     TensorName, VERSION, convert::TensorRef,
 };
+use gradwire_settings::Settings;
 
 /// A job in which every node has as many ranks.
 struct Job {
@@ -26,7 +30,8 @@ impl Job {
     }
 
     fn spread(nodes: u32, slots: u32, max_tensors: u32) -> Self {
-        let mut config = EngineConfig::new(JobId::new("job").unwrap(), nodes);
+        let mut config =
+            EngineConfig::new(JobId::new("job").unwrap(), nodes, &Settings::default()).unwrap();
         config.max_tensors = max_tensors;
         let mut engine = Engine::new(config);
         for node in 0..nodes {
@@ -144,7 +149,8 @@ fn an_agreement_travels_once_in_an_operation() {
 #[test]
 fn a_job_has_not_more_ranks_than_a_list_has_entries() {
     let nodes = |last| {
-        let mut config = EngineConfig::new(JobId::new("job").unwrap(), 2);
+        let mut config =
+            EngineConfig::new(JobId::new("job").unwrap(), 2, &Settings::default()).unwrap();
         config.ranks = None;
         let mut engine = Engine::new(config);
         Job::join(&mut engine, 0, 4095);
@@ -156,7 +162,8 @@ fn a_job_has_not_more_ranks_than_a_list_has_entries() {
     assert!(failure.what.contains(text), "{failure}");
 }
 
-/// Ids cost memory by the flows of their tensors: together they have no more than one tensor may have.
+/// Ids cost memory by the flows of their tensors: together they have no more than one tensor may
+/// have.
 #[test]
 fn ids_of_tensors_with_many_flows_are_few() {
     let (ranks, most_flows) = (128, 1 << 18);

@@ -1,6 +1,6 @@
-//! Random jobs: whatever the collectives, process sets, joins, sizes, priorities and speeds are, the
-//! answers keep their promises, and everything comes to its end. A failing case is printed, made
-//! small, and kept in `random.proptest-regressions`.
+//! Random jobs: whatever the collectives, process sets, joins, sizes, priorities and speeds are,
+//! the answers keep their promises, and everything comes to its end. A failing case is printed,
+//! made small, and kept in `random.proptest-regressions`.
 
 #[path = "random/node.rs"]
 mod node;
@@ -12,10 +12,13 @@ use std::{
     time::Duration,
 };
 
-use gradwire_coordinator::engine::{
-    Algorithm, Command, ConnectionId, Engine, EngineConfig, Event, event::Join,
+use gradwire_collectives::Algorithm;
+use gradwire_coordinator::{
+    engine::Engine,
+    model::{Command, ConnectionId, EngineConfig, Event, event::Join},
 };
 use gradwire_proto::{Collective, JobId, NodeId, PROTOCOL, ProcessSetId, Rank, Request, VERSION};
+use gradwire_settings::Settings;
 use node::{Key, Node, World};
 use program::{Phase, Tensor, mix, phases};
 use proptest::prelude::*;
@@ -183,7 +186,8 @@ impl Play {
     fn new(job: &Job) -> Self {
         let world = World { slots: job.slots.clone() };
         let nodes = job.slots.len() as u32;
-        let mut config = EngineConfig::new(JobId::new("job").unwrap(), nodes);
+        let mut config =
+            EngineConfig::new(JobId::new("job").unwrap(), nodes, &Settings::default()).unwrap();
         config.credit_pieces = job.credit;
         config.piece_bytes = job.piece_bytes;
         config.max_tensors = job.max_tensors;

@@ -85,6 +85,7 @@ scenarios! {
     ids,
     eviction,
     disagreements,
+    announcements,
     duplicates,
     priority,
     packing,

@@ -14,6 +14,7 @@ use gradwire_proto::{
         node_message::Message as Say,
     },
 };
+use gradwire_settings::Settings;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -370,7 +371,13 @@ async fn a_missing_node_is_named_when_the_time_to_start_is_over() {
 async fn a_wrong_configuration_is_refused_by_name() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let job = gradwire_proto::JobId::new("job").unwrap();
-    let config = gradwire_coordinator::CoordinatorConfig::new(job, Secret::generate(), 0);
+    let config = gradwire_coordinator::CoordinatorConfig::new(
+        job,
+        Secret::generate(),
+        0,
+        &Settings::default(),
+    )
+    .unwrap();
     let error = gradwire_coordinator::run(config, listener, Default::default()).await.unwrap_err();
     assert!(error.to_string().contains("nodes is 0"), "{error}");
 }

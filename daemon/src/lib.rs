@@ -48,7 +48,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_coordinator::Door;
+use gradwire_coordinator::SessionAcceptor;
 pub use gradwire_proto::Ending;
 use gradwire_proto::{Failure, FailureKind};
 use rustix::io::Errno;
@@ -118,7 +118,7 @@ pub struct Daemon {
     data_address: SocketAddr,
     workers: UnixListener,
     words: Option<mpsc::UnboundedReceiver<Word>>,
-    door: Option<Door>,
+    acceptor: Option<SessionAcceptor>,
 }
 
 fn listen_for_workers(socket: &str) -> io::Result<UnixListener> {
@@ -154,7 +154,7 @@ impl Daemon {
             },
             reason,
         })?;
-        Ok(Self { config, data, data_address, workers, words: None, door: None })
+        Ok(Self { config, data, data_address, workers, words: None, acceptor: None })
     }
 
     /// Where the data plane listens.
@@ -170,10 +170,10 @@ impl Daemon {
         self
     }
 
-    /// Goes to the coordinator through this door, not over gRPC: it runs in this process.
+    /// Uses the coordinator of this process, not over gRPC.
     #[must_use]
-    pub fn beside(mut self, door: Door) -> Self {
-        self.door = Some(door);
+    pub fn beside(mut self, acceptor: SessionAcceptor) -> Self {
+        self.acceptor = Some(acceptor);
         self
     }
 
@@ -187,7 +187,7 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, mut words, door } = self;
+        let Self { config, data, data_address, workers, mut words, acceptor } = self;
         let (job, outgoing) = Job::new();
         let (intake, requests) = Intake::new();
         let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
@@ -199,13 +199,13 @@ impl Daemon {
         let accept = intake::attach::serve(node.clone(), intake, workers, stop.clone());
         let accept = node.spawn("the workers' listener", accept);
         let liveness = Arc::new(Liveness::new());
-        heartbeat::start(&node, liveness.clone(), door.is_some())?;
+        heartbeat::start(&node, liveness.clone(), acceptor.is_some())?;
 
         let introduction = Introduction {
             job: config.identity.job.clone(),
             secret: config.identity.secret.clone(),
             coordinator: config.coordinator,
-            door,
+            acceptor,
             host: config.host.clone(),
             data_address,
             slots: config.slots,

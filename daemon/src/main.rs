@@ -176,7 +176,7 @@ async fn serve(
         on_signal.cancel();
     });
     if let Some(hosted) = &hosted {
-        daemon = daemon.beside(hosted.door());
+        daemon = daemon.beside(hosted.acceptor());
     }
     let coordinator = hosted.map(|hosted| tokio::spawn(coordinate(hosted, cancel.clone())));
     let ending = daemon

@@ -155,12 +155,12 @@ fn sum<'a>(rows: impl IntoIterator<Item = &'a u64>) -> u64 {
     rows.into_iter().fold(0, |all, &rows| all.saturating_add(rows))
 }
 
-/// How many rows each of `members` gets of one rank's request: those of its list, or the same number
-/// each where that is empty.
+/// How many rows each of `members` gets of one rank's request: those of its list, or the same
+/// number each where that is empty.
 ///
 /// # Errors
-/// [`Impossible`] if the list has not one entry for each, or is more than there is; if rows can't be
-/// given out evenly.
+/// [`Impossible`] if the list has not one entry for each, or is more than there is; if rows can't
+/// be given out evenly.
 pub fn splits(rank: Rank, request: &Request, members: usize) -> Result<Vec<u64>, Impossible> {
     let rows = request.shape.rows();
     if request.list.is_empty() {
@@ -512,10 +512,10 @@ pub struct Expected {
 }
 
 impl Request {
-    /// What `rank`, the member at `position` of a process set of `set` members, makes room for before
-    /// it knows what others ask for: as if all had asked for the same. One for each tensor; nothing
-    /// where that would be a large guess, so that one rank with many rows among ranks with few takes
-    /// no more memory than there are rows.
+    /// What `rank`, the member at `position` of a process set of `set` members, makes room for
+    /// before it knows what others ask for: as if all had asked for the same. One for each tensor;
+    /// nothing where that would be a large guess, so that one rank with many rows among ranks with
+    /// few takes no more memory than there are rows.
     pub fn expected(&self, rank: Rank, set: usize, position: usize) -> Vec<Expected> {
         let is_root = rank == self.root;
         let rows_of = |shape: &Shape, rows: Vec<u64>| Expected {

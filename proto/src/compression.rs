@@ -2,12 +2,12 @@
 //! daemon sends and receives by.
 //!
 //! Sums and products are computed in f32 where the elements are f16, bf16 or 8-bit floats, and
-//! rounded once, at the end. On several nodes that takes partial results in f32: rounded on the way,
-//! they would be too large where the average is not, and depend on which ranks share a node.
+//! rounded once, at the end. On several nodes that takes partial results in f32: rounded on the
+//! way, they would be too large where the average is not, and depend on which ranks share a node.
 //!
-//! A job may ask for partial results in bf16, of f32, too: half the bytes, rounded at every hop. What
-//! is moved (broadcasts, gathers, messages) arrives bit for bit. Which compression a job has is the
-//! coordinator's to say, once, with the world: so two nodes can't differ.
+//! A job may ask for partial results in bf16, of f32, too: half the bytes, rounded at every hop.
+//! What is moved (broadcasts, gathers, messages) arrives bit for bit. Which compression a job has
+//! is the coordinator's to say, once, with the world: so two nodes can't differ.
 
 use crate::types::{Collective, Compression, DType, ReduceOp};
 

@@ -1,4 +1,5 @@
-//! The two 8-bit floats of the Open Compute Project's OFP8 specification (2023), as PyTorch has them.
+//! The two 8-bit floats of the Open Compute Project's OFP8 specification (2023), as PyTorch has
+//! them.
 //!
 //! | | sign, exponent, fraction | bias | largest | infinity | NaN |
 //! |---|---|---|---|---|---|
@@ -125,7 +126,8 @@ float8! {
 }
 
 float8! {
-    /// 8-bit float with 5 bits of exponent and 2 of fraction: `float8_e5m2`, the upper half of an f16.
+    /// 8-bit float with 5 bits of exponent and 2 of fraction: `float8_e5m2`, the upper half of an
+    /// f16.
     F8E5m2, 2 bits, bias 15, largest 0x7b, nan 0x7d
 }
 
@@ -219,8 +221,8 @@ mod tests {
             }
         };
         for format in &FORMATS {
-            // Ties between all neighbours, also with what would be above the largest, and the floats
-            // next to them.
+            // Ties between all neighbours, also with what would be above the largest, and the
+            // floats next to them.
             for magnitude in 0..=format.largest {
                 let tie = (format.worth(magnitude) + format.worth(magnitude + 1)) / 2.0;
                 let tie = tie as f32;

@@ -4,14 +4,16 @@
 //! Invariant TRUST starts here: a message from a socket is data until a conversion of this crate
 //! has accepted it, and past that point nobody checks it again. There is no I/O in this crate.
 //!
+//! The modules, lowest first; each imports only from those above it in this list:
+//!
 //! - [`pb`]: the generated messages and services
-//! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
-//! - [`request`]: what a rank asks for, and how two requests differ
-//! - [`agreed`]: what all ranks agreed on, and which bytes go from where to where for it
-//! - [`compression`]: as what elements travel between nodes
-//! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`float8`]: the two 8-bit floats
-//! - [`failure`]: one failure, told the same way to everybody
+//! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
+//! - [`compression`]: the wire type of elements between nodes
+//! - [`request`]: what a rank asks for, and how two requests differ
+//! - [`agreed`]: what all ranks agreed on, the flows of it and their routes
+//! - [`failure`]: one failure, with the same text for everybody
+//! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
 
@@ -22,6 +24,7 @@ pub mod compression;
 pub mod convert;
 pub mod failure;
 pub mod float8;
+pub mod pb;
 pub mod request;
 pub mod types;
 
@@ -42,17 +45,11 @@ pub const PROTOCOL: u32 = 4;
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The most lanes of a daemon (BOUND).
+pub const MAX_LANES: u32 = 16;
+
 /// The largest control message, in bytes; a larger one is refused before it is read.
 pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 
 /// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
-
-/// The generated messages and services of `gradwire.v1`, documented in their `.proto` files.
-#[expect(
-    missing_docs,
-    reason = "generated; the comments of the .proto files are the documentation"
-)]
-pub mod pb {
-    tonic::include_proto!("gradwire.v1");
-}

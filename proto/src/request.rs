@@ -52,13 +52,13 @@ pub struct Request {
 
 impl Request {
     /// The longest [`Request::list`]: as many as a job can have ranks (BOUND).
-    pub const MAX_LIST: usize = Rank::MOST as usize;
+    pub const MAX_LIST: usize = Rank::MAX as usize;
 
     /// The name of every join, which is no other tensor's.
     pub const JOIN: &str = "join";
 
-    /// A process set is removed although not all of its ranks have submitted what others wait for: they
-    /// are told that nobody will (TELL).
+    /// A process set is removed although not all of its ranks have submitted what others wait for:
+    /// they are told that nobody will (TELL).
     pub const GIVE_UP: u64 = 1;
 
     /// The most tensors of a group (BOUND).
@@ -153,8 +153,8 @@ impl Request {
     }
 
     /// What of `rank`'s request has to be the same for all: the first dimensions are 0 where they
-    /// may differ; of an alltoall and a scatter the list is empty; and where only one rank knows the
-    /// shape (scatter, send and receive) it is `[0]`.
+    /// may differ; of an alltoall and a scatter the list is empty; and where only one rank knows
+    /// the shape (scatter, send and receive) it is `[0]`.
     pub fn common(&self) -> Self {
         let free = |shape: &Shape| shape.with_rows(0).unwrap_or_default();
         let mut common = self.clone();

@@ -82,7 +82,14 @@ number! {
 
 impl Rank {
     /// The most ranks of one job (BOUND).
-    pub const MOST: u32 = 4096;
+    pub const MAX: u32 = 4096;
+}
+
+impl NodeId {
+    /// The node's place in lists and bit sets of all nodes.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 impl ProcessSetId {

@@ -18,9 +18,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use gradwire_coordinator::{CoordinatorConfig, EngineConfig};
+use gradwire_coordinator::CoordinatorConfig;
 use gradwire_daemon::{Daemon, DaemonConfig};
-use gradwire_proto::{Compression, Ending, JobId, Secret};
+use gradwire_proto::{Ending, JobId, Secret};
 use gradwire_settings::{Layers, Settings};
 use gradwire_worker::{Session, SessionBuilder};
 use tokio::{
@@ -147,9 +147,9 @@ impl Cluster {
         let stop_coordinator = CancellationToken::new();
         let listener = alone.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let coordinator_address = listener.local_addr()?;
-        let mut config =
-            CoordinatorConfig::new(job.clone(), secret.clone(), plan.slots.len() as u32);
-        apply(&mut config.engine, &plan.settings(0)?)?;
+        let nodes = plan.slots.len() as u32;
+        let settings = plan.settings(0)?;
+        let config = CoordinatorConfig::new(job.clone(), secret.clone(), nodes, &settings)?;
         let cancel = stop_coordinator.clone();
         let task = alone
             .spawn(async move { Ok(gradwire_coordinator::run(config, listener, cancel).await?) });
@@ -414,21 +414,4 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> anyhow::Error {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     anyhow!("it panicked: {}", text.unwrap_or("without a text"))
-}
-
-fn apply(engine: &mut EngineConfig, settings: &Settings) -> Result<()> {
-    engine.lanes = settings.data.lanes;
-    engine.compression = Compression::named(&settings.data.compression)
-        .with_context(|| format!("no compression {:?}", settings.data.compression))?;
-    engine.piece_bytes = settings.negotiation.piece_bytes;
-    engine.max_tensors = settings.negotiation.max_tensors;
-    engine.credit_pieces = settings.negotiation.credit_pieces;
-    engine.cause_window = settings.coordinator.cause_window;
-    engine.heartbeat_interval = settings.heartbeat.interval;
-    engine.heartbeat_timeout = settings.heartbeat.timeout;
-    engine.algorithm = match settings.negotiation.algorithm.as_str() {
-        "auto" => None,
-        name => Some(name.parse()?),
-    };
-    Ok(())
 }

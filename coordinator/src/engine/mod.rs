@@ -1,254 +1,157 @@
-//! Decides everything and does nothing: events and the time go in, commands and the reason come
-//! out. No tokio, no clock, no I/O, and ordered maps only, so that the same events give the same
+//! Decides everything and carries out nothing: events and the time go in, commands and the reason
+//! come out. No tokio, no clock, no I/O, and ordered maps only, so the same events give the same
 //! commands every time.
 //!
-//! - [`event`], [`command`]: the two ends
-//! - [`config`]: what is fixed before the start
-//! - `world`: who is in the world, and who may come in
-//! - `process_set`: groups of ranks; `sets`: how they come and go, and who has joined
-//! - `ready_table`: which node has announced which `tensor`, once `check` lets it; `ids`: their
-//!   short names; `evicted`: those that were taken away again
-//! - `settle`: what comes of it when everybody has; `agreement`: the table of who asked for what
-//!   when ranks disagree
-//! - `plan`: what goes between which nodes; `pack`: what of it goes out next, fused and cut;
-//!   `credit`: how much at a time
-//! - `algorithm`: how a piece is reduced or moved
-//! - `failure`: the first cause; `stall`: who is late
-//! - [`status`]: what people see
-//!
-//! An [`Engine`] takes one [`Event`] at a time. What it must answer at once it answers at once;
-//! operations go out when it is told [`Event::Drained`], so that what becomes ready together is
-//! answered together.
+//! An [`Engine`] handles one [`Event`] at a time and passes it to the handler that it concerns:
+//! [`membership`](crate::membership), [`agreement`](crate::agreement) or
+//! [`dispatch`](crate::dispatch). Each owns its state, and none knows the others' beyond what is
+//! passed to it here. `stall` observes all three. Operations go out with [`Event::Drained`], so
+//! what becomes ready together is answered together.
 
-pub mod algorithm;
-pub mod command;
-pub mod config;
-pub mod event;
-pub mod status;
-
-mod agreement;
-mod check;
-mod credit;
-mod evicted;
-mod failure;
-mod ids;
-mod life;
-mod node_set;
-mod pack;
-mod plan;
-mod process_set;
-mod ready_table;
-mod sets;
-mod settle;
 mod stall;
-mod tensor;
-mod text;
-mod world;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
+use std::{sync::Arc, time::Duration};
+
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId};
+
+use self::stall::Stall;
+use crate::{
+    agreement::Agreement,
+    dispatch::Dispatch,
+    membership::{Membership, members::Members},
+    model::{
+        Command, EngineConfig, Event, Output, Phase, Status,
+        command::{Execute, Severity},
+        event::Announcement,
+        status::Counts,
+        text,
+        violation::Violation,
+    },
 };
 
-use gradwire_proto::{
-    Ending, Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence, convert::TensorRef,
-};
+/// How many tensors a failure names.
+const NAMED_TENSORS: usize = 3;
 
-pub use algorithm::Algorithm;
-pub use command::{Command, Output};
-pub use config::EngineConfig;
-pub use event::{ConnectionId, Event};
-pub use status::{Phase, Status};
-
-#[cfg(test)]
-pub(crate) use {pack::MAX_SEGMENTS, plan::MAX_FLOWS};
-
-use algorithm::Chooser;
-use command::{Execute, Operation, Segment};
-use credit::Flight;
-use event::Announcement;
-use failure::Causes;
-use node_set::NodeSet;
-use pack::{Piece, Queue};
-use process_set::ProcessSet;
-use ready_table::{Announced, ReadyTable, Settled, Slot, Violation};
-use stall::Stall;
-use world::{Forming, Members};
-
-/// How often it is told who has not joined.
-const WAITING_REPORT: Duration = Duration::from_secs(5);
-
-#[derive(Debug)]
-enum State {
-    Forming { next_report: Duration },
-    Running,
-    Failing(Causes),
-    Over(Ending),
-}
-
-/// One job's negotiation, from the first node to the last.
+/// The negotiation of one job, from the first node to the last.
 #[derive(Debug)]
 pub struct Engine {
-    config: EngineConfig,
-    state: State,
-    /// Why the state is what it is.
-    why: String,
-    forming: Forming,
-    members: Members,
-    sets: BTreeMap<ProcessSetId, ProcessSet>,
-    table: ReadyTable,
-    queue: Queue,
-    flight: Flight,
-    chooser: Chooser,
+    config: Arc<EngineConfig>,
+    membership: Membership,
+    agreement: Agreement,
+    dispatch: Dispatch,
     stall: Stall,
-    /// The number of the process set that was made last; none comes again.
-    last_set: u32,
-    /// Process sets in which all have joined, while something before that is not done.
-    returning: BTreeSet<ProcessSetId>,
-    /// Process sets that go, while something in them is not done, and the requests for that.
-    removing: BTreeMap<ProcessSetId, TensorRef>,
-    /// What is to be said with the next answer, beside operations.
-    answer: Execute,
-    /// How long others waited for a node, for the metrics.
-    lags: BTreeMap<NodeId, Duration>,
-    departures: u32,
 }
 
 impl Engine {
     /// An engine that waits for the nodes of `config`; time counts from here.
     pub fn new(config: EngineConfig) -> Self {
-        let members = Members::default();
+        let config = Arc::new(config);
         Self {
-            state: State::Forming { next_report: WAITING_REPORT },
-            why: Forming::default().missing(&config),
-            forming: Forming::default(),
-            sets: BTreeMap::new(),
-            table: ReadyTable::new(0, 0, 0),
-            queue: Queue::default(),
-            flight: Flight::new(config.credit_pieces as usize),
-            chooser: Chooser::new(&members, &config),
+            membership: Membership::new(Arc::clone(&config)),
+            agreement: Agreement::new(&Members::default(), &config),
+            dispatch: Dispatch::new(&[], &config),
             stall: Stall::new(config.stall_warning),
-            last_set: 0,
-            returning: BTreeSet::new(),
-            removing: BTreeMap::new(),
-            answer: Execute::default(),
-            lags: BTreeMap::new(),
-            departures: 0,
-            members,
             config,
         }
     }
 
-    /// Takes one event at a time `now` since the start, and says what to do and why.
+    /// Handles one event at a time `now` since the start. Returns what to do and why.
     pub fn step(&mut self, event: Event, now: Duration) -> Output {
         let mut out = Output::default();
-        if let Some(node) = event.connection().and_then(|connection| self.members.id(connection))
-            && let Some(member) = self.members.get_mut(node)
-        {
-            member.heard.stream = now;
+        if let Some(connection) = event.connection() {
+            self.membership.heard(connection, now);
         }
         match event {
-            Event::Joined { connection, join } => self.joined(connection, join, now, &mut out),
-            Event::Lost { connection, why } => self.lost(connection, &why, now, &mut out),
-            Event::Cancel { why } => self.cancel(why, &mut out),
+            Event::Joined { connection, join } => {
+                if self.membership.joined(connection, join, now, &mut out) {
+                    self.begin();
+                }
+            }
+            Event::Lost { connection, why } => {
+                let dispatch = &self.dispatch;
+                let is_busy = |node| dispatch.is_busy(node);
+                if let Some(node) = self.membership.lost(connection, &why, is_busy, &mut out) {
+                    self.lose(node, &why, now, &mut out);
+                }
+            }
+            Event::Failed { connection, failure } => {
+                self.membership.reported(connection, failure, now, &mut out);
+            }
+            Event::Cancel { why } => self.membership.cancel(why, &mut out),
             Event::Tick => self.tick(now, &mut out),
             Event::Drained => self.drained(now, &mut out),
             Event::Heard { .. } => {}
-            Event::Felt { node } => {
-                if let Some(member) = self.members.get_mut(node) {
-                    member.heard.datagram = now;
+            Event::Felt { node } => self.membership.heard_datagram(node, now),
+            Event::Nonsense { connection, .. }
+            | Event::Ready { connection, .. }
+            | Event::Done { connection, .. }
+            | Event::Forgotten { connection, .. }
+            | Event::Left { connection, .. } => {
+                if let Some(node) = self.membership.member(connection, &mut out)
+                    && let Err(violation) = self.of_member(node, event, now, &mut out)
+                {
+                    self.membership.violated(node, violation, now, &mut out);
                 }
             }
-            Event::Nonsense { connection, what } => {
-                let told = Err(Violation::Protocol(format!("sent what is no message: {what}")));
-                self.by_member(connection, now, &mut out, |_, _, _| told);
-            }
-            Event::Ready { connection, announcements } => {
-                self.by_member(connection, now, &mut out, |engine, node, out| {
-                    engine.ready(node, announcements, now, out)
-                });
-            }
-            Event::Done { connection, sequences } => {
-                self.by_member(connection, now, &mut out, |engine, node, _| {
-                    engine.done(node, &sequences)
-                });
-            }
-            Event::Forgotten { connection, ids } => {
-                self.by_member(connection, now, &mut out, |engine, node, _| {
-                    engine.table.forgotten(node, &ids)
-                });
-            }
-            Event::Left { connection, ranks, absent } => {
-                self.by_member(connection, now, &mut out, |engine, node, out| {
-                    engine.left(node, &ranks, absent, out)
-                });
-            }
-            Event::Failed { connection, failure } => {
-                self.reported(connection, failure, now, &mut out);
-            }
+        }
+        if self.agreement.waiting() > 0 || self.dispatch.flight().len() > 0 {
+            self.stall.watch(now);
         }
         out
     }
 
-    /// The time at which a [`Event::Tick`] is due, unless something happens before.
+    /// The time at which an [`Event::Tick`] is due, unless something happens before.
     pub fn next_deadline(&self) -> Option<Duration> {
-        match &self.state {
-            State::Forming { next_report } => Some(self.config.start_timeout.min(*next_report)),
-            State::Running => {
-                let silence = self.members.first_due(&self.config.silence()).map(|(_, due)| due);
-                [silence, self.stall.deadline()].into_iter().flatten().min()
-            }
-            State::Failing(causes) => Some(causes.until),
-            State::Over(_) => None,
-        }
+        let stall = self.stall.deadline().filter(|_| self.phase() == Phase::Running);
+        [self.membership.deadline(), stall].into_iter().flatten().min()
     }
 
-    /// Runs what only a node of the world may ask for. Once the job is failing nothing of it
-    /// matters any more.
-    fn by_member(
+    /// Where the job is in its life.
+    pub fn phase(&self) -> Phase {
+        self.membership.phase()
+    }
+
+    /// Why the phase is what it is.
+    pub fn why(&self) -> String {
+        self.membership.why()
+    }
+
+    /// The world is complete.
+    fn begin(&mut self) {
+        let members = self.membership.members();
+        let racks: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
+        self.agreement = Agreement::new(members, &self.config);
+        self.dispatch = Dispatch::new(&racks, &self.config);
+    }
+
+    /// What only a node of the world may send.
+    fn of_member(
         &mut self,
-        connection: ConnectionId,
+        node: NodeId,
+        event: Event,
         now: Duration,
         out: &mut Output,
-        act: impl FnOnce(&mut Self, NodeId, &mut Output) -> Result<(), Violation>,
-    ) {
-        match self.state {
-            State::Forming { .. } => self.too_early(connection, out),
-            State::Running => {
-                let Some(node) = self.members.id(connection) else { return };
-                if let Err(violation) = act(self, node, out) {
-                    let failure = self.violated(node, violation);
-                    self.fail(failure, now, out);
-                }
+    ) -> Result<(), Violation> {
+        match event {
+            Event::Nonsense { what, .. } => {
+                Err(Violation::Protocol(format!("sent what is no message: {what}")))
             }
-            State::Failing(_) | State::Over(_) => {}
+            Event::Ready { announcements, .. } => self.ready(node, announcements, now),
+            Event::Done { sequences, .. } => {
+                let agreement = &mut self.agreement;
+                self.dispatch.done(node, &sequences, |slot| agreement.finished(slot))
+            }
+            Event::Forgotten { ids, .. } => self.agreement.forgotten(node, &ids),
+            Event::Left { ranks, absent, .. } => {
+                let agreement = &self.agreement;
+                let has_joined = |rank| agreement.has_joined(rank);
+                if self.membership.left(node, &ranks, absent, has_joined, out)? {
+                    self.agreement.fail_left_behind(self.membership.members());
+                }
+                Ok(())
+            }
+            _ => Ok(()),
         }
-    }
-
-    fn violated(&self, node: NodeId, violation: Violation) -> Failure {
-        let (kind, what, hint) = match violation {
-            // Whoever let it go, somebody must have asked for it.
-            Violation::LeftInJoin(rank) => (
-                FailureKind::Invalid,
-                format!("says that rank {rank} leaves, which has joined and waits for the others"),
-                "wait for the join before the process ends",
-            ),
-            Violation::Protocol(what) => (
-                FailureKind::Protocol,
-                what,
-                "this is a defect of that node's gradwired: install the same release everywhere, \
-                 and please report it",
-            ),
-            Violation::Resource(what) => (
-                FailureKind::Resource,
-                what,
-                "give a tensor the same name in every step; names that are made anew each time \
-                 pile up",
-            ),
-        };
-        let what = format!("{} {what}", self.members.describe(node));
-        Failure::new(kind, what).hint(hint).host(self.members.host(node))
     }
 
     fn ready(
@@ -256,168 +159,98 @@ impl Engine {
         node: NodeId,
         announcements: Vec<Announcement>,
         now: Duration,
-        out: &mut Output,
     ) -> Result<(), Violation> {
-        let joins = self.note_joins(node, &announcements);
+        let joins: Vec<ProcessSetId> = self.agreement.note_joins(node, &announcements);
         for announcement in announcements {
-            let id = announcement.set;
-            if !self.heeds(&announcement)? {
-                continue;
-            }
-            let Some(set) = self.sets.get(&id) else { continue };
-            let (flight, queue) = (&self.flight, &self.queue);
-            let waits = |slot| queue.holds(slot, node, set);
-            let flies = |slot| flight.holds(slot, node);
-            match self.table.announce(node, announcement, set, now, waits, flies)? {
-                Announced::Late => {}
-                // The rest of the message may be about the same.
-                Announced::Complete(_) if joins.contains(&id) => {}
-                Announced::Complete(slot) => self.complete(slot, id, node, now, out),
-                Announced::Waiting(slot) => {
-                    self.stall.watch(now);
-                    if self.departures > 0 {
-                        self.fail_if_left_behind(slot);
-                    }
-                }
-            }
+            let dispatch = &self.dispatch;
+            let progress = |slot, set: &_| dispatch.progress(slot, node, set);
+            let members = self.membership.members();
+            let round =
+                self.agreement.announce(node, announcement, &joins, now, members, progress)?;
+            round.iter().for_each(|round| self.dispatch.push(round));
         }
         for id in joins {
-            self.complete_without_joined(id, node, now, out);
+            let rounds = self.agreement.complete_without_joined(id, node, now);
+            rounds.iter().for_each(|round| self.dispatch.push(round));
         }
         Ok(())
     }
 
-    fn complete(
-        &mut self,
-        slot: Slot,
-        id: ProcessSetId,
-        last: NodeId,
-        now: Duration,
-        out: &mut Output,
-    ) {
-        let Some(set) = self.sets.get(&id) else { return };
-        let joins = self.table.get(slot).is_some_and(|tensor| tensor.mixture.has_joins());
-        match self.table.settle(slot, set) {
-            None => {}
-            Some(Settled::Runs(round)) => {
-                let lag = now.saturating_sub(round.since);
-                let most = self.lags.entry(last).or_default();
-                *most = lag.max(*most);
-                self.queue.push(&round);
-            }
-            Some(Settled::Asks { request, tensor }) => self.asked(slot, id, &request, tensor),
-            Some(Settled::Fails(failed)) => {
-                let disagreement = failed.failure.kind == FailureKind::Disagreement;
-                out.measures.disagreements += u64::from(disagreement);
-                let why = failed.failure.clone();
-                self.answer.failures.push(failed);
-                if joins {
-                    self.unjoin(id, &why);
-                }
-            }
+    /// A node is lost, which ends the job.
+    fn lose(&mut self, node: NodeId, why: &str, now: Duration, out: &mut Output) {
+        let members = self.membership.members();
+        let host = members.host(node);
+        let mut what = format!("the daemon of {} is lost: {why}", members.describe(node));
+        let slots = self.dispatch.in_flight_on(node);
+        let in_flight = slots.iter().filter_map(|slot| self.agreement.name(*slot));
+        let names: Vec<&str> = in_flight.chain(self.agreement.pending_names()).collect();
+        let first = names.first().copied().unwrap_or_default().to_owned();
+        if !names.is_empty() {
+            let names = text::some_names(names, NAMED_TENSORS);
+            what = format!("{what}; in progress: {names}");
         }
+        let failure = Failure::new(FailureKind::NodeLost, what)
+            .hint(format!("look whether host {host} is up, and at the last lines of its gradwired"))
+            .host(host)
+            .tensor(first);
+        self.membership.fail(failure, now, out);
     }
 
-    fn done(&mut self, node: NodeId, sequences: &[Sequence]) -> Result<(), Violation> {
-        for &sequence in sequences {
-            match self.flight.done(node, sequence) {
-                Err(()) => {
-                    let what = format!(
-                        "says that it has done operation {sequence}, which it was not doing"
-                    );
-                    return Err(Violation::Protocol(what));
-                }
-                Ok(None) => {}
-                Ok(Some(slots)) => slots.into_iter().for_each(|slot| self.table.finished(slot)),
-            }
+    fn tick(&mut self, now: Duration, out: &mut Output) {
+        if self.phase() != Phase::Running {
+            return self.membership.tick(now, out);
         }
-        Ok(())
-    }
-
-    fn left(
-        &mut self,
-        node: NodeId,
-        ranks: &[Rank],
-        absent: bool,
-        out: &mut Output,
-    ) -> Result<(), Violation> {
-        if let Some(member) = self.members.get_mut(node) {
-            let own: Vec<Rank> = member.ranks().collect();
-            for rank in ranks {
-                let twice = member.left.insert(*rank, self.departures).is_some();
-                self.departures += 1;
-                member.absent.extend(absent.then_some(*rank));
-                if twice || own.binary_search(rank).is_err() {
-                    return Err(Violation::Protocol(format!(
-                        "says that rank {rank} leaves, which is not its own or has left already"
-                    )));
-                }
-                if self.sets.values().any(|set| set.joined().contains(rank)) {
-                    return Err(Violation::LeftInJoin(*rank));
-                }
-            }
+        // Silent nodes are lost, stalled tensors are reported (WAIT).
+        let due = self.next_deadline().unwrap_or(now);
+        if let Some((node, why)) = self.membership.silent(now, due, out) {
+            return self.lose(node, &why, now, out);
         }
-        let how = if absent { "ended without having joined" } else { "left in good order" };
-        out.reason = format!("{} {how}", text::named_ranks(ranks));
-        if self.members.iter().all(|(_, member)| member.has_left()) {
-            "every rank has left in good order".clone_into(&mut self.why);
-            self.state = State::Over(Ending::Finished);
-            out.reason.clone_from(&self.why);
-            out.commands.extend([Command::Shutdown, Command::Finish(Ending::Finished)]);
-            return Ok(());
-        }
-        let waiting: Vec<Slot> = self.table.pending().map(|(slot, ..)| slot).collect();
-        waiting.into_iter().for_each(|slot| self.fail_if_left_behind(slot));
-        Ok(())
-    }
-
-    /// Fails a tensor that waits for a rank which has left.
-    fn fail_if_left_behind(&mut self, slot: Slot) {
-        let Some(tensor) = self.table.get(slot) else { return };
-        let Some(set) = self.sets.get(&tensor.set) else { return };
-        let Some((node, rank)) = tensor.left_behind(set, &self.members) else { return };
-        let host = self.members.host(node);
-        let absent = self.members.get(node).is_some_and(|member| member.absent.contains(&rank));
-        let left = || {
-            let what = format!("rank {rank} has left the job in good order and will not submit it");
-            Failure::new(FailureKind::RankLeft, what)
-                .hint("make sure that every rank makes the same calls, the same number of times")
-                .rank(rank)
-        };
-        let failure = if absent { Failure::never_came(rank) } else { left() };
-        let failure = failure.host(host).tensor(tensor.name.as_str());
-        self.fail_tensor(slot, failure);
+        let members = self.membership.members();
+        let lines = self.stall.look(now, &self.agreement, self.dispatch.flight(), members);
+        out.reason = lines.join("; ");
+        out.commands.extend(
+            lines.into_iter().map(|text| Command::Report { severity: Severity::Warning, text }),
+        );
     }
 
     /// Answers what has become ready, as far as there is credit.
     fn drained(&mut self, now: Duration, out: &mut Output) {
-        out.measures.lags = std::mem::take(&mut self.lags).into_iter().collect();
-        if !matches!(self.state, State::Running) {
+        out.measures.lags = self.agreement.take_lags();
+        out.measures.disagreements = self.agreement.take_disagreements();
+        if self.phase() != Phase::Running {
             return;
         }
-        self.finish_sets();
-        let mut execute = std::mem::take(&mut self.answer);
+        let mut execute = self.agreement.take_answer();
         let mut choices = Vec::new();
-        let piece_bytes = self.queue.fair_piece(self.config.lanes, self.config.piece_bytes);
-        while self.flight.has_credit()
-            && let Some(piece) = self.queue.cut(piece_bytes)
-        {
-            let row = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
-            self.send(piece, row, now, &mut execute, &mut choices, out);
+        let piece_bytes = self.dispatch.piece_bytes();
+        let Self { agreement, dispatch, .. } = self;
+        while let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set)) {
+            for cut in &sent.cuts {
+                execute.registrations.extend(agreement.sent(&cut.round, cut.last));
+                if cut.first {
+                    out.measures.negotiated.push(now.saturating_sub(cut.round.since));
+                }
+            }
+            choices.extend(sent.choice);
+            execute.operations.push(sent.operation);
         }
-        execute.evicted = self.table.take_evicted();
+        execute.evicted = self.agreement.take_evicted();
         if execute.is_empty() {
             return;
         }
-        if !execute.operations.is_empty() {
-            self.stall.watch(now);
-        }
-        out.reason = format!(
+        out.reason = self.reason(&execute, choices);
+        out.commands.push(Command::Execute(execute));
+    }
+
+    /// Why an answer is what it is.
+    fn reason(&self, execute: &Execute, choices: Vec<String>) -> String {
+        let flight = self.dispatch.flight();
+        let mut reason = format!(
             "{} out, {} of {} in flight, {} waiting for credit, {} failed",
             text::count(execute.operations.len(), "operation"),
-            self.flight.len(),
-            self.flight.credit(),
-            text::count(self.queue.len(), "tensor"),
+            flight.len(),
+            flight.credit(),
+            text::count(self.dispatch.queued(), "tensor"),
             text::count(execute.failures.len(), "tensor"),
         );
         let created = execute.sets_created.iter().map(|made| {
@@ -431,57 +264,39 @@ impl Engine {
         let evicted = execute.evicted.len();
         let evicted = (evicted > 0).then(|| format!("{} evicted", text::count(evicted, "id")));
         for more in created.chain(joined).chain(gone).chain(evicted).chain(choices) {
-            out.reason.push_str("; ");
-            out.reason.push_str(&more);
+            reason.push_str("; ");
+            reason.push_str(&more);
         }
-        out.commands.push(Command::Execute(execute));
+        reason
     }
 
-    /// Sends a piece out, one of `row` that are under way or wait.
-    fn send(
-        &mut self,
-        piece: Piece,
-        row: u64,
-        now: Duration,
-        execute: &mut Execute,
-        choices: &mut Vec<String>,
-        out: &mut Output,
-    ) {
-        let Piece { kind, bytes, cuts } = piece;
-        let Some(set) = self.sets.get(&kind.set) else { return };
-        let participants = kind.participants(set);
-        let travelling = kind.travelling(self.config.compression, bytes);
-        let (algorithm, chosen) = self.chooser.choose(kind.route, &participants, travelling, row);
-        choices.extend(chosen);
-        let mut nodes = NodeSet::new(self.members.len());
-        for &node in &participants {
-            nodes.insert(node);
+    /// Counts for the metrics.
+    pub fn counts(&self) -> Counts {
+        let flight = self.dispatch.flight();
+        Counts {
+            nodes: self.membership.nodes(),
+            ranks: self.membership.members().ranks(),
+            sets: self.agreement.sets().len(),
+            pending: self.agreement.waiting(),
+            queued: self.dispatch.queued(),
+            stalled: self.stall.stalled,
+            in_flight: flight.len(),
+            started: flight.started(),
+            done: flight.completed(),
         }
-        let slots = cuts.iter().map(|cut| cut.round.slot).collect();
-        let sequence = self.flight.start(nodes, slots, now);
-        let mut segments = Vec::with_capacity(cuts.len());
-        for cut in cuts {
-            let round = &cut.round;
-            execute.registrations.extend(self.table.sent(round, cut.last));
-            if cut.first {
-                out.measures.negotiated.push(now.saturating_sub(round.since));
-            }
-            let by_name = matches!(round.tensor, TensorRef::Name(_));
-            segments.push(Segment {
-                tensor: round.tensor.clone(),
-                flow: cut.flow,
-                offset: cut.offset,
-                count: cut.count,
-                agreed: (by_name && cut.opens).then(|| Arc::clone(&round.plan.agreed)),
-            });
+    }
+
+    /// A view of everything, for people.
+    pub fn status(&self, now: Duration) -> Status {
+        Status {
+            phase: self.phase(),
+            reason: self.why(),
+            epoch: self.config.epoch,
+            nodes: self.membership.status(now),
+            sets: self.agreement.set_status(),
+            pending: self.agreement.pending_status(now),
+            counts: self.counts(),
+            failure: self.membership.failure().cloned(),
         }
-        execute.operations.push(Operation {
-            sequence,
-            set: kind.set,
-            request: kind.request(),
-            algorithm,
-            segments,
-            absent: Arc::clone(&kind.absent),
-        });
     }
 }

@@ -1,20 +1,20 @@
-//! Whoever waits too long is told of, with the names of those who are missing (WAIT).
+//! Reports waits that take too long, with the names of those who are missing (WAIT).
 
 use std::{collections::BTreeMap, time::Duration};
 
 use gradwire_proto::{ProcessSetId, Rank};
 
-use super::{
-    credit::Flight, process_set::ProcessSet, ready_table::ReadyTable, text, world::Members,
+use crate::{
+    agreement::Agreement, dispatch::credit::Flight, membership::members::Members, model::text,
 };
 
 /// Who is missing in which process set.
 type Missing = (ProcessSetId, Vec<Rank>);
 
-/// When to look next, and how many are stalled.
+/// When to look next, and how many tensors are stalled.
 ///
-/// Each wait is told of when it has lasted one limit, two limits, and so on. Looks are a tenth of
-/// a limit apart at least, so that waits which began together are told of together.
+/// Each wait is reported when it has lasted one limit, two limits, and so on. Looks are at least a
+/// tenth of a limit apart, so waits that began together are reported together.
 #[derive(Debug)]
 pub(crate) struct Stall {
     limit: Duration,
@@ -30,7 +30,7 @@ impl Stall {
         Self { limit, last: Duration::ZERO, next: None, stalled: 0 }
     }
 
-    /// Looks after a limit, now that somebody waits.
+    /// Looks after a limit, if it was not looking already.
     pub(crate) fn watch(&mut self, now: Duration) {
         self.next.get_or_insert(now + self.limit);
     }
@@ -44,7 +44,7 @@ impl Stall {
         (at.saturating_sub(since).as_nanos() / self.limit.as_nanos().max(1)) as u32
     }
 
-    /// Whether a wait is to be told of now; notes when it is next.
+    /// Whether a wait is to be reported now; notes when it is next.
     fn is_due(&self, since: Duration, now: Duration, next: &mut Option<Duration>) -> bool {
         let passed = self.limits(since, now);
         let at = since + self.limit * passed.saturating_add(1);
@@ -57,10 +57,9 @@ impl Stall {
     pub(crate) fn look(
         &mut self,
         now: Duration,
-        table: &ReadyTable,
+        agreement: &Agreement,
         flight: &Flight,
         members: &Members,
-        sets: &BTreeMap<ProcessSetId, ProcessSet>,
     ) -> Vec<String> {
         if self.next.is_none_or(|next| now < next) {
             return Vec::new();
@@ -68,13 +67,12 @@ impl Stall {
         let mut next = None;
         let mut stalled = 0;
         let mut late: BTreeMap<Missing, Vec<(Duration, &str)>> = BTreeMap::new();
-        for (_, since, tensor) in table.pending() {
+        for (slot, since) in agreement.pending() {
             stalled += usize::from(self.limits(since, now) > 0);
             if self.is_due(since, now, &mut next)
-                && let Some(set) = sets.get(&tensor.set)
+                && let Some((set, name, missing)) = agreement.missing(slot)
             {
-                let who = (tensor.set, tensor.missing(set));
-                late.entry(who).or_default().push((since, tensor.name.as_str()));
+                late.entry((set, missing)).or_default().push((since, name));
             }
         }
         let mut lines: Vec<String> = late
@@ -94,7 +92,7 @@ impl Stall {
             .collect();
         for (sequence, flying) in flight.iter() {
             if self.is_due(flying.since, now, &mut next) {
-                let slow = members.iter().filter(|(node, _)| flying.nodes.contains(*node));
+                let slow = members.iter().filter(|(node, _)| flying.has(*node));
                 let slow: Vec<&str> = slow.map(|(_, m)| m.node.host.as_str()).collect();
                 let waited = text::seconds(now.saturating_sub(flying.since));
                 let who = slow.join(", ");

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gradwire_coordinator::engine::{
+use gradwire_coordinator::model::{
     ConnectionId, Event,
     command::Execute,
     event::{Announcement, Submitted},

@@ -2,14 +2,19 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use gradwire_coordinator::engine::{
-    Algorithm, ConnectionId, Engine, EngineConfig, Event,
-    event::{Announcement, Join, Submitted},
+use gradwire_collectives::Algorithm;
+use gradwire_coordinator::{
+    engine::Engine,
+    model::{
+        ConnectionId, EngineConfig, Event,
+        event::{Announcement, Join, Submitted},
+    },
 };
 use gradwire_proto::{
     Collective, DType, Failure, FailureKind, JobId, NodeId, PROTOCOL, Part, Priority, ProcessSetId,
     Rank, ReduceOp, Request, Sequence, Shape, TensorId, TensorName, VERSION, convert::TensorRef,
 };
+use gradwire_settings::Settings;
 
 use crate::show;
 
@@ -50,7 +55,8 @@ fn pairs(text: &str) -> impl Iterator<Item = Parsed<(&str, &str)>> {
 }
 
 fn config(text: &str) -> Parsed<EngineConfig> {
-    let mut config = EngineConfig::new(JobId::new("job").map_err(|e| e.to_string())?, 2);
+    let job = JobId::new("job").map_err(|e| e.to_string())?;
+    let mut config = EngineConfig::new(job, 2, &Settings::default()).map_err(|e| e.to_string())?;
     // One algorithm, so that the numbers of the cost model can change.
     config.algorithm = Some(Algorithm::Ring);
     for pair in pairs(text) {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use gradwire_coordinator::engine::{
+use gradwire_coordinator::model::{
     Command, Output, Status,
     command::{Execute, Operation, Segment, Severity},
 };

@@ -11,6 +11,7 @@ use gradwire_proto::{
         node_message::Message as Say, tensor_ref::Tensor,
     },
 };
+use gradwire_settings::Settings;
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -30,7 +31,9 @@ pub(crate) struct Served {
 impl Served {
     pub(crate) async fn start(nodes: u32, change: impl FnOnce(&mut CoordinatorConfig)) -> Self {
         let secret = Secret::generate();
-        let mut config = CoordinatorConfig::new(JobId::new("job").unwrap(), secret.clone(), nodes);
+        let job = JobId::new("job").unwrap();
+        let settings = Settings::default();
+        let mut config = CoordinatorConfig::new(job, secret.clone(), nodes, &settings).unwrap();
         change(&mut config);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_coordinator::Door;
+use gradwire_coordinator::SessionAcceptor;
 use gradwire_proto::{
     Failure, FailureKind, JobId, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
@@ -43,7 +43,7 @@ pub(crate) struct Introduction {
     pub(crate) secret: Secret,
     pub(crate) coordinator: SocketAddr,
     /// The way in where the coordinator runs in this process.
-    pub(crate) door: Option<Door>,
+    pub(crate) acceptor: Option<SessionAcceptor>,
     pub(crate) host: String,
     pub(crate) data_address: SocketAddr,
     pub(crate) slots: u32,
@@ -142,10 +142,10 @@ pub(super) type Messages =
 pub(super) async fn open(
     introduction: &Introduction,
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
-    if let Some(door) = &introduction.door {
+    if let Some(acceptor) = &introduction.acceptor {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let heard = door
-            .enter(ReceiverStream::new(receiver).map(Ok))
+        let heard = acceptor
+            .accept(ReceiverStream::new(receiver).map(Ok))
             .map_err(|status| from_status(&status, introduction.coordinator))?;
         return Ok((sender, Box::pin(heard)));
     }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use gradwire_proto::{Compression, Epoch, NodeId, Rank, WireError, pb};
+use gradwire_proto::{Compression, Epoch, MAX_LANES, NodeId, Rank, WireError, pb};
 
 /// One node of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,8 +79,9 @@ impl TryFrom<pb::World> for World {
         if wire.node as usize >= nodes.len() {
             return Err(invalid("node", format!("{} of {} nodes", wire.node, nodes.len())));
         }
-        if !(1..=64).contains(&wire.lanes) {
-            return Err(invalid("lanes", format!("{} is not within 1 to 64", wire.lanes)));
+        if !(1..=MAX_LANES).contains(&wire.lanes) {
+            let reason = format!("{} is not within 1 to {MAX_LANES}", wire.lanes);
+            return Err(invalid("lanes", reason));
         }
         let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
             invalid("compression", format!("there is no compression {}", wire.compression))

@@ -175,7 +175,8 @@ fn no_rows_are_counted_for_another_tensor_or_rank() {
     let wide = plain(Collective::Alltoall, &[2, 1 << 51]);
     let agreed = agree(&members, &[wide.clone(), wide]).unwrap();
     assert!(agreed.is_of(&members), "all together they would be too much for one rank");
-    // TRUST: a column that is too much for its receiver, and a row that is too much of its sender's.
+    // TRUST: a column that is too much for its receiver, and a row that is too much of its
+    // sender's.
     let too_much = plain(Collective::Alltoall, &[0, 1 << 51]);
     let forged = |rows| Agreed::from_parts(too_much.clone(), rows);
     assert!(forged(vec![2, 2, 2, 2]).is_of(&members));

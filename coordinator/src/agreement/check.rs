@@ -4,14 +4,10 @@ use gradwire_proto::{
     Agreed, Collective, Failure, FailureKind, Rank, Request, TensorName, convert::TensorRef,
 };
 
-use super::{
-    event::Announcement,
-    pack::Text,
-    plan::Plan,
-    process_set::ProcessSet,
-    ready_table::Violation,
-    tensor::{Mixture, peers},
-    text,
+use super::tensor::{CallKinds, peers};
+use crate::model::{
+    event::Announcement, plan::Plan, process_set::ProcessSet, round::Text, text,
+    violation::Violation,
 };
 
 /// The most bytes that all operations of one tensor may take in messages together, where what was
@@ -89,28 +85,28 @@ pub(super) fn ranks(announcement: &Announcement, local: &[Rank]) -> Result<Vec<R
     Ok(given)
 }
 
-/// Whether an announcement is for all of a node's ranks that it has to be for, given those that it
-/// was `told` of before: one that joins, of a send and receive those of the two that are there,
-/// otherwise all that have not joined.
+/// Whether an announcement covers all of a node's ranks that it has to, with those that the node
+/// announced `before` in this round. Of a join: any one. Of a send and receive: those of the two
+/// that are local. Otherwise: all that have not joined.
 pub(super) fn is_whole(
     announcement: &Announcement,
     given: &[Rank],
-    told: &[Rank],
-    mixture: Mixture,
+    before: &[Rank],
+    kinds: CallKinds,
     local: &[Rank],
     set: &ProcessSet,
 ) -> bool {
-    if mixture.only_joins() {
+    if kinds.only_joins() {
         return !given.is_empty();
     }
-    let there = |rank: &Rank| given.contains(rank) || told.contains(rank);
+    let there = |rank: &Rank| given.contains(rank) || before.contains(rank);
     let needed = |rank: &Rank| {
         local.binary_search(rank).is_ok() && !set.joined().contains(rank) && !there(rank)
     };
     if given.is_empty() {
         return false;
     }
-    if mixture.only_sends() {
+    if kinds.only_sends() {
         let mut peers = announcement.submitted.iter().filter_map(|s| peers(&s.request)).flatten();
         return !peers.any(|rank| needed(&rank));
     }

@@ -8,8 +8,8 @@ use gradwire_proto::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
-/// What a node says of itself when it joins. Nothing of it is checked before the engine has it:
-/// the order of the checks decides which refusal a mistaken node reads.
+/// How a node describes itself when it joins. The engine checks all of it, because the order of the
+/// checks decides which refusal a mistaken node reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Join {
     /// The version of the messages that the node speaks.
@@ -131,7 +131,7 @@ pub enum Event {
     },
     /// No further event is waiting: what has become ready together is answered together.
     Drained,
-    /// The time of [`Engine::next_deadline`](super::Engine::next_deadline) has come.
+    /// The time of [`Engine::next_deadline`](crate::engine::Engine::next_deadline) has come.
     Tick,
     /// The user ends the job.
     Cancel {

@@ -1,74 +1,41 @@
-//! Fusing small tensors and partitioning large ones is one operation: cut what is ready, in
-//! priority order, into pieces of at most `piece_bytes`.
+//! Fusing small tensors and partitioning large ones is one cut: what is ready is cut, in priority
+//! order, into pieces of at most `piece_bytes`.
 //!
-//! What is cut are the flows of the tensors. They may share a piece when they are of one
-//! [`Kind`]: all but their ranges is equal, and they take the same way between the nodes. The most
-//! urgent flow of all decides which kind is cut next, and what follows it in its own kind fills the
-//! piece, past flows of other kinds: gradients of two element types that come in turns still fuse. A
-//! piece is cut when it is sent and not before, so an urgent tensor overtakes all of a large one
-//! that has not gone out.
+//! The flows of the tensors are cut. Flows of one [`Kind`] may share a piece: all but their ranges
+//! is equal, and they have the same route. The most urgent flow of all decides which kind is cut
+//! next. The flows that follow it in its own kind fill the piece, so gradients of two element types
+//! that alternate still fuse. A piece is cut when it is sent and not before, so an urgent tensor
+//! overtakes what has not gone out of a large one.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
 };
 
-use gradwire_proto::{NO_FLOW, NodeId, Priority, convert::TensorRef};
+use gradwire_proto::{NO_FLOW, NodeId, Priority};
 
-use super::{
-    plan::{Kind, Plan},
+use crate::model::{
+    config::MIN_PIECE_BYTES,
+    plan::{Kind, MAX_SEGMENTS},
     process_set::ProcessSet,
-    ready_table::Slot,
+    round::{Round, Slot},
 };
 
-/// Cuts inside a flow keep to multiples of this many bytes, a cache line.
-const ALIGNMENT: u64 = 64;
-
-/// The most segments of one piece (BOUND).
-pub(crate) const MAX_SEGMENTS: usize = 2048;
+/// Cuts inside a flow keep to multiples of this many bytes, a cache line. So a piece of this size
+/// always makes progress.
+const ALIGNMENT: u64 = MIN_PIECE_BYTES;
 
 /// The most bytes that the segments of one piece take in a message, where tensors travel by name
 /// and with what was agreed: they fit a control message (BOUND).
-pub(crate) const MAX_TEXT: usize = 3 << 20;
+const MAX_TEXT: usize = 3 << 20;
 
-/// What is worth a lane of its own, in bytes: to reduce so much for a few ranks takes longer than to
-/// wake a thread.
-const LEAST_SHARE: u64 = 256 << 10;
+/// The least that is worth a lane of its own, in bytes: to reduce so much for a few ranks takes
+/// longer than to wake a thread.
+const MIN_SHARE: u64 = 256 << 10;
 
 /// Shares are multiples of this, in bytes, so that equal tensors are cut alike.
 const SHARE_GRAIN: u64 = 64 << 10;
-
-/// The smallest piece that can always make progress.
-pub(crate) const MIN_PIECE_BYTES: u64 = ALIGNMENT;
-
-/// The most bytes that segments of a tensor take in a message.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Text {
-    /// Each.
-    pub(crate) each: usize,
-    /// Its first one in a piece takes these, too: what was agreed, where that travels along.
-    pub(crate) first: usize,
-}
-
-impl Text {
-    /// Of a tensor that is called by its id.
-    pub(crate) const BY_ID: Self = Self { each: 64, first: 0 };
-}
-
-/// One tensor on which all ranks have agreed, on its way.
-#[derive(Debug)]
-pub(crate) struct Round {
-    pub(crate) slot: Slot,
-    /// How segments call it.
-    pub(crate) tensor: TensorRef,
-    pub(crate) text: Text,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) priority: Priority,
-    /// When the first node announced it.
-    pub(crate) since: Duration,
-}
 
 /// Larger priority first, then what was ready first.
 type Urgency = (Reverse<Priority>, u64);
@@ -130,11 +97,11 @@ impl Queue {
         self.slots.len()
     }
 
-    /// How large the next pieces should be, at most `piece_bytes`. A piece runs on one of `lanes`, so
-    /// what waits is shared between them where each would get a piece that is worth it.
+    /// How large the next pieces should be, at most `piece_bytes`. A piece runs on one of `lanes`,
+    /// so what waits is shared between them where each would get a piece that is worth it.
     pub(crate) fn fair_piece(&self, lanes: u32, piece_bytes: u64) -> u64 {
         let share = self.bytes.div_ceil(lanes.max(1).into()).next_multiple_of(SHARE_GRAIN);
-        share.clamp(LEAST_SHARE.min(piece_bytes), piece_bytes)
+        share.clamp(MIN_SHARE.min(piece_bytes), piece_bytes)
     }
 
     /// How many pieces of this size what waits comes to.
@@ -170,9 +137,9 @@ impl Queue {
         }
     }
 
-    /// Notes that a range of an item goes out, and that the item ends with it. Gives whether it is
-    /// the tensor's first range, and whether it is its last.
-    fn took(&mut self, slot: Slot, ends: bool) -> (bool, bool) {
+    /// Notes that a range of an item goes out, and whether the item ends with it. Returns whether it
+    /// is the first range of the tensor, and whether it is the last.
+    fn note_cut(&mut self, slot: Slot, ends: bool) -> (bool, bool) {
         let Some(left) = self.slots.get_mut(&slot) else { return (false, false) };
         let first = !std::mem::replace(&mut left.begun, true);
         left.items -= usize::from(ends);
@@ -210,7 +177,7 @@ impl Queue {
             let ends = count == left;
             let (offset, flow) = (item.next, item.flow);
             let round = Arc::clone(&item.round);
-            let (first, last) = self.took(round.slot, ends);
+            let (first, last) = self.note_cut(round.slot, ends);
             cuts.push(Cut { round, flow, offset, count, last, first, opens });
             room -= count * size;
             self.bytes -= count * size;

@@ -1,22 +1,23 @@
 //! Ids that were taken from idle tensors to make room for others, until every node knows.
 //!
-//! The coordinator alone decides which id goes, and says so in the stream of operations; so every
-//! daemon forgets the same ids at the same place of that stream. But a node may go on using an id
-//! until it has read that the id is gone. What it stood for is therefore kept here until every node
-//! has confirmed that it has read so. An announcement by such an id is spelled out meanwhile, as if
-//! the node had used the name and said in full what its ranks ask for: the table of tensors never
-//! sees an id that is gone.
+//! The coordinator alone decides which id is evicted, and announces it in the stream of operations.
+//! So every daemon forgets the same ids at the same point of that stream. A node may use an id until
+//! it has read that the id is gone. What the id stood for is therefore kept here until every node
+//! has confirmed that it has read so. Meanwhile an announcement by such an id is turned into one by
+//! name with full requests, so the table of tensors never sees an id that is gone.
 
 use std::collections::BTreeMap;
 
+use fixedbitset::FixedBitSet;
 use gradwire_proto::{NodeId, ProcessSetId, Rank, TensorId, TensorName, convert::TensorRef};
 
 use super::{
-    event::{Announcement, Submitted},
     ids::Registered,
-    node_set::NodeSet,
-    process_set::ProcessSet,
     tensor::{answers_by_id, asked_by_id},
+};
+use crate::model::{
+    event::{Announcement, Submitted},
+    process_set::ProcessSet,
 };
 
 /// What an evicted id stood for.
@@ -26,7 +27,7 @@ struct Entry {
     name: TensorName,
     registered: Registered,
     /// The nodes that may still use it.
-    nodes: NodeSet,
+    nodes: FixedBitSet,
 }
 
 /// The evicted ids that some node may still use.
@@ -51,30 +52,29 @@ impl Evicted {
         nodes: usize,
     ) {
         self.flows += registered.plan.flow_count();
-        let mut all = NodeSet::new(nodes);
-        for node in 0..nodes as u32 {
-            all.insert(NodeId(node));
-        }
+        let mut all = FixedBitSet::with_capacity(nodes);
+        all.insert_range(..);
         self.entries.insert(registered.id, Entry { set, name, registered, nodes: all });
     }
 
-    /// A node has read that an id is gone. False if it was not to be told so, or has said it before
+    /// A node has read that an id is gone. False if it need not confirm that, or has done so before
     /// (TRUST).
     pub(crate) fn confirmed(&mut self, node: NodeId, id: TensorId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
-        if !entry.nodes.remove(node) {
+        if !entry.nodes.contains(node.index()) {
             return false;
         }
-        if entry.nodes.is_empty() {
+        entry.nodes.remove(node.index());
+        if entry.nodes.is_clear() {
             self.flows -= entry.registered.plan.flow_count();
             self.entries.remove(&id);
         }
         true
     }
 
-    /// Puts the name in the place of an evicted id that the node may still use, and says in full
-    /// what its ranks ask for. Any other announcement is given back as it is.
-    pub(crate) fn spell_out(
+    /// Turns an announcement by an evicted id, which the node may still use, into one by name with
+    /// full requests. Returns any other announcement unchanged.
+    pub(crate) fn restore(
         &self,
         node: NodeId,
         mut announcement: Announcement,
@@ -82,7 +82,7 @@ impl Evicted {
     ) -> Announcement {
         let TensorRef::Id(id) = announcement.tensor else { return announcement };
         let found = self.entries.get(&id).filter(|entry| entry.set == announcement.set);
-        let Some(entry) = found.filter(|entry| entry.nodes.contains(node)) else {
+        let Some(entry) = found.filter(|entry| entry.nodes.contains(node.index())) else {
             return announcement;
         };
         announcement.tensor = TensorRef::Name(entry.name.clone());

@@ -1,5 +1,5 @@
-//! The first cause: when something breaks, several notice it in different ways at about the same
-//! time, and the most telling report is the one that everybody should read (TELL).
+//! The first cause: when something breaks, several nodes notice it in different ways at about the
+//! same time. Everybody should read the report that is nearest to the root cause (TELL).
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Causes {
         Self { until, best: failure, reports: 1 }
     }
 
-    /// Takes a further report: the nearest to the root counts, the earliest among equals.
+    /// Adds a report. The nearest to the root cause counts, and the earliest among equals.
     pub(crate) fn report(&mut self, failure: Failure) {
         self.reports += 1;
         if failure.kind.rootness() > self.best.kind.rootness() {

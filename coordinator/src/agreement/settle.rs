@@ -1,5 +1,5 @@
-//! What comes of a tensor that everybody has announced: all ranks ask for the same and it is
-//! possible, or everybody is told why it will never run.
+//! What comes of a tensor that everybody has announced. Either all ranks ask for the same, and it is
+//! possible; or everybody is notified why it will never run.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,12 @@ use gradwire_proto::{
 };
 
 use super::{
-    agreement::{self, Answer},
+    disagreement::{Answer, disagreement},
+    tensor::{Tensor, peers},
+};
+use crate::model::{
     plan::{MAX_FLOWS, Plan},
     process_set::ProcessSet,
-    tensor::{Tensor, peers},
     text,
 };
 
@@ -34,7 +36,7 @@ fn invalid(what: impl Into<String>, hint: &str) -> Failure {
 pub(super) fn settle(tensor: &Tensor, set: &ProcessSet) -> Result<Consent, Failure> {
     let name = tensor.name.as_str();
     let Some((common, priority)) = tensor.common(set) else {
-        return Err(agreement::disagreement(name, &told(tensor, set)));
+        return Err(disagreement(name, &answers(tensor, set)));
     };
     let answers = tensor.answers(set);
     let members: Vec<Rank> = answers.keys().copied().collect();
@@ -48,16 +50,16 @@ pub(super) fn settle(tensor: &Tensor, set: &ProcessSet) -> Result<Consent, Failu
 }
 
 /// Every rank's answer, with how many times it submitted the tensor.
-fn told(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
+fn answers(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
     let mut rows: Vec<(Rank, Request, u32)> = Vec::new();
     for (rank, request) in tensor.answers(set) {
         rows.push((rank, request.into_owned(), 1));
     }
     let at: BTreeMap<Rank, usize> = (0..).zip(&rows).map(|(at, row)| (row.0, at)).collect();
-    for (_, submitted) in tensor.spelled.iter().filter(|(_, s)| s.duplicate) {
+    for (_, submitted) in tensor.requests.iter().filter(|(_, s)| s.duplicate) {
         submitted.ranks.iter().filter_map(|rank| at.get(rank)).for_each(|&at| rows[at].2 = 2);
     }
-    for submitted in &tensor.amended {
+    for submitted in &tensor.duplicates {
         for &rank in &submitted.ranks {
             match rows.iter_mut().find(|row| row.0 == rank && row.1 == submitted.request) {
                 Some(row) => row.2 = 2,

@@ -1,4 +1,4 @@
-//! A group of ranks with operations of its own, and which of them have run out of data.
+//! A group of ranks with operations of its own, and the ranks of it that have joined.
 
 use std::collections::BTreeSet;
 

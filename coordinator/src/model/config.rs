@@ -1,19 +1,25 @@
-//! What the engine has to be told before it starts.
+//! What is fixed before the engine starts.
 
 use std::{fmt::Display, time::Duration};
 
-use gradwire_collectives::CostModel;
-use gradwire_proto::{Compression, Epoch, JobId, Rank, beat::Limits};
+use gradwire_collectives::{Algorithm, CostModel};
+use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
+use gradwire_settings::{Settings, variables::VariableError};
 
-use super::{algorithm::Algorithm, pack::MIN_PIECE_BYTES};
-use crate::CoordinatorError;
+use crate::error::CoordinatorError;
 
 /// The most nodes of one job: each has a rank (BOUND). The world with the longest names fits one
 /// message.
-const MAX_NODES: u32 = Rank::MOST;
+const MAX_NODES: u32 = Rank::MAX;
+
+/// The smallest piece: a cache line, to which cuts keep.
+pub(crate) const MIN_PIECE_BYTES: u64 = 64;
 
 /// The largest piece.
 const MAX_PIECE_BYTES: u64 = 1 << 30;
+
+/// The most tensors that are known at once, unless more get an id (BOUND).
+const MAX_PENDING: u32 = 262_144;
 
 /// The longest time that can be configured, so that no sum of times overflows.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -30,9 +36,10 @@ pub struct EngineConfig {
     pub ranks: Option<u32>,
     /// Which formation of the world this is.
     pub epoch: Epoch,
-    /// Streams per pair of nodes, 1 to 64; told to every node.
+    /// Data threads per daemon, each with its own connections, 1 to [`MAX_LANES`]; sent to every
+    /// node.
     pub lanes: u32,
-    /// As what f32 travels between nodes where it is reduced; told to every node.
+    /// The wire type of f32 where it is reduced; sent to every node.
     pub compression: Compression,
     /// How often both sides send a sign of life.
     pub heartbeat_interval: Duration,
@@ -40,9 +47,9 @@ pub struct EngineConfig {
     pub heartbeat_timeout: Duration,
     /// How long to wait for the nodes to join.
     pub start_timeout: Duration,
-    /// How long reports of a failure are gathered before the cause is told.
+    /// How long reports of a failure are gathered before the cause is sent to all.
     pub cause_window: Duration,
-    /// After which wait it is told who is missing.
+    /// After which wait it is reported who is missing.
     pub stall_warning: Duration,
     /// The most bytes of one piece, 64 to 2^30.
     pub piece_bytes: u64,
@@ -52,34 +59,53 @@ pub struct EngineConfig {
     pub max_tensors: u32,
     /// The most tensors that are known at once; a job that has more is ended.
     pub max_pending: u32,
-    /// Take this algorithm whatever the cost model says.
+    /// The algorithm of all operations, whatever the cost model prefers.
     pub algorithm: Option<Algorithm>,
     /// What the links cost.
     pub cost: CostModel,
 }
 
 impl EngineConfig {
-    /// The defaults for a job of `nodes` nodes.
-    pub fn new(job: JobId, nodes: u32) -> Self {
-        Self {
+    /// For a job of `nodes` nodes with these settings.
+    ///
+    /// # Errors
+    /// [`VariableError`] if a setting names an algorithm or a compression that does not exist.
+    pub fn new(job: JobId, nodes: u32, settings: &Settings) -> Result<Self, VariableError> {
+        let negotiation = &settings.negotiation;
+        let invalid = |variable, value: &str, reason: String| VariableError::Invalid {
+            variable,
+            value: value.to_owned(),
+            reason,
+        };
+        let algorithm = match negotiation.algorithm.as_str() {
+            "auto" => None,
+            name => Some(
+                Algorithm::parse(name)
+                    .map_err(|reason| invalid("negotiation.algorithm", name, reason.to_string()))?,
+            ),
+        };
+        let name = settings.data.compression.as_str();
+        let compression = Compression::named(name)
+            .ok_or_else(|| invalid("data.compression", name, "it is none or bf16".to_owned()))?;
+        Ok(Self {
             job,
             nodes,
             ranks: None,
             epoch: Epoch(1),
-            lanes: 2,
-            compression: Compression::None,
-            heartbeat_interval: Duration::from_millis(500),
-            heartbeat_timeout: Duration::from_secs(3),
-            start_timeout: Duration::from_secs(30),
-            cause_window: Duration::from_millis(200),
-            stall_warning: Duration::from_secs(10),
-            piece_bytes: 4 << 20,
-            credit_pieces: 8,
-            max_tensors: 65_536,
-            max_pending: 262_144,
-            algorithm: None,
+            lanes: settings.data.lanes,
+            compression,
+            heartbeat_interval: settings.heartbeat.interval,
+            heartbeat_timeout: settings.heartbeat.timeout,
+            start_timeout: settings.launch.start_timeout,
+            cause_window: settings.coordinator.cause_window,
+            stall_warning: negotiation.stall_warning,
+            piece_bytes: negotiation.piece_bytes,
+            credit_pieces: negotiation.credit_pieces,
+            max_tensors: negotiation.max_tensors,
+            max_pending: MAX_PENDING.max(negotiation.max_tensors),
+            algorithm,
             cost: CostModel::default(),
-        }
+        })
     }
 
     /// How long a node may be silent.
@@ -101,8 +127,8 @@ impl EngineConfig {
         )?;
         let ranks = self.ranks.unwrap_or(self.nodes);
         check("ranks", ranks >= self.nodes, ranks, "each node has at least one rank")?;
-        check("ranks", ranks <= Rank::MOST, ranks, "at most 4096 are possible")?;
-        check("lanes", (1..=64).contains(&self.lanes), self.lanes, "1 to 64 are possible")?;
+        check("ranks", ranks <= Rank::MAX, ranks, "at most 4096 are possible")?;
+        check("lanes", (1..=MAX_LANES).contains(&self.lanes), self.lanes, "1 to 16 are possible")?;
         let interval = self.heartbeat_interval;
         check("heartbeat_interval", !interval.is_zero(), ms(interval), "it must be more than 0")?;
         check(
@@ -154,7 +180,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid_and_each_mistake_is_named() {
-        let good = EngineConfig::new(JobId::new("job").unwrap(), 2);
+        let good = EngineConfig::new(JobId::new("job").unwrap(), 2, &Settings::default());
+        let good = good.unwrap();
         good.validate().unwrap();
         let cases = [
             (EngineConfig { nodes: 0, ..good.clone() }, "nodes is 0: 1 to 4096"),

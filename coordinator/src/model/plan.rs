@@ -1,8 +1,8 @@
 //! What has to go between which nodes for a tensor on which all ranks have agreed.
 //!
 //! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves bytes between
-//! nodes. Each flow has a [`Route`] there. Flows that have all but their ranges in common are of one
-//! *kind*: they may share a piece.
+//! nodes. Each flow has a [`Route`] there. Flows that have all but their ranges in common are of
+//! one *kind*: they may share a piece.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,10 @@ use gradwire_proto::{
     Route, Shape, agreed::pair,
 };
 
-use super::{pack::MAX_SEGMENTS, process_set::ProcessSet};
+use super::process_set::ProcessSet;
+
+/// The most segments of one piece (BOUND).
+pub(crate) const MAX_SEGMENTS: usize = 2048;
 
 /// The most flows of one tensor: what all ranks have agreed on fits one message (BOUND).
 pub(crate) const MAX_FLOWS: usize = 1 << 18;
@@ -48,10 +51,10 @@ impl Kind {
         }
     }
 
-    /// How many bytes `bytes` of the ranks' are between nodes.
-    pub(crate) fn travelling(&self, compression: Compression, bytes: u64) -> u64 {
-        let as_what = compression.between_nodes(self.collective, self.dtype, self.reduce_op);
-        bytes / self.dtype.size() as u64 * as_what.size() as u64
+    /// How many bytes `bytes` of the ranks' elements take between nodes.
+    pub(crate) fn wire_bytes(&self, compression: Compression, bytes: u64) -> u64 {
+        let wire = compression.between_nodes(self.collective, self.dtype, self.reduce_op);
+        bytes / self.dtype.size() as u64 * wire.size() as u64
     }
 
     /// The nodes that take part, ascending.
@@ -68,7 +71,7 @@ impl Kind {
     }
 }
 
-/// One flow, or the word that a tensor is done.
+/// One flow, or the notice that a tensor is done.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) kind: Arc<Kind>,
@@ -235,18 +238,18 @@ mod tests {
     }
 
     #[test]
-    fn what_travels_shortened_is_priced_so() {
+    fn compressed_pieces_are_priced_by_their_wire_bytes() {
         let all: Vec<Rank> = (0..2).map(Rank).collect();
         let set = ProcessSet::new(all.clone(), |rank| NodeId(rank.0));
-        let travelling = |collective, compression| {
+        let wire_bytes = |collective, compression| {
             let request = Request { shape: Shape::new(&[8]).unwrap(), ..plain(collective) };
             let agreed = Agreed::of(&all, &[&request, &request]).unwrap();
             let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed);
-            plan.loads[0].kind.travelling(compression, 4096)
+            plan.loads[0].kind.wire_bytes(compression, 4096)
         };
-        assert_eq!(travelling(Collective::Allreduce, Compression::None), 4096);
-        assert_eq!(travelling(Collective::Allreduce, Compression::Bf16), 2048);
-        assert_eq!(travelling(Collective::ReduceScatter, Compression::Bf16), 2048);
-        assert_eq!(travelling(Collective::Broadcast, Compression::Bf16), 4096);
+        assert_eq!(wire_bytes(Collective::Allreduce, Compression::None), 4096);
+        assert_eq!(wire_bytes(Collective::Allreduce, Compression::Bf16), 2048);
+        assert_eq!(wire_bytes(Collective::ReduceScatter, Compression::Bf16), 2048);
+        assert_eq!(wire_bytes(Collective::Broadcast, Compression::Bf16), 4096);
     }
 }

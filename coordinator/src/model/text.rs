@@ -7,7 +7,7 @@ use gradwire_proto::{ProcessSetId, Rank};
 use super::process_set::ProcessSet;
 
 /// The longest list of ranks in a text, in characters.
-const MOST_RANKS: usize = 256;
+const MAX_RANKS: usize = 256;
 
 /// `0-2,5` for ascending ranks.
 pub(crate) fn ranks(ranks: impl IntoIterator<Item = Rank>) -> String {
@@ -35,7 +35,7 @@ pub(crate) fn named_ranks(all: &[Rank]) -> String {
 
 /// `process set 3 (ranks 0-1,4)`.
 pub(crate) fn set(id: ProcessSetId, set: &ProcessSet) -> String {
-    format!("process set {id} ({})", excerpt(&named_ranks(set.members()), MOST_RANKS))
+    format!("process set {id} ({})", excerpt(&named_ranks(set.members()), MAX_RANKS))
 }
 
 /// At most `most` of the names in quotes, then how many more there are.

@@ -1,4 +1,4 @@
-//! The table that names every rank and what it asked for when the ranks do not agree.
+//! The table of all ranks and what each of them asked for, when they do not agree.
 //!
 //! ```text
 //! the ranks disagree on dtype and shape
@@ -7,16 +7,16 @@
 //!   3-4    allreduce   *f16   *[6]    sum  0     1         1          1
 //! ```
 //!
-//! It shows what has to be the same ([`Request::common`]): `*` stands for a first dimension that may
-//! differ, `-` for a shape that only one rank knows. Of a group it shows the first tensor in which
-//! the ranks differ. Two columns come only where they say something: how many tensors a group has,
-//! and the list of the collectives that have one.
+//! It shows what has to be the same ([`Request::common`]): `*` stands for a first dimension that
+//! may differ, `-` for a shape that only one rank knows. Of a group it shows the first tensor in
+//! which the ranks differ. Two columns come only where they say something: how many tensors a group
+//! has, and the list of the collectives that have one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gradwire_proto::{Collective, Failure, FailureKind, Rank, Request, Shape};
 
-use super::text;
+use crate::model::text;
 
 const COLUMNS: [&str; 10] = [
     "collective",
@@ -38,13 +38,13 @@ const LIST: usize = 8;
 const TIMES: usize = 9;
 
 /// The most lines of one table; a control message has a size limit (BOUND).
-const MOST_ROWS: usize = 64;
+const MAX_ROWS: usize = 64;
 
 /// The longest cell that is shown whole, in characters, and how much is shown of a longer one.
-const MOST_CHARACTERS: usize = 64;
+const MAX_CHARACTERS: usize = 64;
 
 /// The longest list of ranks in one line, in characters.
-const MOST_RANKS: usize = 1024;
+const MAX_RANKS: usize = 1024;
 
 type Cells = [String; 10];
 
@@ -202,7 +202,7 @@ fn head(
             .flat_map(|(ranks, _)| ranks.iter().copied())
             .collect();
         twice.sort_unstable();
-        let who = text::excerpt(&text::named_ranks(&twice), MOST_RANKS);
+        let who = text::excerpt(&text::named_ranks(&twice), MAX_RANKS);
         return format!("submitted a second time before it was done, by {who}");
     }
     let name = |&column: &usize| {
@@ -247,15 +247,15 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String]) -> Vec<String> {
         (0..COLUMNS.len()).map(|column| first_difference(rows, column)).collect();
     let mut grid: Vec<Vec<String>> =
         vec![std::iter::once("ranks".to_owned()).chain(heads).collect()];
-    for (ranks, cells) in rows.iter().take(MOST_ROWS) {
-        let ranks = text::excerpt(&text::ranks(ranks.iter().copied()), MOST_RANKS);
+    for (ranks, cells) in rows.iter().take(MAX_ROWS) {
+        let ranks = text::excerpt(&text::ranks(ranks.iter().copied()), MAX_RANKS);
         let marked = shown.iter().map(|&column| {
             let (cell, usual) = (&cells[column], &usual[column]);
             let (mark, at) = match text::difference(cell, usual) {
                 None => ("", differ[column]),
                 Some(at) => ("*", at),
             };
-            format!("{mark}{}", text::excerpt_around(cell, at, MOST_CHARACTERS))
+            format!("{mark}{}", text::excerpt_around(cell, at, MAX_CHARACTERS))
         });
         grid.push(std::iter::once(ranks).chain(marked).collect());
     }
@@ -270,13 +270,13 @@ fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String]) -> Vec<String> {
             format!("  {}", padded.join("  ").trim_end())
         })
         .collect();
-    if rows.len() > MOST_ROWS {
+    if rows.len() > MAX_ROWS {
         let mut rest: Vec<Rank> =
-            rows[MOST_ROWS..].iter().flat_map(|(ranks, _)| ranks.iter().copied()).collect();
+            rows[MAX_ROWS..].iter().flat_map(|(ranks, _)| ranks.iter().copied()).collect();
         rest.sort_unstable();
         rest.dedup();
-        let more = rows.len() - MOST_ROWS;
-        let who = text::excerpt(&text::named_ranks(&rest), MOST_RANKS);
+        let more = rows.len() - MAX_ROWS;
+        let who = text::excerpt(&text::named_ranks(&rest), MAX_RANKS);
         lines.push(format!("  and {more} more different answers, of {who}"));
     }
     lines

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_proto::{Priority, TensorId};
 
-use super::{plan::Plan, ready_table::Slot};
+use crate::model::{plan::Plan, round::Slot};
 
 /// What an id stands for, beside the name.
 #[derive(Debug, Clone)]
@@ -18,8 +18,8 @@ pub(crate) struct Registered {
     pub(crate) id: TensorId,
     pub(crate) plan: Arc<Plan>,
     pub(crate) priority: Priority,
-    /// Whether the nodes have been told; it goes out with the tensor's first operation.
-    pub(crate) told: bool,
+    /// Whether the nodes know it; it goes out with the tensor's first operation.
+    pub(crate) announced: bool,
     /// Whether it has served a further round since it was last considered for eviction.
     pub(crate) used: bool,
 }

@@ -1,8 +1,7 @@
-//! Heartbeats that come as datagrams, at the port of the same number as the streams' (see
-//! [`gradwire_proto::beat`]). Each is answered, which is the coordinator's sign of life.
+//! Heartbeats that come as datagrams, at the port of the same number as that of the streams (see
+//! [`gradwire_proto::beat`]). Each is answered; the answer is the heartbeat of the coordinator.
 //!
-//! Who takes part without one is heard on its stream alone; so is everybody, where the port is
-//! taken.
+//! A node that sends none is heard on its stream only. So are all nodes if the port is taken.
 
 use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
 
@@ -12,11 +11,11 @@ use gradwire_proto::{
 };
 use tokio::{net::UdpSocket, sync::mpsc};
 
-use crate::{engine::Event, runtime::Inbound};
+use crate::{inbox::Inbound, model::Event};
 
-/// Hears and answers the heartbeats of one job's nodes.
+/// Receives and answers the heartbeats of one job's nodes.
 #[derive(Debug)]
-pub(crate) struct Beats {
+pub(crate) struct Heartbeats {
     socket: UdpSocket,
     job: JobId,
     secret: Secret,
@@ -27,7 +26,7 @@ pub(crate) struct Beats {
     latest: HashMap<NodeId, u64>,
 }
 
-impl Beats {
+impl Heartbeats {
     /// Listens at `address`, where the streams are served, too.
     ///
     /// # Errors

@@ -1,24 +1,32 @@
 //! What is in flight, and whether more may start.
 //!
-//! An operation is in flight until every node that takes part has done it. While as many are in
-//! flight as there is credit, what becomes ready is gathered, ordered and fused; so batches grow
-//! exactly as large as the network is slow, and an idle network is never waited for.
+//! An operation is in flight until every node that takes part has done it. While the operations in
+//! flight use up the credit, what becomes ready is collected, ordered and fused. So batches grow
+//! when the network is slow, and an idle network gets each tensor at once.
 
 use std::{collections::BTreeMap, time::Duration};
 
+use fixedbitset::FixedBitSet;
 use gradwire_proto::{NodeId, Sequence};
 
-use super::{node_set::NodeSet, ready_table::Slot};
+use crate::model::round::Slot;
 
 /// One operation that not everybody has done.
 #[derive(Debug)]
 pub(crate) struct Flying {
     /// Who has not done it.
-    pub(crate) nodes: NodeSet,
+    pub(crate) nodes: FixedBitSet,
     /// Its tensors, ascending.
     pub(crate) slots: Vec<Slot>,
     /// Since when.
     pub(crate) since: Duration,
+}
+
+impl Flying {
+    /// Whether a node has not done it.
+    pub(crate) fn has(&self, node: NodeId) -> bool {
+        self.nodes.contains(node.index())
+    }
 }
 
 /// The operations in flight (BOUND: at most `credit`).
@@ -43,7 +51,7 @@ impl Flight {
     /// Starts an operation: the next number of the one order over all process sets (ORD).
     pub(crate) fn start(
         &mut self,
-        nodes: NodeSet,
+        nodes: FixedBitSet,
         mut slots: Vec<Slot>,
         now: Duration,
     ) -> Sequence {
@@ -62,10 +70,11 @@ impl Flight {
         sequence: Sequence,
     ) -> Result<Option<Vec<Slot>>, ()> {
         let flying = self.flying.get_mut(&sequence).ok_or(())?;
-        if !flying.nodes.remove(node) {
+        if !flying.has(node) {
             return Err(());
         }
-        if !flying.nodes.is_empty() {
+        flying.nodes.remove(node.index());
+        if !flying.nodes.is_clear() {
             return Ok(None);
         }
         self.done += 1;
@@ -74,7 +83,7 @@ impl Flight {
 
     /// Whether a tensor is in an operation that a node has not done.
     pub(crate) fn holds(&self, slot: Slot, node: NodeId) -> bool {
-        let mut theirs = self.flying.values().filter(|flying| flying.nodes.contains(node));
+        let mut theirs = self.flying.values().filter(|flying| flying.has(node));
         theirs.any(|flying| flying.slots.binary_search(&slot).is_ok())
     }
 

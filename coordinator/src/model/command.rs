@@ -2,14 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use gradwire_collectives::Algorithm;
 use gradwire_proto::{
     Agreed, Compression, Ending, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request,
     Sequence, TensorId, TensorName, convert::TensorRef,
 };
 
-use super::{algorithm::Algorithm, event::ConnectionId};
+use super::event::ConnectionId;
 
-/// A node of the world, as every node is told of it.
+/// A node of the world, as every node knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// Its name for people.
@@ -31,9 +32,9 @@ pub struct World {
     pub epoch: Epoch,
     /// All nodes in rank order; a node's id is its index.
     pub nodes: Vec<Node>,
-    /// Streams per pair of nodes.
+    /// Data threads per daemon, each with its own connections.
     pub lanes: u32,
-    /// As what f32 travels between nodes where it is reduced.
+    /// The wire type of f32 where it is reduced.
     pub compression: Compression,
     /// How often both sides send a sign of life.
     pub heartbeat_interval: Duration,
@@ -50,7 +51,7 @@ pub enum RefusalKind {
     Secret,
     /// It belongs to another job.
     Job,
-    /// What it says of itself is unusable.
+    /// Its own description of itself is unusable.
     Invalid,
     /// Its place is taken, or the world is complete.
     Taken,
@@ -89,7 +90,7 @@ pub struct Segment {
     pub agreed: Option<Arc<Agreed>>,
 }
 
-/// One piece: what is reduced, moved, committed and retried as a whole.
+/// One piece: what is reduced, moved and published as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
     /// Its place in the job's one total order (ORD).
@@ -162,13 +163,13 @@ pub struct Execute {
     /// To be applied after anything else.
     pub sets_removed: Vec<SetRemoved>,
     /// Ids that stand for nothing any more, after all that is above; every node confirms them
-    /// ([`Event::Forgotten`](super::Event::Forgotten)). One of them may have gone before, with its
-    /// set or because another id has taken its place.
+    /// ([`Event::Forgotten`](super::event::Event::Forgotten)). One of them may have gone before,
+    /// with its set or because another id has taken its place.
     pub evicted: Vec<TensorId>,
 }
 
 impl Execute {
-    /// Whether it says nothing.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         let Self {
             sets_created,
@@ -201,7 +202,7 @@ pub enum Severity {
 /// Something that the runtime has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Tell a node that the world is complete.
+    /// Notify a node that the world is complete.
     Welcome {
         /// Its stream.
         connection: ConnectionId,
@@ -219,13 +220,13 @@ pub enum Command {
         /// What the node's operator reads.
         text: String,
     },
-    /// Tell every node of the world. Nodes that take no part in an operation skip it.
+    /// Send to every node of the world. Nodes that take no part in an operation skip it.
     Execute(Execute),
-    /// Tell every joined node that the job is over with this failure (TELL).
+    /// Notify every joined node that the job is over with this failure (TELL).
     Abort(Failure),
-    /// Tell every node that every rank has left.
+    /// Notify every node that every rank has left.
     Shutdown,
-    /// Tell the operator.
+    /// Report to the operator.
     Report {
         /// How important it is.
         severity: Severity,

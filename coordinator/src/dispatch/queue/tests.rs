@@ -1,9 +1,13 @@
+use std::time::Duration;
+
 use gradwire_proto::{
     Agreed, Collective, DType, ProcessSetId, Rank, ReduceOp, Request, Route, Shape, TensorId,
+    convert::TensorRef,
 };
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::{plan::Plan, round::Text};
 
 fn request(dtype: DType, elements: u64) -> Request {
     Request::allreduce(dtype, Shape::new(&[elements]).unwrap(), ReduceOp::Sum)

@@ -1,4 +1,4 @@
-//! Which node has announced which tensor, until all have: then the answers are compared.
+//! Which node has announced which tensor, until all have: then the requests are compared.
 //!
 //! Every tensor has a slot for as long as anything is known of it: it waits, it is on its way, or
 //! it has an id. A tensor with an id costs no allocation in the steady state. Where ids run out, an
@@ -7,30 +7,30 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Collective, Failure, NodeId, Priority, ProcessSetId, Rank, Request, TensorId, TensorName,
+    Collective, Failure, NodeId, Priority, ProcessSetId, Request, TensorId, TensorName,
     convert::TensorRef,
 };
 
 use super::{
+    announcement::{Before, Carries, Case, Facts, before, case},
     check,
-    command::{Registration, TensorFailure},
-    event::Announcement,
     evicted::Evicted,
     ids::{Ids, Registered},
-    pack::{Round, Text},
+    settle::{self, Consent},
+    tensor::{CallKinds, Tensor},
+};
+use crate::model::{
+    command::{Registration, TensorFailure},
+    event::Announcement,
     plan::{MAX_FLOWS, Plan},
     process_set::ProcessSet,
-    settle::{self, Consent},
-    tensor::{Mixture, Tensor},
+    round::{Progress, Round, Slot, Text},
+    violation::Violation,
 };
 
 /// How many tensors are considered for eviction where an id is wanted, besides one for each flow
 /// that needs room.
 const CONSIDERED: usize = 256;
-
-/// Where a tensor is in the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Slot(pub(crate) u32);
 
 /// What comes of a tensor that everybody has announced.
 #[derive(Debug)]
@@ -48,17 +48,6 @@ pub(crate) enum Settled {
     Fails(TensorFailure),
 }
 
-/// What a node did that ends the job.
-#[derive(Debug)]
-pub(crate) enum Violation {
-    /// The protocol does not allow it.
-    Protocol(String),
-    /// It asks for more than there is room for (BOUND).
-    Resource(String),
-    /// A rank leaves that has joined and waits for the others.
-    LeftInJoin(Rank),
-}
-
 /// What an announcement led to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Announced {
@@ -66,8 +55,12 @@ pub(crate) enum Announced {
     Waiting(Slot),
     /// Everybody has announced it.
     Complete(Slot),
-    /// Nothing; it was too late to matter.
-    Late,
+    /// Nothing that anybody waits for.
+    Nothing,
+}
+
+fn unknown(id: TensorId) -> Violation {
+    Violation::Protocol(format!("announced the tensor id {id}, which is not in use"))
 }
 
 /// The tensors that are known, by slot, name and id.
@@ -78,8 +71,8 @@ pub(crate) struct ReadyTable {
     names: BTreeMap<(ProcessSetId, TensorName), Slot>,
     ids: Ids,
     evicted: Evicted,
-    /// Evicted ids that the nodes have not been told of.
-    untold: Vec<TensorId>,
+    /// Evicted ids of which the nodes have not been notified.
+    unannounced: Vec<TensorId>,
     nodes: usize,
     most: usize,
     waiting: usize,
@@ -95,7 +88,7 @@ impl ReadyTable {
             names: BTreeMap::new(),
             ids: Ids::new(max_ids, MAX_FLOWS),
             evicted: Evicted::default(),
-            untold: Vec::new(),
+            unannounced: Vec::new(),
             nodes,
             most,
             waiting: 0,
@@ -129,9 +122,7 @@ impl ReadyTable {
                 Some(slot) if self.get(slot).is_some_and(|t| t.set == announcement.set) => {
                     Ok(Some(slot))
                 }
-                _ => Err(Violation::Protocol(format!(
-                    "announced the tensor id {id}, which is not in use"
-                ))),
+                _ => Err(unknown(*id)),
             },
             TensorRef::Name(name) => {
                 if announcement.submitted.is_empty() {
@@ -164,104 +155,107 @@ impl ReadyTable {
         Ok(slot)
     }
 
-    /// Takes a node's announcement (TRUST). `waits` says whether something of the tensor in a slot
-    /// has not gone out that the node takes part in, `flies` whether the tensor is in an operation
-    /// that the node has not done yet.
+    /// Handles a node's announcement (TRUST). `progress` says how far the node is with the tensor
+    /// in a slot.
     pub(crate) fn announce(
         &mut self,
         node: NodeId,
         announcement: Announcement,
         set: &ProcessSet,
         now: Duration,
-        waits: impl Fn(Slot) -> bool,
-        flies: impl Fn(Slot) -> bool,
+        progress: impl Fn(Slot) -> Progress,
     ) -> Result<Announced, Violation> {
         let local = set.local(node);
-        let announcement = self.evicted.spell_out(node, announcement, set);
+        let announcement = self.evicted.restore(node, announcement, set);
         check::name(&announcement)?;
         let given = check::ranks(&announcement, local)?;
-        let duplicate = announcement.submitted.iter().any(|s| s.duplicate);
+        let carries = Carries::of(&announcement);
         if let TensorRef::Id(id) = announcement.tensor
-            && duplicate
+            && matches!(carries, Carries::Mixed | Carries::Duplicates)
             && self.ids.was_dropped(id)
         {
-            // Told of a second submission while the tensor was agreed on with another request.
-            return Ok(Announced::Late);
+            // The tensor was agreed on with another request meanwhile.
+            return Ok(Announced::Nothing);
         }
-        let found = self.find(&announcement)?;
-        let by_id = announcement.submitted.is_empty();
-        let mut mixture = Mixture::default();
-        announcement.submitted.iter().for_each(|s| mixture.add(&s.request));
+        let slot = self.find(&announcement)?;
+        let mut kinds = CallKinds::default();
+        announcement.submitted.iter().for_each(|s| kinds.add(&s.request));
 
-        let only_again = !by_id && announcement.submitted.iter().all(|s| s.duplicate);
-        let announced = found.and_then(|slot| self.get(slot));
-        let announced = announced.is_some_and(|tensor| tensor.announced.contains(node));
-        let joined = local.iter().any(|rank| set.joined().contains(rank));
-        if only_again && !announced && !joined {
-            // The last of a node's ranks to submit a tensor has not submitted it before, unless it was
-            // a join that made the node announce it: this is about a round that has ended.
-            return Ok(Announced::Late);
-        }
-
-        let mut told = Vec::new();
-        if let Some((slot, tensor)) = found.and_then(|slot| Some((slot, self.get_mut(slot)?))) {
-            if announced {
-                told = tensor.spelled_by(node).flat_map(|s| s.ranks.iter().copied()).collect();
-                let is_new = !by_id && !told.is_empty() && !given.iter().any(|r| told.contains(r));
-                let partial = tensor.mixture.is_partial() || mixture.is_partial();
-                if duplicate || !is_new || !partial {
-                    return tensor.amend(node, announcement.submitted).map(|()| Announced::Late);
-                }
-            } else {
-                let waits = tensor.queued && waits(slot);
-                if only_again && (waits || flies(slot)) {
-                    return Ok(Announced::Late);
-                }
-                if waits {
-                    let name = &tensor.name;
-                    return Err(Violation::Protocol(format!(
-                        "announced tensor '{name}' before it was done"
-                    )));
-                }
-            }
-            if by_id {
-                let ranks = tensor.ranks_by_id(set, node);
-                check::all_there(&ranks, set, tensor.name.as_str())?;
-            }
-        }
-        if !by_id && !check::is_whole(&announcement, &given, &told, mixture, local, set) {
-            return if only_again {
-                Ok(Announced::Late)
-            } else {
-                Err(check::incomplete(&announcement, local))
-            };
-        }
-        let slot = match (found, announcement.tensor) {
-            (Some(slot), _) => slot,
-            (None, TensorRef::Name(name)) => self.add(announcement.set, name)?,
-            (None, TensorRef::Id(id)) => {
-                return Err(Violation::Protocol(format!("announced the unknown tensor id {id}")));
-            }
+        let tensor = slot.and_then(|slot| self.get(slot));
+        let (before, earlier) = before(tensor, node, &given, kinds);
+        let is_out = matches!((before, tensor), (Before::Nothing, Some(t)) if t.is_out());
+        let facts = Facts {
+            carries,
+            before,
+            progress: slot.filter(|_| is_out).map_or(Progress::Done, progress),
+            has_joined: local.iter().any(|rank| set.joined().contains(rank)),
+            is_whole: carries == Carries::Id
+                || check::is_whole(&announcement, &given, &earlier, kinds, local, set),
         };
-        let mut first = false;
-        let mut announced = Announced::Late;
-        if let Some(tensor) = self.get_mut(slot) {
-            first = tensor.since.is_none();
-            tensor.since.get_or_insert(now);
-            tensor.announced.insert(node);
-            if by_id && let Some(registered) = &tensor.registered {
-                mixture.add(registered.plan.agreed.request());
+        let name =
+            |tensor: Option<&Tensor>| tensor.map_or_else(String::new, |t| t.name.to_string());
+        match case(facts) {
+            Case::Late => Ok(Announced::Nothing),
+            Case::TooEarly => Err(Violation::Protocol(format!(
+                "announced tensor '{}' before it was done",
+                name(tensor)
+            ))),
+            Case::Again => Err(Violation::Protocol(format!(
+                "announced tensor '{}' again before it was done",
+                name(tensor)
+            ))),
+            Case::Incomplete => Err(check::incomplete(&announcement, local)),
+            Case::AddsDuplicates => {
+                if let Some(tensor) = slot.and_then(|slot| self.get_mut(slot)) {
+                    tensor.add_duplicates(announcement.submitted);
+                }
+                Ok(Announced::Nothing)
             }
-            tensor.mixture = tensor.mixture.with(mixture);
-            tensor.spelled.extend(announcement.submitted.into_iter().map(|s| (node, s)));
-            announced = if tensor.is_complete(set) {
-                Announced::Complete(slot)
-            } else {
-                Announced::Waiting(slot)
-            };
+            Case::Replaces => {
+                if let Some(tensor) = slot.and_then(|slot| self.get_mut(slot)) {
+                    tensor.replace(node, announcement.submitted);
+                }
+                Ok(Announced::Nothing)
+            }
+            Case::Counts => {
+                if let Some(tensor) = tensor.filter(|_| carries == Carries::Id) {
+                    let ranks = tensor.ranks_by_id(set, node);
+                    check::all_there(&ranks, set, tensor.name.as_str())?;
+                }
+                let slot = match (slot, &announcement.tensor) {
+                    (Some(slot), _) => slot,
+                    (None, TensorRef::Name(name)) => self.add(announcement.set, name.clone())?,
+                    (None, TensorRef::Id(id)) => return Err(unknown(*id)),
+                };
+                Ok(self.count(slot, node, announcement, kinds, set, now))
+            }
         }
-        self.waiting += usize::from(first);
-        Ok(announced)
+    }
+
+    /// Enters an announcement that counts.
+    fn count(
+        &mut self,
+        slot: Slot,
+        node: NodeId,
+        announcement: Announcement,
+        mut kinds: CallKinds,
+        set: &ProcessSet,
+        now: Duration,
+    ) -> Announced {
+        let Some(tensor) = self.get_mut(slot) else { return Announced::Nothing };
+        let is_first = tensor.since.is_none();
+        tensor.since.get_or_insert(now);
+        tensor.announced.insert(node.index());
+        if announcement.submitted.is_empty()
+            && let Some(registered) = &tensor.registered
+        {
+            kinds.add(registered.plan.agreed.request());
+        }
+        tensor.kinds = tensor.kinds.with(kinds);
+        tensor.requests.extend(announcement.submitted.into_iter().map(|s| (node, s)));
+        let is_complete = tensor.is_complete(set);
+        self.waiting += usize::from(is_first);
+        if is_complete { Announced::Complete(slot) } else { Announced::Waiting(slot) }
     }
 
     /// Ends the round of a tensor that everybody has announced, unless it asks for something that
@@ -269,7 +263,7 @@ impl ReadyTable {
     pub(crate) fn settle(&mut self, slot: Slot, set: &ProcessSet) -> Option<Settled> {
         let tensor = self.get(slot)?;
         let since = tensor.since?;
-        let nothing_new = tensor.spelled.is_empty() && tensor.amended.is_empty();
+        let nothing_new = tensor.requests.is_empty() && tensor.duplicates.is_empty();
         let unchanged =
             tensor.registered.as_ref().filter(|_| nothing_new && set.joined().is_empty());
         if let Some(registered) = unchanged {
@@ -324,7 +318,7 @@ impl ReadyTable {
         if let Some(tensor) = self.get_mut(slot) {
             tensor.queued = true;
             if let Some(registered) = &mut tensor.registered {
-                registered.used = registered.told;
+                registered.used = registered.announced;
             }
         }
     }
@@ -360,13 +354,13 @@ impl ReadyTable {
         let plan = Arc::clone(plan);
         let new = id.map(|id| {
             let plan = Arc::clone(&plan);
-            Registered { id, plan, priority, told: false, used: false }
+            Registered { id, plan, priority, announced: false, used: false }
         });
         let replaced = new.is_some();
         let tensor = self.get_mut(slot)?;
         tensor.registered = new;
-        if let Some(old) = old.filter(|old| old.told && !replaced) {
-            // Nothing takes its place that would tell the nodes that it is gone.
+        if let Some(old) = old.filter(|old| old.announced && !replaced) {
+            // No registration takes its place, from which the nodes would see that it is gone.
             let (set, name) = (tensor.set, tensor.name.clone());
             self.evict(set, name, old);
         }
@@ -374,13 +368,13 @@ impl ReadyTable {
     }
 
     fn evict(&mut self, set: ProcessSetId, name: TensorName, registered: Registered) {
-        self.untold.push(registered.id);
+        self.unannounced.push(registered.id);
         self.evicted.add(set, name, registered, self.nodes);
     }
 
-    /// Takes their ids from idle tensors until there is room for one more with so many flows (BOUND).
-    /// It goes round all ids, oldest first, and passes over those that have been used since it came
-    /// by last. What the nodes have not confirmed yet is bounded likewise.
+    /// Takes their ids from idle tensors until there is room for one more with so many flows
+    /// (BOUND). It goes round all ids, oldest first, and passes over those that have been used
+    /// since it came by last. What the nodes have not confirmed yet is bounded likewise.
     fn make_room(&mut self, flows: usize) {
         for _ in 0..CONSIDERED + flows {
             if self.ids.has_room(flows) || self.evicted.flows() >= MAX_FLOWS {
@@ -401,9 +395,9 @@ impl ReadyTable {
         }
     }
 
-    /// The ids that have been evicted and that the nodes have to be told of.
+    /// The ids that have been evicted and of which the nodes have to be notified.
     pub(crate) fn take_evicted(&mut self) -> Vec<TensorId> {
-        std::mem::take(&mut self.untold)
+        std::mem::take(&mut self.unannounced)
     }
 
     /// A node has read that these ids are gone.
@@ -435,21 +429,21 @@ impl ReadyTable {
         let Some(tensor) = self.get_mut(slot) else { return };
         let was_waiting = tensor.since.take().is_some();
         tensor.announced.clear();
-        tensor.spelled.clear();
-        tensor.amended.clear();
-        tensor.mixture = Mixture::default();
+        tensor.requests.clear();
+        tensor.duplicates.clear();
+        tensor.kinds = CallKinds::default();
         self.waiting -= usize::from(was_waiting);
     }
 
     /// Notes that a segment of a queued tensor goes out; `last` if nothing of it is left. Gives the
-    /// registration of the id that it is called by, if the nodes have not been told of it.
+    /// registration of the id that it is called by, if the nodes do not know it.
     pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
         let tensor = self.get_mut(round.slot)?;
         tensor.unfinished += 1;
         tensor.queued = !last;
         let by_id = matches!(round.tensor, TensorRef::Id(_));
-        let registered = tensor.registered.as_mut().filter(|r| by_id && !r.told)?;
-        registered.told = true;
+        let registered = tensor.registered.as_mut().filter(|r| by_id && !r.announced)?;
+        registered.announced = true;
         Some(Registration {
             id: registered.id,
             set: tensor.set,

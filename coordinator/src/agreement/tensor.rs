@@ -2,18 +2,20 @@
 
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
+use fixedbitset::FixedBitSet;
 use gradwire_proto::{
     Agreed, Collective, NodeId, Priority, ProcessSetId, Rank, Request, TensorName,
     convert::TensorRef,
 };
 
-use super::{
-    event::Submitted, ids::Registered, node_set::NodeSet, process_set::ProcessSet,
-    ready_table::Violation, world::Members,
+use super::ids::Registered;
+use crate::{
+    membership::members::Members,
+    model::{event::Submitted, process_set::ProcessSet},
 };
 
-/// The most late second submissions that one round keeps, for its table (BOUND).
-const MOST_AMENDMENTS: usize = 4096;
+/// The most later second submissions that one round keeps, for its table (BOUND).
+const MAX_DUPLICATES: usize = 4096;
 
 /// Sender and receiver of a send and receive.
 pub(super) fn peers(request: &Request) -> Option<[Rank; 2]> {
@@ -57,18 +59,18 @@ pub(super) fn asked_by_id<'a>(
     }
 }
 
-/// What the answers of a round are about, as far as it decides who has to answer.
+/// Which kinds of calls the requests of a round are, as far as it decides who has to submit.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Mixture {
+pub(super) struct CallKinds {
     /// Some are of a send and receive: of two ranks.
     sends: bool,
-    /// Some are joins: told rank by rank.
+    /// Some are joins: each rank by itself.
     joins: bool,
     /// Some are of anything else: of all that have not joined.
     others: bool,
 }
 
-impl Mixture {
+impl CallKinds {
     pub(super) fn add(&mut self, request: &Request) {
         match request.collective {
             Collective::SendReceive => self.sends = true,
@@ -97,7 +99,7 @@ impl Mixture {
         self.sends && !self.joins && !self.others
     }
 
-    /// Whether a node may tell of its ranks one after the other.
+    /// Whether a node may announce its ranks one after the other.
     pub(super) fn is_partial(self) -> bool {
         self.sends || self.joins
     }
@@ -112,13 +114,13 @@ pub(super) struct Tensor {
     /// When the first node announced it; none while nobody waits for it.
     pub(super) since: Option<Duration>,
     /// The nodes that have.
-    pub(super) announced: NodeSet,
-    /// The answers of those nodes that did not answer by the id alone.
-    pub(super) spelled: Vec<(NodeId, Submitted)>,
-    /// Second submissions that were told of later.
-    pub(super) amended: Vec<Submitted>,
-    /// What the answers are about.
-    pub(super) mixture: Mixture,
+    pub(super) announced: FixedBitSet,
+    /// The full requests of those nodes that did not announce it by the id alone.
+    pub(super) requests: Vec<(NodeId, Submitted)>,
+    /// Second submissions that were reported after the first ones.
+    pub(super) duplicates: Vec<Submitted>,
+    /// Which kinds of calls the requests are.
+    pub(super) kinds: CallKinds,
     /// All ranks have agreed and not all of it has gone out.
     pub(super) queued: bool,
     /// Its segments that are not done by everybody.
@@ -133,21 +135,31 @@ impl Tensor {
             name,
             registered: None,
             since: None,
-            announced: NodeSet::new(nodes),
-            spelled: Vec::new(),
-            amended: Vec::new(),
-            mixture: Mixture::default(),
+            announced: FixedBitSet::with_capacity(nodes),
+            requests: Vec::new(),
+            duplicates: Vec::new(),
+            kinds: CallKinds::default(),
             queued: false,
             unfinished: 0,
         }
     }
 
-    /// How messages call it. An id that has not been told is no name for anybody.
+    /// How messages call it. An id that the nodes do not know yet is of no use.
     pub(super) fn reference(&self) -> TensorRef {
         match &self.registered {
-            Some(registered) if registered.told => TensorRef::Id(registered.id),
+            Some(registered) if registered.announced => TensorRef::Id(registered.id),
             _ => TensorRef::Name(self.name.clone()),
         }
+    }
+
+    /// Whether something of it went to dispatch and is not done.
+    pub(super) fn is_out(&self) -> bool {
+        self.queued || self.unfinished > 0
+    }
+
+    /// Whether a node has announced it in this round.
+    pub(super) fn has_announced(&self, node: NodeId) -> bool {
+        self.announced.contains(node.index())
     }
 
     /// Whether nobody waits for it and nothing of it is under way.
@@ -165,14 +177,14 @@ impl Tensor {
 
     /// The nodes that have announced it and answered by the id alone.
     fn by_id(&self, set: &ProcessSet) -> Vec<NodeId> {
-        let mut spelled: Vec<NodeId> = self.spelled.iter().map(|(node, _)| *node).collect();
-        spelled.sort_unstable();
-        spelled.dedup();
-        if spelled.len() == self.announced.len() {
+        let mut in_full: Vec<NodeId> = self.requests.iter().map(|(node, _)| *node).collect();
+        in_full.sort_unstable();
+        in_full.dedup();
+        if in_full.len() == self.announced.count_ones(..) {
             return Vec::new();
         }
         let is_by_id =
-            |node: &NodeId| self.announced.contains(*node) && spelled.binary_search(node).is_err();
+            |node: &NodeId| self.has_announced(*node) && in_full.binary_search(node).is_err();
         set.nodes().iter().copied().filter(is_by_id).collect()
     }
 
@@ -181,19 +193,19 @@ impl Tensor {
         self.registered.as_ref().filter(|_| !self.by_id(set).is_empty())
     }
 
-    /// What a node has spelled of in this round.
-    pub(super) fn spelled_by(&self, node: NodeId) -> impl Iterator<Item = &Submitted> {
-        self.spelled.iter().filter(move |(n, _)| *n == node).map(|(_, submitted)| submitted)
+    /// The full requests of a node in this round.
+    pub(super) fn requests_of(&self, node: NodeId) -> impl Iterator<Item = &Submitted> {
+        self.requests.iter().filter(move |(n, _)| *n == node).map(|(_, submitted)| submitted)
     }
 
     /// The ranks that have to answer or to join: all of the set, or the two that send and receive.
     pub(super) fn concerned<'a>(&self, set: &'a ProcessSet) -> Cow<'a, [Rank]> {
-        if !self.mixture.only_sends() {
+        if !self.kinds.only_sends() {
             return Cow::Borrowed(set.members());
         }
         let again = self.again(set).map(|registered| registered.plan.agreed.request());
-        let spelled = self.spelled.iter().map(|(_, s)| &s.request);
-        let peers = spelled.chain(again).filter_map(peers).flatten();
+        let in_full = self.requests.iter().map(|(_, s)| &s.request);
+        let peers = in_full.chain(again).filter_map(peers).flatten();
         let mut all: Vec<Rank> = peers.filter(|rank| set.contains(*rank)).collect();
         all.sort_unstable();
         all.dedup();
@@ -210,7 +222,7 @@ impl Tensor {
                 }
             }
         }
-        for (_, submitted) in &self.spelled {
+        for (_, submitted) in &self.requests {
             for &rank in &submitted.ranks {
                 all.insert(rank, Cow::Borrowed(&submitted.request));
             }
@@ -228,7 +240,7 @@ impl Tensor {
         let by_id =
             self.by_id(set).into_iter().flat_map(|node| self.ranks_by_id(set, node).into_owned());
         let mut answered: Vec<Rank> =
-            self.spelled.iter().flat_map(|(_, s)| s.ranks.iter().copied()).chain(by_id).collect();
+            self.requests.iter().flat_map(|(_, s)| s.ranks.iter().copied()).chain(by_id).collect();
         answered.sort_unstable();
         let concerned = self.concerned(set);
         concerned.iter().copied().filter(|rank| answered.binary_search(rank).is_err()).collect()
@@ -239,29 +251,29 @@ impl Tensor {
         if self.since.is_none() {
             return false;
         }
-        if self.mixture.only_joins() {
+        if self.kinds.only_joins() {
             return set.all_joined();
         }
-        if self.mixture.is_partial() {
+        if self.kinds.is_partial() {
             return self.missing(set).is_empty();
         }
         // A node announces at once for all of its ranks that have not joined.
         if set.joined().is_empty() {
-            return self.announced.len() == set.nodes().len();
+            return self.announced.count_ones(..) == set.nodes().len();
         }
         let joined = |node| set.local(node).iter().all(|rank| set.joined().contains(rank));
-        set.nodes().iter().all(|&node| self.announced.contains(node) || joined(node))
+        set.nodes().iter().all(|&node| self.has_announced(node) || joined(node))
     }
 
     /// What has to be the same for all and is; none if it is not. With the most urgent of the
     /// priorities.
     pub(super) fn common(&self, set: &ProcessSet) -> Option<(Request, Priority)> {
-        if !self.amended.is_empty() || self.spelled.iter().any(|(_, s)| s.duplicate) {
+        if !self.duplicates.is_empty() || self.requests.iter().any(|(_, s)| s.duplicate) {
             return None;
         }
         let again = self.again(set).map(|r| (r.plan.agreed.request(), r.priority));
-        let spelled = self.spelled.iter().map(|(_, s)| (&s.request, s.priority));
-        let mut all = again.into_iter().chain(spelled);
+        let in_full = self.requests.iter().map(|(_, s)| (&s.request, s.priority));
+        let mut all = again.into_iter().chain(in_full);
         let (first, mut priority) = all.next()?;
         for (request, urgency) in all {
             if !request.agrees_with(first) {
@@ -287,38 +299,23 @@ impl Tensor {
         left.min().map(|(_, node, rank)| (node, rank))
     }
 
-    /// A further announcement of ranks for which a node has announced the tensor already.
-    pub(super) fn amend(
-        &mut self,
-        node: NodeId,
-        submitted: Vec<Submitted>,
-    ) -> Result<(), Violation> {
-        if submitted.iter().any(|s| s.duplicate) {
-            // What is known already adds nothing.
-            let known = |s: &Submitted| {
-                let seen = self.amended.iter().filter(|a| a.request == s.request);
-                let ranks: Vec<Rank> = seen.flat_map(|a| a.ranks.iter().copied()).collect();
-                s.ranks.iter().all(|rank| ranks.contains(rank))
-            };
-            let new: Vec<Submitted> =
-                submitted.into_iter().filter(|s| s.duplicate && !known(s)).collect();
-            if self.amended.len() + new.len() <= MOST_AMENDMENTS {
-                self.amended.extend(new);
-            }
-            return Ok(());
+    /// Keeps further second submissions, for the table. What is known already adds nothing.
+    pub(super) fn add_duplicates(&mut self, submitted: Vec<Submitted>) {
+        let known = |s: &Submitted| {
+            let seen = self.duplicates.iter().filter(|a| a.request == s.request);
+            let ranks: Vec<Rank> = seen.flat_map(|a| a.ranks.iter().copied()).collect();
+            s.ranks.iter().all(|rank| ranks.contains(rank))
+        };
+        let new: Vec<Submitted> =
+            submitted.into_iter().filter(|s| s.duplicate && !known(s)).collect();
+        if self.duplicates.len() + new.len() <= MAX_DUPLICATES {
+            self.duplicates.extend(new);
         }
-        // A node with one rank can have told of a second submission when the tensor had just failed:
-        // that looked like a first announcement, and this is the real one.
-        let replaced = self.spelled_by(node).next().is_some()
-            && self.spelled_by(node).all(|earlier| earlier.duplicate);
-        if !replaced {
-            return Err(Violation::Protocol(format!(
-                "announced tensor '{}' again before it was done",
-                self.name
-            )));
-        }
-        self.spelled.retain(|(n, _)| *n != node);
-        self.spelled.extend(submitted.into_iter().map(|s| (node, s)));
-        Ok(())
+    }
+
+    /// Puts a node's announcement in the place of its earlier one in this round.
+    pub(super) fn replace(&mut self, node: NodeId, submitted: Vec<Submitted>) {
+        self.requests.retain(|(n, _)| *n != node);
+        self.requests.extend(submitted.into_iter().map(|s| (node, s)));
     }
 }

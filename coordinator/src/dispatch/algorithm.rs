@@ -3,22 +3,20 @@
 
 use std::collections::BTreeMap;
 
-use gradwire_collectives::{CostModel, Kind, Row, Topology, select};
+use gradwire_collectives::{Algorithm, CostModel, Kind, Row, Topology, select};
 use gradwire_proto::{NodeId, Route};
 
-pub use gradwire_collectives::Algorithm;
-
-use super::{config::EngineConfig, world::Members};
+use crate::model::EngineConfig;
 
 /// The most choices that are kept (BOUND).
-const MOST_CHOICES: usize = 4096;
+const MAX_CHOICES: usize = 4096;
 
-/// The racks of the participants, what is achieved between which of them, and the powers of two that
-/// the bytes and the pieces in a row do not exceed.
+/// The racks of the participants, what is achieved between which of them, and the powers of two
+/// that the bytes and the pieces of the pipeline do not exceed.
 type Class = (Vec<u32>, (u8, u32, u32), u32, u32);
 
-/// A row of more pieces than this is as good as endless.
-const LONG_ROW: u64 = 64;
+/// A pipeline of more pieces than this is as good as endless.
+const LONG_PIPELINE: u64 = 64;
 
 /// The choices that have been made.
 #[derive(Debug)]
@@ -40,9 +38,9 @@ fn key(kind: Kind) -> (u8, u32, u32) {
 }
 
 impl Chooser {
-    pub(crate) fn new(members: &Members, config: &EngineConfig) -> Self {
-        let labels: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
-        let topology = Topology::from_labels(&labels);
+    /// A chooser for nodes with these rack labels.
+    pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
+        let topology = Topology::from_labels(racks);
         Self {
             topology,
             forced: config.algorithm,
@@ -52,8 +50,8 @@ impl Chooser {
         }
     }
 
-    /// The algorithm for a piece that is so many bytes between nodes, one of so many that are under way
-    /// or wait, and why if it had to be decided.
+    /// The algorithm for a piece of `bytes` on the wire, in a pipeline of `pieces` that are in
+    /// flight or wait. With the reason, if that had to be decided.
     pub(crate) fn choose(
         &mut self,
         route: Route,
@@ -70,7 +68,7 @@ impl Chooser {
         let topology = Topology { racks: racks.collect() };
         let size = bytes.next_power_of_two().ilog2();
         // What is forced does not depend on it.
-        let pieces = if self.forced.is_some() { 1 } else { pieces.clamp(1, LONG_ROW) as u32 };
+        let pieces = if self.forced.is_some() { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
         let class = (topology.racks.clone(), key(kind), size, pieces);
         if let Some(&algorithm) = self.made.get(&class) {
@@ -78,11 +76,11 @@ impl Chooser {
         }
         let row = Row { pieces, in_flight: self.credit.min(pieces) };
         let choice = select(kind, &topology, 1 << size, row, self.forced, &self.cost);
-        if self.made.len() >= MOST_CHOICES {
+        if self.made.len() >= MAX_CHOICES {
             self.made.clear();
         }
         self.made.insert(class, choice.algorithm);
-        let among = if pieces > 1 { format!(", {pieces} in a row") } else { String::new() };
+        let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
         let reason = format!(
             "{} for up to {} bytes{among}: {}",
             choice.algorithm,

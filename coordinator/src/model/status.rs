@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use gradwire_proto::{Epoch, Failure, ProcessSetId, Rank, TensorName};
 
-use super::{Engine, command::Node};
+use super::command::Node;
 
 /// The most tensors that one status lists.
-pub(crate) const MOST_PENDING: usize = 100;
+pub(crate) const MAX_PENDING: usize = 100;
 
 /// The most process sets that one status lists.
-const MOST_SETS: usize = 100;
+pub(crate) const MAX_SETS: usize = 100;
 
 /// Where the job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,54 +117,4 @@ pub struct Status {
     pub counts: Counts,
     /// How it failed, if it did.
     pub failure: Option<Failure>,
-}
-
-impl Engine {
-    /// Counts for the metrics.
-    pub fn counts(&self) -> Counts {
-        Counts {
-            nodes: self.members.len().max(self.forming.len()),
-            ranks: self.members.ranks(),
-            sets: self.sets.len(),
-            pending: self.table.waiting(),
-            queued: self.queue.len(),
-            stalled: self.stall.stalled,
-            in_flight: self.flight.len(),
-            started: self.flight.started(),
-            done: self.flight.completed(),
-        }
-    }
-
-    /// A view of everything, for people.
-    pub fn status(&self, now: Duration) -> Status {
-        let nodes = self.members.iter().map(|(_, member)| NodeStatus {
-            node: member.node.clone(),
-            silent: now.saturating_sub(member.heard.last()),
-            left: member.left.keys().copied().collect(),
-        });
-        let mut pending: Vec<_> = self.table.pending().collect();
-        pending.sort_unstable_by_key(|(slot, since, _)| (*since, *slot));
-        pending.truncate(MOST_PENDING);
-        let pending = pending.into_iter().map(|(_, since, tensor)| PendingTensor {
-            set: tensor.set,
-            name: tensor.name.clone(),
-            waiting: now.saturating_sub(since),
-            missing: self.sets.get(&tensor.set).map_or_else(Vec::new, |set| tensor.missing(set)),
-        });
-        let sets = self.sets.iter().take(MOST_SETS).map(|(&set, there)| SetStatus {
-            set,
-            ranks: there.members().to_vec(),
-            joined: there.joined().iter().copied().collect(),
-        });
-        Status {
-            phase: self.phase(),
-            reason: self.why(),
-            epoch: self.config.epoch,
-            nodes: nodes.collect(),
-            sets: sets.collect(),
-            pending: pending.collect(),
-            counts: self.counts(),
-            failure: self.failure().cloned(),
-        }
-    }
 }

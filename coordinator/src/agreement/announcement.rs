@@ -1,0 +1,130 @@
+//! What an announcement means, given what the node has announced before. Pure.
+//!
+//! A node announces a tensor once in each round. But messages cross: a node may report a second
+//! submission when the round that it belongs to is over, and of a join or a send and receive it
+//! announces each rank by itself. [`case`] is the table of the comment at `Announcement` in
+//! `coordinator.proto`, row by row; `tests/testdata/announcements.txt` has a scenario for each.
+
+use gradwire_proto::{NodeId, Rank};
+
+use super::tensor::{CallKinds, Tensor};
+use crate::model::{event::Announcement, round::Progress};
+
+/// What an announcement carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Carries {
+    /// The id alone.
+    Id,
+    /// Full requests, none of them a second submission.
+    Requests,
+    /// Full requests; some of them are second submissions.
+    Mixed,
+    /// Second submissions only.
+    Duplicates,
+}
+
+impl Carries {
+    pub(super) fn of(announcement: &Announcement) -> Self {
+        let submitted = &announcement.submitted;
+        match submitted.iter().filter(|submitted| submitted.duplicate).count() {
+            _ if submitted.is_empty() => Self::Id,
+            0 => Self::Requests,
+            all if all == submitted.len() => Self::Duplicates,
+            _ => Self::Mixed,
+        }
+    }
+}
+
+/// What the node has announced of the tensor in this round before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Before {
+    /// Nothing.
+    Nothing,
+    /// Other ranks, of a tensor that may be announced rank by rank.
+    OtherRanks,
+    /// Second submissions only.
+    Duplicates,
+    /// The tensor.
+    Tensor,
+}
+
+/// What a node has announced of a tensor in this round, before it announces the ranks `given` with
+/// requests of these `kinds`; and the ranks that it gave then.
+pub(super) fn before(
+    tensor: Option<&Tensor>,
+    node: NodeId,
+    given: &[Rank],
+    kinds: CallKinds,
+) -> (Before, Vec<Rank>) {
+    let Some(tensor) = tensor.filter(|tensor| tensor.has_announced(node)) else {
+        return (Before::Nothing, Vec::new());
+    };
+    let earlier: Vec<Rank> =
+        tensor.requests_of(node).flat_map(|s| s.ranks.iter().copied()).collect();
+    let others = !given.is_empty() && !given.iter().any(|rank| earlier.contains(rank));
+    let by_rank = tensor.kinds.is_partial() || kinds.is_partial();
+    let before = match earlier.is_empty() {
+        true => Before::Tensor,
+        false if others && by_rank => Before::OtherRanks,
+        false if tensor.requests_of(node).all(|s| s.duplicate) => Before::Duplicates,
+        false => Before::Tensor,
+    };
+    (before, earlier)
+}
+
+/// What an announcement is compared with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Facts {
+    pub(super) carries: Carries,
+    pub(super) before: Before,
+    /// How far the node is with the tensor's last round.
+    pub(super) progress: Progress,
+    /// Whether one of the node's ranks has joined and waits for the others.
+    pub(super) has_joined: bool,
+    /// Whether the announcement covers all ranks that it has to, with those before.
+    pub(super) is_whole: bool,
+}
+
+/// What becomes of an announcement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Case {
+    /// It counts.
+    Counts,
+    /// It comes after the end of the round that it belongs to: nothing becomes of it.
+    Late,
+    /// Its second submissions are added to the round's table.
+    AddsDuplicates,
+    /// It takes the place of what the node announced before.
+    Replaces,
+    /// The node announces a tensor that it has not done.
+    TooEarly,
+    /// The node announces a tensor again.
+    Again,
+    /// It lacks ranks.
+    Incomplete,
+}
+
+/// The case of an announcement. Each arm is a row of the table in `coordinator.proto`; the first
+/// that fits counts.
+pub(super) fn case(facts: Facts) -> Case {
+    let Facts { carries, before, progress, has_joined, is_whole } = facts;
+    match (before, carries) {
+        // The last rank of a node to submit a tensor has not submitted it before, unless a join
+        // made the node announce it. So this is about a round that has ended.
+        (Before::Nothing, Carries::Duplicates) if !has_joined => Case::Late,
+        (Before::Nothing, Carries::Duplicates) if progress != Progress::Done => Case::Late,
+        (Before::Nothing, _) if progress == Progress::Queued => Case::TooEarly,
+        (Before::Nothing, Carries::Id) => Case::Counts,
+        (Before::Nothing, Carries::Duplicates) if !is_whole => Case::Late,
+        (Before::Nothing, _) if !is_whole => Case::Incomplete,
+        (Before::Nothing, _) => Case::Counts,
+
+        (_, Carries::Mixed | Carries::Duplicates) => Case::AddsDuplicates,
+        (Before::OtherRanks, _) if !is_whole => Case::Incomplete,
+        (Before::OtherRanks, _) => Case::Counts,
+        // A node can have reported a second submission when the tensor had just failed. That looked
+        // like a first announcement, and this is the real one.
+        (Before::Duplicates, _) => Case::Replaces,
+        (Before::Tensor, _) => Case::Again,
+    }
+}

@@ -1,0 +1,396 @@
+//! Who has announced which tensor, whether all ranks ask for the same, and what comes of it.
+//!
+//! - `ids`: short ids for tensors; `tensor`: one name and what was submitted for it
+//! - `check`: what an announcement has to be; `announcement`: what it means
+//! - `evicted`: ids that were taken away again
+//! - `disagreement`: the table of who asked for what; `settle`: what comes of a tensor that
+//!   everybody has announced
+//! - `table`: all tensors that are known
+//! - `sets`: the process sets, and who has joined in them
+//!
+//! [`Agreement`] owns the table and the sets. What all ranks agree on becomes a [`Round`], which
+//! dispatch sends out. Everything else becomes part of the next answer.
+
+mod announcement;
+mod check;
+mod disagreement;
+mod evicted;
+mod ids;
+mod sets;
+mod settle;
+mod table;
+mod tensor;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use gradwire_proto::{
+    Collective, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, TensorId,
+    convert::TensorRef,
+};
+
+use self::{
+    sets::{ProcessSets, refuse},
+    table::{Announced, ReadyTable, Settled},
+};
+use crate::{
+    membership::members::Members,
+    model::{
+        EngineConfig,
+        command::{Execute, Registration, SetCreated, SetRemoved},
+        event::Announcement,
+        process_set::ProcessSet,
+        round::{Progress, Round, Slot},
+        status::{MAX_PENDING, MAX_SETS, PendingTensor, SetStatus},
+        text,
+        violation::Violation,
+    },
+};
+
+/// How many tensors a refusal names.
+const NAMED_TENSORS: usize = 3;
+
+/// Why nobody waits any more for what these ranks have not submitted (TELL).
+fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
+    let who = text::named_ranks(silent);
+    let what = format!("process set {id} was given up before {who} had submitted it");
+    Failure::new(FailureKind::Cancelled, what)
+        .hint("make sure that every rank makes the same calls, the same number of times")
+}
+
+/// The tensors that ranks submit, until all agree on them.
+#[derive(Debug)]
+pub(crate) struct Agreement {
+    sets: ProcessSets,
+    table: ReadyTable,
+    /// What the next answer contains beside operations.
+    answer: Execute,
+    /// How long others waited for a node, at most.
+    lags: BTreeMap<NodeId, Duration>,
+    disagreements: u64,
+}
+
+impl Agreement {
+    /// For the nodes of a world. It has no process set before it has nodes.
+    pub(crate) fn new(members: &Members, config: &EngineConfig) -> Self {
+        let all = (0..members.ranks()).map(Rank).collect();
+        let world = ProcessSet::new(all, |rank| members.node_of(rank));
+        let sets =
+            if members.len() == 0 { ProcessSets::default() } else { ProcessSets::new(world) };
+        let (ids, tensors) = (config.max_tensors as usize, config.max_pending as usize);
+        Self {
+            sets,
+            table: ReadyTable::new(members.len(), ids, tensors),
+            answer: Execute::default(),
+            lags: BTreeMap::new(),
+            disagreements: 0,
+        }
+    }
+
+    /// The process sets.
+    pub(crate) fn sets(&self) -> &ProcessSets {
+        &self.sets
+    }
+
+    /// How many tensors wait for some rank.
+    pub(crate) fn waiting(&self) -> usize {
+        self.table.waiting()
+    }
+
+    /// The tensors that wait for some rank, and since when.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = (Slot, Duration)> {
+        self.table.pending().map(|(slot, since, _)| (slot, since))
+    }
+
+    /// The process set and the name of the tensor in a slot, and the ranks that it waits for.
+    pub(crate) fn missing(&self, slot: Slot) -> Option<(ProcessSetId, &str, Vec<Rank>)> {
+        let tensor = self.table.get(slot)?;
+        let set = self.sets.get(tensor.set)?;
+        Some((tensor.set, tensor.name.as_str(), tensor.missing(set)))
+    }
+
+    /// The name of the tensor in a slot.
+    pub(crate) fn name(&self, slot: Slot) -> Option<&str> {
+        self.table.get(slot).map(|tensor| tensor.name.as_str())
+    }
+
+    /// The names of the tensors that wait for some rank.
+    pub(crate) fn pending_names(&self) -> impl Iterator<Item = &str> {
+        self.table.pending().map(|(_, _, tensor)| tensor.name.as_str())
+    }
+
+    /// Whether a rank has joined some set and waits for the others.
+    pub(crate) fn has_joined(&self, rank: Rank) -> bool {
+        self.sets.has_joined(rank)
+    }
+
+    /// Some of the tensors that wait for some rank, oldest first, for people.
+    pub(crate) fn pending_status(&self, now: Duration) -> Vec<PendingTensor> {
+        let mut pending: Vec<_> = self.table.pending().collect();
+        pending.sort_unstable_by_key(|(slot, since, _)| (*since, *slot));
+        pending.truncate(MAX_PENDING);
+        let status = pending.into_iter().map(|(_, since, tensor)| PendingTensor {
+            set: tensor.set,
+            name: tensor.name.clone(),
+            waiting: now.saturating_sub(since),
+            missing: self.sets.get(tensor.set).map_or_else(Vec::new, |set| tensor.missing(set)),
+        });
+        status.collect()
+    }
+
+    /// Some of the process sets, for people.
+    pub(crate) fn set_status(&self) -> Vec<SetStatus> {
+        let status = self.sets.iter().take(MAX_SETS).map(|(set, there)| SetStatus {
+            set,
+            ranks: there.members().to_vec(),
+            joined: there.joined().iter().copied().collect(),
+        });
+        status.collect()
+    }
+
+    /// Notes who joins with a message; see [`ProcessSets::note_joins`].
+    pub(crate) fn note_joins(
+        &mut self,
+        node: NodeId,
+        announcements: &[Announcement],
+    ) -> Vec<ProcessSetId> {
+        self.sets.note_joins(node, announcements)
+    }
+
+    /// A node has announced a tensor. Ranks join the sets of `joins` with the same message;
+    /// `progress` says how far the node is with a tensor of a set. Returns the tensor if it is to
+    /// go out now.
+    pub(crate) fn announce(
+        &mut self,
+        node: NodeId,
+        announcement: Announcement,
+        joins: &[ProcessSetId],
+        now: Duration,
+        members: &Members,
+        progress: impl Fn(Slot, &ProcessSet) -> Progress,
+    ) -> Result<Option<Arc<Round>>, Violation> {
+        let id = announcement.set;
+        if !self.sets.accepts(&announcement)? {
+            return Ok(None);
+        }
+        let Some(set) = self.sets.get(id) else { return Ok(None) };
+        let announced =
+            self.table.announce(node, announcement, set, now, |slot| progress(slot, set))?;
+        match announced {
+            Announced::Nothing => Ok(None),
+            // The rest of the message may be about the same.
+            Announced::Complete(_) if joins.contains(&id) => Ok(None),
+            Announced::Complete(slot) => Ok(self.complete(slot, id, node, now)),
+            Announced::Waiting(slot) => {
+                if members.has_departures() {
+                    self.fail_if_left_behind(slot, members);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Ranks of a set have joined with a message of this node. Returns the tensors that wait for
+    /// nobody any more. Once all ranks have joined, the join itself is done, after everything else.
+    pub(crate) fn complete_without_joined(
+        &mut self,
+        id: ProcessSetId,
+        node: NodeId,
+        now: Duration,
+    ) -> Vec<Arc<Round>> {
+        let Some(set) = self.sets.get(id) else { return Vec::new() };
+        let of_set = self.table.pending().filter(|(_, _, tensor)| tensor.set == id);
+        let complete = of_set.filter(|(_, _, tensor)| tensor.is_complete(set));
+        let mut slots: Vec<(bool, Duration, Slot)> =
+            complete.map(|(slot, since, tensor)| (tensor.kinds.has_joins(), since, slot)).collect();
+        slots.sort_unstable();
+        slots.into_iter().filter_map(|(.., slot)| self.complete(slot, id, node, now)).collect()
+    }
+
+    /// Everybody has announced a tensor, `last` being the last node. Returns it if it is to go out.
+    fn complete(
+        &mut self,
+        slot: Slot,
+        id: ProcessSetId,
+        last: NodeId,
+        now: Duration,
+    ) -> Option<Arc<Round>> {
+        let set = self.sets.get(id)?;
+        let joins = self.table.get(slot).is_some_and(|tensor| tensor.kinds.has_joins());
+        match self.table.settle(slot, set)? {
+            Settled::Runs(round) => {
+                let lag = now.saturating_sub(round.since);
+                let max = self.lags.entry(last).or_default();
+                *max = lag.max(*max);
+                return Some(round);
+            }
+            Settled::Asks { request, tensor } => self.carry_out(slot, id, &request, tensor),
+            Settled::Fails(failed) => {
+                let disagreement = failed.failure.kind == FailureKind::Disagreement;
+                self.disagreements += u64::from(disagreement);
+                let why = failed.failure.clone();
+                self.answer.failures.push(failed);
+                if joins {
+                    self.fail_join(id, &why);
+                }
+            }
+        }
+        None
+    }
+
+    /// All ranks have asked for something that is no operation.
+    fn carry_out(&mut self, slot: Slot, id: ProcessSetId, request: &Request, tensor: TensorRef) {
+        let done = match request.collective {
+            Collective::AddProcessSet => self.add_set(request, tensor),
+            Collective::RemoveProcessSet => self.remove_set(request, tensor),
+            _ => {
+                self.sets.return_later(id);
+                Ok(())
+            }
+        };
+        match done {
+            Ok(()) => self.table.close(slot),
+            Err(failure) => {
+                let name = self.name(slot).unwrap_or_default().to_owned();
+                self.fail_tensor(slot, failure.tensor(name));
+            }
+        }
+    }
+
+    fn add_set(&mut self, request: &Request, tensor: TensorRef) -> Result<(), Failure> {
+        let ranks = request.list.iter().map(|&rank| u32::try_from(rank).unwrap_or(u32::MAX));
+        let ranks: Vec<Rank> = ranks.map(Rank).collect();
+        let set = self.sets.add(&ranks)?;
+        self.answer.sets_created.push(SetCreated { set, ranks, tensor });
+        Ok(())
+    }
+
+    fn remove_set(&mut self, request: &Request, tensor: TensorRef) -> Result<(), Failure> {
+        let number = request.list.first().copied().unwrap_or_default();
+        let (id, set) = self.sets.removable(number)?;
+        let wait = "wait for what was submitted in a process set before it is removed";
+        if !set.joined().is_empty() {
+            let joined: Vec<Rank> = set.joined().iter().copied().collect();
+            let who = text::named_ranks(&joined);
+            return Err(refuse(format!("waiting in a join of process set {id}: {who}"), wait));
+        }
+        let of_set = self.table.pending().filter(|(_, _, tensor)| tensor.set == id);
+        let waiting: Vec<(Slot, &str, Vec<Rank>)> =
+            of_set.map(|(slot, _, t)| (slot, t.name.as_str(), t.silent(set))).collect();
+        if request.list.get(1) == Some(&Request::GIVE_UP) {
+            let given_up: Vec<(Slot, Failure)> = waiting
+                .into_iter()
+                .map(|(slot, name, silent)| (slot, given_up(id, &silent).tensor(name)))
+                .collect();
+            for (slot, failure) in given_up {
+                self.answer.failures.extend(self.table.fail(slot, failure));
+            }
+        } else if !waiting.is_empty() {
+            let names = text::some_names(waiting.iter().map(|(_, name, _)| *name), NAMED_TENSORS);
+            let what = format!("not all ranks of process set {id} have submitted {names}");
+            return Err(refuse(what, wait));
+        }
+        self.sets.remove_later(id, tensor);
+        Ok(())
+    }
+
+    /// Fails the tensors that wait for a rank which has left.
+    pub(crate) fn fail_left_behind(&mut self, members: &Members) {
+        let waiting: Vec<Slot> = self.table.pending().map(|(slot, ..)| slot).collect();
+        waiting.into_iter().for_each(|slot| self.fail_if_left_behind(slot, members));
+    }
+
+    /// Fails a tensor that waits for a rank which has left.
+    fn fail_if_left_behind(&mut self, slot: Slot, members: &Members) {
+        let Some(tensor) = self.table.get(slot) else { return };
+        let Some(set) = self.sets.get(tensor.set) else { return };
+        let Some((node, rank)) = tensor.left_behind(set, members) else { return };
+        let host = members.host(node);
+        let absent = members.get(node).is_some_and(|member| member.absent.contains(&rank));
+        let left = || {
+            let what = format!("rank {rank} has left the job in good order and will not submit it");
+            Failure::new(FailureKind::RankLeft, what)
+                .hint("make sure that every rank makes the same calls, the same number of times")
+                .rank(rank)
+        };
+        let failure = if absent { Failure::never_came(rank) } else { left() };
+        let failure = failure.host(host).tensor(tensor.name.as_str());
+        self.fail_tensor(slot, failure);
+    }
+
+    /// Fails a tensor. If it is a join, nobody has joined any more, and tensors that wait for
+    /// others without the joined ranks fail, too (TELL).
+    fn fail_tensor(&mut self, slot: Slot, failure: Failure) {
+        let Some(tensor) = self.table.get(slot) else { return };
+        let (id, joins) = (tensor.set, tensor.kinds.has_joins());
+        self.answer.failures.extend(self.table.fail(slot, failure.clone()));
+        if joins {
+            self.fail_join(id, &failure);
+        }
+    }
+
+    /// A join has failed.
+    fn fail_join(&mut self, id: ProcessSetId, why: &Failure) {
+        let Some(set) = self.sets.get(id) else { return };
+        let of_set = self.table.pending().filter(|(_, _, tensor)| tensor.set == id);
+        let without: Vec<_> = of_set
+            .filter_map(|(slot, _, tensor)| {
+                let silent = tensor.silent(set);
+                let joined = silent.into_iter().filter(|rank| set.joined().contains(rank));
+                let joined: Vec<Rank> = joined.collect();
+                let name = tensor.name.as_str().to_owned();
+                (!joined.is_empty()).then_some((slot, name, joined))
+            })
+            .collect();
+        self.sets.cancel_join(id);
+        for (slot, name, joined) in without {
+            let who = text::named_ranks(&joined);
+            let what = format!("it was to do without {who}, whose join has failed: {}", why.what);
+            let failure = Failure { what, tensor: name, ..why.clone() };
+            self.answer.failures.extend(self.table.fail(slot, failure));
+        }
+    }
+
+    /// A segment of a round goes out, the last one of the tensor if `last`. Returns the
+    /// registration of the tensor's id if the nodes do not know it.
+    pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
+        self.table.sent(round, last)
+    }
+
+    /// Every node has done one segment of the tensor in a slot.
+    pub(crate) fn finished(&mut self, slot: Slot) {
+        self.table.finished(slot);
+    }
+
+    /// A node has read that these ids are gone.
+    pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
+        self.table.forgotten(node, ids)
+    }
+
+    /// What the next answer contains beside operations and ids.
+    pub(crate) fn take_answer(&mut self) -> Execute {
+        let idle = |id| self.table.in_progress(id).next().is_none();
+        let joined = self.sets.take_joined(idle);
+        let removed = self.sets.take_removed(idle);
+        self.answer.joined.extend(joined);
+        for (set, tensor) in removed {
+            self.table.forget_set(set);
+            self.answer.sets_removed.push(SetRemoved { set, tensor });
+        }
+        std::mem::take(&mut self.answer)
+    }
+
+    /// The ids that have been evicted and of which the nodes have to be notified.
+    pub(crate) fn take_evicted(&mut self) -> Vec<TensorId> {
+        self.table.take_evicted()
+    }
+
+    /// How long others waited for a node, at most, since the last call.
+    pub(crate) fn take_lags(&mut self) -> Vec<(NodeId, Duration)> {
+        std::mem::take(&mut self.lags).into_iter().collect()
+    }
+
+    /// On how many tensors ranks disagreed, since the last call.
+    pub(crate) fn take_disagreements(&mut self) -> u64 {
+        std::mem::take(&mut self.disagreements)
+    }
+}

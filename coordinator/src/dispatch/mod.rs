@@ -1,0 +1,170 @@
+//! What goes out next, how much at a time, and how.
+//!
+//! - `queue`: agreed tensors, fused and cut into pieces in order of priority
+//! - `credit`: the operations in flight, and whether more may start
+//! - `algorithm`: how a piece is reduced or moved
+//!
+//! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
+
+pub(crate) mod credit;
+
+mod algorithm;
+mod queue;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use fixedbitset::FixedBitSet;
+use gradwire_proto::{Compression, NodeId, ProcessSetId, Sequence, convert::TensorRef};
+
+use self::{
+    algorithm::Chooser,
+    credit::Flight,
+    queue::{Cut, Piece, Queue},
+};
+use crate::model::{
+    EngineConfig,
+    command::{Operation, Segment},
+    process_set::ProcessSet,
+    round::{Progress, Round, Slot},
+    violation::Violation,
+};
+
+/// One operation that goes out.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) operation: Operation,
+    /// What it was cut from, segment by segment.
+    pub(crate) cuts: Vec<Cut>,
+    /// Why this algorithm, if that had to be decided.
+    pub(crate) choice: Option<String>,
+}
+
+/// The tensors that go out, and the operations in flight.
+#[derive(Debug)]
+pub(crate) struct Dispatch {
+    queue: Queue,
+    flight: Flight,
+    chooser: Chooser,
+    nodes: usize,
+    lanes: u32,
+    max_piece_bytes: u64,
+    compression: Compression,
+}
+
+impl Dispatch {
+    /// For nodes with these rack labels.
+    pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
+        Self {
+            queue: Queue::default(),
+            flight: Flight::new(config.credit_pieces as usize),
+            chooser: Chooser::new(racks, config),
+            nodes: racks.len(),
+            lanes: config.lanes,
+            max_piece_bytes: config.piece_bytes,
+            compression: config.compression,
+        }
+    }
+
+    /// How many tensors wait for credit.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The operations in flight.
+    pub(crate) fn flight(&self) -> &Flight {
+        &self.flight
+    }
+
+    /// Whether a node takes part in an operation that it has not done.
+    pub(crate) fn is_busy(&self, node: NodeId) -> bool {
+        self.flight.iter().any(|(_, flying)| flying.has(node))
+    }
+
+    /// The tensors in operations that a node has not done.
+    pub(crate) fn in_flight_on(&self, node: NodeId) -> BTreeSet<Slot> {
+        let flying = self.flight.iter().filter(|(_, flying)| flying.has(node));
+        flying.flat_map(|(_, flying)| flying.slots.iter().copied()).collect()
+    }
+
+    /// How far a node is with the tensor of a set.
+    pub(crate) fn progress(&self, slot: Slot, node: NodeId, set: &ProcessSet) -> Progress {
+        if self.queue.holds(slot, node, set) {
+            Progress::Queued
+        } else if self.flight.holds(slot, node) {
+            Progress::InFlight
+        } else {
+            Progress::Done
+        }
+    }
+
+    /// Adds a tensor.
+    pub(crate) fn push(&mut self, round: &Arc<Round>) {
+        self.queue.push(round);
+    }
+
+    /// A node has done operations. Calls `finished` for each segment of those that every node has
+    /// done.
+    pub(crate) fn done(
+        &mut self,
+        node: NodeId,
+        sequences: &[Sequence],
+        mut finished: impl FnMut(Slot),
+    ) -> Result<(), Violation> {
+        for &sequence in sequences {
+            let slots = self.flight.done(node, sequence).map_err(|()| {
+                let what = "which it was not doing";
+                Violation::Protocol(format!("says that it has done operation {sequence}, {what}"))
+            })?;
+            slots.into_iter().flatten().for_each(&mut finished);
+        }
+        Ok(())
+    }
+
+    /// How large the next pieces should be, so that all lanes have some of what waits.
+    pub(crate) fn piece_bytes(&self) -> u64 {
+        self.queue.fair_piece(self.lanes, self.max_piece_bytes)
+    }
+
+    /// The next operation, of at most `piece_bytes`. None if nothing waits, or there is no credit.
+    pub(crate) fn next<'a>(
+        &mut self,
+        piece_bytes: u64,
+        now: Duration,
+        set: impl Fn(ProcessSetId) -> Option<&'a ProcessSet>,
+    ) -> Option<Sent> {
+        if !self.flight.has_credit() {
+            return None;
+        }
+        let piece = self.queue.cut(piece_bytes)?;
+        // This one, those in flight, and those that wait.
+        let pipeline = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
+        let participants = piece.kind.participants(set(piece.kind.set)?);
+        let Piece { kind, bytes, cuts } = piece;
+        let wire_bytes = kind.wire_bytes(self.compression, bytes);
+        let (algorithm, choice) =
+            self.chooser.choose(kind.route, &participants, wire_bytes, pipeline);
+        let mut nodes = FixedBitSet::with_capacity(self.nodes);
+        nodes.extend(participants.iter().map(|node| node.index()));
+        let slots = cuts.iter().map(|cut| cut.round.slot).collect();
+        let sequence = self.flight.start(nodes, slots, now);
+        let segment = |cut: &Cut| {
+            let by_name = matches!(cut.round.tensor, TensorRef::Name(_));
+            Segment {
+                tensor: cut.round.tensor.clone(),
+                flow: cut.flow,
+                offset: cut.offset,
+                count: cut.count,
+                agreed: (by_name && cut.opens).then(|| Arc::clone(&cut.round.plan.agreed)),
+            }
+        };
+        let operation = Operation {
+            sequence,
+            set: kind.set,
+            request: kind.request(),
+            algorithm,
+            segments: cuts.iter().map(segment).collect(),
+            absent: Arc::clone(&kind.absent),
+        };
+        Some(Sent { operation, cuts, choice })
+    }
+}

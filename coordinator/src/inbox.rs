@@ -1,0 +1,39 @@
+//! What sessions send to the runtime, and what the runtime needs to answer them.
+
+use std::sync::{Arc, atomic::AtomicU64};
+
+use gradwire_proto::pb;
+use tokio::sync::{mpsc, oneshot};
+use tonic::Status;
+
+use crate::model::{ConnectionId, Event, event::Join, status};
+
+/// Messages that wait for one node.
+pub(crate) const OUTBOX: usize = 1024;
+
+/// The text for those who come after the end.
+pub(crate) const OVER: &str = "the job is over";
+
+/// The queue of messages to one node.
+pub(crate) type Outbox = mpsc::Sender<Result<pb::CoordinatorMessage, Status>>;
+
+/// A stream that wants to join, as its session hands it over.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) outbox: Outbox,
+    /// The node's nonce, over which the coordinator proves the secret.
+    pub(crate) nonce: Vec<u8>,
+    /// The node's clock in its last heartbeat.
+    pub(crate) echo: Arc<AtomicU64>,
+}
+
+/// What sessions send to the runtime.
+#[derive(Debug)]
+pub(crate) enum Inbound {
+    /// The first message of a stream.
+    Join { connection: ConnectionId, join: Join, peer: Peer },
+    /// Something later.
+    Event(Event),
+    /// Somebody wants to see the state.
+    Inspect(oneshot::Sender<status::Status>),
+}

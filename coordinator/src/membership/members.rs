@@ -1,0 +1,146 @@
+//! The nodes of the complete world.
+//!
+//! A node's id is the order that the launcher gave it, and ranks are numbered in that order.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use gradwire_proto::{
+    NodeId, Rank,
+    beat::{Heard, Limits},
+};
+
+use crate::model::{ConnectionId, command::Node, text};
+
+/// One node of the world.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) connection: ConnectionId,
+    pub(crate) node: Node,
+    /// When something of it was last received.
+    pub(crate) heard: Heard,
+    /// Its ranks that have left in good order, and how many of the job had left before.
+    pub(crate) left: BTreeMap<Rank, u32>,
+    /// Those of them that never joined.
+    pub(crate) absent: BTreeSet<Rank>,
+    /// Its stream has ended after all of them had left; nothing more is expected of it.
+    pub(crate) gone: bool,
+}
+
+impl Member {
+    /// Its ranks.
+    pub(crate) fn ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        let first = self.node.first_rank.0;
+        (first..first + self.node.slots).map(Rank)
+    }
+
+    /// Whether all its ranks have left.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.len() == self.node.slots as usize
+    }
+}
+
+/// The nodes of the complete world; empty before it is.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    all: Vec<Member>,
+    by_connection: BTreeMap<ConnectionId, NodeId>,
+    /// How many ranks have left.
+    departures: u32,
+}
+
+impl Members {
+    /// The world of these nodes, in the order of their ids.
+    pub(crate) fn new(
+        nodes: impl IntoIterator<Item = (ConnectionId, Node)>,
+        now: Duration,
+    ) -> Self {
+        let mut members = Self::default();
+        for (connection, node) in nodes {
+            members.by_connection.insert(connection, NodeId(members.all.len() as u32));
+            members.all.push(Member {
+                connection,
+                node,
+                heard: Heard::at(now),
+                left: BTreeMap::new(),
+                absent: BTreeSet::new(),
+                gone: false,
+            });
+        }
+        members
+    }
+
+    /// The node at the other end of a stream.
+    pub(crate) fn id(&self, connection: ConnectionId) -> Option<NodeId> {
+        self.by_connection.get(&connection).copied()
+    }
+
+    /// A node by its id; ids come from [`Members::id`] or from the index.
+    pub(crate) fn get(&self, node: NodeId) -> Option<&Member> {
+        self.all.get(node.0 as usize)
+    }
+
+    /// A node by its id, to be changed.
+    pub(crate) fn get_mut(&mut self, node: NodeId) -> Option<&mut Member> {
+        self.all.get_mut(node.0 as usize)
+    }
+
+    /// All nodes with their ids.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NodeId, &Member)> {
+        self.all.iter().enumerate().map(|(id, member)| (NodeId(id as u32), member))
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.all.iter().map(|m| m.node.slots).sum()
+    }
+
+    /// Where a rank of the world is.
+    pub(crate) fn node_of(&self, rank: Rank) -> NodeId {
+        let after = self.all.partition_point(|member| member.node.first_rank <= rank);
+        NodeId(after.saturating_sub(1) as u32)
+    }
+
+    /// A rank leaves a node. Returns whether it had not left before.
+    pub(crate) fn leave(&mut self, node: NodeId, rank: Rank, absent: bool) -> bool {
+        let Some(member) = self.all.get_mut(node.index()) else { return false };
+        member.absent.extend(absent.then_some(rank));
+        self.departures += 1;
+        member.left.insert(rank, self.departures - 1).is_none()
+    }
+
+    /// Whether some rank has left.
+    pub(crate) fn has_departures(&self) -> bool {
+        self.departures > 0
+    }
+
+    /// `node 1 (ranks 2-3)`, for a failure that has the host beside it.
+    pub(crate) fn describe(&self, node: NodeId) -> String {
+        let ranks: Vec<Rank> = self.get(node).map_or_else(Vec::new, |m| m.ranks().collect());
+        format!("node {node} ({})", text::named_ranks(&ranks))
+    }
+
+    /// A node's name for people.
+    pub(crate) fn host(&self, node: NodeId) -> &str {
+        self.get(node).map_or("", |m| m.node.host.as_str())
+    }
+
+    /// The node that will have been silent for too long first, and when, among those that must be
+    /// alive.
+    pub(crate) fn first_due(&self, limits: &Limits) -> Option<(NodeId, Duration)> {
+        let alive = self.iter().filter(|(_, member)| !member.gone);
+        alive.map(|(id, member)| (id, member.heard.deadline(limits))).min_by_key(|due| due.1)
+    }
+
+    /// Ignores all silence up to now: the coordinator itself was stopped.
+    pub(crate) fn hear_all(&mut self, now: Duration) {
+        self.all.iter_mut().for_each(|m| m.heard = Heard::at(now));
+    }
+}

@@ -1,0 +1,460 @@
+//! Who is in the job, and where the job is in its life: forming, running, failing, over.
+//!
+//! - `members`: the nodes of the complete world, when each was last heard, who has left
+//! - `forming`: who may join, while the world is not complete
+//! - `causes`: the first cause of a failure
+//!
+//! [`Membership`] owns the phase. It decides who comes in, who has gone, and with which cause the
+//! job ends.
+
+pub(crate) mod members;
+
+mod causes;
+mod forming;
+
+use std::{sync::Arc, time::Duration};
+
+use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, beat::Silence};
+
+use self::{
+    causes::Causes,
+    forming::{Forming, Refusal, check_join},
+    members::Members,
+};
+use crate::model::{
+    Command, ConnectionId, EngineConfig, Output, Phase,
+    command::{RefusalKind, Severity, World},
+    event::Join,
+    status::NodeStatus,
+    text,
+    violation::Violation,
+};
+
+/// How often it is reported who has not joined.
+const WAITING_REPORT: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+enum State {
+    Forming { next_report: Duration },
+    Running,
+    Failing(Causes),
+    Over(Ending),
+}
+
+/// The nodes, and the phase of the job.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    config: Arc<EngineConfig>,
+    state: State,
+    /// Why the state is what it is.
+    why: String,
+    forming: Forming,
+    members: Members,
+}
+
+impl Membership {
+    /// Waits for the nodes of `config`; time counts from here.
+    pub(crate) fn new(config: Arc<EngineConfig>) -> Self {
+        Self {
+            state: State::Forming { next_report: WAITING_REPORT },
+            why: Forming::default().missing(&config),
+            forming: Forming::default(),
+            members: Members::default(),
+            config,
+        }
+    }
+
+    /// The nodes of the complete world; empty before it is.
+    pub(crate) fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// Where the job is in its life.
+    pub(crate) fn phase(&self) -> Phase {
+        match &self.state {
+            State::Forming { .. } => Phase::Forming,
+            State::Running => Phase::Running,
+            State::Failing(_) => Phase::Failing,
+            State::Over(Ending::Failed(_)) => Phase::Failed,
+            State::Over(Ending::Finished) => Phase::Finished,
+        }
+    }
+
+    /// Why the phase is what it is.
+    pub(crate) fn why(&self) -> String {
+        match &self.state {
+            State::Forming { .. } => self.forming.missing(&self.config),
+            _ => self.why.clone(),
+        }
+    }
+
+    /// The failure of a job that is failing or has failed.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        match &self.state {
+            State::Failing(causes) => Some(causes.cause()),
+            State::Over(Ending::Failed(failure)) => Some(failure),
+            State::Forming { .. } | State::Running | State::Over(Ending::Finished) => None,
+        }
+    }
+
+    /// How many nodes have joined.
+    pub(crate) fn nodes(&self) -> usize {
+        self.members.len().max(self.forming.len())
+    }
+
+    /// The nodes of the complete world, for people.
+    pub(crate) fn status(&self, now: Duration) -> Vec<NodeStatus> {
+        let status = self.members.iter().map(|(_, member)| NodeStatus {
+            node: member.node.clone(),
+            silent: now.saturating_sub(member.heard.last()),
+            left: member.left.keys().copied().collect(),
+        });
+        status.collect()
+    }
+
+    /// When [`Membership::tick`] or [`Membership::silent`] has something to do next.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        match &self.state {
+            State::Forming { next_report } => Some(self.config.start_timeout.min(*next_report)),
+            State::Running => self.members.first_due(&self.config.silence()).map(|(_, due)| due),
+            State::Failing(causes) => Some(causes.until),
+            State::Over(_) => None,
+        }
+    }
+
+    /// Something has come on a stream.
+    pub(crate) fn heard(&mut self, connection: ConnectionId, now: Duration) {
+        let node = self.members.id(connection);
+        if let Some(member) = node.and_then(|node| self.members.get_mut(node)) {
+            member.heard.stream = now;
+        }
+    }
+
+    /// A heartbeat datagram of a node has come.
+    pub(crate) fn heard_datagram(&mut self, node: NodeId, now: Duration) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.heard.datagram = now;
+        }
+    }
+
+    /// A node wants to join. Returns whether the world is complete now.
+    pub(crate) fn joined(
+        &mut self,
+        connection: ConnectionId,
+        join: Join,
+        now: Duration,
+        out: &mut Output,
+    ) -> bool {
+        let described = format!("node {} (host {})", join.order, text::excerpt(&join.host, 80));
+        let admitted = check_join(&self.config, &join).and_then(|()| match &self.state {
+            State::Forming { .. } => self.forming.admit(connection, join),
+            State::Running => Err(Refusal {
+                kind: RefusalKind::Taken,
+                text: format!("{described} comes too late: {}", self.why),
+            }),
+            State::Failing(_) | State::Over(_) => Err(Refusal {
+                kind: RefusalKind::Over,
+                text: format!("{described} comes too late: the job is over: {}", self.why),
+            }),
+        });
+        match admitted {
+            Err(Refusal { kind, text }) => {
+                out.reason = format!("{described} is refused: {text}");
+                out.commands.push(Command::Refuse { connection, kind, text });
+                false
+            }
+            Ok(()) if self.forming.len() < self.config.nodes as usize => {
+                out.reason = format!("{described} joined: {}", self.forming.missing(&self.config));
+                false
+            }
+            Ok(()) => self.form(now, out),
+        }
+    }
+
+    /// Every node has come. Returns whether they are a world.
+    fn form(&mut self, now: Duration, out: &mut Output) -> bool {
+        self.members = self.forming.close(now);
+        let ranks = self.members.ranks();
+        if let Some(expected) = self.config.ranks.filter(|&expected| expected != ranks) {
+            let slots: Vec<String> = self
+                .members
+                .iter()
+                .map(|(_, m)| format!("{} has {}", m.node.host, m.node.slots))
+                .collect();
+            let what = format!(
+                "the nodes have {ranks} slots together, the job has {expected} ranks: {}",
+                slots.join(", ")
+            );
+            let hint = "GRADWIRE_SLOTS of every node must be the number of ranks that run there";
+            self.abort(Failure::new(FailureKind::Invalid, what).hint(hint), out);
+            return false;
+        }
+        if ranks > Rank::MAX {
+            let what = format!(
+                "the nodes have {ranks} slots together, a job has at most {} ranks",
+                Rank::MAX
+            );
+            let hint = "start fewer processes; GRADWIRE_SLOTS says how many a node has";
+            self.abort(Failure::new(FailureKind::Invalid, what).hint(hint), out);
+            return false;
+        }
+        let config = &self.config;
+        let nodes = self.members.len();
+        let world = Arc::new(World {
+            epoch: config.epoch,
+            nodes: self.members.iter().map(|(_, m)| m.node.clone()).collect(),
+            lanes: config.lanes,
+            compression: config.compression,
+            heartbeat_interval: config.heartbeat_interval,
+            heartbeat_timeout: config.heartbeat_timeout,
+        });
+        out.commands.extend(self.members.iter().map(|(node, m)| Command::Welcome {
+            connection: m.connection,
+            node,
+            world: Arc::clone(&world),
+        }));
+        self.state = State::Running;
+        self.why = format!(
+            "the world is complete: {}, {}, epoch {}",
+            text::count(nodes, "node"),
+            text::count(ranks as usize, "rank"),
+            self.config.epoch
+        );
+        out.reason.clone_from(&self.why);
+        true
+    }
+
+    /// A stream has ended. Returns the node whose loss is a failure, if it is one. `is_busy` says
+    /// whether a node takes part in an operation that it has not done.
+    pub(crate) fn lost(
+        &mut self,
+        connection: ConnectionId,
+        why: &str,
+        is_busy: impl Fn(NodeId) -> bool,
+        out: &mut Output,
+    ) -> Option<NodeId> {
+        if let State::Forming { .. } = self.state {
+            if let Some((order, host)) = self.forming.forget(connection) {
+                let missing = self.forming.missing(&self.config);
+                out.reason = format!("node {order} (host {host}) has gone ({why}): {missing}");
+                let text = out.reason.clone();
+                out.commands.push(Command::Report { severity: Severity::Warning, text });
+            }
+            return None;
+        }
+        let node = self.members.id(connection)?;
+        if let Some(member) = self.members.get_mut(node)
+            && member.has_left()
+            && !is_busy(node)
+        {
+            member.gone = true;
+            let who = self.members.describe(node);
+            out.reason = format!("{who} closed its stream after it had left");
+            return None;
+        }
+        Some(node)
+    }
+
+    /// A node says that it can't go on.
+    pub(crate) fn reported(
+        &mut self,
+        connection: ConnectionId,
+        mut failure: Failure,
+        now: Duration,
+        out: &mut Output,
+    ) {
+        let host = match self.members.id(connection).and_then(|node| self.members.get(node)) {
+            Some(member) => Some(member.node.host.as_str()),
+            None => self.forming.host(connection),
+        };
+        let Some(host) = host else { return };
+        if failure.host.is_empty() {
+            host.clone_into(&mut failure.host);
+        }
+        self.fail(failure, now, out);
+    }
+
+    /// The node of the world at the other end of a stream, if what it asks for counts: not before
+    /// the world is complete, and not once the job is failing.
+    pub(crate) fn member(&mut self, connection: ConnectionId, out: &mut Output) -> Option<NodeId> {
+        match self.state {
+            State::Forming { .. } => {
+                self.too_early(connection, out);
+                None
+            }
+            State::Running => self.members.id(connection),
+            State::Failing(_) | State::Over(_) => None,
+        }
+    }
+
+    /// A node that has joined sent something before there was a world.
+    fn too_early(&mut self, connection: ConnectionId, out: &mut Output) {
+        if self.forming.forget(connection).is_none() {
+            return;
+        }
+        let text = "a node may send nothing but heartbeats between Join and World".to_owned();
+        out.reason.clone_from(&text);
+        out.commands.push(Command::Refuse { connection, kind: RefusalKind::Invalid, text });
+    }
+
+    /// Takes a report of a failure and waits a moment for a better one.
+    pub(crate) fn fail(&mut self, failure: Failure, now: Duration, out: &mut Output) {
+        match &mut self.state {
+            State::Over(_) => return,
+            State::Failing(causes) => causes.report(failure),
+            State::Forming { .. } | State::Running => {
+                self.state = State::Failing(Causes::new(failure, now + self.config.cause_window));
+            }
+        }
+        let State::Failing(causes) = &self.state else { return };
+        self.why = causes.cause().to_string();
+        out.reason = format!("failing: {}", self.why);
+        if causes.is_certain() {
+            let cause = causes.cause().clone();
+            self.abort(cause, out);
+        }
+    }
+
+    /// Ends the job for everybody (TELL).
+    fn abort(&mut self, failure: Failure, out: &mut Output) {
+        self.why = failure.to_string();
+        self.state = State::Over(Ending::Failed(failure.clone()));
+        out.reason.clone_from(&self.why);
+        out.commands.push(Command::Abort(failure.clone()));
+        out.commands.push(Command::Finish(Ending::Failed(failure)));
+    }
+
+    /// The user ends the job.
+    pub(crate) fn cancel(&mut self, why: String, out: &mut Output) {
+        let failure = match &self.state {
+            State::Over(_) => return,
+            State::Failing(causes) => causes.cause().clone(),
+            State::Forming { .. } | State::Running => Failure::new(FailureKind::Cancelled, why),
+        };
+        self.abort(failure, out);
+    }
+
+    /// Reports who is missing, and ends a job that takes too long to form or to find its cause.
+    pub(crate) fn tick(&mut self, now: Duration, out: &mut Output) {
+        match &self.state {
+            State::Forming { .. } if now >= self.config.start_timeout => {
+                let missing = self.forming.missing(&self.config);
+                let waited = text::seconds(self.config.start_timeout);
+                let what = format!("the world is not complete after {waited}: {missing}");
+                let hint = "look at the output of the nodes that are missing, and whether they \
+                            can reach the coordinator; a slow start may need a longer start timeout";
+                self.abort(Failure::new(FailureKind::Timeout, what).hint(hint), out);
+            }
+            State::Forming { next_report } if now >= *next_report => {
+                self.state = State::Forming { next_report: now + WAITING_REPORT };
+                out.reason = self.forming.missing(&self.config);
+                let text = out.reason.clone();
+                out.commands.push(Command::Report { severity: Severity::Info, text });
+            }
+            State::Failing(causes) if now >= causes.until => {
+                let (cause, reports) = (causes.cause().clone(), causes.reports());
+                self.abort(cause, out);
+                out.reason = format!("{} (of {})", self.why, text::count(reports, "report"));
+            }
+            State::Forming { .. } | State::Running | State::Failing(_) | State::Over(_) => {}
+        }
+    }
+
+    /// The node that has been silent for too long, and how (WAIT). The event for this was due at
+    /// `due`.
+    pub(crate) fn silent(
+        &mut self,
+        now: Duration,
+        due: Duration,
+        out: &mut Output,
+    ) -> Option<(NodeId, String)> {
+        if now > due + self.config.heartbeat_timeout / 2 {
+            // The coordinator itself was stopped, and did not hear who sent something meanwhile.
+            self.members.hear_all(now);
+            let late = text::seconds(now - due);
+            let text =
+                format!("the coordinator woke up {late} late; nobody is blamed for that time");
+            out.commands.push(Command::Report { severity: Severity::Warning, text });
+        }
+        let limits = self.config.silence();
+        let (node, _) = self.members.first_due(&limits)?;
+        let why = match self.members.get(node)?.heard.silence(&limits, now)? {
+            Silence::All(time) => format!("nothing was heard of it for {}", text::seconds(time)),
+            Silence::Stream(time) => format!(
+                "nothing has come on its stream for {}, although it is there: something between \
+                 holds up what goes over TCP to or from the coordinator's port",
+                text::seconds(time)
+            ),
+        };
+        Some((node, why))
+    }
+
+    /// Ranks leave in good order. Returns whether others remain. `has_joined` says whether a rank
+    /// has joined and waits for the others.
+    pub(crate) fn left(
+        &mut self,
+        node: NodeId,
+        ranks: &[Rank],
+        absent: bool,
+        has_joined: impl Fn(Rank) -> bool,
+        out: &mut Output,
+    ) -> Result<bool, Violation> {
+        if let Some(member) = self.members.get(node) {
+            let own: Vec<Rank> = member.ranks().collect();
+            for rank in ranks {
+                let is_new = self.members.leave(node, *rank, absent);
+                if !is_new || own.binary_search(rank).is_err() {
+                    return Err(Violation::Protocol(format!(
+                        "says that rank {rank} leaves, which is not its own or has left already"
+                    )));
+                }
+                if has_joined(*rank) {
+                    return Err(Violation::LeftInJoin(*rank));
+                }
+            }
+        }
+        let how = if absent { "ended without having joined" } else { "left in good order" };
+        out.reason = format!("{} {how}", text::named_ranks(ranks));
+        let remain = self.members.iter().any(|(_, member)| !member.has_left());
+        if !remain {
+            "every rank has left in good order".clone_into(&mut self.why);
+            self.state = State::Over(Ending::Finished);
+            out.reason.clone_from(&self.why);
+            out.commands.extend([Command::Shutdown, Command::Finish(Ending::Finished)]);
+        }
+        Ok(remain)
+    }
+
+    /// A node did what it may not do.
+    pub(crate) fn violated(
+        &mut self,
+        node: NodeId,
+        violation: Violation,
+        now: Duration,
+        out: &mut Output,
+    ) {
+        let (kind, what, hint) = match violation {
+            // Somebody must have asked for it, whoever let it go.
+            Violation::LeftInJoin(rank) => (
+                FailureKind::Invalid,
+                format!("says that rank {rank} leaves, which has joined and waits for the others"),
+                "wait for the join before the process ends",
+            ),
+            Violation::Protocol(what) => (
+                FailureKind::Protocol,
+                what,
+                "this is a defect of that node's gradwired: install the same release everywhere, \
+                 and please report it",
+            ),
+            Violation::Resource(what) => (
+                FailureKind::Resource,
+                what,
+                "give a tensor the same name in every step; names that are made anew each time \
+                 pile up",
+            ),
+        };
+        let what = format!("{} {what}", self.members.describe(node));
+        let failure = Failure::new(kind, what).hint(hint).host(self.members.host(node));
+        self.fail(failure, now, out);
+    }
+}

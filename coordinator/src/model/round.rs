@@ -1,0 +1,49 @@
+//! One tensor on which all ranks have agreed, on its way from agreement to dispatch.
+
+use std::{sync::Arc, time::Duration};
+
+use gradwire_proto::{Priority, convert::TensorRef};
+
+use super::plan::Plan;
+
+/// Where a tensor is in the ready table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot(pub(crate) u32);
+
+/// The most bytes that segments of a tensor take in a message.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Text {
+    /// Each segment.
+    pub(crate) each: usize,
+    /// The first segment in a piece takes these, too: what was agreed, where that goes with it.
+    pub(crate) first: usize,
+}
+
+impl Text {
+    /// Of a tensor that is called by its id.
+    pub(crate) const BY_ID: Self = Self { each: 64, first: 0 };
+}
+
+/// One tensor on which all ranks have agreed.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(crate) slot: Slot,
+    /// How segments call it.
+    pub(crate) tensor: TensorRef,
+    pub(crate) text: Text,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) priority: Priority,
+    /// When the first node announced it.
+    pub(crate) since: Duration,
+}
+
+/// How far a node is with a tensor that went to dispatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Something that the node takes part in has not gone out.
+    Queued,
+    /// All of it has gone out, and the node has not done all of it.
+    InFlight,
+    /// The node has done all of it, or has nothing to do with it.
+    Done,
+}

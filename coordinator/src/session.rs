@@ -1,0 +1,196 @@
+//! The sessions of nodes: challenge, proof, and then messages until the stream ends.
+//!
+//! A stream gets a challenge, must join within a deadline, and is a stranger until the engine has
+//! seen its proof. There is room for few strangers (BOUND).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use gradwire_proto::{
+    JobId, PROTOCOL, Secret, VERSION,
+    auth::{self, Claim},
+    pb::{self, coordinator_message::Message},
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Status;
+
+use crate::{
+    convert::{self, Incoming},
+    inbox::{Inbound, OUTBOX, OVER, Outbox, Peer},
+    model::{ConnectionId, Event},
+};
+
+/// The most streams that have not proven the job's secret.
+const MAX_STRANGERS: usize = 64;
+
+/// What sessions need of the runtime.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionContext {
+    pub(crate) inbox: mpsc::Sender<Inbound>,
+    pub(crate) job: JobId,
+    pub(crate) secret: Secret,
+    pub(crate) join_timeout: Duration,
+    /// One task for each stream.
+    pub(crate) sessions: TaskTracker,
+    /// Ends those tasks.
+    pub(crate) stop: CancellationToken,
+}
+
+/// Accepts the sessions of nodes: over gRPC, or from the daemon in the same process, which needs
+/// neither a socket nor another thread for it.
+#[derive(Debug, Clone)]
+pub struct SessionAcceptor {
+    context: SessionContext,
+    connections: Arc<AtomicU64>,
+    strangers: Arc<Semaphore>,
+}
+
+/// The coordinator's messages to one node.
+pub type SessionStream = ReceiverStream<Result<pb::CoordinatorMessage, Status>>;
+
+impl SessionAcceptor {
+    pub(crate) fn new(context: SessionContext) -> Self {
+        let strangers = Arc::new(Semaphore::new(MAX_STRANGERS));
+        Self { context, connections: Arc::default(), strangers }
+    }
+
+    /// What its sessions need of the runtime.
+    pub(crate) fn context(&self) -> &SessionContext {
+        &self.context
+    }
+
+    /// Begins a node's session. `messages` are those of the node; the first must be `Join`. Returns
+    /// the coordinator's messages. The same checks and proofs apply wherever the node is (TRUST).
+    /// To be called within tokio.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` while too many others have begun and not joined (BOUND).
+    pub fn accept<S>(&self, messages: S) -> Result<SessionStream, Status>
+    where
+        S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin + 'static,
+    {
+        let stranger = Arc::clone(&self.strangers).try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_STRANGERS} streams that have not joined are open already: try again"
+            ))
+        })?;
+        let (outbox, messages_out) = mpsc::channel(OUTBOX);
+        let session = Session {
+            context: self.context.clone(),
+            connection: ConnectionId(self.connections.fetch_add(1, Ordering::Relaxed)),
+            messages,
+            echo: Arc::default(),
+        };
+        let stop = self.context.stop.clone();
+        self.context.sessions.spawn(stop.run_until_cancelled_owned(session.run(outbox, stranger)));
+        Ok(ReceiverStream::new(messages_out))
+    }
+}
+
+/// One node's messages, read to their end.
+struct Session<S> {
+    context: SessionContext,
+    connection: ConnectionId,
+    messages: S,
+    echo: Arc<AtomicU64>,
+}
+
+impl<S> Session<S>
+where
+    S: Stream<Item = Result<pb::NodeMessage, Status>> + Send + Unpin,
+{
+    async fn run(mut self, outbox: Outbox, stranger: OwnedSemaphorePermit) {
+        match self.join(&outbox).await {
+            // The engine will refuse it; nothing more of it is read.
+            Ok(false) => return,
+            Ok(true) => drop((outbox, stranger)),
+            Err(status) => {
+                // A node that has gone does not read why it was refused.
+                let _ = outbox.try_send(Err(status));
+                return;
+            }
+        }
+        let why = self.forward().await;
+        let _ = self.context.inbox.send(Inbound::Event(self.event(why))).await;
+    }
+
+    fn event(&self, why: String) -> Event {
+        Event::Lost { connection: self.connection, why }
+    }
+
+    /// Challenges the node and passes its answer to the engine. Returns whether it knows the
+    /// secret.
+    async fn join(&mut self, outbox: &Outbox) -> Result<bool, Status> {
+        let nonce = auth::nonce();
+        let challenge = pb::Challenge {
+            nonce: nonce.to_vec(),
+            protocol: PROTOCOL,
+            version: VERSION.to_owned(),
+        };
+        let _ = outbox.try_send(Ok(convert::message(Message::Challenge(challenge))));
+        let limit = self.context.join_timeout;
+        let first = tokio::select! {
+            first = timeout(limit, self.messages.next()) => first,
+            () = self.context.inbox.closed() => return Err(Status::unavailable(OVER)),
+        };
+        let late = |_| Status::deadline_exceeded(format!("no Join came within {limit:?}"));
+        let first = first.map_err(late)?.transpose()?;
+        let Some(pb::NodeMessage { message: Some(pb::node_message::Message::Join(join)) }) = first
+        else {
+            return Err(Status::invalid_argument("the first message of a node must be Join"));
+        };
+        let claim = Claim::Join {
+            challenge: &nonce,
+            nonce: &join.nonce,
+            job: &join.job,
+            host: &join.host,
+            data_address: &join.data_address,
+            slots: join.slots,
+            order: join.order,
+            rack: &join.rack,
+        };
+        let proven = join.nonce.len() == auth::NONCE_BYTES
+            && self.context.secret.verify(&claim, &join.proof);
+        let peer = Peer {
+            outbox: outbox.clone(),
+            nonce: join.nonce.clone(),
+            echo: Arc::clone(&self.echo),
+        };
+        let join = convert::join(join, proven);
+        let inbound = Inbound::Join { connection: self.connection, join, peer };
+        self.context.inbox.send(inbound).await.map_err(|_| Status::unavailable(OVER))?;
+        Ok(proven)
+    }
+
+    /// Passes messages to the engine until there are no more. Returns why. Once the job is over
+    /// they are read and dropped, until the node has read that it is.
+    async fn forward(&mut self) -> String {
+        loop {
+            let wire = match self.messages.next().await {
+                Some(Ok(wire)) => wire,
+                None => return "it closed its stream".to_owned(),
+                Some(Err(status)) => return format!("its stream broke: {}", status.message()),
+            };
+            let connection = self.connection;
+            let event = match convert::incoming(connection, wire) {
+                Ok(Incoming::Event(event)) => event,
+                Ok(Incoming::Heartbeat { sent_ns }) => {
+                    self.echo.store(sent_ns, Ordering::Relaxed);
+                    Event::Heard { connection }
+                }
+                Err(error) => Event::Nonsense { connection, what: error.to_string() },
+            };
+            let _ = self.context.inbox.send(Inbound::Event(event)).await;
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The generated messages and services of `gradwire.v1`, documented in their `.proto` files.
+#![expect(
+    missing_docs,
+    reason = "generated; the comments of the .proto files are the documentation"
+)]
+
+tonic::include_proto!("gradwire.v1");
