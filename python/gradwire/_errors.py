@@ -15,8 +15,9 @@ class GradwireError(RuntimeError):
     When an operation fails, all ranks that wait for it get the same cause.
 
     Attributes:
-        kind: The kind of the cause, such as ``disagreement``, ``invalid``, ``worker-lost``,
-            ``node-lost`` or ``timeout``.
+        kind: The kind of the cause: ``disagreement``, ``invalid``, ``worker-lost``, ``node-lost``,
+            ``connection-lost``, ``coordinator-lost``, ``rank-left``, ``not-launched``, ``closed``,
+            ``forked``, ``resource``, ``timeout``, ``cancelled``, ``protocol`` or ``internal``.
         rank: The rank that caused it, or None if that is not known.
         host: The host where it happened; may be empty.
         tensor: The name of the tensor concerned; may be empty.
@@ -32,13 +33,9 @@ class GradwireError(RuntimeError):
     """
 
     kind: str
-    """Whose doing it is: ``disagreement``, ``invalid``, ``worker-lost``, ``node-lost``, …"""
     rank: int | None
-    """The rank at fault, where one is known."""
     host: str
-    """Where it happened; may be empty."""
     tensor: str
-    """The tensor concerned; may be empty."""
 
     def __init__(
         self,
@@ -55,10 +52,10 @@ class GradwireError(RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         facts = {"kind": self.kind, "rank": self.rank, "host": self.host, "tensor": self.tensor}
-        return _again, (type(self), str(self), facts)
+        return _unpickled, (type(self), str(self), facts)
 
 
-def _again(kind: type[GradwireError], text: str, facts: dict[str, object]) -> GradwireError:
+def _unpickled(kind: type[GradwireError], text: str, facts: dict[str, object]) -> GradwireError:
     return kind(text, **facts)  # type: ignore[arg-type]
 
 

@@ -154,7 +154,7 @@ class Handle:
             same.
 
         Raises:
-            WaitTimeout: The operation has not ended within `timeout`. It goes on.
+            WaitTimeout: The operation has not ended within `timeout`. It continues.
             GradwireError: The operation failed.
         """
 

@@ -122,7 +122,7 @@ class Handle(Generic[Result]):
             The result of the operation. A second call returns the same object.
 
         Raises:
-            WaitTimeout: The operation has not ended within ``timeout``. It goes on.
+            WaitTimeout: The operation has not ended within ``timeout``. It continues.
             NotInitialized: ``init()`` has not been called.
             InvalidRequest: An argument is not usable. Nothing was started.
             Disagreement: The ranks asked for different things under one name.

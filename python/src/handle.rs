@@ -205,7 +205,7 @@ impl Handle {
     ///     same.
     ///
     /// Raises:
-    ///     WaitTimeout: The operation has not ended within `timeout`. It goes on.
+    ///     WaitTimeout: The operation has not ended within `timeout`. It continues.
     ///     GradwireError: The operation failed.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {

@@ -41,7 +41,7 @@ class SparseHandle(Handle[torch.Tensor]):
             A coalesced sparse COO tensor of the shape that was given.
 
         Raises:
-            WaitTimeout: The operation has not ended within ``timeout``. It goes on.
+            WaitTimeout: The operation has not ended within ``timeout``. It continues.
             NotInitialized: ``init()`` has not been called.
             InvalidRequest: An argument is not usable. Nothing was started.
             Disagreement: The ranks asked for different things under one name.
