@@ -1,11 +1,6 @@
 //! The process's metrics recorder, its upkeep, and the HTTP server that shows it.
 
-use std::{
-    io::ErrorKind,
-    net::SocketAddr,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io::ErrorKind, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -14,6 +9,7 @@ use axum::{
     routing::get,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::{
     net::TcpListener,
@@ -153,7 +149,7 @@ impl Drop for Endpoint {
 /// share it.
 fn recorder() -> Result<PrometheusHandle, TelemetryError> {
     static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
-    let mut installed = RECORDER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = RECORDER.lock();
     if let Some(handle) = installed.as_ref() {
         return Ok(handle.clone());
     }

@@ -1,9 +1,8 @@
 //! A limit for lines of the log that strangers can cause: a port scan is not to fill a disk.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// How many lines may come in a [`PERIOD`].
 const BURST: u32 = 5;
@@ -34,7 +33,7 @@ impl Rate {
     }
 
     fn admits_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         if state.began.is_none_or(|began| now.duration_since(began) >= PERIOD) {
             (state.began, state.lines) = (Some(now), 0);
         }

@@ -1,7 +1,8 @@
 //! Adasum: gradients of several ranks become one by how much they agree; see [`tree`] for the
-//! arithmetic. Made of an allgather of the tensors' shapes, on which all must agree because no later part
-//! shows them, an alltoall (each rank gets its share of all ranks' tensors), an allreduce of a few dot
-//! products for each level of the tree, and an allgather of the combined shares.
+//! arithmetic. Made of an allgather of the tensors' shapes, on which all must agree because no
+//! later part shows them, an alltoall (each rank gets its share of all ranks' tensors), an
+//! allreduce of a few dot products for each level of the tree, and an allgather of the combined
+//! shares.
 //!
 //! SAME: each share is combined by one rank, with weights that an allreduce made the same for all.
 
@@ -12,11 +13,12 @@ use gradwire_shm::control::Origin;
 use half::{bf16, f16};
 
 use crate::{
-    collectives::{AdasumOptions, AllreduceOptions, Call, Target},
+    collectives::{Call, Target},
     error::{GradwireError, Result},
     exchange::disagreement,
     handle::Handle,
     memory::{Buffer, Memory, Payload},
+    options::{AdasumOptions, AllreduceOptions},
     session::Session,
     task::Parts,
 };
@@ -46,14 +48,14 @@ fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
 }
 
 impl Session {
-    /// Combines the ranks' tensors by Adasum, Horovod's operator; every rank gets the result in place.
-    /// Any number of ranks, in the order of their numbers; floats of 16, 32 or 64 bits, whose products
-    /// and sums are kept in f64. A name should be a layer's, because agreement is measured over the
-    /// whole tensor. The squares of the elements have to be within f64.
+    /// Combines the ranks' tensors by Adasum, Horovod's operator; every rank gets the result in
+    /// place. Any number of ranks, in the order of their numbers; floats of 16, 32 or 64 bits,
+    /// whose products and sums are kept in f64. A name should be a layer's, because agreement is
+    /// measured over the whole tensor. The squares of the elements have to be within f64.
     ///
     /// # Errors
-    /// As [`Session::allreduce`], which all ranks read alike; also for another element type. It can't
-    /// do without ranks that have joined.
+    /// As [`Session::allreduce`], which all ranks read alike; also for another element type. It
+    /// can't do without ranks that have joined.
     pub fn adasum<P: Payload>(&self, tensor: &mut P, options: AdasumOptions) -> Result<()> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         self.run_parts(&parts, |session| session.combine(&parts, tensor.memory()))

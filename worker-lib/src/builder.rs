@@ -11,7 +11,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    JobId,
+    JobId, Secret,
     pb::{self, worker_message::Message},
 };
 use gradwire_settings::{HugePages, table::MIN_SEGMENT_BYTES};
@@ -39,8 +39,41 @@ const SPIN: Duration = Duration::from_micros(50);
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before `attach`"]
 pub struct SessionBuilder {
-    pub(crate) launch: Launch,
-    pub(crate) cancel: Option<Arc<AtomicBool>>,
+    launch: Launch,
+    cancel: Option<Arc<AtomicBool>>,
+}
+
+impl Session {
+    /// Attaches as the rank that the launcher's variables name (`GRADWIRE_JOB`, `GRADWIRE_SECRET`,
+    /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
+    ///
+    /// # Errors
+    /// [`GradwireError::NotLaunched`] if they are not there; otherwise as
+    /// [`SessionBuilder::attach`].
+    pub fn from_env() -> Result<Self> {
+        Self::builder_from_env()?.attach()
+    }
+
+    /// As [`Session::from_env`], with settings of its own before it attaches.
+    ///
+    /// # Errors
+    /// [`GradwireError::NotLaunched`], or a variable that can't be used.
+    pub fn builder_from_env() -> Result<SessionBuilder> {
+        Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None })
+    }
+
+    /// A session of `job` as rank number `local_rank` of the node whose daemon listens at `socket`:
+    /// a path, or `@` and a name in the abstract namespace.
+    pub fn builder(
+        job: JobId,
+        secret: Secret,
+        socket: impl Into<String>,
+        local_rank: u32,
+    ) -> SessionBuilder {
+        let socket = socket.into();
+        let launch = Launch { job, secret, socket, local_rank, tuning: Tuning::default() };
+        SessionBuilder { launch, cancel: None }
+    }
 }
 
 impl SessionBuilder {
@@ -159,4 +192,17 @@ fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
         Ok(())
     };
     Arena::new(config, Box::new(register))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{handle::Handle, memory::Buffer};
+
+    #[test]
+    fn threads_may_share_a_builder_and_a_handle() {
+        fn shared<T: Send + Sync>() {}
+        shared::<SessionBuilder>();
+        shared::<Handle<Buffer>>();
+    }
 }

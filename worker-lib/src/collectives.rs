@@ -1,12 +1,12 @@
 //! Every collective: blocking or with a handle, in a process set, with a name and a priority.
 //!
-//! Ranks must ask for the same: name, element type, reduction, factors, root, and all of the shape but
-//! the first dimension where the collective takes different numbers of rows. An operation without a
-//! name is called by its number (`allreduce.#3`), which fits on all ranks if all make their unnamed
-//! calls in the same order.
+//! Ranks must ask for the same: name, element type, reduction, factors, root, and all of the shape
+//! but the first dimension where the collective takes different numbers of rows. An operation
+//! without a name is called by its number (`allreduce.#3`), which fits on all ranks if all make
+//! their unnamed calls in the same order.
 //!
-//! What can be seen to be impossible at the call is refused there, and nothing is started; what only
-//! all requests together show fails on all ranks with the names of those who differ (TELL).
+//! What can be seen to be impossible at the call is refused there, and nothing is started; what
+//! only all requests together show fails on all ranks with the names of those who differ (TELL).
 //!
 //! The asynchronous forms take their tensors, and their handles give them back: in place as the
 //! result, otherwise beside it.
@@ -14,26 +14,19 @@
 mod groups;
 mod messages;
 mod moves;
-mod options;
 mod reductions;
 mod slices;
 
 use gradwire_proto::{DType, Expected, Part, ProcessSetId, Request, Shape, TensorName};
 use gradwire_shm::control::Origin;
-pub(crate) use options::Common;
-pub use options::{
-    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
-    BroadcastOptions, GatherOptions, JoinOptions, ObjectKind, ReceiveOptions, ReduceOptions,
-    ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
-};
 
 use crate::{
     error::{GradwireError, Result},
     handle::Handle,
-    memory::{Buffer, FromBuffer, Keep, Memory, Payload},
+    memory::{Buffer, FromBuffer, Keep, Memory, Output, Payload},
     naming::{Numbered, PAIRS, Way},
+    options::Common,
     process_set::ProcessSet,
-    room::Output,
     session::Session,
     shared::{Done, Operation},
 };
@@ -43,8 +36,8 @@ use crate::{
 pub struct Gathered<P> {
     /// All rows, in the order of ranks.
     pub tensor: P,
-    /// How many of them came from each member of the process set, in the order of ranks. Members that
-    /// have joined have no entry.
+    /// How many of them came from each member of the process set, in the order of ranks. Members
+    /// that have joined have no entry.
     pub rows: Vec<u64>,
 }
 
@@ -167,7 +160,8 @@ impl Session {
     fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Numbered> {
         self.names().message(set, way).ok_or_else(|| {
             GradwireError::Invalid(format!(
-                "this rank has used {PAIRS} different pairs of a peer and a tag, which is the limit; use tags again"
+                "this rank has used {PAIRS} different pairs of a peer and a tag, which is the \
+                 limit; use tags again"
             ))
         })
     }

@@ -16,8 +16,8 @@ pub trait Element: Pod + Send + Sync + std::fmt::Debug + sealed::Sealed {
     const DTYPE: DType;
 }
 
-/// A truth value as tensors hold it: false where the byte is 0. (A `bool` of another process can't be
-/// one of Rust's, which has two bytes only.)
+/// A truth value as tensors hold it: false where the byte is 0. (A `bool` of another process can't
+/// be one of Rust's, which has two bytes only.)
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Bool(u8);

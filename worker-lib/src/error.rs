@@ -11,7 +11,8 @@ use gradwire_shm::{arena::ArenaError, segment::SegmentError};
 pub enum GradwireError {
     /// The launcher's variables are not there: this process was started by hand.
     #[error(
-        "this process is not a rank of a job: {missing} is not set; start it with `gradwire run -np 2 -- <program>`"
+        "this process is not a rank of a job: {missing} is not set; start it with `gradwire run \
+         -np 2 -- <program>`"
     )]
     NotLaunched {
         /// The first variable that was missed.
@@ -87,7 +88,8 @@ pub enum GradwireError {
     },
     /// The process was forked: threads and socket of a session stay with the parent.
     #[error(
-        "this session belongs to process {made_in}, but process {used_in} uses it: a forked child has no session; make it after the fork, in the process that uses it"
+        "this session belongs to process {made_in}, but process {used_in} uses it: a forked child \
+         has no session; make it after the fork, in the process that uses it"
     )]
     Forked {
         /// The process that made the session.

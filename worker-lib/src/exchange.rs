@@ -4,8 +4,8 @@
 use gradwire_proto::{Failure, FailureKind};
 
 use crate::{
-    collectives::{AllgatherOptions, Common},
     error::Result,
+    options::{AllgatherOptions, Common},
     session::Session,
 };
 

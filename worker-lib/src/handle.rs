@@ -2,17 +2,18 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use gradwire_proto::TensorName;
+use parking_lot::Mutex;
 
 use crate::{
     error::{GradwireError, Result},
+    outcome::Outcome,
     session::Session,
-    shared::{Done, lock},
-    task::Task,
+    shared::Done,
 };
 
 /// An operation in flight, and its tensors. `wait` gives its result, and tensors back.
@@ -31,11 +32,11 @@ type Finish<R> = Box<dyn FnOnce(Done) -> Result<R> + Send>;
 
 /// Where the result comes from.
 enum Source<R> {
-    /// One operation. `None` once the outcome was fetched; the lock is for [`Sync`], nobody waits for
-    /// it.
+    /// One operation. `None` once the outcome was fetched; the lock is for [`Sync`], nobody waits
+    /// for it.
     Operation(u64, Mutex<Option<Finish<R>>>),
     /// Several operations, one after the other, in a thread of their own.
-    Task(Arc<Task<R>>),
+    Task(Arc<Outcome<R>>),
 }
 
 /// Why [`Handle::wait_deadline`] has no result to give.
@@ -74,8 +75,8 @@ impl<R> Handle<R> {
         Self { session, name, source }
     }
 
-    pub(crate) fn task(session: Session, name: TensorName, task: Arc<Task<R>>) -> Self {
-        Self { session, name, source: Source::Task(task) }
+    pub(crate) fn task(session: Session, name: TensorName, outcome: Arc<Outcome<R>>) -> Self {
+        Self { session, name, source: Source::Task(outcome) }
     }
 
     /// The operation's name.
@@ -87,8 +88,8 @@ impl<R> Handle<R> {
         format!("the operation on tensor '{}'", self.name)
     }
 
-    /// Waits until the operation has ended, and gives its result. Returns at once with the cause when
-    /// the job fails (TELL).
+    /// Waits until the operation has ended, and gives its result. Returns at once with the cause
+    /// when the job fails (TELL).
     ///
     /// # Errors
     /// [`GradwireError::Failed`] with what happened; the tensor is gone then.
@@ -127,7 +128,7 @@ impl<R> Handle<R> {
         let result = match &self.source {
             Source::Operation(ticket, finish) => {
                 let outcome = shared.wait(*ticket, deadline)?;
-                let finish = lock(finish).take();
+                let finish = finish.lock().take();
                 outcome.and_then(|done| finish.map_or(Err(GradwireError::Closed), |f| f(done)))
             }
             Source::Task(task) => task.wait(deadline)?,
@@ -140,7 +141,7 @@ impl<R> Drop for Handle<R> {
     fn drop(&mut self) {
         // Also after a failure of the whole session: the entry keeps the memory until the end.
         if let Source::Operation(ticket, finish) = &self.source
-            && lock(finish).is_some()
+            && finish.lock().is_some()
             && self.session.check_process().is_ok()
         {
             self.session.shared().abandon(*ticket);

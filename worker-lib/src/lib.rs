@@ -13,8 +13,8 @@
 //! # }
 //! ```
 //!
-//! All ranks call the same collectives; a rank without a peer's call waits for it. Each has a blocking
-//! form and one with a [`Handle`], a name, a priority and a process set:
+//! All ranks call the same collectives; a rank without a peer's call waits for it. Each has a
+//! blocking form and one with a [`Handle`], a name, a priority and a process set:
 //!
 //! | | in place | with a result of its own |
 //! |---|---|---|
@@ -66,8 +66,8 @@
 //! - **BOUND** At most 4096 operations are in flight; a further one waits for room.
 //! - **TRUST** What the daemon says is checked where it arrives.
 //!
-//! The daemon does the work: there is no network and no runtime in here, and no arithmetic but that of
-//! sparse allreduces and of Adasum, which are made of other collectives.
+//! The daemon does the work: there is no network and no runtime in here, and no arithmetic but that
+//! of sparse allreduces and of Adasum, which are made of other collectives.
 
 #![deny(unsafe_code)]
 
@@ -85,8 +85,10 @@ mod memory;
 mod naming;
 mod objects;
 pub mod optimizer;
+mod options;
+mod outcome;
 mod process_set;
-mod room;
+mod results;
 mod session;
 mod shared;
 mod sparse;
@@ -97,11 +99,7 @@ mod tickets;
 mod watch;
 
 pub use builder::SessionBuilder;
-pub use collectives::{
-    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
-    BroadcastOptions, GatherOptions, Gathered, JoinOptions, ObjectKind, ReceiveOptions,
-    ReduceOptions, ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
-};
+pub use collectives::Gathered;
 pub use element::{Bool, Element};
 pub use error::GradwireError;
 pub use gradwire_proto::{
@@ -115,6 +113,11 @@ pub use handle::{Handle, WaitError};
 pub use link::Node;
 pub use memory::{Buffer, FromBuffer, Payload, SharedBuffer, Tensor};
 pub use num_complex::Complex;
+pub use options::{
+    AdasumOptions, AllgatherOptions, AllreduceOptions, AlltoallOptions, BarrierOptions,
+    BroadcastOptions, GatherOptions, JoinOptions, ObjectKind, ReceiveOptions, ReduceOptions,
+    ReduceScatterOptions, ScatterOptions, SendOptions, SparseOptions,
+};
 pub use process_set::ProcessSet;
 pub use session::{Session, Stats};
 pub use sparse::{Number, SparseReduced, SparseRows};

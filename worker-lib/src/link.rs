@@ -206,7 +206,8 @@ pub(crate) fn attach(
     };
     if challenge.protocol != PROTOCOL {
         let text = format!(
-            "it is Gradwire {} with protocol {}, this process has {VERSION} with protocol {PROTOCOL}",
+            "it is Gradwire {} with protocol {}, this process has {VERSION} with protocol \
+             {PROTOCOL}",
             challenge.version, challenge.protocol
         );
         let hint = "install the same release for both";

@@ -8,7 +8,8 @@
 //! may have views of it.
 //!
 //! A session may end while the daemon is still at work on an operation: it was stopped, for one.
-//! Before anybody who waits for the operation is told, its memory is taken back ([`Keep::take_back`]).
+//! Before anybody who waits for the operation is told, its memory is taken back
+//! ([`Keep::take_back`]).
 
 use std::{
     fmt,
@@ -110,8 +111,8 @@ impl Memory {
         let (body, tail) = bytes.split_at(words * 8);
         // SAFETY: the memory is `bytes.len()` long and mapped while the block lives, which `self`
         // keeps; it is aligned for the words, checked above. The stores are atomic, so another
-        // thread's stores here do not race with them. Nobody has a slice of it: a `SharedBuffer` has
-        // none, and whoever owns a `Buffer` has given it away or lent it mutably to call this.
+        // thread's stores here do not race with them. Nobody has a slice of it: a `SharedBuffer`
+        // has none, and whoever owns a `Buffer` has given it away or lent it mutably to call this.
         let (to, rest) = unsafe {
             let to = slice::from_raw_parts(start.cast::<AtomicU64>(), words);
             let rest = start.wrapping_add(words * 8).cast::<AtomicU8>();
@@ -199,10 +200,19 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A tensor that others have views of at the same time: a framework's tensors, or parts of it. Cheap to
-/// clone; clones are the same memory, which stays taken while one of them lives or an operation on it
-/// is in flight. There is no way to its bytes but the address: whoever uses that sees to it that
-/// nothing else reads or writes there at the same time, neither a view nor an operation in flight.
+/// A result, and how many of its rows came from each member that took part; empty where all results
+/// have the rows that the request implies.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) buffer: Buffer,
+    pub(crate) rows: Vec<u64>,
+}
+
+/// A tensor that others have views of at the same time: a framework's tensors, or parts of it.
+/// Cheap to clone; clones are the same memory, which stays taken while one of them lives or an
+/// operation on it is in flight. There is no way to its bytes but the address: whoever uses that
+/// sees to it that nothing else reads or writes there at the same time, neither a view nor an
+/// operation in flight.
 #[derive(Debug)]
 pub struct SharedBuffer {
     memory: Memory,
@@ -237,8 +247,8 @@ impl SharedBuffer {
         self.memory.as_ptr()
     }
 
-    /// The mapping that it lies in, first byte and size in bytes: for a GPU's driver, which has to be told of
-    /// memory before it copies by itself. It stays as long as the session.
+    /// The mapping that it lies in, first byte and size in bytes: for a GPU's driver, which has to
+    /// be told of memory before it copies by itself. It stays as long as the session.
     pub fn mapping(&self) -> (*mut u8, u64) {
         self.memory.block.mapping()
     }
@@ -257,7 +267,8 @@ impl SharedBuffer {
         let end = first.zip(bytes).and_then(|(first, bytes)| first.checked_add(bytes));
         let (Some(first), true) = (first, end.is_some_and(|end| end <= room)) else {
             let text = format!(
-                "a view of {dtype} {shape} from element {first_element} on is not within a buffer of {room} bytes"
+                "a view of {dtype} {shape} from element {first_element} on is not within a buffer \
+                 of {room} bytes"
             );
             return Err(GradwireError::Invalid(text));
         };
@@ -315,17 +326,15 @@ impl<T: Element> fmt::Debug for Tensor<T> {
     }
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Buffer {}
     impl Sealed for super::SharedBuffer {}
     impl<T: super::Element> Sealed for super::Tensor<T> {}
-    #[cfg(feature = "tch")]
-    impl Sealed for crate::tch::Mirror {}
 }
 
-/// What a collective works on: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`]. Sealed, because owning
-/// one must mean that nobody else has a slice of its memory.
+/// What a collective works on: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`]. Sealed, because
+/// owning one must mean that nobody else has a slice of its memory.
 pub trait Payload: sealed::Sealed + Send + 'static {
     /// The memory.
     #[doc(hidden)]

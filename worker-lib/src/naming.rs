@@ -1,8 +1,8 @@
 //! What operations without a name are called, so that all ranks call them the same: pure counting.
 //!
-//! - `allreduce.#3`: the third unnamed allreduce of its process set. Ranks agree if all of them make
-//!   their unnamed calls of one kind in the same order. The count begins again after [`UNNAMED`], so
-//!   that the coordinator still remembers what was agreed under a name.
+//! - `allreduce.#3`: the third unnamed allreduce of its process set. Ranks agree if all of them
+//!   make their unnamed calls of one kind in the same order. The count begins again after
+//!   [`UNNAMED`], so that the coordinator still remembers what was agreed under a name.
 //! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both count, and the count
 //!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one.
 //! - An operation that was not started gives its number back, to the next call: other ranks know
@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn a_call_that_was_refused_is_not_counted() {
         let (mut one, mut other) = (Names::default(), Names::default());
-        // The first is in flight on one rank when the count begins again: refused there, done elsewhere.
+        // The first is in flight on one rank when the count begins again: refused there, done
+        // elsewhere.
         for _ in 0..UNNAMED {
             assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
         }

@@ -1,17 +1,17 @@
 //! Objects of the program, in serde's terms: broadcast and gathered as bytes.
 //!
-//! They travel in the postcard format, which is data and can't run anything. What a rank can't give —
-//! an object that is too large, or that can't be serialised — every rank is told (TELL).
+//! They travel in the postcard format, which is data and can't run anything. What a rank can't give
+//! — an object that is too large, or that can't be serialised — every rank is told (TELL).
 
 use gradwire_proto::{DType, Failure, FailureKind, Rank, Shape};
 use gradwire_shm::control::Origin;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    collectives::{AllgatherOptions, BroadcastOptions, ObjectKind},
     error::{GradwireError, Result},
     handle::Handle,
     memory::Tensor,
+    options::{AllgatherOptions, BroadcastOptions, ObjectKind},
     session::Session,
     task::Parts,
 };
@@ -33,7 +33,8 @@ fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
     if bytes.len() as u64 > limit {
         let size = bytes.len();
         return Err(format!(
-            "the object of rank {rank} has {size} bytes, and its worker.max_object_bytes allows {limit}"
+            "the object of rank {rank} has {size} bytes, and its worker.max_object_bytes allows \
+             {limit}"
         ));
     }
     Ok(bytes)
@@ -50,7 +51,8 @@ fn refused(rank: u32, what: String) -> Failure {
 fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
     let unreadable = |why: String| {
         let what = format!(
-            "the object of rank {rank} can't be read as {}: {why}; all ranks must use the same type",
+            "the object of rank {rank} can't be read as {}: {why}; all ranks must use the same \
+             type",
             std::any::type_name::<T>()
         );
         refused(rank, what)
@@ -99,8 +101,8 @@ fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>
 }
 
 impl Session {
-    /// Gives every rank the root's object. The root gives it; what others give is not looked at. The
-    /// root's `worker.max_object_bytes` is its limit.
+    /// Gives every rank the root's object. The root gives it; what others give is not looked at.
+    /// The root's `worker.max_object_bytes` is its limit.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), gradwire_worker::GradwireError> {
@@ -144,8 +146,8 @@ impl Session {
     /// Gives every rank all ranks' objects, in the order of ranks.
     ///
     /// # Errors
-    /// As [`Session::allgather`]; on every rank if one's object is too large or can't be serialised,
-    /// with that rank; if one can't be read, because a rank asks for another type.
+    /// As [`Session::allgather`]; on every rank if one's object is too large or can't be
+    /// serialised, with that rank; if one can't be read, because a rank asks for another type.
     pub fn allgather_object<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,

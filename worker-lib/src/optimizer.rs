@@ -2,8 +2,8 @@
 //! order they go, and in which call a step is due.
 //!
 //! The front layers' gradients come last out of the backward pass and are needed first in the next
-//! forward pass. So they go first: larger priorities, and submitted before the others (ByteScheduler,
-//! Peng et al., SOSP 2019).
+//! forward pass. So they go first: larger priorities, and submitted before the others
+//! (ByteScheduler, Peng et al., SOSP 2019).
 
 use std::{collections::HashSet, num::NonZeroU32};
 

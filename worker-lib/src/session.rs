@@ -2,26 +2,25 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use gradwire_proto::{
-    Compression, DType, Failure, FailureKind, JobId, Secret, Shape,
+    Compression, DType, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::arena::{Arena, ArenaStats};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    builder::SessionBuilder,
     element::Element,
     error::{GradwireError, Result},
-    launch::{Launch, Tuning},
     link::{Node, World},
     memory::{Buffer, Memory, Tensor},
     naming::Names,
     process_set::{ProcessSet, ProcessSets},
-    shared::{End, FAREWELL, Shared, lock},
+    shared::{End, FAREWELL, Shared},
     watch::Threads,
 };
 
@@ -83,37 +82,6 @@ impl Session {
         let inner =
             Inner { shared, arena, world, job, process, threads, names, sets, max_object_bytes };
         Self(Arc::new(inner))
-    }
-
-    /// Attaches as the rank that the launcher's variables say (`GRADWIRE_JOB`, `GRADWIRE_SECRET`,
-    /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
-    ///
-    /// # Errors
-    /// [`GradwireError::NotLaunched`] if they are not there; otherwise as
-    /// [`SessionBuilder::attach`].
-    pub fn from_env() -> Result<Self> {
-        Self::builder_from_env()?.attach()
-    }
-
-    /// As [`Session::from_env`], with settings of its own before it attaches.
-    ///
-    /// # Errors
-    /// [`GradwireError::NotLaunched`], or a variable that can't be used.
-    pub fn builder_from_env() -> Result<SessionBuilder> {
-        Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None })
-    }
-
-    /// A session of `job` as rank number `local_rank` of the node whose daemon listens at `socket`:
-    /// a path, or `@` and a name in the abstract namespace.
-    pub fn builder(
-        job: JobId,
-        secret: Secret,
-        socket: impl Into<String>,
-        local_rank: u32,
-    ) -> SessionBuilder {
-        let socket = socket.into();
-        let launch = Launch { job, secret, socket, local_rank, tuning: Tuning::default() };
-        SessionBuilder { launch, cancel: None }
     }
 
     /// This rank's number in the job, from 0.
@@ -219,8 +187,8 @@ impl Session {
         Ok(buffer)
     }
 
-    /// As [`Session::buffer`], with whatever was in that memory before: it saves a pass where all of it
-    /// is written anyway.
+    /// As [`Session::buffer`], with whatever was in that memory before: it saves a pass where all
+    /// of it is written anyway.
     ///
     /// # Errors
     /// As there.
@@ -264,12 +232,12 @@ impl Session {
 
     /// The sets that there are.
     pub(crate) fn sets(&self) -> MutexGuard<'_, ProcessSets> {
-        lock(&self.0.sets)
+        self.0.sets.lock()
     }
 
     /// What operations are called.
     pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
-        lock(&self.0.names)
+        self.0.names.lock()
     }
 
     /// Counts a sparse allreduce.
@@ -314,7 +282,7 @@ const DROPPED: &str =
 impl Inner {
     /// Ends the session with a last message.
     fn end(&self, farewell: Message) -> Result<()> {
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let threads = self.threads.lock().take();
         let Some(threads) = threads else { return Ok(()) };
         let result = self.say_farewell(farewell);
         self.shared.finish(End::Closed);
@@ -369,15 +337,12 @@ impl fmt::Debug for Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handle::Handle;
 
     #[test]
     fn threads_may_share_a_session_and_pass_its_parts_on() {
         fn shared<T: Send + Sync>() {}
         shared::<Session>();
-        shared::<SessionBuilder>();
         shared::<Tensor<f32>>();
-        shared::<Handle<Buffer>>();
         shared::<crate::SharedBuffer>();
         shared::<crate::ProcessSet>();
     }

@@ -7,15 +7,16 @@
 //!
 //! While an operation is in flight its memory is lent to the daemon. A session that ends for a
 //! reason of this side, or without a word of the daemon, can't know that the daemon has stopped: it
-//! may be in the middle of a write, or go on with one when it is continued. So the memory of all that
-//! is in flight is taken back first, and only then anybody who waits is told ([`Shared::finish`]).
+//! may be in the middle of a write, or go on with one when it is continued. So the memory of all
+//! that is in flight is taken back first, and only then anybody who waits is told
+//! ([`Shared::finish`]).
 
 use std::{
     collections::{BTreeSet, HashMap},
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -29,13 +30,13 @@ use gradwire_shm::{
     control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl},
     ring::Nonsense,
 };
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     error::{GradwireError, Result},
     link,
-    memory::Keep,
+    memory::{Keep, Output},
     naming::MESSAGES,
-    room::Output,
     tickets::{self, Key, NoTicket, Tickets},
 };
 
@@ -48,8 +49,8 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 /// An operation that has succeeded.
 pub(crate) type Done = tickets::Done<Vec<Output>>;
 
-/// An operation that is to be started, with a place for each of its tensors. The memory is to be left
-/// alone until it has ended.
+/// An operation that is to be started, with a place for each of its tensors. The memory is to be
+/// left alone until it has ended.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) process_set: ProcessSetId,
@@ -111,20 +112,15 @@ pub(crate) struct Shared {
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind these locks is changed in single steps: a panic elsewhere leaves it whole.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// Remembers an error on its way to the program.
     pub(crate) fn noted<T>(&self, result: Result<T, GradwireError>) -> Result<T, GradwireError> {
-        result.inspect_err(|error| *lock(&self.last_error) = Some(error.to_string()))
+        result.inspect_err(|error| *self.last_error.lock() = Some(error.to_string()))
     }
 
     /// The last error that the program was told.
     pub(crate) fn last_error(&self) -> Option<String> {
-        lock(&self.last_error).clone()
+        self.last_error.lock().clone()
     }
 
     pub(crate) fn new(
@@ -177,14 +173,14 @@ impl Shared {
             // What had succeeded by now has, and nothing succeeds later: the daemon's results don't
             // reach memory that was taken back.
             let _ = self.take_completed();
-            let lent = lock(&self.tickets).close();
+            let lent = self.tickets.lock().close();
             take_back(&lent);
             // Its own reason is the first cause where this process gave up by itself.
             self.giving_up.get().cloned().map_or(end, End::Failed)
         });
-        // Under the lock: who waits for a segment either sees the end or is woken. So nobody may call
-        // this who holds it.
-        drop(lock(&self.segments));
+        // Under the lock: who waits for a segment either sees the end or is woken. So nobody may
+        // call this who holds it.
+        drop(self.segments.lock());
         self.segments_changed.notify_all();
         self.control.wake_all();
     }
@@ -207,7 +203,7 @@ impl Shared {
     /// Sends a message to the daemon.
     pub(crate) fn send(&self, message: Message, fd: Option<&OwnedFd>) -> Result<()> {
         use std::os::fd::AsFd;
-        let _sending = lock(&self.sending);
+        let _sending = self.sending.lock();
         let Err(error) = link::send(&self.stream, message, fd.map(AsFd::as_fd)) else {
             return Ok(());
         };
@@ -245,7 +241,7 @@ impl Shared {
 
     /// Notes that the daemon has taken a segment.
     pub(crate) fn segment_taken(&self, segment: u32) {
-        lock(&self.segments).insert(segment);
+        self.segments.lock().insert(segment);
         self.segments_changed.notify_all();
     }
 
@@ -255,7 +251,7 @@ impl Shared {
         loop {
             // Without the lock: ending the session takes it.
             self.check()?;
-            let segments = lock(&self.segments);
+            let mut segments = self.segments.lock();
             if segments.contains(&segment) {
                 return Ok(());
             }
@@ -267,7 +263,7 @@ impl Shared {
                 let what = format!("the daemon's receipt of memory segment {segment}");
                 return Err(GradwireError::Timeout { what, after: within });
             }
-            drop(self.segments_changed.wait_timeout(segments, left.min(LOOK_AROUND)));
+            self.segments_changed.wait_for(&mut segments, left.min(LOOK_AROUND));
         }
     }
 
@@ -280,7 +276,7 @@ impl Shared {
         // A name is free when its operation has ended, whether anybody asked for that or not.
         self.collect();
         let key = (process_set, name.clone());
-        let opened = lock(&self.tickets).open(key, &request, operation.movable, operation.memory);
+        let opened = self.tickets.lock().open(key, &request, operation.movable, operation.memory);
         let ticket = opened.map_err(|refused| match refused {
             NoTicket::InFlight { number, request: first } => twice(&name, number, &first, &request),
             // The end is known as soon as the memory is back.
@@ -298,7 +294,7 @@ impl Shared {
                 Ok(ticket)
             }
             Err(error) => {
-                lock(&self.tickets).withdraw(ticket);
+                self.tickets.lock().withdraw(ticket);
                 Err(error)
             }
         }
@@ -347,11 +343,11 @@ impl Shared {
         }
     }
 
-    /// Pops under the table's lock: a completion is either in the ring, and moves the epoch for those
-    /// who wait, or in the table.
+    /// Pops under the table's lock: a completion is either in the ring, and moves the epoch for
+    /// those who wait, or in the table.
     fn take_completed(&self) -> Result<(), Nonsense> {
         let mut freed = Vec::new();
-        let mut tickets = lock(&self.tickets);
+        let mut tickets = self.tickets.lock();
         while !tickets.is_closed()
             && let Some(completion) = self.control.pop_completion()?
         {
@@ -364,12 +360,12 @@ impl Shared {
 
     /// What was asked for by an operation whose results may be put elsewhere.
     pub(crate) fn movable(&self, ticket: u64) -> Option<Request> {
-        lock(&self.tickets).movable(ticket).cloned()
+        self.tickets.lock().movable(ticket).cloned()
     }
 
     /// Puts the results of an operation elsewhere.
-    pub(crate) fn make_room(&self, ticket: u64, outputs: Vec<Output>) {
-        let left = lock(&self.tickets).make_room(ticket, outputs);
+    pub(crate) fn move_results(&self, ticket: u64, outputs: Vec<Output>) {
+        let left = self.tickets.lock().move_results(ticket, outputs);
         // The memory goes back to the arena without our lock.
         drop(left);
     }
@@ -377,7 +373,7 @@ impl Shared {
     /// Notes operations that failed on their own; the session goes on.
     pub(crate) fn fail(&self, failed: &[u64], failure: &Failure) {
         let mut freed = Vec::new();
-        let mut tickets = lock(&self.tickets);
+        let mut tickets = self.tickets.lock();
         for &ticket in failed {
             let mut failure = failure.clone();
             // One failure may be that of many operations.
@@ -398,7 +394,7 @@ impl Shared {
         loop {
             let seen = self.control.epoch();
             self.collect();
-            let outcome = lock(&self.tickets).take(ticket);
+            let outcome = self.tickets.lock().take(ticket);
             if let Some(outcome) = outcome {
                 return Some(outcome.map_err(GradwireError::Failed));
             }
@@ -419,12 +415,12 @@ impl Shared {
     /// Whether a wait would return at once.
     pub(crate) fn has_ended(&self, ticket: u64) -> bool {
         self.collect();
-        lock(&self.tickets).has_ended(ticket) || self.check().is_err()
+        self.tickets.lock().has_ended(ticket) || self.check().is_err()
     }
 
     /// Nobody will ask for the outcome.
     pub(crate) fn abandon(&self, ticket: u64) {
-        let left = lock(&self.tickets).abandon(ticket);
+        let left = self.tickets.lock().abandon(ticket);
         // The memory goes back to the arena without our lock.
         drop(left);
     }
@@ -432,14 +428,14 @@ impl Shared {
     /// Lets go of everything that is in flight. Only when nobody can start anything any more and
     /// the connection is gone: the memory's arena holds on to this, and this to the memory.
     pub(crate) fn forget(&self) {
-        let forgotten = lock(&self.tickets).clear();
+        let forgotten = self.tickets.lock().clear();
         drop(forgotten);
     }
 
     /// Operations that were submitted, those of them in flight, and their tensors' bytes.
     pub(crate) fn counts(&self) -> (u64, usize, u64) {
         self.collect();
-        let in_flight = lock(&self.tickets).in_flight();
+        let in_flight = self.tickets.lock().in_flight();
         (self.operations.load(Relaxed), in_flight, self.bytes.load(Relaxed))
     }
 }
@@ -459,11 +455,14 @@ fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> G
     if second.collective == Collective::SendReceive {
         // Their names are not the program's.
         return GradwireError::Invalid(format!(
-            "message '{name}', {MESSAGES} messages ago, is still under way, and more can't be of one tag between two ranks; wait for some of them first"
+            "message '{name}', {MESSAGES} messages ago, is still under way, and more can't be of \
+             one tag between two ranks; wait for some of them first"
         ));
     }
     GradwireError::Invalid(format!(
-        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} and has not ended, now {} comes under the same name; wait for the first one, or give each its own name",
+        "tensor '{name}' is already in flight on this rank: {} was submitted as operation {number} \
+         and has not ended, now {} comes under the same name; wait for the first one, or give each \
+         its own name",
         described(first),
         described(second),
     ))

@@ -1,9 +1,9 @@
 //! Allreduce of a tensor of which each rank has some rows, such as an embedding's gradient.
 //!
-//! Each rank adds up its rows of the same index, and all tell each other how many they have. Then the
-//! rows travel, by an allgather of indices and values, and every rank adds them up in the order of
-//! ranks (SAME); or, where that is less, the dense tensor does, by an allreduce. All see the same
-//! numbers, so all take the same way (SparCML, Renggli et al., SC 2019).
+//! Each rank adds up its rows of the same index, and all tell each other how many they have. Then
+//! the rows travel, by an allgather of indices and values, and every rank adds them up in the order
+//! of ranks (SAME); or, where that is less, the dense tensor does, by an allreduce. All see the
+//! same numbers, so all take the same way (SparCML, Renggli et al., SC 2019).
 //!
 //! TELL: what one rank gives wrongly, all are told with the numbers, and all fail.
 
@@ -13,12 +13,12 @@ use gradwire_proto::{DType, Failure, FailureKind, Rank, ReduceOp, Shape};
 use gradwire_shm::control::Origin;
 
 use crate::{
-    collectives::{AllgatherOptions, AllreduceOptions, SparseOptions},
     element::Element,
     error::{GradwireError, Result},
     exchange::disagreement,
     handle::Handle,
     memory::{Buffer, Tensor},
+    options::{AllgatherOptions, AllreduceOptions, SparseOptions},
     session::Session,
     task::Parts,
 };
@@ -90,7 +90,8 @@ fn agree(all: &[Says]) -> Result<(), Failure> {
         all.iter().find(|says| says.bad[1] > 0)
     {
         let what = format!(
-            "index {index} of a sparse allreduce is out of range: its tensor has {rows} rows ({how_many} such indices)"
+            "index {index} of a sparse allreduce is out of range: its tensor has {rows} rows \
+             ({how_many} such indices)"
         );
         return Err(Failure::new(FailureKind::Invalid, what).rank(Rank(*rank as u32)));
     }
@@ -101,12 +102,12 @@ fn agree(all: &[Says]) -> Result<(), Failure> {
 }
 
 impl Session {
-    /// Adds up the ranks' rows; every rank gets all of them. Where the dense tensor is less to move,
-    /// that is moved, and the result says so; [`crate::Stats`] counts both.
+    /// Adds up the ranks' rows; every rank gets all of them. Where the dense tensor is less to
+    /// move, that is moved, and the result says so; [`crate::Stats`] counts both.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also for values that are not as many as the indices need. An index
-    /// that is out of range fails on all ranks, with the index, the rows and the rank.
+    /// As [`Session::allreduce`]; also for values that are not as many as the indices need. An
+    /// index that is out of range fails on all ranks, with the index, the rows and the rank.
     pub fn sparse_allreduce<T: Number>(
         &self,
         rows: &SparseRows<T>,

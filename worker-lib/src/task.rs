@@ -1,26 +1,23 @@
-//! Collectives that are made of several: their parts run one after the other, in the caller's thread
-//! or in one of their own, so that no rank's progress depends on when it waits for its handle.
+//! Collectives that are made of several: their parts run one after the other, in the caller's
+//! thread or in one of their own, so that no rank's progress depends on when it waits for its
+//! handle.
 //!
-//! TELL: once a part has been submitted, the other ranks wait for the next one. A rank that can't go on
-//! for a reason that only it knows therefore gives up, and all are told.
+//! TELL: once a part has been submitted, the other ranks wait for the next one. A rank that can't
+//! go on for a reason that only it knows therefore gives up, and all are told.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Condvar, Mutex, PoisonError},
-    thread,
-    time::Instant,
-};
+use std::{collections::HashMap, sync::Arc, thread};
 
 use gradwire_proto::{Failure, FailureKind, ProcessSetId, TensorName};
 use gradwire_shm::control::Origin;
 
 use crate::{
-    collectives::Common,
     error::{GradwireError, Result},
     handle::Handle,
+    options::Common,
+    outcome::Outcome,
     process_set::ProcessSet,
     session::Session,
-    shared::{LOOK_AROUND, Shared, lock},
+    shared::Shared,
     tickets::Key,
 };
 
@@ -28,46 +25,9 @@ use crate::{
 const MAX_TASKS: usize = 256;
 
 /// The longest ending that a part's name gets.
-const LONGEST_PART: usize = 16;
+const MAX_PART: usize = 16;
 
-/// The outcome of a thread, for whoever waits for it.
-pub(crate) struct Task<R> {
-    outcome: Mutex<Option<Result<R>>>,
-    ended: Condvar,
-}
-
-impl<R> Task<R> {
-    pub(crate) fn has_ended(&self) -> bool {
-        lock(&self.outcome).is_some()
-    }
-
-    /// Waits for the outcome, to be fetched once; `None` when the deadline came first.
-    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
-        let mut outcome = lock(&self.outcome);
-        loop {
-            if let Some(outcome) = outcome.take() {
-                return Some(outcome);
-            }
-            // The thread always leaves an outcome, and its waits end with the session (WAIT).
-            let left = match deadline {
-                None => LOOK_AROUND,
-                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
-            };
-            if left.is_zero() {
-                return None;
-            }
-            let waited = self.ended.wait_timeout(outcome, left.min(LOOK_AROUND));
-            outcome = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn end(&self, result: Result<R>) {
-        lock(&self.outcome).get_or_insert(result);
-        self.ended.notify_all();
-    }
-}
-
-/// What all are told of a panic.
+/// The failure that all ranks receive after a panic.
 fn panicked(name: &TensorName) -> Failure {
     let what = format!("the operation on tensor '{name}' panicked");
     Failure::new(FailureKind::Internal, what)
@@ -75,14 +35,14 @@ fn panicked(name: &TensorName) -> Failure {
 
 /// Leaves an outcome even where the thread panics.
 struct Ending<R> {
-    task: Arc<Task<R>>,
+    outcome: Arc<Outcome<R>>,
     name: TensorName,
 }
 
 impl<R> Drop for Ending<R> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.task.end(Err(panicked(&self.name).into()));
+            self.outcome.set(Err(panicked(&self.name).into()));
         }
     }
 }
@@ -117,11 +77,12 @@ impl Place {
         kind: &'static str,
     ) -> Result<Self> {
         let shared = session.shared_arc();
-        let mut tasks = lock(&shared.tasks);
+        let mut tasks = shared.tasks.lock();
         // BOUND. Before it has a number, so that a call that is refused is not counted.
         if tasks.len() >= MAX_TASKS {
             return Err(GradwireError::Invalid(format!(
-                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, large slices) are under way, which is the limit; wait for some of them first"
+                "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, \
+                 large slices) are under way, which is the limit; wait for some of them first"
             )));
         }
         let number = set.number();
@@ -145,17 +106,20 @@ impl Place {
         kind: &'static str,
     ) -> Result<Key> {
         let name = TensorName::new(name)?;
-        let (given, max) = (name.as_str().len(), TensorName::MAX_BYTES - LONGEST_PART);
+        let (given, max) = (name.as_str().len(), TensorName::MAX_BYTES - MAX_PART);
         if given > max {
             return Err(GradwireError::Invalid(format!(
-                "the name of an operation of several parts may have {max} bytes, because each part adds to it; {given} were given"
+                "the name of an operation of several parts may have {max} bytes, because each part \
+                 adds to it; {given} were given"
             )));
         }
         let key = (set, name);
         if let Some(first) = tasks.get(&key) {
             let name = &key.1;
             return Err(GradwireError::Invalid(format!(
-                "'{name}' is already in flight on this rank: {first} was started and has not ended, now {kind} comes under the same name; wait for the first one, or give each its own name"
+                "'{name}' is already in flight on this rank: {first} was started and has not \
+                 ended, now {kind} comes under the same name; wait for the first one, or give each \
+                 its own name"
             )));
         }
         Ok(key)
@@ -164,12 +128,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        lock(&self.shared.tasks).remove(&self.key);
+        self.shared.tasks.lock().remove(&self.key);
     }
 }
 
-/// An operation of several parts: who takes part, and what its parts are called. It is under way until
-/// the last of these is dropped.
+/// An operation of several parts: who takes part, and what its parts are called. It is under way
+/// until the last of these is dropped.
 #[derive(Clone)]
 pub(crate) struct Parts {
     place: Arc<Place>,
@@ -185,11 +149,12 @@ impl Parts {
 
     /// What a part is told.
     pub(crate) fn part(&self, ending: &str) -> Common {
-        debug_assert!(ending.len() < LONGEST_PART);
+        debug_assert!(ending.len() < MAX_PART);
         Common { name: Some(format!("{}/{ending}", self.name())), ..self.common.clone() }
     }
 
-    /// What a part is told that carries the name of the whole: the ranks' numbers before the others.
+    /// What a part is told that carries the name of the whole: the ranks' numbers before the
+    /// others.
     pub(crate) fn whole(&self) -> Common {
         let name = Some(self.name().as_str().to_owned());
         Common { name, origin: Origin::Count, ..self.common.clone() }
@@ -246,9 +211,9 @@ impl Session {
         parts: Parts,
         work: impl FnOnce(&Self) -> Result<R> + Send + 'static,
     ) -> Result<Handle<R>> {
-        let task = Arc::new(Task { outcome: Mutex::new(None), ended: Condvar::new() });
+        let outcome = Arc::new(Outcome::default());
         let (session, name) = (self.clone(), parts.name().clone());
-        let ending = Ending { task: task.clone(), name: name.clone() };
+        let ending = Ending { outcome: outcome.clone(), name: name.clone() };
         thread::Builder::new()
             .name("gw-task".into())
             .spawn(move || {
@@ -256,20 +221,20 @@ impl Session {
                 let result = session.or_give_up(&parts, work);
                 // Who has the outcome may start the next, and is to have the last of the session.
                 drop((parts, session));
-                ending.task.end(result);
+                ending.outcome.set(result);
             })
             .map_err(|source| GradwireError::System { what: "a thread", source })?;
-        Ok(Handle::task(self.clone(), name, task))
+        Ok(Handle::task(self.clone(), name, outcome))
     }
 
     /// How many operations of several parts are under way.
     pub(crate) fn tasks(&self) -> usize {
-        lock(&self.shared().tasks).len()
+        self.shared().tasks.lock().len()
     }
 
     /// How many of them are of a process set.
     pub(crate) fn tasks_of(&self, set: ProcessSetId) -> usize {
-        lock(&self.shared().tasks).keys().filter(|(of, _)| *of == set).count()
+        self.shared().tasks.lock().keys().filter(|(of, _)| *of == set).count()
     }
 
     fn or_give_up<R>(&self, parts: &Parts, work: impl FnOnce(&Self) -> Result<R>) -> Result<R> {

@@ -36,10 +36,10 @@ use tch::{
 };
 
 use crate::{
-    collectives::{AllreduceOptions, BroadcastOptions},
     error::{GradwireError, Result},
     handle::Handle,
     optimizer::{Accumulation, Due, PlanError, plan},
+    options::{AllreduceOptions, BroadcastOptions},
     session::Session,
 };
 

@@ -42,8 +42,8 @@ struct Entry<K, R> {
     room: Option<R>,
 }
 
-/// What is left of an operation, for the caller to drop outside of any lock: its memory, the room for
-/// results that it failed to have, and an outcome that nobody asks for.
+/// What is left of an operation, for the caller to drop outside of any lock: its memory, the room
+/// for results that it failed to have, and an outcome that nobody asks for.
 pub(crate) type Remains<K, R> = (Option<K>, Option<R>, Option<Outcome<R>>);
 
 /// The operations of one session that are in flight or whose outcome was not fetched yet.
@@ -120,7 +120,8 @@ impl<K, R> Tickets<K, R> {
         }
     }
 
-    /// What was asked for, if the operation is in flight and its results may be put elsewhere, once.
+    /// What was asked for, if the operation is in flight and its results may be put elsewhere,
+    /// once.
     pub(crate) fn movable(&self, ticket: u64) -> Option<&Request> {
         let entry = self.entries.get(&ticket)?;
         let waits = entry.movable && entry.outcome.is_none() && entry.room.is_none();
@@ -129,7 +130,7 @@ impl<K, R> Tickets<K, R> {
 
     /// Puts the results of an operation in flight elsewhere. Gives back what is of no use, for the
     /// caller to drop outside of any lock.
-    pub(crate) fn make_room(&mut self, ticket: u64, room: R) -> Option<R> {
+    pub(crate) fn move_results(&mut self, ticket: u64, room: R) -> Option<R> {
         match self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none()) {
             Some(entry) => entry.room.replace(room),
             None => Some(room),
@@ -227,7 +228,7 @@ mod tests {
         let (memory, room) = (Arc::new(()), Arc::new(()));
         let mut tickets = Tickets::default();
         let ticket = tickets.open(key("a"), &request(), true, memory.clone()).unwrap();
-        tickets.make_room(ticket, room.clone());
+        tickets.move_results(ticket, room.clone());
         assert!(tickets.abandon(ticket).is_none());
         assert_eq!((Arc::strong_count(&memory), tickets.in_flight()), (2, 1));
         let remains = tickets.end(ticket, Ok(0));
@@ -243,12 +244,12 @@ mod tests {
         let room = Arc::new(());
         let mut tickets = Tickets::default();
         let ticket = tickets.open(key("a"), &request(), true, ()).unwrap();
-        assert_eq!(tickets.make_room(ticket, room.clone()), None);
+        assert_eq!(tickets.move_results(ticket, room.clone()), None);
         let remains = tickets.end(ticket, Err(Failure::new(FailureKind::Invalid, "it failed")));
         assert_eq!(Arc::strong_count(&room), 2, "not dropped under a lock");
         drop(remains);
         assert_eq!(Arc::strong_count(&room), 1);
-        assert!(tickets.make_room(ticket, room).is_some(), "too late");
+        assert!(tickets.move_results(ticket, room).is_some(), "too late");
     }
 
     #[test]
@@ -309,10 +310,10 @@ mod tests {
         assert_eq!(tickets.movable(fixed), None);
         let free = tickets.open(key("b"), &request(), true, ()).unwrap();
         assert_eq!(tickets.movable(free), Some(&request()));
-        tickets.make_room(free, 7);
+        tickets.move_results(free, 7);
         assert_eq!(tickets.movable(free), None);
         tickets.end(free, Ok(5));
-        tickets.make_room(free, 8);
+        tickets.move_results(free, 8);
         assert_eq!(tickets.take(free), Some(Ok(Done { aux: 5, room: Some(7) })));
     }
 
@@ -321,7 +322,7 @@ mod tests {
         let mut tickets = Tickets::<(), ()>::default();
         assert!(tickets.end(7, Ok(0)).is_none());
         assert!(tickets.movable(7).is_none());
-        assert!(tickets.make_room(7, ()).is_some());
+        assert!(tickets.move_results(7, ()).is_some());
         tickets.abandon(7);
         tickets.withdraw(7);
         assert_eq!(tickets.take(7), None);

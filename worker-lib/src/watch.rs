@@ -1,5 +1,5 @@
-//! The threads of a session: `gw-watch` brings the daemon's news, `gw-beat` tells the daemon that this
-//! process is alive and looks whether the daemon is, `gw-room` makes room for results.
+//! The threads of a session. `gw-watch` receives the daemon's messages, `gw-beat` sends heartbeats
+//! to the daemon and checks those of the daemon, `gw-results` allocates memory for results.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ use gradwire_shm::{arena::Arena, control::MAX_IN_FLIGHT, handover::HandoverError
 use crate::{
     error::GradwireError,
     link::{self, LinkError},
-    room,
+    results,
     shared::{End, Shared, Unwatched},
 };
 
@@ -33,14 +33,14 @@ const BEAT: Duration = Duration::from_millis(200);
 pub(crate) struct Threads {
     watch: JoinHandle<()>,
     beat: JoinHandle<()>,
-    room: JoinHandle<()>,
+    results: JoinHandle<()>,
     /// Dropped to end `beat`.
     stop_beating: mpsc::Sender<()>,
 }
 
 impl Threads {
-    /// Starts them. A daemon whose own beats stop for `silence` is lost: stopped, or stuck. (A killed
-    /// one is seen at once at the socket's end.)
+    /// Starts them. A daemon whose own beats stop for `silence` is lost: stopped, or stuck. (A
+    /// killed one is seen at once at the socket's end.)
     pub(crate) fn start(
         shared: &Arc<Shared>,
         arena: &Arena,
@@ -55,23 +55,23 @@ impl Threads {
                 move || beat(&shared, silence, &stopped)
             })
             .map_err(refused)?;
-        // One order at most for each operation in flight (BOUND).
-        let (order, orders) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
-        let room = thread::Builder::new()
-            .name("gw-room".into())
+        // At most one request for each operation in flight (BOUND).
+        let (request, requests) = mpsc::sync_channel(MAX_IN_FLIGHT as usize);
+        let results = thread::Builder::new()
+            .name("gw-results".into())
             .spawn({
                 let (shared, arena) = (shared.clone(), arena.clone());
-                move || room::serve(&shared, &arena, &orders)
+                move || results::serve(&shared, &arena, &requests)
             })
             .map_err(refused)?;
         let watch = thread::Builder::new()
             .name("gw-watch".into())
             .spawn({
                 let shared = shared.clone();
-                move || watch(&shared, &order)
+                move || watch(&shared, &request)
             })
             .map_err(refused)?;
-        Ok(Self { watch, beat, room, stop_beating })
+        Ok(Self { watch, beat, results, stop_beating })
     }
 
     /// Ends them and waits for them. The connection ends with it.
@@ -79,14 +79,14 @@ impl Threads {
         // An error means that the connection has ended already, which is what is wanted.
         let _ = shared.stream.shutdown(Shutdown::Both);
         drop(self.stop_beating);
-        // A panic of theirs has been told by `Unwatched`; here nothing is left to do about it.
+        // `Unwatched` has reported a panic of theirs; nothing is left to do here.
         let _ = self.watch.join();
         let _ = self.beat.join();
-        let _ = self.room.join(); // the watcher was the last to order
+        let _ = self.results.join(); // its last request came from the watcher
     }
 }
 
-fn watch(shared: &Shared, order: &mpsc::SyncSender<pb::Allocate>) {
+fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
     let _unwatched = Unwatched(shared);
     let end = loop {
         match link::receive(&shared.stream) {
@@ -100,10 +100,11 @@ fn watch(shared: &Shared, order: &mpsc::SyncSender<pb::Allocate>) {
                     shared.fail(&failed.tickets, &failure);
                 }
                 Message::Allocate(allocate) => {
-                    if order.try_send(allocate).is_err() {
+                    if request.try_send(allocate).is_err() {
                         break End::Failed(Failure::new(
                             FailureKind::Protocol,
-                            "the daemon asked for room for more results than operations are in flight",
+                            "the daemon asked for memory for more results than operations are in \
+                             flight",
                         ));
                     }
                 }

@@ -1,5 +1,5 @@
-//! Memory that is lent to the daemon: however a session ends, nothing that the daemon does after a wait
-//! has ended is seen in a tensor, and no result that comes after it counts.
+//! Memory that is lent to the daemon: however a session ends, nothing that the daemon does after a
+//! wait has ended is seen in a tensor, and no result that comes after it counts.
 
 mod fake;
 
@@ -18,8 +18,8 @@ fn named(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
 }
 
-/// A rank that waits for an operation in one thread while `end` ends the session in another one; gives
-/// what the wait came to. Before and after it the daemon goes on with the operation.
+/// A rank that waits for an operation in one thread while `end` ends the session in another one;
+/// gives what the wait came to. Before and after it the daemon goes on with the operation.
 fn goes_on(silence: Duration, end: impl FnOnce(&Session)) -> GradwireError {
     let daemon = FakeDaemon::start(1);
     let session = daemon.rank(0).daemon_timeout(silence).attach().unwrap();

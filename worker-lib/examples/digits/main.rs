@@ -8,9 +8,9 @@
 //! gradwire run -np 4 -- target/release/examples/digits     # four, the same losses within 1e-4
 //! ```
 //!
-//! What makes the two equal: the seed decides split, order and batches; each rank takes its share of
-//! every batch and divides the *sum* of its images' losses by the size of the whole batch; and the
-//! ranks' gradients are added. A short last batch is no special case.
+//! What makes the two equal: the seed decides split, order and batches; each rank takes its share
+//! of every batch and divides the *sum* of its images' losses by the size of the whole batch; and
+//! the ranks' gradients are added. A short last batch is no special case.
 //!
 //! - `data`: the images, their split and order
 //! - `model`: the network

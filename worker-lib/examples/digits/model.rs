@@ -1,7 +1,8 @@
 //! The network: two convolutions and two dense layers, 38,282 parameters.
 //!
 //! All of it is smooth. With kinks (ReLU, the largest of a pool) a last bit that differs between
-//! one rank and four can take another branch, and the losses part by 1e-2; so they stay within 1e-6.
+//! one rank and four can take another branch, and the losses part by 1e-2; so they stay within
+//! 1e-6.
 
 use tch::{
     Kind, Tensor,

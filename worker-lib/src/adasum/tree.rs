@@ -1,8 +1,8 @@
 //! The arithmetic of Adasum on one rank's share of all ranks' tensors: pure.
 //!
 //! `adasum(a, b) = (1 − a·b / 2‖a‖²) a + (1 − a·b / 2‖b‖²) b`: the sum of gradients that are
-//! orthogonal, the average of those that are parallel, and something in between otherwise (Maleki et
-//! al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021). More than two are
+//! orthogonal, the average of those that are parallel, and something in between otherwise (Maleki
+//! et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021). More than two are
 //! combined along a binary tree, neighbours first; an odd one goes up as it is.
 //!
 //! The dot products are of whole tensors, and each rank has a share of all of them: each gives its

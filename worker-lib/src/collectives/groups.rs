@@ -2,10 +2,11 @@
 
 use gradwire_proto::{Collective, ProcessSetId, Request};
 
-use super::{BarrierOptions, Call, Common, Finished, JoinOptions, Started, Target};
+use super::{Call, Finished, Started, Target};
 use crate::{
     error::{GradwireError, Result},
     handle::Handle,
+    options::{BarrierOptions, Common, JoinOptions},
     process_set::ProcessSet,
     session::Session,
 };
@@ -45,10 +46,11 @@ impl Session {
         Ok(self.handle(started, |_| Ok(())))
     }
 
-    /// Says that this rank has no more data, and waits until no other rank has. Until then the others
-    /// go on without it: averages are over those that take part, gathered tensors have no rows of it,
-    /// and what can't do without it fails and says so. Returns the rank that joined last. Operations
-    /// without a name are counted anew after it, because ranks have made different numbers of them.
+    /// Says that this rank has no more data, and waits until no other rank has. Until then the
+    /// others go on without it: averages are over those that take part, gathered tensors have no
+    /// rows of it, and what can't do without it fails and says so. Returns the rank that joined
+    /// last. Operations without a name are counted anew after it, because ranks have made different
+    /// numbers of them.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also while an operation of several parts (objects, sparse
@@ -60,8 +62,8 @@ impl Session {
         self.joined(set, &finished)
     }
 
-    /// As [`Session::join`], without waiting for it. This rank must not start anything in the process
-    /// set before its handle was waited for.
+    /// As [`Session::join`], without waiting for it. This rank must not start anything in the
+    /// process set before its handle was waited for.
     ///
     /// # Errors
     /// If it was not started.
@@ -97,7 +99,8 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also for the set of all ranks, and while an operation of several
-    /// parts (objects, sparse allreduces, Adasum, large slices) of this rank is under way in the set.
+    /// parts (objects, sparse allreduces, Adasum, large slices) of this rank is under way in the
+    /// set.
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
         let started = self.start_remove(&set, false)?;
         self.finish(started)?;
@@ -113,8 +116,9 @@ impl Session {
         self.remove_later(set, false)
     }
 
-    /// Removes a process set with what waits in it: what has been submitted by some of its ranks only fails
-    /// there. What all of them have submitted is done first. All ranks of the job call it, members or not.
+    /// Removes a process set with what waits in it: what has been submitted by some of its ranks
+    /// only fails there. What all of them have submitted is done first. All ranks of the job call
+    /// it, members or not.
     ///
     /// # Errors
     /// If it was not started.
@@ -140,7 +144,8 @@ impl Session {
         // Its parts would be missing in the middle of it.
         if self.tasks() > 0 {
             let text = format!(
-                "rank {} can't join while {} of its operations of several parts (objects, sparse allreduces, Adasum, large slices) are under way; wait for their handles first",
+                "rank {} can't join while {} of its operations of several parts (objects, sparse \
+                 allreduces, Adasum, large slices) are under way; wait for their handles first",
                 self.rank(),
                 self.tasks()
             );
@@ -202,7 +207,9 @@ impl Session {
         let tasks = self.tasks_of(set.number());
         if tasks > 0 && !give_up {
             let text = format!(
-                "rank {} can't remove {set} while {tasks} of its operations of several parts (objects, sparse allreduces, Adasum, large slices) are under way there; wait for their handles first",
+                "rank {} can't remove {set} while {tasks} of its operations of several parts \
+                 (objects, sparse allreduces, Adasum, large slices) are under way there; wait for \
+                 their handles first",
                 self.rank()
             );
             return Err(GradwireError::Invalid(text));

@@ -2,11 +2,12 @@
 
 use gradwire_proto::{Collective, DType, Rank, Request, Shape};
 
-use super::{Call, Common, Finished, ReceiveOptions, SendOptions, Started, Target, moves::untyped};
+use super::{Call, Finished, Started, Target, moves::untyped};
 use crate::{
     error::{GradwireError, Result},
     handle::Handle,
     memory::{FromBuffer, Memory, Payload},
+    options::{Common, ReceiveOptions, SendOptions},
     session::Session,
 };
 
@@ -30,8 +31,8 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Receives a tensor from another rank, of whatever shape it has. The element types have to be the
-    /// same at both ends.
+    /// Receives a tensor from another rank, of whatever shape it has. The element types have to be
+    /// the same at both ends.
     ///
     /// # Errors
     /// As [`Session::send`].
@@ -53,8 +54,8 @@ impl Session {
     /// the options say of them is not looked at.
     ///
     /// # Errors
-    /// As [`Session::receive`]; also for a message of another shape: it is received, but not kept, and
-    /// the tensor is unchanged.
+    /// As [`Session::receive`]; also for a message of another shape: it is received, but not kept,
+    /// and the tensor is unchanged.
     pub fn receive_into<P: Payload>(&self, tensor: &mut P, options: ReceiveOptions) -> Result<()> {
         let (from, shape) = (options.peer, tensor.memory().shape().clone());
         let started = self.start_receive_into(tensor.memory(), options)?;
@@ -126,7 +127,8 @@ fn fitted(finished: &Finished, from: u32, shape: &Shape) -> Result<()> {
     match finished.outputs.first() {
         Some(Some(output)) if output.buffer.shape() != shape => {
             Err(GradwireError::Invalid(format!(
-                "rank {from} sent a tensor of shape {}, which does not fit the given one of shape {shape}; receive it as a new tensor",
+                "rank {from} sent a tensor of shape {}, which does not fit the given one of shape \
+                 {shape}; receive it as a new tensor",
                 output.buffer.shape()
             )))
         }

@@ -2,15 +2,13 @@
 
 use gradwire_proto::{Collective, DType, Part, Rank, Request, Shape, agreed};
 
-use super::{
-    AllgatherOptions, AlltoallOptions, BroadcastOptions, GatherOptions, Gathered, ScatterOptions,
-    Started, Target, as_rows, parts,
-};
+use super::{Gathered, Started, Target, as_rows, parts};
 use crate::{
     element::Element,
     error::{GradwireError, Result},
     handle::Handle,
     memory::{FromBuffer, Memory, Payload},
+    options::{AllgatherOptions, AlltoallOptions, BroadcastOptions, GatherOptions, ScatterOptions},
     process_set::ProcessSet,
     session::Session,
 };
@@ -53,8 +51,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives every rank all ranks' tensors, one after the other along the first dimension, which may
-    /// differ between ranks, also be zero. A single number counts as one row.
+    /// Gives every rank all ranks' tensors, one after the other along the first dimension, which
+    /// may differ between ranks, also be zero. A single number counts as one row.
     ///
     /// # Errors
     /// As [`Session::allreduce`].
@@ -268,7 +266,8 @@ impl Session {
 pub(super) fn untyped() -> GradwireError {
     let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     GradwireError::Invalid(format!(
-        "the element type of the result is not known: give it with .dtype(…), or ask for a Tensor of {}",
+        "the element type of the result is not known: give it with .dtype(…), or ask for a Tensor \
+         of {}",
         types.join(", ")
     ))
 }

@@ -2,14 +2,12 @@
 
 use gradwire_proto::{Collective, Rank, Request};
 
-use super::{
-    AllreduceOptions, Call, ReduceOptions, ReduceScatterOptions, Started, Target,
-    options::Reduction, parts,
-};
+use super::{Call, Started, Target, parts};
 use crate::{
     error::Result,
     handle::Handle,
     memory::{FromBuffer, Memory, Payload},
+    options::{AllreduceOptions, ReduceOptions, ReduceScatterOptions, Reduction},
     session::Session,
 };
 
@@ -18,13 +16,14 @@ fn buffers<P: Payload>(tensors: &[P]) -> Vec<&Memory> {
 }
 
 impl Session {
-    /// Reduces the ranks' tensors; every rank gets the result in place. An average is over the ranks
-    /// that take part: those that have not joined.
+    /// Reduces the ranks' tensors; every rank gets the result in place. An average is over the
+    /// ranks that take part: those that have not joined.
     ///
     /// # Errors
-    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason when the
-    /// operation or the job fails; the tensor's contents are undefined then.
-    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) and its like if it was not started.
+    /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason when
+    /// the operation or the job fails; the tensor's contents are undefined then.
+    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) and its like if it was not
+    /// started.
     pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
         self.finish(started).map(drop)
@@ -65,8 +64,9 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
     }
 
-    /// Reduces several tensors as one operation: all of them or none. They may have different shapes,
-    /// and as [`Buffer`](crate::Buffer)s different element types; all ranks give the same number.
+    /// Reduces several tensors as one operation: all of them or none. They may have different
+    /// shapes, and as [`Buffer`](crate::Buffer)s different element types; all ranks give the same
+    /// number.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also for no tensors or more than 1024.
@@ -105,8 +105,8 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// As [`Session::grouped_allreduce_to`], without waiting for it. Gives the tensors back with the
-    /// results.
+    /// As [`Session::grouped_allreduce_to`], without waiting for it. Gives the tensors back with
+    /// the results.
     ///
     /// # Errors
     /// If it was not started; the tensors are gone then.
@@ -119,8 +119,8 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensors, finished.many()?))))
     }
 
-    /// Reduces the ranks' tensors; the root gets the result in place, the others' tensors stay as they
-    /// are.
+    /// Reduces the ranks' tensors; the root gets the result in place, the others' tensors stay as
+    /// they are.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also if the root is not a member of the process set.
@@ -138,8 +138,8 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Reduces the ranks' tensors and gives each member its rows of the result, in the order of ranks;
-    /// where they can't be shared evenly the first ones get one more.
+    /// Reduces the ranks' tensors and gives each member its rows of the result, in the order of
+    /// ranks; where they can't be shared evenly the first ones get one more.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also for a tensor without dimensions.
@@ -152,7 +152,8 @@ impl Session {
         self.finish(started)?.one()
     }
 
-    /// As [`Session::reducescatter`], without waiting for it. Gives the tensor back with the result.
+    /// As [`Session::reducescatter`], without waiting for it. Gives the tensor back with the
+    /// result.
     ///
     /// # Errors
     /// If it was not started; the tensor is gone then.
@@ -178,8 +179,8 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// As [`Session::grouped_reducescatter`], without waiting for it. Gives the tensors back with the
-    /// results.
+    /// As [`Session::grouped_reducescatter`], without waiting for it. Gives the tensors back with
+    /// the results.
     ///
     /// # Errors
     /// If it was not started; the tensors are gone then.

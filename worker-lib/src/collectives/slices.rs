@@ -1,43 +1,50 @@
 //! Allreduce of ordinary memory: the rank copies it into shared memory and the result back.
 //!
-//! A large slice goes in pieces, each an operation of its own, a few of them at a time: while the daemon reduces
-//! some, the rank copies the next one in and the last one out. They go through the same few pieces of
-//! shared memory again and again, which the cache holds, so that all the memory itself sees of the copies is
-//! that the slice is read once and written once. (Copied as a whole, a tensor that is larger than the cache
-//! crosses the memory bus six more times.)
+//! A large slice goes in pieces, each an operation of its own, a few of them at a time: while the
+//! daemon reduces some, the rank copies the next one in and the last one out. They go through the
+//! same few pieces of shared memory again and again, which the cache holds, so that all the memory
+//! itself sees of the copies is that the slice is read once and written once. (Copied as a whole, a
+//! tensor that is larger than the cache crosses the memory bus six more times.)
 //!
-//! All ranks cut alike, so they have to give slices of one length; they tell each other before the first piece,
-//! under the name of the whole: a rank whose slice is not cut asks for something else under that name, and
-//! all are told so at once.
+//! All ranks cut alike, so they have to give slices of one length; they tell each other before the
+//! first piece, under the name of the whole: a rank whose slice is not cut asks for something else
+//! under that name, and all are told so at once.
 
 use std::{collections::VecDeque, ops::Range};
 
 use gradwire_proto::{DType, Request, Shape};
 
-use super::{AllreduceOptions, options::Reduction};
 use crate::{
-    element::Element, error::Result, exchange::disagreement, handle::Handle, memory::Tensor,
-    session::Session, task::Parts,
+    element::Element,
+    error::Result,
+    exchange::disagreement,
+    handle::Handle,
+    memory::Tensor,
+    options::{AllreduceOptions, Reduction},
+    session::Session,
+    task::Parts,
 };
 use gradwire_shm::control::Origin;
 
-/// Bytes of a piece: large enough that agreeing on it is hidden behind the copies of others. The same for all
-/// ranks of a job.
+/// Bytes of a piece: large enough that agreeing on it is hidden behind the copies of others. The
+/// same for all ranks of a job.
 const PIECE: usize = 1 << 20;
 
-/// Pieces that are under way at a time. With those of the node's other ranks they should fit the cache.
+/// Pieces that are under way at a time. With those of the node's other ranks they should fit the
+/// cache.
 const AHEAD: usize = 4;
 
 /// A piece under way: which part of the slice it is, and what brings it back.
 type UnderWay<T> = (Range<usize>, Handle<Tensor<T>>);
 
 impl Session {
-    /// Reduces ordinary memory: copies it into shared memory and the result back. All ranks call this, with
-    /// slices of one length: above 1 MiB they are reduced piece by piece while others are copied, as an
-    /// operation of several parts, whose name may have 16 bytes less.
+    /// Reduces ordinary memory: copies it into shared memory and the result back. All ranks call
+    /// this, with slices of one length: above 1 MiB they are reduced piece by piece while others
+    /// are copied, as an operation of several parts, whose name may have 16 bytes less.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; a part of the slice may be reduced already then, the rest is unchanged.
+    /// As [`Session::allreduce`]; a part of the slice may be reduced already then, the rest is
+    /// unchanged.
     pub fn allreduce_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -80,7 +87,8 @@ impl Session {
             let free = if under_way.len() < AHEAD { None } else { under_way.pop_front() };
             let free = free.map(|last| bring_back(last, values)).transpose()?;
             let tensor = self.piece(&values[range.clone()], free)?;
-            // The name of one that has come back: names are remembered, so there are to be few (BOUND).
+            // The name of one that has come back: names are remembered, so there are to be few
+            // (BOUND).
             let whole = range.len() == each;
             let ending = if whole { (number % AHEAD).to_string() } else { "last".to_owned() };
             let common = parts.part(&ending);
@@ -88,8 +96,8 @@ impl Session {
             under_way.push_back((range, self.allreduce_async(tensor, options)?));
             Ok(())
         });
-        // All ranks have submitted these, whatever became of the others: each comes to its end, and its
-        // name is free then.
+        // All ranks have submitted these, whatever became of the others: each comes to its end, and
+        // its name is free then.
         let rest = under_way.into_iter().map(|last| bring_back(last, values).map(drop));
         let rest: Vec<Result<()>> = rest.collect();
         result.and(rest.into_iter().collect())

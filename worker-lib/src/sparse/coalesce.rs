@@ -35,7 +35,12 @@ macro_rules! float {
         })+
     };
 }
-float!(f32 as f32, |v| v; f64 as f64, |v| v; f16 as f32, f16::from_f32; bf16 as f32, bf16::from_f32);
+float!(
+    f32 as f32, |v| v;
+    f64 as f64, |v| v;
+    f16 as f32, f16::from_f32;
+    bf16 as f32, bf16::from_f32
+);
 
 macro_rules! integer {
     ($($t:ty),+) => {
@@ -82,9 +87,9 @@ pub(crate) fn coalesce<T: Number>(
 }
 
 /// Whether the dense tensor is less to move than the rows, in bytes that arrive at each node: an
-/// allgather brings all rows and their indices there, an allreduce about twice the tensor. A
-/// dense tensor has all rows, also in its result, and so has to have no more than a few for each that
-/// was gathered (BOUND); rows without bytes would be any number.
+/// allgather brings all rows and their indices there, an allreduce about twice the tensor. A dense
+/// tensor has all rows, also in its result, and so has to have no more than a few for each that was
+/// gathered (BOUND); rows without bytes would be any number.
 pub(crate) fn dense_is_smaller(gathered_rows: u64, rows: u64, row_bytes: u64) -> bool {
     if row_bytes == 0 {
         return false;

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::{
     error::{GradwireError, Result},
-    memory::{Buffer, Memory, Payload},
+    memory::{Buffer, Memory, Payload, sealed::Sealed},
     session::Session,
 };
 
@@ -18,6 +18,8 @@ pub(crate) struct Mirror {
     view: Tensor,
     buffer: Buffer,
 }
+
+impl Sealed for Mirror {}
 
 fn dtype(kind: Kind) -> Option<DType> {
     Some(match kind {
@@ -48,16 +50,17 @@ impl Mirror {
         let (kind, size) = (like.kind(), like.size());
         let dtype = dtype(kind).ok_or_else(|| {
             GradwireError::Invalid(format!(
-                "tensor '{name}' has elements of kind {kind:?}, which are not exchanged: gradwire has no such element type; convert it first"
+                "tensor '{name}' has elements of kind {kind:?}, which are not exchanged: gradwire \
+                 has no such element type; convert it first"
             ))
         })?;
         let dims: Vec<u64> = size.iter().map(|d| d.unsigned_abs()).collect();
         let buffer = session.buffer(dtype, Shape::new(&dims)?)?;
-        // SAFETY: the memory is as long as the shape says and aligned for every element type, and it
-        // lives as long as the buffer, which is dropped after the view. The view is private and used
-        // for copying only, so no other tensor shares its storage. Copying takes place in `&mut
-        // self` and `&self` methods, never while an operation is in flight: then the handle owns
-        // this.
+        // SAFETY: the memory is as long as the shape says and aligned for every element type, and
+        // it lives as long as the buffer, which is dropped after the view. The view is private and
+        // used for copying only, so no other tensor shares its storage. Copying takes place in
+        // `&mut self` and `&self` methods, never while an operation is in flight: then the handle
+        // owns this.
         #[expect(unsafe_code, reason = "tch has no safe way to use memory of others")]
         let view = unsafe { Tensor::f_from_blob(buffer.as_ptr(), &size, &[], kind, Device::Cpu) }?;
         Ok(Self { view, buffer })

@@ -1,4 +1,5 @@
-//! What is refused, and in which words. At the call, nothing is started; otherwise all ranks are told.
+//! What is refused, and in which words. At the call, nothing is started; otherwise all ranks are
+//! told.
 
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, Buffer, Complex,

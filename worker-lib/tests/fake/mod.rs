@@ -162,7 +162,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Writes a result and says that it is there, as a daemon does that was stopped and is continued.
+    /// Writes a result and says that it is there, as a daemon does that was stopped and is
+    /// continued.
     pub(crate) fn go_on(&self) {
         for (file, offset, bytes) in &self.memory {
             file.write_all_at(&vec![0xEE; *bytes], *offset).unwrap();

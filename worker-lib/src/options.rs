@@ -1,11 +1,11 @@
-//! What each collective can be told.
+//! The options of each collective.
 
 use gradwire_proto::{DType, ReduceOp, Shape, TypeError};
 use gradwire_shm::control::Origin;
 
 use crate::process_set::ProcessSet;
 
-/// What all collectives can be told.
+/// The options that all collectives have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Common {
     pub(crate) name: Option<String>,
@@ -162,7 +162,8 @@ pub struct ReduceScatterOptions {
 common!(named ReduceScatterOptions);
 reduction!(ReduceScatterOptions);
 
-/// Whose tensor, or whose object, a broadcast gives to everybody: rank 0's where nothing else is said.
+/// Whose tensor, or whose object, a broadcast gives to everybody: rank 0's where nothing else is
+/// said.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct BroadcastOptions {
@@ -230,8 +231,8 @@ impl ScatterOptions {
         Self { root, ..Self::default() }
     }
 
-    /// How many rows each member gets, in the order of ranks; the same number each where not set. Looked
-    /// at on the root only.
+    /// How many rows each member gets, in the order of ranks; the same number each where not set.
+    /// Looked at on the root only.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
         self
@@ -261,8 +262,8 @@ pub struct AlltoallOptions {
 common!(named AlltoallOptions);
 
 impl AlltoallOptions {
-    /// How many of this rank's rows each member gets, in the order of ranks; the same number each where
-    /// not set.
+    /// How many of this rank's rows each member gets, in the order of ranks; the same number each
+    /// where not set.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
         self

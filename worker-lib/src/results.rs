@@ -1,10 +1,10 @@
-//! Room for results of another size than a rank could know from its own request: those of an
-//! allgather with different rows, of a scatter, of a message that nobody had announced.
+//! Memory for results whose size a rank can't know from its own request: those of an allgather with
+//! different rows, of a scatter, of a message of unknown shape.
 //!
-//! When all ranks have agreed, the daemon says how large the results are, and the operation runs once
-//! every local rank has said where they go. A thread of its own makes the room, `gw-room`: the
-//! watcher can't, because an arena that grows waits for the daemon's receipt, which the watcher
-//! reads.
+//! When all ranks have agreed, the daemon reports how large the results are. The operation runs
+//! once every local rank has answered where they go. A thread of its own allocates the memory,
+//! `gw-results`. The watcher can't do it: an arena that grows waits for the daemon's receipt, which
+//! the watcher reads.
 
 use std::sync::mpsc;
 
@@ -15,32 +15,25 @@ use gradwire_proto::{
 use gradwire_shm::arena::Arena;
 
 use crate::{
-    memory::Buffer,
+    memory::{Buffer, Output},
     shared::{End, Shared, Unwatched},
 };
 
-/// A result, and how many of its rows came from each member that took part, where that is a
-/// question.
-#[derive(Debug)]
-pub(crate) struct Output {
-    pub(crate) buffer: Buffer,
-    pub(crate) rows: Vec<u64>,
-}
-
-/// Makes room until nobody orders any more.
-pub(crate) fn serve(shared: &Shared, arena: &Arena, orders: &mpsc::Receiver<pb::Allocate>) {
-    // An order that is never answered would hold all ranks up.
+/// Allocates results until the watcher has ended.
+pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb::Allocate>) {
+    // A request that is never answered would block all ranks.
     let _unwatched = Unwatched(shared);
-    while let Ok(order) = orders.recv() {
-        let ticket = order.ticket;
+    while let Ok(allocate) = requests.recv() {
+        let ticket = allocate.ticket;
         let Some(request) = shared.movable(ticket) else {
             let what = format!(
-                "the daemon asked for room for results of operation {ticket}, which is not in flight or has none of its own"
+                "the daemon asked for memory for results of operation {ticket}, which is not in \
+                 flight or has none of its own"
             );
             shared.finish(End::Failed(Failure::new(FailureKind::Protocol, what)));
             return;
         };
-        let sizes = match sizes(&request, order.outputs) {
+        let sizes = match sizes(&request, allocate.outputs) {
             Ok(sizes) => sizes,
             Err(what) => {
                 let what = format!("the daemon's results of a {}: {what}", request.collective);
@@ -57,7 +50,7 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, orders: &mpsc::Receiver<pb::
                     outputs.push(Output { buffer: Buffer::new(block, dtype, shape), rows });
                 }
                 Err(error) => {
-                    // The others wait for this rank's room: they are told (TELL).
+                    // The others wait for this rank's memory: they receive the reason (TELL).
                     let reason =
                         format!("there is no room for a result of {dtype} {shape}: {error}");
                     shared.give_up(Failure::new(FailureKind::Resource, reason));
@@ -70,14 +63,14 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, orders: &mpsc::Receiver<pb::
             pb::Place { segment: place.segment, offset: place.offset }
         };
         let places = outputs.iter().map(place).collect();
-        shared.make_room(ticket, outputs);
+        shared.move_results(ticket, outputs);
         if shared.send(Message::Allocated(pb::Allocated { ticket, places }), None).is_err() {
             return; // the session has ended
         }
     }
 }
 
-/// Checks what the daemon says of results (TRUST).
+/// Checks the sizes that the daemon reports (TRUST).
 fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<u64>)>, String> {
     let parts = request.parts();
     if outputs.len() != parts {
@@ -108,7 +101,7 @@ fn sizes(request: &Request, outputs: Vec<pb::Output>) -> Result<Vec<(Shape, Vec<
     outputs.into_iter().enumerate().map(size).collect()
 }
 
-/// What of a result's shape a rank can't know.
+/// Which part of a result's shape a rank can't know.
 enum Free {
     All,
     Rows,

@@ -1,0 +1,50 @@
+//! The result of an operation that runs in a thread of its own.
+
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{error::Result, shared::LOOK_AROUND};
+
+/// The outcome of a thread, for whoever waits for it.
+pub(crate) struct Outcome<R> {
+    result: Mutex<Option<Result<R>>>,
+    ended: Condvar,
+}
+
+impl<R> Default for Outcome<R> {
+    fn default() -> Self {
+        Self { result: Mutex::new(None), ended: Condvar::new() }
+    }
+}
+
+impl<R> Outcome<R> {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.result.lock().is_some()
+    }
+
+    /// Waits for the outcome, to be fetched once; `None` when the deadline came first.
+    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
+        let mut result = self.result.lock();
+        loop {
+            if let Some(result) = result.take() {
+                return Some(result);
+            }
+            // The thread always leaves an outcome, and its waits end with the session (WAIT).
+            let left = match deadline {
+                None => LOOK_AROUND,
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            };
+            if left.is_zero() {
+                return None;
+            }
+            self.ended.wait_for(&mut result, left.min(LOOK_AROUND));
+        }
+    }
+
+    /// Sets the result; only the first one counts.
+    pub(crate) fn set(&self, result: Result<R>) {
+        self.result.lock().get_or_insert(result);
+        self.ended.notify_all();
+    }
+}
