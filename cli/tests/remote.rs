@@ -52,11 +52,18 @@ fn every_host_that_can_not_be_reached_is_listed() {
     assert_eq!(output.code, Some(1), "{output:?}");
     for host in ["bad-1", "bad-2"] {
         let told = format!(
-            "error: host {host} can't be reached: ssh: connect to host {host} port 22: Connection refused"
+            "error: host {host} can't be reached: ssh: connect to host {host} port 22: Connection \
+             refused"
         );
         assert!(output.stderr.contains(&told), "{output:?}");
     }
-    assert!(output.stderr.contains("error: host bare-3 can't be reached: sh: 1: gradwire: not found\nhint: install gradwire there"), "{output:?}");
+    assert!(
+        output.stderr.contains(
+            "error: host bare-3 can't be reached: sh: 1: gradwire: not \
+                                    found\nhint: install gradwire there"
+        ),
+        "{output:?}"
+    );
     assert!(output.stderr.contains(" true` has to work without a password"), "{output:?}");
     place.assert_clean(false);
 

@@ -137,8 +137,8 @@ pub struct Schedule {
     pub me: u32,
     /// The blocks, the same for everybody.
     pub blocks: Vec<Block>,
-    /// The steps, dependencies before dependents. None for a participant that has no part in it, like
-    /// all others in a move from one to another.
+    /// The steps, dependencies before dependents. None for a participant that has no part in it,
+    /// like all others in a move from one to another.
     pub steps: Vec<Step>,
 }
 

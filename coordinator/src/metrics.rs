@@ -8,7 +8,9 @@ use metrics::{
 use crate::model::{command::Measures, status::Counts};
 
 macro_rules! metrics {
-    ($describe:ident: $($(#[doc = $doc:literal])+ $constant:ident = $name:literal, $unit:ident;)+) => {
+    ($describe:ident: $(
+        $(#[doc = $doc:literal])+ $constant:ident = $name:literal, $unit:ident;
+    )+) => {
         $($(#[doc = $doc])+ pub const $constant: &str = $name;)+
 
         fn $describe(

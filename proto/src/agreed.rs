@@ -125,7 +125,8 @@ pub enum Impossible {
     },
     /// Rows can't be given out evenly.
     #[error(
-        "the {rows} rows of rank {rank} can't be split evenly between {members} members: give splits"
+        "the {rows} rows of rank {rank} can't be split evenly between {members} members: give \
+         splits"
     )]
     Uneven {
         /// Who.

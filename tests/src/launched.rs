@@ -314,8 +314,8 @@ impl Job {
         })
     }
 
-    /// The addresses of one kind (`grpc`, `metrics`, `data`) that services say they serve at, in the
-    /// order in which they said so. The launcher tells with `--verbose` only.
+    /// The addresses of one kind (`grpc`, `metrics`, `data`) that services say they serve at, in
+    /// the order in which they said so. The launcher tells with `--verbose` only.
     pub fn served(&self, kind: &str) -> Vec<String> {
         let key = format!("\"{kind}\":\"");
         let lines = self.lines();

@@ -272,7 +272,8 @@ impl RawWorker {
         Ok((&self.doorbell).write_all(&1u64.to_ne_bytes())?)
     }
 
-    /// Makes reading the doorbell block where there is nothing to be read: it is the daemon's as well.
+    /// Makes reading the doorbell block where there is nothing to be read: it is the daemon's as
+    /// well.
     ///
     /// # Errors
     /// When the system refuses it.

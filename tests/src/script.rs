@@ -3,8 +3,8 @@
 //!
 //! There are phases. In each of them a process set may be made and others removed, while calls of
 //! all sets are in flight; every call is made twice, the second time under names that the
-//! coordinator knows by then. Each rank submits and waits in an order of its own, as far as the
-//! API allows: unnamed calls, messages and the making of sets have to come in the same order. At the
+//! coordinator knows by then. Each rank submits and waits in an order of its own, as far as the API
+//! allows: unnamed calls, messages and the making of sets have to come in the same order. At the
 //! end each rank has data for another number of calls, and joins.
 
 mod random;

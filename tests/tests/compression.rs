@@ -1,5 +1,6 @@
-//! `data.compression = bf16`: f32 reductions between nodes travel in half the bytes. What that costs in
-//! precision is within its bound, all ranks get the same bits (SAME), and nothing else is touched.
+//! `data.compression = bf16`: f32 reductions between nodes travel in half the bytes. What that
+//! costs in precision is within its bound, all ranks get the same bits (SAME), and nothing else is
+//! touched.
 
 use gradwire_proto::{Collective, Compression, DType, Part, ReduceOp, Request, Shape};
 use gradwire_tests::{

@@ -1,7 +1,7 @@
 //! A worker that says nonsense of what the collectives brought: places of groups and gathered
 //! results, room that it was not asked for, process sets that are not its own, joins. What no
-//! process of its right mind would say ends the job, by name; what a program may get wrong fails that
-//! submission, and the job goes on (TRUST, TELL).
+//! process of its right mind would say ends the job, by name; what a program may get wrong fails
+//! that submission, and the job goes on (TRUST, TELL).
 
 use std::sync::{Arc, Barrier};
 
@@ -170,8 +170,8 @@ fn room_that_was_not_asked_for() {
     });
 }
 
-/// A rank that never makes room holds up its own tensor only, and that for its own node only; that it
-/// dies is told (WAIT, TELL).
+/// A rank that never makes room holds up its own tensor only, and that for its own node only; that
+/// it dies is told (WAIT, TELL).
 #[test]
 fn room_that_is_never_made() {
     let cluster = Cluster::start(&patient()).unwrap();

@@ -184,8 +184,8 @@ fn silent_connections_do_not_keep_a_worker_out() {
     }
 }
 
-/// The doorbell is one file for both sides, and its flags are too: whoever clears them may block itself, and
-/// not the thread that all other ranks' work goes through (WAIT).
+/// The doorbell is one file for both sides, and its flags are too: whoever clears them may block
+/// itself, and not the thread that all other ranks' work goes through (WAIT).
 #[test]
 fn a_doorbell_that_blocks_holds_nobody_up() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();

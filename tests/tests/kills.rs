@@ -2,8 +2,8 @@
 //! left is told within five seconds which one it was (TELL), the launcher says it too, and
 //! nothing stays (CLEAN).
 //!
-//! The ranks are deaf to SIGTERM. So what they are told they were told by Gradwire, and not spared by
-//! the launcher, which asks the others to end soon after the first one has.
+//! The ranks are deaf to SIGTERM. So what they are told they were told by Gradwire, and not spared
+//! by the launcher, which asks the others to end soon after the first one has.
 
 use std::{thread::sleep, time::Duration};
 

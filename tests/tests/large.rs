@@ -1,4 +1,5 @@
-//! More elements than 31 bits count, in place. It needs memory and takes seconds: `make soak` runs it.
+//! More elements than 31 bits count, in place. It needs memory and takes seconds: `make soak` runs
+//! it.
 
 use std::fs;
 

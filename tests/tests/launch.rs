@@ -213,8 +213,10 @@ fn a_port_that_is_taken_is_named_with_its_setting() {
 #[test]
 fn a_daemon_that_fails_after_it_served_is_told_with_its_words() {
     let launch = Launch::new().ranks(2);
-    let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"data\":\"127.0.0.1:2\",\"grpc\":\"127.0.0.1:3\"}'\n\
-                sleep 0.3; echo 'gradwired: this is release 9.9.9, the coordinator is 0.1.0' >&2; exit 1\n";
+    let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\
+                \"data\":\"127.0.0.1:2\",\"grpc\":\"127.0.0.1:3\"}'\n\
+                sleep 0.3; echo 'gradwired: this is release 9.9.9, the coordinator is 0.1.0' >&2; \
+                exit 1\n";
     let other = launch.script("other-gradwired", text);
     let report = launch.set(&format!("launch.gradwired={}", other.display())).rank(&["hang"]).run();
     report.assert_code(1);
@@ -225,7 +227,8 @@ fn a_daemon_that_fails_after_it_served_is_told_with_its_words() {
     report.assert_verdict(&["  gradwired: this is release 9.9.9, the coordinator is 0.1.0"]);
 }
 
-/// A job whose ranks have begun to work: one deaf to SIGTERM, one with a child that leaves its group.
+/// A job whose ranks have begun to work: one deaf to SIGTERM, one with a child that leaves its
+/// group.
 fn busy() -> Job {
     let launch = Launch::new().two_by_two().set("launch.grace_ms=500");
     let job = launch.rank(&["1/deaf", "attach", "loop:1000000:1000"]).start();
@@ -280,9 +283,9 @@ fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
 fn ranks_that_never_attach_are_not_waited_for() {
     let steps = ["1/exit:0", "deaf", "attach", "loop:1:10", "leave"];
     let report = Launch::new().two_by_two().rank(&steps).run();
-    let parts = [
-        "rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had joined the job",
-    ];
+    let parts =
+        ["rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had joined the \
+         job"];
     report.assert_told(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(1);
     // One that failed is itself the cause.

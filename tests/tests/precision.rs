@@ -15,8 +15,8 @@ const RANKS: usize = 4;
 
 /// A float type, seen from f64.
 trait Float: Element + PartialEq {
-    /// The largest number of which four can be summed. f16 and the 8-bit floats are summed in f32, and
-    /// averages of bf16 are sums of parts, so of these it is the largest of all.
+    /// The largest number of which four can be summed. f16 and the 8-bit floats are summed in f32,
+    /// and averages of bf16 are sums of parts, so of these it is the largest of all.
     const LARGEST: f64;
     /// The smallest number above 0; of f32 and f64 the smallest that a factor does not round.
     const SMALLEST: f64;

@@ -1,5 +1,6 @@
 //! Groups of ranks, each a world of its own: made and removed while the job runs, overlapping, in
-//! one order of operations over all of them (ORD), and side by side where they have no rank in common.
+//! one order of operations over all of them (ORD), and side by side where they have no rank in
+//! common.
 
 use std::{
     env,

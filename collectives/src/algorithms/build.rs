@@ -31,7 +31,8 @@ pub(super) struct Place {
     pub(super) children: Vec<Link>,
 }
 
-/// Trees that all have the same root: the blocks, and where a participant stands in each one's tree.
+/// Trees that all have the same root: the blocks, and where a participant stands in each one's
+/// tree.
 pub(super) struct Rooted {
     pub(super) blocks: Vec<Block>,
     pub(super) place: Box<dyn Fn(u32) -> Place>,

@@ -51,7 +51,8 @@ pub enum Algorithm {
 /// A name that is none of the algorithms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no algorithm {given:?}; use one of ring, recursive-doubling, double-tree, hierarchical"
+    "there is no algorithm {given:?}; use one of ring, recursive-doubling, double-tree, \
+     hierarchical"
 )]
 pub struct UnknownAlgorithm {
     /// The name, cut to 80 characters.

@@ -23,9 +23,9 @@ pub struct CostModel {
     pub per_message: f64,
     /// Bytes after which the next hop can begin. Default 128 KiB.
     pub chunk: u64,
-    /// Goodput lost where several send to one, as a fraction: all but the share of one of them. Default
-    /// 0.07: with four nodes on 1 Gbit/s direct exchange took 2 to 6 % longer than the ring, which
-    /// moves as much.
+    /// Goodput lost where several send to one, as a fraction: all but the share of one of them.
+    /// Default 0.07: with four nodes on 1 Gbit/s direct exchange took 2 to 6 % longer than the
+    /// ring, which moves as much.
     pub burst_loss: f64,
     /// How many may send to one without losing more than that. Default 8.
     pub free_fan_in: u32,

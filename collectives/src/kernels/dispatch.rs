@@ -1,14 +1,14 @@
 //! From values to types: the one place that knows all element types, operations and levels.
 //!
 //! The sweep is compiled for each pair of type and operation at each level, so pairs that come to
-//! the same are one: bits of all types are bits of bytes, complex numbers are added as twice as many
-//! floats, products of signed integers have the bits of unsigned ones, and there are three things
-//! that can be done with truth values.
+//! the same are one: bits of all types are bits of bytes, complex numbers are added as twice as
+//! many floats, products of signed integers have the bits of unsigned ones, and there are three
+//! things that can be done with truth values.
 //!
 //! Requests are checked for pairs that mean nothing ([`ReduceOp::refuses`], TRUST). Should one come
-//! here nevertheless it is a computation like any other, and the same everywhere: bits of floats are
-//! combined as bits, minimum, maximum and product of complex numbers are those of their parts, and
-//! the average of truth values is "any".
+//! here nevertheless it is a computation like any other, and the same everywhere: bits of floats
+//! are combined as bits, minimum, maximum and product of complex numbers are those of their parts,
+//! and the average of truth values is "any".
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 

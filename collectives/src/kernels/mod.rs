@@ -8,25 +8,26 @@
 //! # Arithmetic
 //!
 //! - Inputs are combined in the order given, from the left (SAME). f16, bf16 and the 8-bit floats
-//!   are combined in f32 over all the inputs and rounded once, to nearest, ties to even. What is too
-//!   large for them then is infinity, or NaN in f8e4m3, which has no infinity. Where they are combined
-//!   in several sweeps, on several nodes, what lies between is f32, too ([`reduce_partials`]).
+//!   are combined in f32 over all the inputs and rounded once, to nearest, ties to even. What is
+//!   too large for them then is infinity, or NaN in f8e4m3, which has no infinity. Where they are
+//!   combined in several sweeps, on several nodes, what lies between is f32, too
+//!   ([`reduce_partials`]).
 //! - Complex numbers are summed part by part: c64 as twice as many f32, c128 as f64.
 //! - Integers wrap in sums and products. What a scale factor makes of one is computed in f64 and
 //!   truncated, for each contribution and for the result; see `scaled`. Bits and truth values take
 //!   no factors: those are ignored here and refused where a request is checked.
-//! - Of truth values any byte but 0 is true, and what is computed is 0 or 1: sum, maximum and bit-or
-//!   are "any", product, minimum and bit-and are "all", bit-xor is "an odd number".
+//! - Of truth values any byte but 0 is true, and what is computed is 0 or 1: sum, maximum and
+//!   bit-or are "any", product, minimum and bit-and are "all", bit-xor is "an odd number".
 //! - In minimum and maximum a NaN wins, −0 is less than +0, and operands may be swapped.
 //! - A NaN that is computed is the type's canonical quiet NaN, because the processor would take the
 //!   payload of one operand or the other, depending on how the loop was compiled (SAME).
-//! - One input alone, neither scaled nor finished, is copied bit for bit, unless it is of truth values
-//!   (which are moved as bytes): so moves go through the same functions. That keeps a NaN's payload
-//!   where only one rank contributes; with two everybody has the computed value (SAME).
+//! - One input alone, neither scaled nor finished, is copied bit for bit, unless it is of truth
+//!   values (which are moved as bytes): so moves go through the same functions. That keeps a NaN's
+//!   payload where only one rank contributes; with two everybody has the computed value (SAME).
 //! - [`ReduceOp::Average`] is a sum whose [`Finish`] divides: floats by the number of contributors
-//!   in one correctly rounded division, or, where there is a postscale too, in one multiplication by
-//!   `postscale / contributors`, computed in f64; integers with truncation towards zero, and where
-//!   there is a postscale as `sum · postscale / contributors` in f64, truncated once.
+//!   in one correctly rounded division, or, where there is a postscale too, in one multiplication
+//!   by `postscale / contributors`, computed in f64; integers with truncation towards zero, and
+//!   where there is a postscale as `sum · postscale / contributors` in f64, truncated once.
 //!
 //! # Memory that others write
 //!
@@ -93,8 +94,8 @@ pub unsafe fn finish_to(
     unsafe { reduce_finish_to(combine, 1.0, finish, dsts, &[src], count, hint) }
 }
 
-/// All in one sweep: `dsts[k][i] := finish(inputs[0][i] op inputs[1][i] op …)`. f16, bf16 and
-/// 8-bit floats are rounded once, after the finish, so an average doesn't overflow where its sum would.
+/// All in one sweep: `dsts[k][i] := finish(inputs[0][i] op inputs[1][i] op …)`. f16, bf16 and 8-bit
+/// floats are rounded once, after the finish, so an average doesn't overflow where its sum would.
 ///
 /// # Safety
 /// As for [`finish_to`]; each of `dsts` is exactly one of the inputs or overlaps none.

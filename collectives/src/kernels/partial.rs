@@ -1,9 +1,9 @@
 //! Partial results that travel in another form than the ranks' elements.
 //!
-//! f16, bf16 and the 8-bit floats are summed in f32, whichever nodes the ranks are on: their partial
-//! results are f32, and the result is rounded once, after it is finished. And where a job asks for
-//! it all of these and f32 itself travel as bf16: half the bytes of f32, and sums in f32 all the
-//! same.
+//! f16, bf16 and the 8-bit floats are summed in f32, whichever nodes the ranks are on: their
+//! partial results are f32, and the result is rounded once, after it is finished. And where a job
+//! asks for it all of these and f32 itself travel as bf16: half the bytes of f32, and sums in f32
+//! all the same.
 //!
 //! [`reduce_partials`] makes a partial result out of the ranks' elements and of other partial
 //! results, [`finish_partial`] makes of it what ranks get. A partial result is in f32 where more is
@@ -12,8 +12,8 @@
 //! into a tile and out of it. So the operations are those of f32, with all that is said of them
 //! there.
 //!
-//! Rounding is to nearest, ties to even, at every level with the same bits; denormals stay, infinities
-//! stay, what is too large becomes infinite, and a NaN becomes the canonical one.
+//! Rounding is to nearest, ties to even, at every level with the same bits; denormals stay,
+//! infinities stay, what is too large becomes infinite, and a NaN becomes the canonical one.
 
 use gradwire_proto::DType;
 
@@ -88,12 +88,12 @@ pub unsafe fn reduce_partials(
     unsafe { reduce_at(level(), combine, prescale, dst, inputs, partials, count) }
 }
 
-/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a float
-/// of at most 32 bits.
+/// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a
+/// float of at most 32 bits.
 ///
 /// # Safety
-/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many of
-/// the type of `finish`, and none of them overlaps another.
+/// `src` is valid for reads of `count` elements of its form, each of `dsts` for writes of as many
+/// of the type of `finish`, and none of them overlaps another.
 pub unsafe fn finish_partial(
     finish: &Finish,
     dsts: &[*mut u8],
@@ -274,8 +274,8 @@ fn widen_all(src: &[u8], dst: &mut [f32]) {
     }
 }
 
-/// In integers: AVX-512's own conversion flushes denormals to zero, so it would differ from the other
-/// levels.
+/// In integers: AVX-512's own conversion flushes denormals to zero, so it would differ from the
+/// other levels.
 #[inline(always)]
 fn narrow_all(src: &[f32], dst: &mut [u8]) {
     for (to, from) in dst.as_chunks_mut::<SHORT>().0.iter_mut().zip(src) {

@@ -11,7 +11,8 @@ use super::{
 pub enum SliceError {
     /// Slices of different lengths, or not of whole elements.
     #[error(
-        "slice {slice} has {len} bytes where {expected} are needed: all inputs and destinations hold the same number of whole {size}-byte elements"
+        "slice {slice} has {len} bytes where {expected} are needed: all inputs and destinations \
+         hold the same number of whole {size}-byte elements"
     )]
     Length {
         /// Which, counted over the inputs and then the destinations.

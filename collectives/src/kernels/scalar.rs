@@ -10,8 +10,8 @@ use super::{
 /// Runs a job.
 ///
 /// # Safety
-/// As for [`super::reduce_finish_to`]; inputs aren't empty and of type `E`, destinations are of type
-/// `D` and the operation is `O`.
+/// As for [`super::reduce_finish_to`]; inputs aren't empty and of type `E`, destinations are of
+/// type `D` and the operation is `O`.
 pub(super) unsafe fn run<E, O, D>(job: &Job<'_>)
 where
     E: Element,

@@ -100,7 +100,8 @@ pub(super) unsafe fn run<E: Scaled>(level: Level, job: &Job<'_>, sweep: Run) {
 /// `sum := sum op next`, of `n` elements.
 ///
 /// # Safety
-/// `combine` is about elements of type `E`; this machine has the level, and `sweep` asks for no more.
+/// `combine` is about elements of type `E`; this machine has the level, and `sweep` asks for no
+/// more.
 unsafe fn combine_tiles<E>(
     level: Level,
     combine: Combine,

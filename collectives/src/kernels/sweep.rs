@@ -60,9 +60,9 @@ impl<N: Number> Last<N> {
 /// Runs a job at the level of `I`.
 ///
 /// # Safety
-/// As for [`super::reduce_finish_to`]; inputs aren't empty and of type `E`, destinations are of type
-/// `D`, the operation is `O`, and the level's instructions are available to the function that this is
-/// inlined in.
+/// As for [`super::reduce_finish_to`]; inputs aren't empty and of type `E`, destinations are of
+/// type `D`, the operation is `O`, and the level's instructions are available to the function that
+/// this is inlined in.
 #[inline(always)]
 pub(super) unsafe fn sweep<E, O, D, I>(job: &Job<'_>)
 where
@@ -115,9 +115,9 @@ where
     }
 }
 
-/// Copies the one input to every destination: to a single one straight from where it lies, to several by
-/// way of a part that is loaded once, so that all get the same bits even of memory that is written to
-/// meanwhile (SAME).
+/// Copies the one input to every destination: to a single one straight from where it lies, to
+/// several by way of a part that is loaded once, so that all get the same bits even of memory that
+/// is written to meanwhile (SAME).
 ///
 /// # Safety
 /// As for [`sweep`]; `bytes` are those of the whole input.
@@ -135,7 +135,8 @@ unsafe fn copy<I: Instructions>(job: &Job<'_>, bytes: usize) {
             n = if ahead == 0 { n } else { n.min(ahead) };
         }
         // SAFETY: all pointers are valid for `bytes`, and at + n <= bytes. A destination may be the
-        // input itself, and overlap it in any way if a worker says so: what it gets then is its own affair.
+        // input itself, and overlap it in any way if a worker says so: what it gets then is its own
+        // affair.
         unsafe {
             let mut from = src.add(at);
             if job.dsts.len() > 1 {

@@ -7,7 +7,8 @@ use crate::schedule::Action;
 pub enum VerifyError {
     /// The list of schedules isn't one schedule per participant, in order.
     #[error(
-        "schedule {at} of {schedules} says that it is participant {me}'s of {participants}: give one for each participant, in order"
+        "schedule {at} of {schedules} says that it is participant {me}'s of {participants}: give \
+         one for each participant, in order"
     )]
     Participants {
         /// Its place in the list.
@@ -21,7 +22,8 @@ pub enum VerifyError {
     },
     /// Blocks don't tile the piece, or differ between participants.
     #[error(
-        "participant {participant}: block {block} doesn't begin where the one before it ends, or isn't participant 0's"
+        "participant {participant}: block {block} doesn't begin where the one before it ends, or \
+         isn't participant 0's"
     )]
     Blocks {
         /// Whose blocks.
@@ -55,7 +57,8 @@ pub enum VerifyError {
     },
     /// A message's number isn't the next one between the two.
     #[error(
-        "participant {participant} step {step}, block {block}: message {found} with peer {peer} should have number {expected}"
+        "participant {participant} step {step}, block {block}: message {found} with peer {peer} \
+         should have number {expected}"
     )]
     Number {
         /// Whose step.
@@ -73,7 +76,8 @@ pub enum VerifyError {
     },
     /// One end of a message has no other end, or another block.
     #[error(
-        "participant {participant} step {step}, block {block}: message {message} with peer {peer} has no matching {missing} there"
+        "participant {participant} step {step}, block {block}: message {message} with peer {peer} \
+         has no matching {missing} there"
     )]
     Unpaired {
         /// Whose step.
@@ -91,7 +95,8 @@ pub enum VerifyError {
     },
     /// A step waits, over others, for itself.
     #[error(
-        "participant {participant} step {step}, block {block}: waits for itself over dependencies and messages"
+        "participant {participant} step {step}, block {block}: waits for itself over dependencies \
+         and messages"
     )]
     Cycle {
         /// Whose step.
@@ -103,7 +108,8 @@ pub enum VerifyError {
     },
     /// Two steps touch one block in no order, and one of them writes it.
     #[error(
-        "participant {participant} steps {first} and {second}: both touch block {block} and neither comes after the other"
+        "participant {participant} steps {first} and {second}: both touch block {block} and \
+         neither comes after the other"
     )]
     Race {
         /// Whose steps.
@@ -127,7 +133,8 @@ pub enum VerifyError {
     },
     /// A reduction would count a contribution twice (ONE).
     #[error(
-        "participant {participant} step {step}: reduces participant {contributor}'s contribution into block {block} a second time"
+        "participant {participant} step {step}: reduces participant {contributor}'s contribution \
+         into block {block} a second time"
     )]
     Twice {
         /// Whose step.
@@ -141,7 +148,8 @@ pub enum VerifyError {
     },
     /// What is published isn't the result (ONE).
     #[error(
-        "participant {participant} step {step}: publishes block {block}, but participant {contributor}'s contribution is {fault}"
+        "participant {participant} step {step}: publishes block {block}, but participant \
+         {contributor}'s contribution is {fault}"
     )]
     Result {
         /// Whose step.
@@ -167,7 +175,8 @@ pub enum VerifyError {
     },
     /// A participant reduces its local contributions, which aren't asked for.
     #[error(
-        "participant {participant} step {step}: reduces local contributions to block {block}, but has no part in the result"
+        "participant {participant} step {step}: reduces local contributions to block {block}, but \
+         has no part in the result"
     )]
     Uncalled {
         /// Whose step.

@@ -1,10 +1,10 @@
 //! Ids that were taken from idle tensors to make room for others, until every node knows.
 //!
 //! The coordinator alone decides which id is evicted, and announces it in the stream of operations.
-//! So every daemon forgets the same ids at the same point of that stream. A node may use an id until
-//! it has read that the id is gone. What the id stood for is therefore kept here until every node
-//! has confirmed that it has read so. Meanwhile an announcement by such an id is turned into one by
-//! name with full requests, so the table of tensors never sees an id that is gone.
+//! So every daemon forgets the same ids at the same point of that stream. A node may use an id
+//! until it has read that the id is gone. What the id stood for is therefore kept here until every
+//! node has confirmed that it has read so. Meanwhile an announcement by such an id is turned into
+//! one by name with full requests, so the table of tensors never sees an id that is gone.
 
 use std::collections::BTreeMap;
 

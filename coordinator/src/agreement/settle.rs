@@ -1,5 +1,5 @@
-//! What comes of a tensor that everybody has announced. Either all ranks ask for the same, and it is
-//! possible; or everybody is notified why it will never run.
+//! What comes of a tensor that everybody has announced. Either all ranks ask for the same, and it
+//! is possible; or everybody is notified why it will never run.
 
 use std::collections::BTreeMap;
 

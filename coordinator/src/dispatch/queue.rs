@@ -137,8 +137,8 @@ impl Queue {
         }
     }
 
-    /// Notes that a range of an item goes out, and whether the item ends with it. Returns whether it
-    /// is the first range of the tensor, and whether it is the last.
+    /// Notes that a range of an item goes out, and whether the item ends with it. Returns whether
+    /// it is the first range of the tensor, and whether it is the last.
     fn note_cut(&mut self, slot: Slot, ends: bool) -> (bool, bool) {
         let Some(left) = self.slots.get_mut(&slot) else { return (false, false) };
         let first = !std::mem::replace(&mut left.begun, true);

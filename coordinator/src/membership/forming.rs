@@ -29,8 +29,9 @@ fn refuse(kind: RefusalKind, text: impl Into<String>) -> Result<(), Refusal> {
     Err(Refusal { kind, text: text.into() })
 }
 
-/// The checks that do not depend on who else is there, from the most to the least basic: a node
-/// of another release can't be asked for a proof, and a node without a proof learns nothing of the job.
+/// The checks that do not depend on who else is there, from the most to the least basic: a node of
+/// another release can't be asked for a proof, and a node without a proof learns nothing of the
+/// job.
 pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refusal> {
     let host = text::excerpt(&join.host, MAX_LABEL);
     if join.protocol != PROTOCOL {
@@ -66,7 +67,8 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
     for (what, label) in [("host name", &join.host), ("rack label", &join.rack)] {
         if label.len() > MAX_LABEL || label.chars().any(char::is_control) {
             return invalid(format!(
-                "the {what} {:?} is not usable: at most {MAX_LABEL} bytes and no control characters",
+                "the {what} {:?} is not usable: at most {MAX_LABEL} bytes and no control \
+                 characters",
                 text::excerpt(label, 80)
             ));
         }

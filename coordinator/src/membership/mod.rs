@@ -342,7 +342,8 @@ impl Membership {
                 let waited = text::seconds(self.config.start_timeout);
                 let what = format!("the world is not complete after {waited}: {missing}");
                 let hint = "look at the output of the nodes that are missing, and whether they \
-                            can reach the coordinator; a slow start may need a longer start timeout";
+                            can reach the coordinator; a slow start may need a longer start \
+                            timeout";
                 self.abort(Failure::new(FailureKind::Timeout, what).hint(hint), out);
             }
             State::Forming { next_report } if now >= *next_report => {

@@ -198,8 +198,8 @@ mod tests {
             (" , ", "-H: no hosts are given"),
             (
                 "::1:2",
-                "-H entry 1: '::1:2' may mean the address ::1:2 or 2 slots of ::1; write [::1:2] or \
-                 [::1]:2",
+                "-H entry 1: '::1:2' may mean the address ::1:2 or 2 slots of ::1; write [::1:2] \
+                 or [::1]:2",
             ),
             ("a,fe80::1%eth0:4", "-H entry 2: 'fe80::1%eth0:4' may mean the address"),
             ("a:2:3", "-H entry 1: 'a:2:3' is not a host's name or address"),
@@ -224,7 +224,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics_and_what_is_accepted_can_be_given_to_ssh(text in "[a-c:,\\[\\]=# \n0-9-]{0,40}") {
+        fn no_text_panics_and_what_is_accepted_can_be_given_to_ssh(
+            text in "[a-c:,\\[\\]=# \n0-9-]{0,40}",
+        ) {
             for host in parse_list(&text).into_iter().chain(parse_file("f", &text)).flatten() {
                 prop_assert!(host.slots >= 1 && !host.name.starts_with('-'));
             }
@@ -232,7 +234,8 @@ mod tests {
 
         #[test]
         fn a_list_is_read_as_it_is_written(slots in prop::collection::vec(1u32..100, 1..8)) {
-            let hosts: Vec<_> = slots.iter().enumerate().map(|(i, n)| host(&format!("h{i}"), *n)).collect();
+            let slots = slots.iter().enumerate();
+            let hosts: Vec<_> = slots.map(|(i, n)| host(&format!("h{i}"), *n)).collect();
             let text = hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",");
             prop_assert_eq!(parse_list(&text).unwrap(), hosts);
         }

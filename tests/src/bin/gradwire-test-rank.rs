@@ -4,10 +4,10 @@
 //! gradwire-test-rank attach 2/sleep:500 reduce:x:1000 leave
 //! ```
 //!
-//! A step may begin with the ranks it is for: `0,2/step`, or `!1/step` for all but rank 1. Each line of
-//! output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`, so that a test can tell how long
-//! after a fault a rank was told of it. A step that fails ends the rank: it says `failed` with the
-//! error's text, on standard error too, and exits with code 1.
+//! A step may begin with the ranks it is for: `0,2/step`, or `!1/step` for all but rank 1. Each
+//! line of output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`, so that a test can tell
+//! how long after a fault a rank was told of it. A step that fails ends the rank: it says `failed`
+//! with the error's text, on standard error too, and exits with code 1.
 
 #![forbid(unsafe_code)]
 
@@ -198,8 +198,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Submits so many tensors that another rank leaves without, and says how many of them failed as
-    /// they should.
+    /// Submits so many tensors that another rank leaves without, and says how many of them failed
+    /// as they should.
     fn lonely(&self, [tensors]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
         let mut handles = Vec::new();

@@ -104,7 +104,8 @@ impl Call {
         let shapes: Vec<String> = self.requests.iter().map(|r| r.shape.to_string()).collect();
         let lists: Vec<&Vec<u64>> = self.requests.iter().map(|request| &request.list).collect();
         format!(
-            "{} '{name}' of ranks {:?} ({} {}, root {}, factors {} and {}, shapes {}, lists {lists:?}, {} more, {:?}{})",
+            "{} '{name}' of ranks {:?} ({} {}, root {}, factors {} and {}, shapes {}, lists \
+             {lists:?}, {} more, {:?}{})",
             request.collective,
             self.ranks,
             request.reduce_op,

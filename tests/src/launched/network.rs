@@ -176,14 +176,14 @@ impl Pair {
     /// that can't be done.
     pub fn lose(&self, of_256: u8) -> Option<()> {
         let mut commands = SOME.map(str::to_owned).to_vec();
-        // By bytes that are as good as random and change when something is sent again: in a datagram
-        // of the proof, in a segment of the IP header's checksum, which has the packet's number in it.
-        // Those that open a connection have none, but a time.
+        // By bytes that are as good as random and change when something is sent again: in a
+        // datagram of the proof, in a segment of the IP header's checksum, which has the packet's
+        // number in it. Those that open a connection have none, but a time.
         let pass = "filter parent 1: protocol ip prio 2 u32 match ip protocol 6 0xff \
                     match u16 0 0xffff at 4 flowid 1:1";
         commands.push(pass.to_owned());
-        // One value of the lowest bits for each bit of the number: packets of a connection are numbered
-        // one after the other, and are not to be lost in a row.
+        // One value of the lowest bits for each bit of the number: packets of a connection are
+        // numbered one after the other, and are not to be lost in a row.
         let bits = (0..8).rev().filter(|bit| of_256 >> bit & 1 == 1);
         for (value, bit) in bits.enumerate() {
             let mask = 0xff >> bit;

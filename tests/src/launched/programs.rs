@@ -65,7 +65,8 @@ pub fn gradwire() -> PathBuf {
     gradwire
 }
 
-/// The trainer of `make demo-rust`. It needs libtorch at build time, which the environment must name.
+/// The trainer of `make demo-rust`. It needs libtorch at build time, which the environment must
+/// name.
 pub fn digits() -> PathBuf {
     static BUILT: OnceLock<()> = OnceLock::new();
     let digits = beside("examples/digits");

@@ -21,8 +21,8 @@ pub(super) fn is_short(dtype: DType) -> bool {
     matches!(dtype, DType::F8E4m3 | DType::F8E5m2 | DType::F16 | DType::Bf16)
 }
 
-/// The value of an 8-bit float with so many bits of exponent: 4 (OCP E4M3, which has no infinity and
-/// one NaN) or 5 (OCP E5M2, which is like the floats of IEEE 754).
+/// The value of an 8-bit float with so many bits of exponent: 4 (OCP E4M3, which has no infinity
+/// and one NaN) or 5 (OCP E5M2, which is like the floats of IEEE 754).
 fn float8(bits: u8, exponent_bits: u32) -> f64 {
     let mantissa_bits = 7 - exponent_bits;
     let exponent = i32::from((bits & 0x7f) >> mantissa_bits);
