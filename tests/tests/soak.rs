@@ -211,18 +211,32 @@ fn many_operations_of_all_kinds_leave_nothing_behind() {
     flat("2x2 ranks, mixed", &plan, numbers, |session, numbers| any(session, numbers.start));
 }
 
+/// After half of the calls all names have been used, and all ids given.
+fn each_kind(slots: &[u32]) {
+    let ranks: u32 = slots.iter().sum();
+    for kind in KINDS {
+        let numbers = [AT_ONCE, calls() / 2, calls()];
+        let what = format!("{ranks} ranks, {kind}");
+        flat(&what, &Plan::nodes(slots), numbers, move |session, numbers| {
+            calls_at_once(session, kind, numbers);
+        });
+    }
+}
+
 #[test]
 #[ignore = "it takes long; make soak runs it"]
-fn many_calls_of_each_kind_leave_nothing_behind() {
-    for slots in [&[1, 1][..], &[8, 8], &[16, 16]] {
-        for kind in KINDS {
-            let ranks: u32 = slots.iter().sum();
-            // After half of them all names have been used, and all ids given.
-            let what = format!("{ranks} ranks, {kind}");
-            let numbers = [AT_ONCE, calls() / 2, calls()];
-            flat(&what, &Plan::nodes(slots), numbers, move |session, numbers| {
-                calls_at_once(session, kind, numbers);
-            });
-        }
-    }
+fn many_calls_of_each_kind_by_2_ranks_leave_nothing_behind() {
+    each_kind(&[1, 1]);
+}
+
+#[test]
+#[ignore = "it takes long; make soak runs it"]
+fn many_calls_of_each_kind_by_16_ranks_leave_nothing_behind() {
+    each_kind(&[8, 8]);
+}
+
+#[test]
+#[ignore = "it takes long; make soak runs it"]
+fn many_calls_of_each_kind_by_32_ranks_leave_nothing_behind() {
+    each_kind(&[16, 16]);
 }
