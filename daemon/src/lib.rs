@@ -58,7 +58,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::{config::DaemonConfig, workers::fate::Word};
+pub use self::{config::DaemonConfig, workers::process_ends::Word};
 use self::{
     control::{
         client::{self},
@@ -193,7 +193,7 @@ impl Daemon {
         let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
         intake::reader::start(Arc::downgrade(&node), requests);
         if words.is_some() {
-            node.fates.expect(true);
+            node.process_ends.expect(true);
         }
         let stop = CancellationToken::new();
         let accept = intake::attach::serve(node.clone(), intake, workers, stop.clone());
@@ -272,7 +272,7 @@ async fn hear(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
         while let Some(word) = words.recv().await {
             node.hear(word);
         }
-        node.fates.expect(false);
+        node.process_ends.expect(false);
     }
     std::future::pending().await
 }

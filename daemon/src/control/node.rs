@@ -26,10 +26,10 @@ use crate::{
     ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
     workers::{
-        fate::{Fate, Fates, Word},
         outbox::OutboxError,
+        process_ends::{ProcessEnd, ProcessEnds, Word},
         slots::Workers,
-        worker::{Worker, WorkerEnd},
+        worker::Worker,
     },
 };
 
@@ -63,15 +63,15 @@ pub(crate) struct Node {
     pub(crate) job: Job,
     pub(crate) workers: Workers,
     intake: Box<dyn Resubmit>,
-    pub(crate) fates: Fates,
+    pub(crate) process_ends: ProcessEnds,
     running: OnceLock<Running>,
 }
 
 impl Node {
     pub(crate) fn new(config: DaemonConfig, job: Job, intake: Box<dyn Resubmit>) -> Arc<Self> {
         let workers = Workers::new(config.slots);
-        let (fates, running) = (Fates::default(), OnceLock::new());
-        Arc::new(Self { config, job, workers, intake, fates, running })
+        let (process_ends, running) = (ProcessEnds::default(), OnceLock::new());
+        Arc::new(Self { config, job, workers, intake, process_ends, running })
     }
 
     /// Runs a task on the current runtime. A panic in it ends the job.
@@ -104,31 +104,20 @@ impl Node {
     }
 
     /// A worker has died or sent nonsense: the job can't go on without it.
-    pub(crate) fn worker_failed(&self, worker: &Worker, end: &WorkerEnd) {
+    pub(crate) fn worker_failed(&self, worker: &Worker, failure: Failure) {
         if self.job.ending().is_some() {
             // It goes because the job is over.
             return;
         }
-        if let WorkerEnd::Died(Fate::Stopped(why)) = end {
-            // It goes because it was told to, as we are.
-            return self.asked_to_end(why);
-        }
-        let kind = end.kind();
-        let (what, hint) = end.text(worker.pid);
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
-        let failure = Failure::new(kind, what)
-            .rank(worker.rank)
-            .host(self.config.host.clone())
-            .tensor(names.join(", "))
-            .hint(hint);
-        metrics::failure(kind);
-        self.job.report(failure);
+        metrics::failure(failure.kind);
+        self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
     }
 
     /// A worker that can't be told something can't go on, and nor can those who wait for it (TELL).
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
         if let Err(error) = sent {
-            self.worker_failed(worker, &WorkerEnd::Silent(error.to_string()));
+            self.worker_failed(worker, worker.silent(&error.to_string()));
         }
     }
 
@@ -156,11 +145,16 @@ impl Node {
         match word {
             Word::Ended { rank, failed } => self.ended(rank, failed),
             Word::Stopping(why) => {
-                self.fates.stop(why.clone());
-                if self.job.ending().is_none() {
-                    self.asked_to_end(&why);
-                }
+                self.process_ends.stop(why.clone());
+                self.stopped(&why);
             }
+        }
+    }
+
+    /// All processes of this host are being ended, for this reason.
+    pub(crate) fn stopped(&self, why: &str) {
+        if self.job.ending().is_none() {
+            self.asked_to_end(why);
         }
     }
 
@@ -170,8 +164,8 @@ impl Node {
     fn ended(&self, rank: Rank, failed: Option<String>) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
-        let fate = failed.clone().map_or(Fate::Well, Fate::Badly);
-        self.fates.ended(local, fate);
+        let end = failed.clone().map_or(ProcessEnd::Succeeded, ProcessEnd::Failed);
+        self.process_ends.ended(local, end);
         if let Some(worker) = self.workers.get(local) {
             worker.hang_up();
         }
@@ -226,7 +220,7 @@ impl Node {
                  {:.1} s",
                 waited.as_secs_f64()
             );
-            self.worker_failed(&worker, &WorkerEnd::Silent(why));
+            self.worker_failed(&worker, worker.silent(&why));
         }
     }
 
@@ -365,7 +359,7 @@ impl Node {
         for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
             if let Err(error) = worker.complete(ticket.ticket, aux) {
-                self.worker_failed(&worker, &WorkerEnd::Nonsense(error.to_string()));
+                self.worker_failed(&worker, worker.sent_nonsense(&error.to_string()));
             }
         }
     }

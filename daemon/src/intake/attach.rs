@@ -44,7 +44,7 @@ use crate::{
     workers::{
         outbox::Outbox,
         slots::Slot,
-        worker::{Worker, WorkerEnd, send},
+        worker::{Worker, send},
     },
 };
 
@@ -359,17 +359,17 @@ impl Session {
                 Ok(Some((Request::AddSegment(add), frame))) => {
                     match self.add(worker, &add, frame) {
                         Ok(reply) => self.node.ensure_sent(worker, worker.outbox.send(reply)),
-                        Err(why) => break Some(WorkerEnd::Nonsense(why)),
+                        Err(why) => break Some(worker.sent_nonsense(&why)),
                     }
                 }
                 Ok(Some((Request::Allocated(allocated), _))) => {
                     if let Err(why) = submit::allocated(&self.node, worker, &allocated) {
-                        break Some(WorkerEnd::Nonsense(why));
+                        break Some(worker.sent_nonsense(&why));
                     }
                 }
                 Ok(Some((Request::Detach(_), _))) => {
                     if let Some(why) = self.node.needed_for(worker.local_rank) {
-                        break Some(WorkerEnd::Needed(why));
+                        break Some(worker.left_early(&why));
                     }
                     tracing::info!(rank = %worker.rank, "worker leaves");
                     self.node.left(worker.rank);
@@ -383,24 +383,28 @@ impl Session {
                     break None;
                 }
                 Ok(Some((Request::GiveUp(give_up), _))) => {
-                    break Some(WorkerEnd::GaveUp(
-                        give_up.reason.chars().take(MAX_REASON_CHARS).collect(),
-                    ));
+                    let reason: String = give_up.reason.chars().take(MAX_REASON_CHARS).collect();
+                    break Some(worker.gave_up(&reason));
                 }
                 Ok(Some((Request::Attach(_), _))) => {
-                    break Some(WorkerEnd::Nonsense("it attached a second time".into()));
+                    break Some(worker.sent_nonsense("it attached a second time"));
                 }
                 Ok(None) => {
                     let interesting = || self.node.job.ending().is_none();
-                    let fate = self.node.fates.of(worker.local_rank, interesting);
-                    break Some(WorkerEnd::Died(fate));
+                    match self.node.process_ends.of(worker.local_rank, interesting) {
+                        Ok(end) => break Some(worker.died(&end)),
+                        // It goes because it was asked to, as we are.
+                        Err(why) => self.node.stopped(&why),
+                    }
+                    break None;
                 }
-                Err(why) => break Some(WorkerEnd::Nonsense(why)),
+                Err(why) => break Some(worker.sent_nonsense(&why)),
             }
         };
-        if let Some(end) = end {
-            self.node.worker_failed(worker, &end);
-            if matches!(end, WorkerEnd::Nonsense(_) | WorkerEnd::Needed(_)) {
+        if let Some(failure) = end {
+            let is_there = matches!(failure.kind, FailureKind::Protocol | FailureKind::RankLeft);
+            self.node.worker_failed(worker, failure);
+            if is_there {
                 // It stays until it goes, so that it is told the end like everybody (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             }

@@ -25,7 +25,7 @@ use super::submit;
 use crate::{
     control::node::{Node, Resubmit},
     model::tensor::{LocalTensor, TensorKey},
-    workers::worker::{Worker, WorkerEnd},
+    workers::worker::Worker,
 };
 
 /// Records that are read from one ring before the next one's turn.
@@ -190,7 +190,7 @@ impl Reader {
                 };
                 came = true;
                 if let Err(why) = taken {
-                    node.worker_failed(worker, &WorkerEnd::Nonsense(why));
+                    node.worker_failed(worker, worker.sent_nonsense(&why));
                     return false;
                 }
             }
@@ -248,7 +248,7 @@ impl Reader {
                 silent.as_secs_f64(),
                 state_of(worker.pid)
             );
-            node.worker_failed(worker, &WorkerEnd::Silent(why));
+            node.worker_failed(worker, worker.silent(&why));
             false
         });
     }

@@ -10,8 +10,8 @@ use gradwire_shm::{
 use prost::Message;
 
 use super::{
-    fate::Fate,
     outbox::{Outbox, OutboxError},
+    process_ends::ProcessEnd,
 };
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
@@ -103,48 +103,54 @@ pub(crate) fn send(
     handover::send(socket, &message.encode_to_vec(), &[])
 }
 
-/// How a worker failed, which is the end of the job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum WorkerEnd {
-    /// Its connection ended without a word; its process so.
-    Died(Fate),
-    /// It is there and shows no sign of life.
-    Silent(String),
-    /// It said itself that it failed.
-    GaveUp(String),
-    /// It wanted to leave in good order while it was about to do something with others.
-    Needed(String),
-    /// It sent what makes no sense.
-    Nonsense(String),
-}
-
-impl WorkerEnd {
-    pub(crate) fn kind(&self) -> FailureKind {
-        match self {
-            Self::Nonsense(_) => FailureKind::Protocol,
-            Self::Needed(_) => FailureKind::RankLeft,
-            _ => FailureKind::WorkerLost,
-        }
+/// Why a worker ends the job. The caller adds what only it knows.
+impl Worker {
+    fn failure(&self, kind: FailureKind, what: &str, hint: &str) -> Failure {
+        let what = format!("its process (pid {}) {what}", self.pid);
+        Failure::new(kind, what).rank(self.rank).hint(hint)
     }
 
-    /// What happened to the process, and what to do about it.
-    pub(crate) fn text(&self, pid: u32) -> (String, &'static str) {
-        match self {
-            Self::Died(fate) => fate.text(pid),
-            Self::Silent(why) => {
-                (format!("its process (pid {pid}) is lost: {why}"), "see what that process does")
+    /// Its connection ended without a message.
+    pub(crate) fn died(&self, end: &ProcessEnd) -> Failure {
+        let memory = "see its output, and the kernel's log for the out-of-memory killer";
+        let (what, hint) = match end {
+            ProcessEnd::Unknown => {
+                ("ended without leaving the job: killed or crashed".to_owned(), memory)
             }
-            Self::GaveUp(reason) => {
-                (format!("its process (pid {pid}) gave up: {reason}"), "see its output")
+            ProcessEnd::Succeeded => (
+                "ended with exit code 0 without leaving the job".to_owned(),
+                "shut down before the process ends; os._exit() and exec() don't do that",
+            ),
+            ProcessEnd::Failed(how) => {
+                let hint = if how.contains("SIGKILL") { memory } else { "see its output" };
+                (format!("{how} without leaving the job"), hint)
             }
-            Self::Needed(why) => (
-                format!("its process (pid {pid}) left the job while it was {why}"),
-                "make sure that every rank waits for what it has started before it leaves",
-            ),
-            Self::Nonsense(why) => (
-                format!("its process (pid {pid}) sent nonsense to gradwired: {why}"),
-                "look for writes past the end of a tensor, or another release of Gradwire",
-            ),
-        }
+        };
+        self.failure(FailureKind::WorkerLost, &what, hint)
+    }
+
+    /// It is there and shows no sign of life.
+    pub(crate) fn silent(&self, why: &str) -> Failure {
+        let hint = "see what that process does";
+        self.failure(FailureKind::WorkerLost, &format!("is lost: {why}"), hint)
+    }
+
+    /// It has reported itself that it failed.
+    pub(crate) fn gave_up(&self, reason: &str) -> Failure {
+        self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), "see its output")
+    }
+
+    /// It wanted to leave in good order while others needed it.
+    pub(crate) fn left_early(&self, why: &str) -> Failure {
+        let hint = "make sure that every rank waits for what it has started before it leaves";
+        let what = format!("left the job while it was {why}");
+        self.failure(FailureKind::RankLeft, &what, hint)
+    }
+
+    /// It sent what makes no sense.
+    pub(crate) fn sent_nonsense(&self, why: &str) -> Failure {
+        let hint = "look for writes past the end of a tensor, or another release of Gradwire";
+        let what = format!("sent nonsense to gradwired: {why}");
+        self.failure(FailureKind::Protocol, &what, hint)
     }
 }

@@ -1,0 +1,128 @@
+//! What the launcher's agent says of the ranks' processes: only who has started a process learns
+//! how it ended. To us the connection of a rank that crashed ends like that of one that just
+//! exited, and like that of one that was ended together with everything else.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Condvar, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::Rank;
+
+/// How long the agent may take to report how a process ended whose connection has.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often to check meanwhile whether somebody else has ended the job.
+const CHECK: Duration = Duration::from_millis(20);
+
+/// What the launcher's agent tells of the processes here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// A rank's process has ended.
+    Ended {
+        /// Which.
+        rank: Rank,
+        /// How, if not well: `was killed by SIGKILL`.
+        failed: Option<String>,
+    },
+    /// All processes of this host are about to be asked to end, for this reason.
+    Stopping(String),
+}
+
+/// How a rank's process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ProcessEnd {
+    /// The agent has not reported it.
+    Unknown,
+    /// With exit code 0.
+    Succeeded,
+    /// As the agent says: `was killed by SIGKILL`.
+    Failed(String),
+}
+
+/// The ends of the processes of this node's ranks, as far as they are known.
+#[derive(Debug, Default)]
+pub(crate) struct ProcessEnds {
+    state: Mutex<State>,
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether there is an agent that reports.
+    by_agent: bool,
+    ends: BTreeMap<u32, ProcessEnd>,
+    stopped: Option<String>,
+}
+
+impl ProcessEnds {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while it is held")
+    }
+
+    /// Sets whether there is an agent that reports.
+    pub(crate) fn expect(&self, by_agent: bool) {
+        self.lock().by_agent = by_agent;
+        self.news.notify_all();
+    }
+
+    /// A rank's process has ended.
+    pub(crate) fn ended(&self, local_rank: u32, end: ProcessEnd) {
+        self.lock().ends.insert(local_rank, end);
+        self.news.notify_all();
+    }
+
+    /// All processes of this host are being ended.
+    pub(crate) fn stop(&self, why: String) {
+        self.lock().stopped.get_or_insert(why);
+        self.news.notify_all();
+    }
+
+    /// How the process of a rank ended whose connection has. Waits a moment for the report, unless
+    /// it is of no interest any more.
+    ///
+    /// # Errors
+    /// Why all processes of this host are being ended, if they are.
+    pub(crate) fn of(
+        &self,
+        local_rank: u32,
+        interesting: impl Fn() -> bool,
+    ) -> Result<ProcessEnd, String> {
+        let deadline = Instant::now() + REPORT_TIMEOUT;
+        let mut state = self.lock();
+        loop {
+            if let Some(why) = &state.stopped {
+                return Err(why.clone());
+            }
+            if let Some(end) = state.ends.get(&local_rank) {
+                return Ok(end.clone());
+            }
+            if !state.by_agent || !interesting() || Instant::now() >= deadline {
+                return Ok(ProcessEnd::Unknown);
+            }
+            (state, _) = self.news.wait_timeout(state, CHECK).expect("no panic while it is held");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_waited_for_where_an_agent_reports_it() {
+        let ends = ProcessEnds::default();
+        let unknown = Ok(ProcessEnd::Unknown);
+        assert_eq!(ends.of(3, || true), unknown, "there is no agent");
+        ends.expect(true);
+        assert_eq!(ends.of(3, || false), unknown, "it is of no interest");
+        assert_eq!(ends.of(3, || true), unknown, "WAIT");
+        std::thread::scope(|scope| {
+            scope.spawn(|| ends.ended(3, ProcessEnd::Succeeded));
+            assert_eq!(ends.of(3, || true), Ok(ProcessEnd::Succeeded));
+        });
+        ends.stop("so it is".to_owned());
+        assert_eq!(ends.of(4, || true), Err("so it is".to_owned()));
+    }
+}
