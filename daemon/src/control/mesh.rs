@@ -10,12 +10,13 @@ use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
     io,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
     time::Duration,
 };
 
 use gradwire_proto::{Failure, FailureKind, NodeId};
 use gradwire_telemetry::Rate;
+use parking_lot::{Mutex, MutexGuard};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -114,7 +115,7 @@ impl Mesh {
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
-        self.lines.lock().expect("no panic while it is held")
+        self.lines.lock()
     }
 
     /// A connection broke, and no frame was under way on it as far as this node knows.
@@ -244,7 +245,7 @@ impl Mesh {
             // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
             // that are larger than need be, within what the system gives (BOUND).
             self.set_receive_buffer(stream, began.elapsed());
-            match self.accepted.lock().expect("no panic while it is held").entry(line) {
+            match self.accepted.lock().entry(line) {
                 Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
                 entry => {
                     entry.insert_entry(attempt.number);

@@ -7,7 +7,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex,
+        Arc,
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
@@ -17,6 +17,7 @@ use std::{
 use gradwire_collectives::kernels::Store;
 use gradwire_proto::{Failure, FailureKind, NodeId, Sequence};
 use mio::{Events, Interest, Poll, Token, Waker};
+use parking_lot::Mutex;
 
 use super::{
     link::{Broken, Link, LinkConfig, LinkError},
@@ -155,7 +156,7 @@ impl Lane {
     /// asked again until then.
     pub(crate) fn try_stop(&self) -> bool {
         self.send(Order::Stop);
-        let mut thread = self.thread.lock().expect("no panic while it is held");
+        let mut thread = self.thread.lock();
         if thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return false;
         }

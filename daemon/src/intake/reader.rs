@@ -15,6 +15,7 @@ use std::{
 
 use gradwire_proto::{Failure, FailureKind};
 use gradwire_shm::control::{Heartbeats, SubmissionReader};
+use procfs::process::Process;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -256,9 +257,8 @@ impl Reader {
 
 /// What the system says of a process, for a text: `; it is stopped (SIGSTOP)`, or nothing.
 fn state_of(pid: u32) -> &'static str {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which is in parentheses and may hold anything.
-    match stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next()) {
+    let stat = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
+    match stat.map(|stat| stat.state) {
         Some('T' | 't') => "; the process is stopped (SIGSTOP or a debugger)",
         Some('D') => "; the process waits for a disk or a file system",
         _ => "",

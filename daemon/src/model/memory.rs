@@ -5,11 +5,12 @@
 //! are only ever numbers to be added up, never lengths or offsets (TRUST). Everything outside of
 //! this module is safe code over spans and ordinary slices.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use gradwire_collectives::kernels::{self, Combine, Finish, Form, Store};
 use gradwire_proto::{DType, ReduceOp};
 use gradwire_shm::{control::Place, segment::Segment};
+use parking_lot::RwLock;
 
 /// The segments that one worker has handed over.
 #[derive(Debug, Default)]
@@ -33,26 +34,26 @@ pub(crate) enum PlaceError {
 impl WorkerMemory {
     /// Takes one more segment; its number is how many there were.
     pub(crate) fn add(&self, segment: Segment) -> usize {
-        let mut segments = self.segments.write().expect("no panic while it is held");
+        let mut segments = self.segments.write();
         segments.push(Arc::new(segment));
         segments.len() - 1
     }
 
     /// How many segments there are.
     pub(crate) fn segments(&self) -> usize {
-        self.segments.read().expect("no panic while it is held").len()
+        self.segments.read().len()
     }
 
     /// Bytes of all segments.
     pub(crate) fn bytes(&self) -> u64 {
-        let segments = self.segments.read().expect("no panic while it is held");
+        let segments = self.segments.read();
         segments.iter().map(|s| s.bytes()).sum()
     }
 
     /// The span at a place that a worker named.
     pub(crate) fn resolve(&self, place: Place, bytes: u64, align: u64) -> Result<Span, PlaceError> {
         let Place { segment, offset } = place;
-        let segments = self.segments.read().expect("no panic while it is held");
+        let segments = self.segments.read();
         let known = segments.len();
         let owner =
             segments.get(segment as usize).ok_or(PlaceError::NoSegment { segment, known })?;

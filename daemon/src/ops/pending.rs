@@ -10,12 +10,13 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use gradwire_proto::{Sequence, Shape, TensorName};
 use gradwire_shm::segment;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     data::{lane::Order, piece::Piece},
@@ -73,7 +74,7 @@ pub(super) struct PendingAllocations(Mutex<State>);
 
 impl PendingAllocations {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no panic while it is held")
+        self.0.lock()
     }
 
     /// Starts a piece, or holds it. `wanted` are the ranks that have to be asked because of it.

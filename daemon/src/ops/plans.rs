@@ -1,9 +1,6 @@
 //! From the way of a piece to its schedule, and to the nodes that run it.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::{
     algorithms::{self, Algorithm, Kind},
@@ -11,6 +8,7 @@ use gradwire_collectives::{
     topology::Topology,
 };
 use gradwire_proto::{NodeId, Route};
+use parking_lot::Mutex;
 
 use crate::{data::plan::Plan, model::world::World};
 
@@ -77,7 +75,7 @@ impl Plans {
     }
 
     fn plan(&self, key: Key, me: u32) -> Arc<Plan> {
-        let mut plans = self.plans.lock().expect("no panic while it is held");
+        let mut plans = self.plans.lock();
         if let Some(plan) = plans.get(&key) {
             return plan.clone();
         }

@@ -14,12 +14,13 @@ mod sets;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use dashmap::{DashMap, Entry as Slot};
 use gradwire_proto::{ProcessSetId, Rank, Request};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use self::sets::Refusal;
 use self::sets::{Sets, State};
@@ -127,11 +128,11 @@ impl TensorQueue {
     }
 
     fn sets(&self) -> RwLockReadGuard<'_, Sets> {
-        self.sets.read().expect("no panic while it is held")
+        self.sets.read()
     }
 
     fn sets_mut(&self) -> RwLockWriteGuard<'_, Sets> {
-        self.sets.write().expect("no panic while it is held")
+        self.sets.write()
     }
 
     /// The members of a process set in which this local rank may submit something now.

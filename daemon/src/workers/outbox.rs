@@ -5,16 +5,11 @@
 //! What is kept has a limit (BOUND), and whoever does not read for long is given up by its heartbeats
 //! anyway.
 
-use std::{
-    collections::VecDeque,
-    io,
-    net::Shutdown,
-    os::unix::net::UnixStream,
-    sync::{Mutex, MutexGuard},
-};
+use std::{collections::VecDeque, io, net::Shutdown, os::unix::net::UnixStream};
 
 use gradwire_proto::pb;
 use gradwire_shm::handover;
+use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rustix::{io::Errno, net::SendFlags};
 
@@ -57,7 +52,7 @@ impl Outbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().expect("no panic while it is held")
+        self.kept.lock()
     }
 
     /// Sends a message, or keeps it. One for a worker that is gone is dropped: the thread that reads

@@ -4,11 +4,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Condvar, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use gradwire_proto::Rank;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long the agent may take to report how a process ended whose connection has.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -58,7 +58,7 @@ struct State {
 
 impl ProcessEnds {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic while it is held")
+        self.state.lock()
     }
 
     /// Sets whether there is an agent that reports.
@@ -101,7 +101,7 @@ impl ProcessEnds {
             if !state.by_agent || !interesting() || Instant::now() >= deadline {
                 return Ok(ProcessEnd::Unknown);
             }
-            (state, _) = self.news.wait_timeout(state, CHECK).expect("no panic while it is held");
+            self.news.wait_for(&mut state, CHECK);
         }
     }
 }

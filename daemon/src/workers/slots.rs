@@ -1,6 +1,8 @@
 //! The places of this node's ranks: who is attached, who has left, who never came.
 
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 use super::worker::Worker;
 
@@ -49,7 +51,7 @@ impl Workers {
     pub(crate) fn claim(&self, local_rank: u32, pid: u32) -> Result<(), ClaimError> {
         let slots = self.slots.len();
         let slot = self.slot(local_rank).ok_or(ClaimError::Outside { local_rank, slots })?;
-        let mut slot = slot.write().expect("no panic while it is held");
+        let mut slot = slot.write();
         match &*slot {
             Slot::Free => {
                 *slot = Slot::Claimed { pid };
@@ -64,7 +66,7 @@ impl Workers {
     /// The process of a rank has ended. True if it never attached: nobody else will notice.
     pub(crate) fn ended(&self, local_rank: u32) -> bool {
         let Some(slot) = self.slot(local_rank) else { return false };
-        let mut slot = slot.write().expect("no panic while it is held");
+        let mut slot = slot.write();
         let never = matches!(*slot, Slot::Free);
         if never {
             *slot = Slot::Absent;
@@ -75,18 +77,18 @@ impl Workers {
     /// Whether a rank's process ended before it had come.
     pub(crate) fn never_came(&self, local_rank: u32) -> bool {
         let slot = self.slot(local_rank);
-        slot.is_some_and(|s| matches!(*s.read().expect("no panic while it is held"), Slot::Absent))
+        slot.is_some_and(|s| matches!(*s.read(), Slot::Absent))
     }
 
     pub(crate) fn set(&self, local_rank: u32, value: Slot) {
         if let Some(slot) = self.slot(local_rank) {
-            *slot.write().expect("no panic while it is held") = value;
+            *slot.write() = value;
         }
     }
 
     /// The worker of a local rank, while it is attached.
     pub(crate) fn get(&self, local_rank: u32) -> Option<Arc<Worker>> {
-        match &*self.slot(local_rank)?.read().expect("no panic while it is held") {
+        match &*self.slot(local_rank)?.read() {
             Slot::Attached(worker) => Some(worker.clone()),
             _ => None,
         }
@@ -94,7 +96,7 @@ impl Workers {
 
     /// Whether any process is attached, or about to be; or, if `yet_to_come`, has not come yet.
     pub(crate) fn any(&self, yet_to_come: bool) -> bool {
-        let there = |slot: &RwLock<Slot>| match &*slot.read().expect("no panic while it is held") {
+        let there = |slot: &RwLock<Slot>| match &*slot.read() {
             Slot::Claimed { .. } | Slot::Attached(_) => true,
             Slot::Free => yet_to_come,
             Slot::Left | Slot::Absent => false,
