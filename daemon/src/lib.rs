@@ -9,8 +9,8 @@
 //! - `queue`: what local ranks have submitted, until every one of them has
 //! - `data`: pieces, and the threads that run them
 //! - `ops`: from an operation to its piece and its schedule
-//! - `workers`: the attached training processes, and what they are told
-//! - `control`: the stream to the coordinator, and who carries out what it orders
+//! - `workers`: the attached training processes, and the messages to them
+//! - `control`: the stream to the coordinator, and the execution of its orders
 //! - `intake`: what the workers ask for
 //!
 //! A gradient goes through it from the end of this list to its beginning:
@@ -79,11 +79,14 @@ use self::{
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The data plane's address can't be listened on.
-    #[error("can't listen on {address} for other nodes: {reason}{hint}; see data.listen", hint = resource_hint(reason))]
+    #[error(
+        "can't listen on {address} for other nodes: {reason}{hint}; see data.listen",
+        hint = resource_hint(reason)
+    )]
     Data {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         reason: io::Error,
     },
     /// The workers' socket can't be made.
@@ -91,7 +94,7 @@ pub enum DaemonError {
     Socket {
         /// The path or `@name`.
         socket: String,
-        /// What the system says.
+        /// The system's error.
         reason: io::Error,
         /// What to do about it.
         hint: &'static str,
@@ -99,7 +102,7 @@ pub enum DaemonError {
     /// The system refuses a thread or a descriptor.
     #[error("the system refuses what a daemon needs: {reason}{hint}", hint = resource_hint(reason))]
     System {
-        /// What the system says.
+        /// The system's error.
         reason: io::Error,
     },
 }
@@ -143,7 +146,7 @@ impl Daemon {
             .map_err(|reason| DaemonError::Data { address, reason })?;
         let mut data_address = data.local_addr()?;
         if data_address.ip().is_unspecified() {
-            // Whoever listens everywhere is reached at the node's own address.
+            // A listener on all addresses is reached at the node's own.
             data_address.set_ip(config.address);
         }
         let workers = listen_for_workers(&config.socket).map_err(|reason| DaemonError::Socket {
@@ -230,14 +233,16 @@ impl Daemon {
             node.asked_to_end("by SIGTERM or SIGINT");
             std::future::pending::<()>().await;
         };
+        let negotiated =
+            client::negotiate(introduction, job.clone(), outgoing, liveness, &mut dispatcher);
         tokio::select! {
-            () = client::negotiate(introduction, job.clone(), outgoing, liveness, &mut dispatcher) => {}
+            () = negotiated => {}
             () = announce => {}
             () = cancelled => {}
         }
         ready(false);
 
-        // First nobody touches the workers' memory any more, then they are told.
+        // First stop all access to the workers' memory, then notify them.
         node.stop_lanes().await;
         let unfinished = || Failure::new(FailureKind::Internal, "the negotiation ended early");
         let ending = job.ending().unwrap_or_else(|| Ending::Failed(unfinished()));

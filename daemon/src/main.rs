@@ -50,8 +50,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The exit code of a daemon that ends for a reason of its own, which is not that the job has failed:
-/// then the launcher knows that the ends of its ranks follow from this one.
+/// The exit code of a daemon that ends for a reason of its own, which is not that the job has
+/// failed: then the launcher knows that the ends of its ranks follow from this one.
 const OWN_FAULT: u8 = 2;
 
 /// Whether the job failed because the system refused this host's daemon something.
@@ -101,7 +101,8 @@ const FEWEST_OPEN_FILES: u64 = 24;
 const LEAST_ADDRESS_SPACE: u64 = 64 << 20;
 
 /// Takes all the descriptors that this process may have: the usual soft limit is for programs that
-/// use `select`. Where even the hard limits are too low, others would panic before they could say so.
+/// use `select`. Where even the hard limits are too low, others would panic before they could say
+/// so.
 fn check_limits() -> anyhow::Result<()> {
     if let Some(most) = getrlimit(Resource::As).current.filter(|most| *most < LEAST_ADDRESS_SPACE) {
         return Err(anyhow!(
@@ -142,7 +143,8 @@ async fn serve(
         Endpoint::start(EndpointConfig { service, version: VERSION, listen, setting, ready })
     };
     let endpoint = show("gradwired", settings.metrics.listen, "metrics.listen").await?;
-    // The daemon's endpoint shows the coordinator's metrics too; another one only for who asks for it.
+    // The daemon's endpoint shows the coordinator's metrics too; another one only for who asks for
+    // it.
     let coordinators = settings.coordinator.metrics_listen;
     let coordinators = if hosted.is_some() && coordinators.port() != 0 {
         Some(show("coordinator", coordinators, "coordinator.metrics_listen").await?)
@@ -212,8 +214,8 @@ async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     }
 }
 
-/// Waits until the coordinator has told the other nodes how the job ended. It may still wait for nodes
-/// that never come, if this daemon could not take part at all.
+/// Waits until the coordinator has told the other nodes how the job ended. It may still wait for
+/// nodes that never come, if this daemon could not take part at all.
 async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace: Duration) {
     if timeout(grace, &mut coordinator).await.is_err() {
         cancel.cancel();

@@ -1,8 +1,8 @@
 //! The stream to the coordinator: joins the job, then carries both directions until it is over.
 //!
-//! It is the daemon's one writer of how the job ends: the coordinator says so, or the coordinator
-//! is gone. A failure of this node goes to the coordinator first, which knows the other nodes'
-//! reports too; only if no answer comes in time does the node end with what it knows (WAIT).
+//! It alone decides in the daemon how the job has ended: the coordinator reports it, or the
+//! coordinator is gone. A failure of this node goes to the coordinator first, which knows the other
+//! nodes' reports too; only if no answer comes in time does the node end with what it knows (WAIT).
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -14,7 +14,10 @@ use gradwire_proto::{
     pb::{self, coordinator_message, node_message},
 };
 use prost::Message;
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
 use tokio_stream::StreamExt;
 use tonic::Status;
 
@@ -30,7 +33,7 @@ use crate::model::{
     world::World,
 };
 
-/// How long the coordinator may take to say how the job ends after this node has failed.
+/// How long the coordinator may take to report the end of the job after this node has failed.
 const ABORT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Bytes of announcements after which a message is sent; one more announcement fits in any case.
@@ -39,7 +42,7 @@ const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 /// The most bytes of what becomes ready because a rank joins.
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
-/// What the rest of the daemon does with what the coordinator says.
+/// Carries out what the coordinator orders.
 pub(crate) trait Dispatch {
     /// The world has formed.
     fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
@@ -90,7 +93,7 @@ struct Session<'a> {
     /// Once the world has formed.
     registry: Option<registry::Registry>,
     /// This node's own failure, and until when the coordinator may answer it.
-    given_up: Option<(Failure, tokio::time::Instant)>,
+    given_up: Option<(Failure, Instant)>,
     /// What the coordinator has to prove the secret over.
     nonce: Vec<u8>,
 }
@@ -125,8 +128,7 @@ impl Session<'_> {
                         ending = job.over() => return Ok(ending),
                     }
                 }
-                () = async { tokio::time::sleep_until(deadline.unwrap_or_else(tokio::time::Instant::now)).await },
-                    if deadline.is_some() =>
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() =>
                 {
                     let (failure, _) = self.given_up.take().expect("guarded by the verdict");
                     return Ok(Ending::Failed(failure));
@@ -137,8 +139,8 @@ impl Session<'_> {
         }
     }
 
-    /// Says something. Where the stream has ended nobody hears it, and what is left to be read
-    /// says why: that the job is over, perhaps.
+    /// Sends a message. If the stream has ended the message is lost, and what is left to be read
+    /// has the reason.
     async fn send(&self, message: node_message::Message) {
         let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
     }
@@ -163,7 +165,7 @@ impl Session<'_> {
         bytes
     }
 
-    /// Sends what there is to say; what is there together goes together.
+    /// Sends what is waiting, in as few messages as possible.
     async fn send_pending(
         &mut self,
         first: Outgoing,
@@ -180,8 +182,8 @@ impl Session<'_> {
                     ready_bytes += self.announce(announced, &mut ready);
                 }
                 Outgoing::Joined(announced) => {
-                    // What was ready before this rank joined is told before, too: within one message
-                    // the joins count first.
+                    // What was ready before this rank joined is also sent before: within one
+                    // message the joins count first.
                     ready_bytes = 0;
                     self.send_work(&mut done, &mut ready).await;
                     for announced in announced {
@@ -215,7 +217,7 @@ impl Session<'_> {
                 }
                 Outgoing::Failed(failure) => {
                     if self.given_up.is_none() {
-                        let until = tokio::time::Instant::now() + ABORT_TIMEOUT;
+                        let until = Instant::now() + ABORT_TIMEOUT;
                         self.given_up = Some((failure.clone(), until));
                     }
                     let failure = Some(failure.into());

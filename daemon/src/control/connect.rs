@@ -36,7 +36,7 @@ const ATTEMPT: Duration = Duration::from_secs(5);
 /// Of what part of the start timeout no answer at all is enough.
 const SILENT_FRACTION: u32 = 3;
 
-/// What a node says of itself when it joins.
+/// What a node sends about itself when it joins.
 #[derive(Debug, Clone)]
 pub(crate) struct Introduction {
     pub(crate) job: JobId,
@@ -89,10 +89,10 @@ impl Introduction {
     }
 }
 
-/// When to give up. A daemon may start before the coordinator, whose system then refuses connections,
-/// or its network says that there is no such host. That ends before the coordinator itself gives up
-/// waiting for this node: who can't reach it knows why. Where nothing ever answers waiting does not
-/// help, because something swallows what is sent.
+/// When to give up. A daemon may start before the coordinator, whose system then refuses
+/// connections, or its network says that there is no such host. The limit ends before the
+/// coordinator itself gives up waiting for this node, because this node knows the cause. Where
+/// nothing ever answers, waiting does not help: something drops the packets.
 #[derive(Debug)]
 struct DialDeadline {
     began: Instant,
@@ -133,12 +133,12 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
     }
 }
 
-/// What the coordinator says, from wherever it runs.
+/// The messages of the coordinator, from this process or over gRPC.
 pub(super) type Messages =
     Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
 
-/// Opens the stream. A coordinator that has its hands full with nodes that are joining says so,
-/// and is asked again.
+/// Opens the stream. A coordinator that is busy with joining nodes refuses for a moment, and is
+/// asked again.
 pub(super) async fn open(
     introduction: &Introduction,
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
@@ -170,8 +170,8 @@ pub(super) async fn open(
 /// Connects to the coordinator.
 ///
 /// # Errors
-/// A [`Failure`] that says what it tried, when the start timeout is used up, or the part of it
-/// within which somebody should have answered.
+/// A [`Failure`] with what was tried, after the start timeout, or after the part of it within which
+/// there should have been an answer.
 async fn connect(introduction: &Introduction) -> Result<CoordinatorClient<Channel>, Failure> {
     let Introduction { coordinator: address, host, start_timeout, .. } = introduction;
     let mut attempts =
@@ -211,7 +211,7 @@ async fn dial(
 ) -> Result<CoordinatorClient<Channel>, String> {
     let stream = TcpStream::connect(address).await.map_err(|error| error.to_string())?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    // After an outage the stream is to be heard again while there is time.
+    // After an outage the stream has to continue before the timeout.
     if let Err(error) = gradwire_net::limit_retransmission_interval(&stream, retransmission) {
         tracing::debug!(%error, "the system chooses when what was lost is sent again");
     }

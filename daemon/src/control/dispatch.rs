@@ -1,4 +1,4 @@
-//! Carries out what the coordinator says: the one seam between the negotiation and the rest.
+//! Carries out what the coordinator orders.
 
 use std::sync::{Arc, Weak};
 
@@ -25,7 +25,7 @@ use crate::{
     transport::handshake::Identity,
 };
 
-/// Carries out what the coordinator says.
+/// Carries out what the coordinator orders.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) node: Arc<Node>,
@@ -155,7 +155,10 @@ impl Dispatch for Dispatcher {
                     let failure = Failure::new(FailureKind::Cancelled, what)
                         .host(self.node.config.host.clone())
                         .tensor(key.name.as_str())
-                        .hint("make the same calls on all of its ranks, and wait for them before removing a process set");
+                        .hint(
+                            "make the same calls on all of its ranks, and wait for them before \
+                             removing a process set",
+                        );
                     self.node.fail(&key, removed, &failure);
                 }
                 let number = vec![u64::from(set.0)];
@@ -188,7 +191,7 @@ impl Dispatcher {
         made: ProcessSetId,
     ) -> Result<(), Failure> {
         let asked = queue.announced(tensor).is_some_and(|asked| {
-            // A removal also says whether what waits goes, too.
+            // A removal also has a flag: whether waiting tensors are removed, too.
             let is_it = |request: &Request| {
                 let removal = collective == Collective::RemoveProcessSet;
                 let named = if removal { request.list.get(..1) } else { Some(&request.list[..]) };

@@ -93,7 +93,8 @@ fn check_silence(node: &Node, liveness: &Liveness, world: &World) {
                  although it is there",
                 time.as_secs_f64()
             ),
-            "something between holds up what goes over TCP to or from that port, a firewall perhaps",
+            "something between holds up what goes over TCP to or from that port, a firewall \
+             perhaps",
         ),
     };
     let failure = Failure::new(FailureKind::CoordinatorLost, what).hint(hint);

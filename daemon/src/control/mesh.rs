@@ -48,11 +48,11 @@ const MIN_HANDSHAKES: usize = 64;
 /// However many peers there are.
 const MAX_HANDSHAKES: usize = 4096;
 
-/// How long the peer's kernel may take to answer before another connection is tried. The kernel sends
-/// a lost first packet again after one second, then two, then four.
+/// How long the peer's kernel may take to answer before another connection is tried. The kernel
+/// sends a lost first packet again after one second, then two, then four.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
 
-/// How often strangers are told of in the log, by what became of them.
+/// Limits the log lines about connections that failed, by reason.
 static REFUSALS: Rate = Rate::new();
 static SILENT: Rate = Rate::new();
 
@@ -160,7 +160,8 @@ impl Mesh {
                 self.job.report(failure);
             }
             Err(why) => {
-                tracing::debug!(peer = %node.host, why, "a data connection can't be made again now");
+                let peer = &node.host;
+                tracing::debug!(%peer, why, "a data connection can't be made again now");
             }
         }
     }
@@ -179,7 +180,7 @@ impl Mesh {
                 let began = Instant::now();
                 let connected = timeout(FIRST_ANSWER, self.open(address)).await;
                 let mut stream = connected.map_err(io::Error::from)??;
-                // The kernels alone have answered each other: as short as it gets.
+                // Only the kernels took part, so it is the shortest round trip.
                 let round_trip = began.elapsed();
                 self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
@@ -209,7 +210,8 @@ impl Mesh {
     /// Accepts until cancelled.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
         let mut handshakes = VecDeque::new();
-        // Peers with smaller numbers may all dial at once, each with as many connections as it likes.
+        // Peers with smaller numbers may all dial at once, each with as many connections as it
+        // likes.
         let dialled =
             self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
         let most = (dialled as usize).clamp(MIN_HANDSHAKES, MAX_HANDSHAKES);
@@ -228,7 +230,8 @@ impl Mesh {
                         handshakes.push_back(AbortOnDropHandle::new(tokio::spawn(receive)));
                     }
                     Err(error) => {
-                        // Out of descriptors, say: what is there goes on, and this may pass.
+                        // Perhaps out of descriptors: existing connections continue, and this may
+                        // be temporary.
                         let hint = crate::model::hint::resource_hint(&error);
                         tracing::warn!("a data connection could not be accepted: {error}{hint}");
                         sleep(Duration::from_millis(100)).await;
@@ -242,8 +245,8 @@ impl Mesh {
     async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
         let began = Instant::now();
         let admit = |line: Line, attempt: Attempt, stream: &TcpStream| {
-            // One round trip, and what the dialler took to think. Who is slow, or lies, gets buffers
-            // that are larger than need be, within what the system gives (BOUND).
+            // One round trip, and the time of the dialler itself. A slow dialler gets larger
+            // buffers than it needs, within what the system grants (BOUND).
             self.set_receive_buffer(stream, began.elapsed());
             match self.accepted.lock().entry(line) {
                 Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
@@ -300,9 +303,10 @@ impl Mesh {
         }
     }
 
-    /// Gives a connection the buffer for what comes in, before the peer may send: with the first full
-    /// segment the system settles how large a window it will ever announce. Set later, the buffer
-    /// would be there and the window remain what it was. A failure costs speed and nothing else.
+    /// Gives a connection the buffer for what comes in, before the peer may send: with the first
+    /// full segment the system settles how large a window it will ever announce. Set later, the
+    /// buffer would be there and the window remain what it was. A failure costs speed and nothing
+    /// else.
     fn set_receive_buffer(&self, stream: &TcpStream, round_trip: Duration) {
         let connections = self.identity.lanes * self.config.streams;
         let size = match self.initial {
@@ -359,9 +363,9 @@ impl Connector for Arc<Mesh> {
     }
 }
 
-/// Whether the system gives a socket buffers of the size that we begin with. Tried on another socket,
-/// because one that has been told a size no longer finds one by itself: where less is to be had
-/// (`net.core.wmem_max` and `rmem_max`), that is the better way.
+/// Whether the system gives a socket buffers of the size that we begin with. Tried on another
+/// socket, because one that has been told a size no longer finds one by itself: where less is to be
+/// had (`net.core.wmem_max` and `rmem_max`), that is the better way.
 fn grants_buffers(initial: usize) -> bool {
     let granted = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;

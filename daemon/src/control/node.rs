@@ -36,7 +36,7 @@ use crate::{
 /// Names in a failure's text.
 const NAMES: usize = 3;
 
-/// How often it is looked whether the data threads have stopped.
+/// How often to check whether the data threads have stopped.
 const STOPPING: Duration = Duration::from_millis(1);
 
 /// What exists only once the world has formed.
@@ -49,8 +49,8 @@ pub(crate) struct Running {
     pub(crate) mesh: Arc<Mesh>,
 }
 
-/// Submits what had to wait for its name to be free. All submissions go one way: the coordinator has
-/// to hear of announcements and joins in the order in which the queue saw them.
+/// Submits what had to wait for its name to be free. All submissions go through one task:
+/// announcements and joins have to reach the coordinator in the order in which the queue saw them.
 pub(crate) trait Resubmit: std::fmt::Debug + Send + Sync {
     /// Submits a checked request again.
     fn resubmit(&self, key: TensorKey, local: LocalTensor);
@@ -114,14 +114,15 @@ impl Node {
         self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
     }
 
-    /// A worker that can't be told something can't go on, and nor can those who wait for it (TELL).
+    /// A worker that a message can't reach can't continue, and neither can those that wait for it
+    /// (TELL).
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
         if let Err(error) = sent {
             self.worker_failed(worker, worker.silent(&error.to_string()));
         }
     }
 
-    /// Sends workers what they had no room for before.
+    /// Sends workers what their sockets did not accept before.
     pub(crate) fn flush_workers(&self) {
         for worker in self.workers.all() {
             worker.flush();
@@ -140,7 +141,7 @@ impl Node {
         }
     }
 
-    /// The launcher's agent tells what becomes of the processes here.
+    /// Handles a report of the launcher's agent on the processes of this host.
     pub(crate) fn hear(&self, word: Word) {
         match word {
             Word::Ended { rank, failed } => self.ended(rank, failed),
@@ -160,7 +161,8 @@ impl Node {
 
     /// A rank's process has ended. One that never attached can't take part any more, and nobody is
     /// to wait for it; if it failed, that is why the job does (TELL). How an attached one ended is
-    /// told where its connection ends, which it does now even if somebody else holds it.
+    /// reported when its connection ends. That happens now, even if another process holds the other
+    /// end.
     fn ended(&self, rank: Rank, failed: Option<String>) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
@@ -204,8 +206,8 @@ impl Node {
         self.running.get().map(|running| &running.operations)
     }
 
-    /// A rank that does not make room for its result is waited for no longer than data is, and as
-    /// long as its memory may take (WAIT).
+    /// A rank that does not allocate memory for its result is waited for as long as data is, and
+    /// for the time that its memory may take (WAIT).
     pub(crate) fn report_overdue_allocations(&self, now: Instant) {
         let limit = self.config.progress_timeout;
         let overdue_allocations =
@@ -224,8 +226,8 @@ impl Node {
         }
     }
 
-    /// A rank is gone that has to make room for its result before a tensor can be done: then it
-    /// never will be, and others wait for it (TELL). One that died has been reported before.
+    /// A rank has gone that had to allocate memory for its result first. So the tensor will never
+    /// be done, and others wait for it (TELL). One that died has been reported before.
     pub(crate) fn left_before_allocating(&self, local_rank: u32, name: &TensorName) {
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         let what = "it has left the job while the result of an operation was on its way to it, and \
@@ -247,7 +249,7 @@ impl Node {
         Some(format!("to get its result of tensor '{name}': wait for every handle first"))
     }
 
-    /// Tells of tensors that wait long for ranks of this node (WAIT).
+    /// Reports tensors that have waited long for ranks of this node (WAIT).
     pub(crate) fn report_stalls(&self, now: Instant) {
         let stalled = self.queue().map(|queue| queue.stalled(now, self.config.stall_warning));
         for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
@@ -283,7 +285,7 @@ impl Node {
         }
     }
 
-    /// What is told of tensors that need a rank of this node that has left.
+    /// The failure of tensors that need a rank of this node that has left.
     pub(crate) fn rank_left(&self, gone: Rank) -> Failure {
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         let failure = if self.workers.never_came(gone.0.saturating_sub(first.0)) {
@@ -312,7 +314,7 @@ impl Node {
         }
     }
 
-    /// Tells every worker that the job is over (TELL).
+    /// Notifies every worker that the job is over (TELL).
     pub(crate) fn abort_workers(&self, failure: &Failure) {
         metrics::failure(failure.kind);
         for worker in self.workers.all() {
@@ -331,7 +333,7 @@ impl Node {
         sorted
     }
 
-    /// Tells ranks that what they submitted has failed (TELL).
+    /// Notifies ranks that their submissions have failed (TELL).
     pub(crate) fn fail_tickets(&self, tickets: &[Ticket], failure: &Failure) {
         for (local_rank, tickets) in Self::by_worker(tickets) {
             if let Some(worker) = self.workers.get(local_rank) {
@@ -340,7 +342,7 @@ impl Node {
         }
     }
 
-    /// Tells the ranks of a tensor that has been removed that it failed (TELL).
+    /// Notifies the ranks of a removed tensor that it has failed (TELL).
     pub(crate) fn fail(&self, key: &TensorKey, removed: Removed, failure: &Failure) {
         self.fail_tickets(&removed.tickets, failure);
         self.fail_tickets(&removed.duplicates, failure);
@@ -354,7 +356,7 @@ impl Node {
         }
     }
 
-    /// Tells ranks that what they submitted is done.
+    /// Notifies ranks that their submissions are done.
     pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
         for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
@@ -364,7 +366,7 @@ impl Node {
         }
     }
 
-    /// Tells the ranks of a tensor that has been removed that it is done.
+    /// Notifies the ranks of a removed tensor that it is done.
     pub(crate) fn complete(&self, key: &TensorKey, removed: Removed, aux: u64) {
         self.complete_tickets(&removed.tickets, aux);
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
@@ -386,12 +388,11 @@ impl Node {
 impl LaneEvents for Node {
     fn finished(&self, piece: &Piece) {
         let Some(running) = self.running.get() else { return };
-        // Out of the queue before anybody is told: a rank may submit the name again the moment it
-        // knows.
+        // Out of the queue before any rank is notified: a rank may submit the name again at once.
         let ended = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
         let ended: Vec<_> =
             ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
-        // The coordinator hears of it before of anything that a rank does once it knows.
+        // Reported to the coordinator before anything that a rank does after it was notified.
         self.job.send(Outgoing::Done(piece.sequence));
         for (key, removed) in ended {
             self.complete(key, removed, 0);

@@ -212,7 +212,7 @@ impl Registry {
     }
 
     /// What was agreed on a segment's tensor: by its id as it was registered, by its name as the
-    /// segment says, or the one `before` it in the operation if that is of the same tensor.
+    /// segment has it, or the one `before` it in the operation if that is of the same tensor.
     fn terms(
         &mut self,
         set: ProcessSetId,
@@ -271,8 +271,8 @@ impl Registry {
                 let reason = "they do not all take the same way between the nodes";
                 return Err(invalid("segments", reason));
             }
-            // Of several empty send and receives each has ranks of its own: who is one of any of
-            // them takes part.
+            // Of several empty send and receives each has ranks of its own: a node with a rank of
+            // any of them takes part.
             let concerned = !agreement.members.here.is_empty();
             takes_part |= concerned && (range.is_some() || route == Some(Route::Nothing));
             members.get_or_insert_with(|| agreement.members.clone());
@@ -349,7 +349,7 @@ impl Registry {
     }
 }
 
-/// Where a segment says that it is.
+/// The position of a segment.
 struct Place {
     number: u32,
     offset: u64,
@@ -410,7 +410,7 @@ impl Place {
     }
 }
 
-/// A failure that says the coordinator sent something that makes no sense.
+/// The failure for a message of the coordinator that makes no sense.
 pub(super) fn nonsense(error: &WireError) -> Failure {
     let what = format!("the coordinator sent a message that makes no sense: {error}");
     Failure::new(gradwire_proto::FailureKind::Protocol, what)

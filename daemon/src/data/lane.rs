@@ -1,7 +1,7 @@
 //! A lane: one data thread with its own connections to each peer.
 //!
-//! It never blocks but in `poll`, and there only when no piece can go on. What it is told comes
-//! through its inbox; what it finds out goes to the [`LaneEvents`].
+//! It never blocks but in `poll`, and there only when no piece can go on. Orders come through its
+//! inbox, and its events go to [`LaneEvents`].
 
 use std::{
     io,
@@ -32,7 +32,7 @@ use crate::transport::{
     window::Window,
 };
 
-/// What a lane tells the rest of the daemon.
+/// What a lane reports to the rest of the daemon.
 pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     /// The piece has been published on this node.
     fn finished(&self, piece: &Piece);
@@ -74,11 +74,11 @@ pub(crate) struct Connected {
     pub(crate) theirs: Option<Totals>,
 }
 
-/// What a lane is told.
+/// What a lane is ordered to do.
 #[derive(Debug)]
 pub(crate) enum Order {
     Start(Piece),
-    /// Ranks have made room for their results: pieces that waited for it can be published.
+    /// Ranks have allocated memory for their results: pieces that waited for it can be published.
     Allocated,
     /// A connection with a peer stands.
     Connected(Connected),
@@ -136,7 +136,7 @@ impl Lane {
         Ok(Self { inbox, waker, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Tells the lane something. A lane that has ended has said why; what it is told is dropped.
+    /// Gives the lane an order. A lane that has ended has reported why, and drops the order.
     pub(crate) fn send(&self, order: Order) {
         if self.inbox.send(order).is_ok() {
             // A failed wake-up (no memory in the kernel) costs the lane its idle time-out at most.
@@ -168,8 +168,8 @@ impl Lane {
 }
 
 const WAKE: Token = Token(usize::MAX);
-/// While bytes move, after so many turns it is looked whether other sockets have become ready: it is a
-/// system call, and those that were ready mostly still are.
+/// While bytes move, the sockets are polled once in so many turns: it is a system call, and those
+/// that were ready mostly still are.
 const POLL_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
 
@@ -199,7 +199,7 @@ struct Runner {
     ordered: Ordered,
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
     spare: Vec<Vec<u8>>,
-    /// When it is looked next whether anything is late, and peers are told of what waits.
+    /// When to check next whether a piece is late, and to send notices to peers.
     next_check: Instant,
     events: Arc<dyn LaneEvents>,
 }
@@ -236,7 +236,7 @@ impl Runner {
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Start(piece) => self.start(piece),
-                    // It is looked for with everything else that is complete.
+                    // `finish_complete` finds the pieces.
                     Order::Allocated => {}
                     Order::Connected(connected) => self.connect(connected)?,
                     #[cfg(test)]
@@ -392,8 +392,8 @@ impl Runner {
         self.pieces.values().any(|running| running.piece.nodes.contains(&peer))
     }
 
-    /// A connection is lost. Where no frame was under way another one may take its place: who
-    /// accepts it compares what both have counted. While no piece needs it, its end is that of a
+    /// A connection is lost. Where no frame was under way another one may take its place: the
+    /// acceptor compares the counts of both ends. While no piece needs it, its end is that of a
     /// peer in good order.
     fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
         let Broken { number, error } = broken;

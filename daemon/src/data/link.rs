@@ -47,8 +47,8 @@ impl LinkError {
 
 /// A frame that came before its step may take it in: the block is still to be sent, or another
 /// peer's part comes first. What is behind it on the connection must not wait for that, because
-/// what it waits for may be there. It is held in memory of its own (BOUND): no byte of a started piece comes
-/// twice, frames are no crumbs, and none is held in a buffer more than twice its size.
+/// what it waits for may be there. It is held in memory of its own (BOUND): no byte of a started
+/// piece comes twice, frames are no crumbs, and none is held in a buffer more than twice its size.
 #[derive(Debug)]
 struct Held {
     sequence: Sequence,
@@ -57,8 +57,8 @@ struct Held {
     payload: Vec<u8>,
 }
 
-/// The smallest payload of a frame that does not end its block: the lower limit of `data.chunk_bytes`.
-/// Each frame that is held takes some memory beside its bytes.
+/// The smallest payload of a frame that does not end its block: the lower limit of
+/// `data.chunk_bytes`. Each frame that is held takes some memory beside its bytes.
 const MIN_PAYLOAD: u64 = 4 << 10;
 
 /// The most bytes that a link keeps in buffers for reuse.
@@ -205,7 +205,7 @@ impl Sink for Arrivals<'_> {
 }
 
 impl Inbound {
-    /// Frames that were held and can be taken in now.
+    /// Receives held frames whose step may receive them now.
     fn take_held(&mut self, pieces: &mut Pieces) -> Turn {
         let mut turn = Turn::Idle;
         let mut index = 0;
@@ -310,9 +310,9 @@ impl Link {
         self.slots.iter().any(|slot| slot.stream.is_some())
     }
 
-    /// Makes room for a connection that has passed its handshake: what has come over the one that
-    /// was there is taken in first. `theirs` is what went over it as the peer has counted, where it
-    /// is for this node to compare. False if a later attempt has been made already.
+    /// Prepares the slot of a connection that has passed its handshake. What has come over the one
+    /// before it is received first. `theirs` are the peer's counts for that one, where this node
+    /// has to compare. False if a later attempt has been made already.
     ///
     /// # Errors
     /// [`LinkError`] if something was under way when the connection broke that was there.
@@ -360,7 +360,7 @@ impl Link {
         Ok(true)
     }
 
-    /// Takes the connection for which there is room now.
+    /// Puts a connection into the slot that was prepared for it.
     pub(crate) fn connect(
         &mut self,
         number: u32,
@@ -371,7 +371,7 @@ impl Link {
         slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
     }
 
-    /// Ends a connection that broke. Gives what went over it, if no frame was under way.
+    /// Ends a connection that broke. Returns its counts, if no frame was under way.
     pub(crate) fn disconnect(&mut self, number: u32) -> Option<Totals> {
         let slot = &mut self.slots[number as usize];
         slot.end().then_some(slot.totals)
@@ -400,8 +400,7 @@ impl Link {
         }
     }
 
-    /// Gives the peer notice, where nothing was sent since the last time that would tell it as
-    /// much.
+    /// Sends the peer a notice, unless data was sent since the last one.
     pub(crate) fn give_notice(&mut self, notice: Notice) {
         if std::mem::take(&mut self.has_sent) {
             return;

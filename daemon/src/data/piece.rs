@@ -78,8 +78,8 @@ pub(crate) struct Piece {
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
-    /// As what partial results travel, where that is not the ranks' type. Then the plan counts bytes
-    /// as they travel, and everything else those of ranks.
+    /// As what partial results travel, where that is not the ranks' type. Then the plan counts
+    /// bytes as they travel, and everything else those of ranks.
     pub(crate) wire: Option<Form>,
     pub(crate) segments: Vec<PieceSegment>,
     pub(crate) bytes: u64,

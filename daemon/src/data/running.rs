@@ -18,7 +18,7 @@ use super::{
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
 
-/// Which operations a lane has heard of.
+/// Which operations a lane has been given.
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
     last: Option<Sequence>,
@@ -64,7 +64,7 @@ impl Running {
         self.mark_progress();
     }
 
-    /// Something has moved, even if it is only a part of a chunk: nobody has lost patience yet.
+    /// Something has moved, even if it is only a part of a chunk, so the piece is not late.
     pub(crate) fn mark_progress(&mut self) {
         self.last_progress = Instant::now();
     }
@@ -78,8 +78,8 @@ impl Running {
         if allowed >= offset + wanted { wanted } else { 0 }
     }
 
-    /// Hands the next chunk of a sending step out to a connection, as offset and length, if there is
-    /// one; tell [`Running::sent`] when it has gone.
+    /// Hands the next chunk of a sending step out to a connection, as offset and length, if there
+    /// is one; call [`Running::sent`] when it has gone.
     pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> Option<(u64, u64)> {
         let offset = self.progress.begun(step).prefix();
         let bytes = self.available(step, offset, limit);
@@ -133,8 +133,8 @@ impl Running {
         self.piece.plan.steps[step as usize].work == Work::Copy
     }
 
-    /// Whether a receiving step may take these bytes of its block in now. Its own earlier bytes need
-    /// not have come: no byte of a block depends on another one.
+    /// Whether a receiving step may take these bytes of its block in now. Its own earlier bytes
+    /// need not have come: no byte of a block depends on another one.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
         self.progress.allowed(&self.piece.plan, step) >= offset + bytes
     }
@@ -159,13 +159,14 @@ impl Running {
         self.advance(step, offset, bytes);
     }
 
-    /// Where a chunk of a copying step may be received at once; tell [`Running::placed`] when it has come.
+    /// Where a chunk of a copying step may be received at once; call [`Running::placed`] when it
+    /// has come.
     pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
         let range = self.range(step, offset, bytes);
         self.staging.block_mut(range)
     }
 
-    /// The bytes to send for a sending step; tell [`Running::sent`] when they have gone.
+    /// The bytes to send for a sending step; call [`Running::sent`] when they have gone.
     pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> &[u8] {
         self.staging.block(self.range(step, offset, bytes))
     }

@@ -1,8 +1,8 @@
 //! Where the result of a piece takes shape, in the form in which it travels.
 //!
-//! Blocks are sent from here and received to here as they are, so what a node publishes is what it has
-//! sent or got, and all ranks receive identical bits (SAME). Where partial results have another form
-//! than the ranks' elements ([`Piece::wire`]) they are finished and converted when they are
+//! Blocks are sent from here and received to here as they are, so what a node publishes is what it
+//! has sent or got, and all ranks receive identical bits (SAME). Where partial results have another
+//! form than the ranks' elements ([`Piece::wire`]) they are finished and converted when they are
 //! published. Where that form is rounded (bf16), the result is rounded like what is on its way, on
 //! the node that computed it, too.
 //!

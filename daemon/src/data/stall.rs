@@ -1,13 +1,13 @@
-//! When a piece is late, and which node is at fault (WAIT). Pure: it is told what moved and when.
+//! When a piece is late, and which node is at fault (WAIT). Pure: what moved and when is its input.
 //!
-//! How long a piece takes says nothing: a line may be slow, and pieces share it. A piece is late
+//! The duration of a piece means nothing: a line may be slow, and pieces share it. A piece is late
 //! when nothing has moved for the limit on any of the links that it waits for. Bytes move on a link
 //! when they arrive, or when the peer's system acknowledges them; what has gone into a socket's
 //! buffer has not moved yet.
 //!
-//! A node that waits for another one is not at fault, and says so in a [`Notice`]: how long nothing
-//! has moved for it, and which node it waits for in the end. So all nodes of a chain count from the
-//! same moment and name the same node.
+//! A node that waits for another one is not at fault, and reports it in a [`Notice`]: how long
+//! nothing has moved for it, and which node it waits for in the end. So all nodes of a chain count
+//! from the same moment and name the same node.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ impl Activity {
 
     /// A notice has come.
     pub(crate) fn told(&mut self, notice: Notice, now: Instant) {
-        // A peer may say what it likes (TRUST): what was before the clock began does not matter.
+        // A peer may send any duration (TRUST). Time before the start of the clock does not matter.
         let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);
         self.told = Some(Received { at: now, moved, root: notice.root });
     }
@@ -66,7 +66,7 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// The same without what `peer` itself has told: nobody is told what he said.
+    /// The same without the notice of `peer` itself: it is not sent its own news.
     pub(crate) fn as_told_to(mut self, peer: NodeId) -> Self {
         if self.peer == peer {
             self.activity.told = None;
@@ -85,7 +85,7 @@ pub(crate) struct Stall {
 impl Stall {
     /// The wait of a piece on node `me`, which moved something of it at `moved` and waits for
     /// `waits`. A peer that has given no notice for half of the `limit` is the one at fault; then
-    /// whoever it is that the peers wait for.
+    /// the node that the peers wait for.
     pub(crate) fn of(
         me: NodeId,
         moved: Instant,
@@ -117,7 +117,7 @@ impl Stall {
         now.saturating_duration_since(self.since) > limit
     }
 
-    /// What is said of it to those that may wait for this node.
+    /// The notice of it for nodes that may wait for this one.
     pub(crate) fn notice(&self, now: Instant) -> Notice {
         Notice { root: self.root, stalled: now.saturating_duration_since(self.since) }
     }
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(Stall::of(ME, start, &[a], LIMIT, now).root, A);
     }
 
-    /// A peer that has become silent is at fault itself, whatever it said before.
+    /// A peer that has become silent is at fault itself, whatever its last notice was.
     #[test]
     fn an_old_notice_excuses_nobody() {
         let start = Instant::now();
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(stall.root, A);
     }
 
-    /// TRUST: a peer may say anything.
+    /// TRUST: a peer may send anything.
     #[test]
     fn a_notice_from_before_the_clock_began_is_harmless() {
         let start = Instant::now();

@@ -113,8 +113,8 @@ pub(crate) fn connected(peer: NodeId, number: u32, stream: TcpStream) -> Order {
     Order::Connected(first)
 }
 
-/// Connects the lanes of all nodes, each `streams` times. `buffer`: bytes of the sockets' buffers, so
-/// small that hardly anything is under way.
+/// Connects the lanes of all nodes, each `streams` times. `buffer`: bytes of the sockets' buffers,
+/// so small that hardly anything is under way.
 pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for (lane, number) in (0..nodes[0].len()).flat_map(|l| (0..streams).map(move |n| (l, n))) {

@@ -1,5 +1,5 @@
-//! The conversation with one worker over the Unix socket, from its first word to its end; one
-//! thread each (`gw-worker`), because most of the time there is nothing to say.
+//! The conversation with one worker over the Unix socket, from its first message to its end; one
+//! thread each (`gw-worker`), because most of the time no message is under way.
 //!
 //! A worker that goes without a `Detach` has died (the kernel closes its socket within a
 //! millisecond of a SIGKILL), and with it the job (TELL).
@@ -55,17 +55,17 @@ const MAX_REASON_CHARS: usize = 4096;
 /// How long a worker may take for its first words, and the socket for each message.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a worker may take to make room for a message before it is attached.
+/// How long a message to a worker that is not attached may wait for the socket.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a worker that leaves may take to read what it is told last.
+/// How long a worker that leaves may take to read its last messages.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Room for connections that have not said who they are (BOUND).
+/// The most connections whose worker is not known yet (BOUND).
 const MAX_UNIDENTIFIED: usize = 64;
 
-/// The connections that have not said who they are, by number. Where there is no room, the one
-/// that has been silent for longest goes: silence keeps nobody else out.
+/// The connections whose worker is not known yet, by number. Where there are too many, the oldest
+/// is closed: a silent connection keeps nobody else out.
 #[derive(Debug, Default)]
 struct Unidentified(Mutex<BTreeMap<u64, UnixStream>>);
 
@@ -85,13 +85,14 @@ impl Unidentified {
         }
     }
 
-    /// It has said who it is, or it is gone. Gives its connection; none if it had to make room.
+    /// Its worker is known now, or it has ended. Returns the connection; none if it was closed
+    /// before.
     fn dismiss(&self, number: u64) -> Option<UnixStream> {
         self.lock().remove(&number)
     }
 }
 
-/// How often strangers are told of in the log, by what became of them.
+/// Limits the log lines about connections that failed, by reason.
 static REFUSALS: Rate = Rate::new();
 static BROKEN: Rate = Rate::new();
 
@@ -152,13 +153,13 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
     Ok((stream, second))
 }
 
-/// What a worker is told that the system does not let us take.
+/// The failure of a worker for which the system grants no descriptor.
 fn no_descriptor(error: &io::Error) -> Failure {
     let what = format!("gradwired has no descriptor for a worker: {error}");
     Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
 }
 
-/// What a worker and everybody else is told where the system refuses the thread that listens to it.
+/// The failure of the job where the system refuses the thread for a worker.
 fn no_thread(error: &io::Error) -> Failure {
     let what = format!("gradwired has no thread for a worker: {error}");
     Failure::new(FailureKind::Resource, what)
@@ -215,12 +216,12 @@ impl Session {
                     let what = "a worker's connection ended before it was attached";
                     tracing::warn!(why, left_out, "{what}");
                 }
-                // TELL: whoever is still there hears why; a stranger learns nothing by it.
+                // TELL: a worker that is still there learns why. The text has no secret.
                 let what = format!("the conversation with the daemon of this node broke: {why}");
                 let _ = send(&self.stream, Reply::Refused(refusal(what).into()));
             }
         }
-        // Only now: the daemon does not end while a worker has not been told why.
+        // Only now: the daemon must not end before the worker has been sent the reason.
         if let Some(local_rank) = claimed {
             let over = self.node.job.ending().is_some();
             self.node.workers.set(local_rank, if over { Slot::Left } else { Slot::Free });
@@ -243,7 +244,7 @@ impl Session {
         Ok(Some((message, frame)))
     }
 
-    /// Makes sure of the worker: user, protocol, job, secret, slot. The slot is claimed then.
+    /// Checks the worker's user, protocol, job and secret, and claims its slot.
     fn authenticate(
         &self,
         unidentified: &Unidentified,
@@ -275,7 +276,8 @@ impl Session {
         let identity = &self.node.config.identity;
         if attach.protocol != PROTOCOL {
             let what = format!(
-                "the worker is Gradwire {} (protocol {}), this daemon is {VERSION} (protocol {PROTOCOL})",
+                "the worker is Gradwire {} (protocol {}), this daemon is {VERSION} (protocol \
+                 {PROTOCOL})",
                 attach.version, attach.protocol
             );
             let hint = "install the same release for the training program and on the node";
@@ -326,7 +328,8 @@ impl Session {
             completions,
             outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
-        // WAIT: from the first beat on the worker notices our silence, so it comes before it is let in.
+        // WAIT: from the first beat on the worker notices our silence, so it comes before it is let
+        // in.
         heartbeats.beat();
         let reply = pb::DaemonMessage { message: Some(attached(&world, local_rank)) };
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
@@ -335,7 +338,7 @@ impl Session {
         self.intake.add(Source { worker: worker.clone(), reader, heartbeats, doorbell });
         self.node.count_workers();
         tracing::info!(rank = %worker.rank, pid, "worker attached");
-        // The job may have ended between the world and here: whoever ended it has not seen us.
+        // The job may have ended since the world formed, without this worker being notified.
         if let Phase::Over(Ending::Failed(failure)) = &*self.node.job.watch().borrow() {
             worker.abort(failure);
         }
@@ -406,7 +409,8 @@ impl Session {
             let is_there = matches!(failure.kind, FailureKind::Protocol | FailureKind::RankLeft);
             self.node.worker_failed(worker, failure);
             if is_there {
-                // It stays until it goes, so that it is told the end like everybody (TELL).
+                // The connection stays open until the worker closes it, so that it receives the
+                // cause like all others (TELL).
                 let _ = io::copy(&mut &self.stream, &mut io::sink());
             }
         }
@@ -431,7 +435,7 @@ impl Session {
     }
 }
 
-/// What a worker is told of the world and its place in it.
+/// The message with the world and the worker's place in it.
 fn attached(world: &World, local_rank: u32) -> Reply {
     let me = world.me();
     let has_it = |n: &&crate::model::world::NodeInfo| n.slots > local_rank;

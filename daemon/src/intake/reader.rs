@@ -1,8 +1,9 @@
 //! The task that reads the workers' rings and watches that they are alive.
 //!
-//! It runs beside the stream to the coordinator, on the same thread: what a rank submits is announced
-//! without another thread having to wake up for it. It sleeps on the workers' doorbells and is woken
-//! only when it says that it sleeps; while anything comes in nobody makes a system call for it.
+//! It runs beside the stream to the coordinator, on the same thread: what a rank submits is
+//! announced without another thread having to wake up for it. It sleeps on the workers' doorbells
+//! and is woken only when it says that it sleeps; while anything comes in nobody makes a system
+//! call for it.
 
 use std::{
     future::poll_fn,
@@ -32,7 +33,7 @@ use crate::{
 /// Records that are read from one ring before the next one's turn.
 const TURN: usize = 256;
 
-/// How often the workers' heartbeats are looked at.
+/// How often the workers' heartbeats are checked.
 const CHECK: Duration = Duration::from_millis(100);
 
 /// A worker's ring and signs of life.
@@ -148,7 +149,7 @@ impl Reader {
                 node.flush_workers();
                 self.check(&node);
                 node.report_overdue_allocations(checked);
-                // Waits that began together are told of together.
+                // Waits that began together are reported together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
                     looked = Instant::now();
                     node.report_stalls(looked);
@@ -156,7 +157,7 @@ impl Reader {
             }
             drop(node);
             if came {
-                // Others have their turn, above all whoever announces what has come.
+                // Other tasks have their turn, above all the one that sends announcements.
                 tokio::task::yield_now().await;
             } else {
                 self.sleep(&mut clock).await;
@@ -255,7 +256,7 @@ impl Reader {
     }
 }
 
-/// What the system says of a process, for a text: `; it is stopped (SIGSTOP)`, or nothing.
+/// The state of a process as a part of a text: `; it is stopped (SIGSTOP)`, or nothing.
 fn state_of(pid: u32) -> &'static str {
     let stat = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok()?.stat().ok());
     match stat.map(|stat| stat.state) {

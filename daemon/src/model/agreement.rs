@@ -1,5 +1,5 @@
-//! What was agreed on for a tensor, and what of it concerns this node: worked out once and shared by
-//! all rounds of the tensor. Pure.
+//! What was agreed on for a tensor, and what of it concerns this node: worked out once and shared
+//! by all rounds of the tensor. Pure.
 
 use std::sync::Arc;
 

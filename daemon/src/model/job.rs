@@ -1,7 +1,7 @@
-//! Where the job stands, for everybody in the daemon who has to know.
+//! The state of the job, shared by all parts of the daemon.
 //!
 //! It is *forming* until the coordinator has sent the world, *running* until it ends, and *over*
-//! with the first ending that is set: later ones change nothing, so every rank is told the same
+//! with the first ending that is set: later ones change nothing, so every rank gets the same cause
 //! (TELL).
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) struct JobIdentity {
     pub(crate) secret: Secret,
 }
 
-/// What this node has to say to the coordinator.
+/// What this node reports to the coordinator.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
     /// A tensor is ready here.
@@ -28,7 +28,7 @@ pub(crate) enum Outgoing {
     Joined(Vec<Announced>),
     /// An operation is complete here.
     Done(Sequence),
-    /// The registry has forgotten these ids: nothing that is said after this uses them.
+    /// The registry has forgotten these ids: no later message uses them.
     Forgotten(Vec<TensorId>),
     /// This node can't go on.
     Failed(Failure),
@@ -50,7 +50,7 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct ReportPanic {
     pub(crate) job: Job,
-    /// Who it is, and where, for the text.
+    /// Its name for the text.
     pub(crate) who: &'static str,
     pub(crate) host: String,
 }
@@ -131,7 +131,7 @@ impl Job {
         });
     }
 
-    /// Tells the coordinator. Once the job is over nobody listens, and nobody needs to.
+    /// Sends the coordinator a message. Once the job is over it is dropped.
     pub(crate) fn send(&self, message: Outgoing) {
         let _ = self.outgoing.send(message);
     }

@@ -1,5 +1,5 @@
-//! Ranks that do something together, and where they are: a process set, or what is left of one while
-//! some of its ranks have joined. Pure.
+//! Ranks that do something together, and where they are: a process set, or what is left of one
+//! while some of its ranks have joined. Pure.
 
 use std::sync::Arc;
 

@@ -31,7 +31,7 @@ pub(crate) struct Variant {
     pub(crate) duplicate: bool,
 }
 
-/// What the coordinator is to be told of a tensor.
+/// The announcement of a tensor to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Announced {
     pub(crate) key: TensorKey,
@@ -91,7 +91,7 @@ impl LocalTensor {
     }
 }
 
-/// A rank that has to make room for its results first.
+/// A rank has to allocate memory for its results first.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AllocationRequest {
     pub(crate) answer: Ticket,
@@ -101,7 +101,7 @@ pub(crate) struct AllocationRequest {
 }
 
 /// Why an agreement is not this tensor's: what a local rank asked for is something else, or another
-/// one was told before.
+/// one was received before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mismatch;
 
@@ -112,7 +112,7 @@ pub(crate) struct QueuedTensor {
     locals: Vec<LocalTensor>,
     first_rank: Rank,
     agreement: OnceLock<Arc<Agreement>>,
-    /// Local ranks that have yet to make room.
+    /// How many local ranks have yet to allocate.
     pending_allocations: AtomicU32,
     /// Bytes that have not been ordered yet.
     unordered: AtomicU64,
@@ -147,11 +147,11 @@ impl QueuedTensor {
     }
 
     /// Takes what was agreed on, before the first of its operations is started; again, that it is
-    /// the same. Returns the local ranks that have to make room.
+    /// the same. Returns the allocations that local ranks have to make.
     ///
     /// # Errors
-    /// [`Mismatch`] if that is not what every local rank asked for (TRUST): past this every offset of
-    /// its flows is within the spans.
+    /// [`Mismatch`] if that is not what every local rank asked for (TRUST). Past this every offset
+    /// of its flows is within the spans.
     pub(crate) fn agree(
         &self,
         agreement: &Arc<Agreement>,
@@ -193,13 +193,13 @@ impl QueuedTensor {
         self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    /// As if so many local ranks had yet to make room.
+    /// Sets how many local ranks have yet to allocate.
     #[cfg(test)]
     pub(crate) fn expect_allocations(&self, ranks: u32) {
         self.pending_allocations.store(ranks, Ordering::Relaxed);
     }
 
-    /// A local rank has made room.
+    /// A local rank has allocated memory for its results.
     pub(crate) fn set_outputs(&self, local_rank: u32, spans: Vec<Span>) {
         let local = self.locals.iter().find(|local| local.local_rank == local_rank);
         if local.is_some_and(|local| local.allocated.set(spans).is_ok()) {
@@ -221,7 +221,7 @@ impl QueuedTensor {
     /// that it is done.
     pub(crate) fn published(&self, bytes: u64) -> bool {
         // AcqRel: whoever publishes the last bytes has to see the others' as published before it
-        // tells the ranks.
+        // notifies the ranks.
         self.remaining.fetch_sub(bytes, Ordering::AcqRel) == bytes
     }
 }

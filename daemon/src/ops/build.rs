@@ -42,8 +42,9 @@ impl Arithmetic {
     fn of(request: &Request, contributors: u32) -> Self {
         let Request { dtype, reduce_op: op, prescale, postscale, .. } = *request;
         match request.collective {
-            // f32 holds the sum of as many of the other short floats as there can be ranks. Of bf16,
-            // which has the range of f32, an average is a sum of parts, so that it is never too large.
+            // f32 holds the sum of as many of the other short floats as there can be ranks. Of
+            // bf16, which has the range of f32, an average is a sum of parts, so that it is never
+            // too large.
             Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
                 if op == ReduceOp::Average && dtype == DType::Bf16 =>
             {

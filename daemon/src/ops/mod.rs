@@ -6,7 +6,7 @@
 //!
 //! - `build`: from an order to its piece
 //! - `plans`: from the way of a piece to its schedule
-//! - `pending`: who has to make room for results, and what waits for it
+//! - `pending`: allocations that ranks have to make, and the pieces that wait for them
 
 mod build;
 mod pending;
@@ -49,7 +49,7 @@ pub(crate) struct OperationManager {
     builder: Builder,
     lanes: Arc<[Lane]>,
     connector: Arc<dyn Connector>,
-    /// Who is notified of pieces that are done at once.
+    /// Notified of pieces that are done at once.
     events: Arc<dyn LaneEvents>,
     pending: PendingAllocations,
 }
@@ -68,7 +68,7 @@ impl OperationManager {
     }
 
     /// Starts an operation, or runs it where that is done sooner than handing it over. Returns the
-    /// ranks that have to be asked to make room for its results.
+    /// allocations that ranks have to be asked for.
     ///
     /// # Errors
     /// A [`Failure`] when the order does not fit what was announced.
@@ -93,12 +93,12 @@ impl OperationManager {
         self.lanes[lane as usize].send(order);
     }
 
-    /// What a rank was asked to make room for.
+    /// What a rank was asked to allocate.
     pub(crate) fn asked(&self, answer: Ticket) -> Option<Allocation> {
         self.pending.asked(answer)
     }
 
-    /// A rank has made the room that it was asked for: what waited for nobody else is started.
+    /// A rank has allocated what it was asked for. Pieces that wait for no other rank are started.
     pub(crate) fn allocated(&self, answer: Ticket, spans: Vec<Span>) {
         self.pending.resolve(answer, spans, |sequence, order| self.send(sequence, order));
         for lane in self.lanes.iter() {
@@ -106,13 +106,13 @@ impl OperationManager {
         }
     }
 
-    /// A tensor that waits for a rank to make room.
+    /// A tensor that waits for an allocation of this rank.
     pub(crate) fn pending_allocation_of(&self, local_rank: u32) -> Option<TensorName> {
         self.pending.tensor_of(local_rank)
     }
 
-    /// Who has let others wait for room for longer than `limit` and what its memory takes (WAIT);
-    /// each is told once.
+    /// The ranks that have not allocated within `limit` and the time that their memory may take
+    /// (WAIT). Each is returned once.
     pub(crate) fn overdue_allocations(
         &self,
         now: Instant,

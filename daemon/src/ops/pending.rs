@@ -1,12 +1,13 @@
-//! Who has to make room for results that it could not expect, and the pieces that wait for it.
+//! Ranks that have to allocate memory for results of unexpected shapes, and the pieces that wait
+//! for them.
 //!
-//! A piece with other nodes runs meanwhile: its result takes shape in the daemon's own memory, and
-//! its lane hands it out once there is room. So no peer waits for a rank of this node. A piece of
-//! this node alone goes straight to the ranks, and is held here.
+//! A piece with other nodes runs meanwhile: its result is computed in the daemon's own memory, and
+//! its lane publishes it once the rank has memory for it. So no peer waits for a rank of this node.
+//! A piece of this node alone goes straight to the ranks, and is held here.
 //!
-//! Making room depends on nothing but the rank's own process, so no wait goes in a circle. It takes
-//! time, though: the memory has to be filled and handed over. A rank makes it for one tensor after
-//! the other, so each has its time from the moment when the one before it had its room.
+//! An allocation depends on nothing but the rank's own process, so no wait goes in a circle. It
+//! takes time, though: the memory has to be filled and handed over. A rank allocates for one tensor
+//! after the other, so the time of each starts when the one before it is done.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,7 @@ use crate::{
     },
 };
 
-/// What a rank was asked to make room for.
+/// What a rank was asked to allocate.
 #[derive(Debug, Clone)]
 pub(crate) struct Allocation {
     pub(crate) tensor: Arc<QueuedTensor>,
@@ -49,7 +50,7 @@ impl Allocation {
     }
 }
 
-/// A rank that has let others wait for room for too long.
+/// A rank that has not allocated in time.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OverdueAllocation {
     pub(crate) answer: Ticket,
@@ -62,13 +63,13 @@ pub(crate) struct OverdueAllocation {
 struct State {
     /// At most one for each submission in flight (BOUND).
     asked: BTreeMap<Ticket, Allocation>,
-    /// When each local rank made room last.
+    /// When each local rank allocated last.
     made: BTreeMap<u32, Instant>,
     /// At most as many as the coordinator's credit allows (BOUND).
     pieces: BTreeMap<Sequence, Piece>,
 }
 
-/// Who was asked for room, and what waits for it.
+/// The allocations that ranks were asked for, and the pieces that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct PendingAllocations(Mutex<State>);
 
@@ -77,7 +78,7 @@ impl PendingAllocations {
         self.0.lock()
     }
 
-    /// Starts a piece, or holds it. `wanted` are the ranks that have to be asked because of it.
+    /// Starts a piece, or holds it. `wanted` are the allocations that it needs.
     pub(super) fn admit(
         &self,
         piece: Piece,
@@ -96,7 +97,7 @@ impl PendingAllocations {
             let Some((tensor, local)) = found else { continue };
             held.asked.insert(*answer, Allocation::new(tensor.clone(), local, outputs.clone()));
         }
-        // Under the lock: whoever makes room now finds the piece.
+        // Under the lock: an allocation that is resolved now finds the piece.
         if piece.nodes.len() > 1 || piece.is_allocated() {
             send(Order::Start(piece));
         } else {
@@ -116,7 +117,7 @@ impl PendingAllocations {
         asked.next().map(|(_, asked)| asked.tensor.key.name.clone())
     }
 
-    /// A rank has made room. What was held for it is started, in order (ORD).
+    /// A rank has allocated. Pieces that waited for it are started, in order (ORD).
     pub(super) fn resolve(&self, answer: Ticket, spans: Vec<Span>, send: impl Fn(Sequence, Order)) {
         let mut held = self.lock();
         let Some(asked) = held.asked.remove(&answer) else { return };
@@ -127,8 +128,8 @@ impl PendingAllocations {
         }
     }
 
-    /// Who has had `limit` and the time that its memory may take, and has made no room; each is told
-    /// once.
+    /// The ranks that have not allocated within `limit` and the time that their memory may take.
+    /// Each is returned once.
     pub(super) fn overdue(&self, now: Instant, limit: Duration) -> Vec<OverdueAllocation> {
         let mut held = self.lock();
         let mut first: BTreeMap<u32, (Instant, Ticket)> = BTreeMap::new();
@@ -192,7 +193,7 @@ mod tests {
         (pending, Instant::now())
     }
 
-    /// A rank makes room for one result after the other, and more of it takes longer.
+    /// A rank allocates for one result after the other, and more memory takes longer.
     #[test]
     fn each_result_has_its_own_time() {
         let limit = Duration::from_secs(4);

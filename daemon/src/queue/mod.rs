@@ -1,14 +1,14 @@
 //! The tensor queue: what local ranks have submitted and is not done.
 //!
-//! A tensor is *gathering* until every local member of its process set has submitted it that has not
-//! joined (of a send and receive: those of the two that are local), then *announced* to the
-//! coordinator, and gone when its last byte is published or it has failed. It is removed before
-//! anybody is told, so that a rank may submit the name again at once.
+//! A tensor is *gathering* until every local member of its process set has submitted it that has
+//! not joined (of a send and receive: those of the two that are local), then *announced* to the
+//! coordinator, and gone when its last byte is published or it has failed. It is removed before any
+//! rank is notified, so that a rank may submit the name again at once.
 //!
 //! BOUND: a rank may have as many submissions in flight as its rings hold, so the queue holds at
 //! most that many names per local rank.
 //!
-//! - `sets`: the process sets, and who of this node has joined or left
+//! - `sets`: the process sets, and which local ranks have joined or left
 
 mod sets;
 
@@ -40,7 +40,7 @@ struct Entry {
     /// Of ranks that were absent from the tensor and submit the name for the first time: the join
     /// that they waited in was over before the tensor was. It is their turn when it is gone.
     later: Vec<LocalTensor>,
-    /// Since when it waits for local ranks, and when that was told last.
+    /// Since when it waits for local ranks, and when that was reported last.
     waits: Option<(Instant, Instant)>,
 }
 
@@ -81,12 +81,12 @@ pub(crate) struct Stalled {
     pub(crate) names: Vec<String>,
 }
 
-/// What a submission comes to.
+/// The result of a submission.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Submitted {
     /// Other local ranks have not submitted the tensor yet, or it has to wait for its turn.
     Waits,
-    /// The coordinator is to be told this.
+    /// This is to be announced to the coordinator.
     Announce(Announced),
     /// It can never be complete: this rank has left the job.
     RankLeft(Rank),
@@ -209,7 +209,7 @@ impl TensorQueue {
         if entry.has(local.local_rank) {
             entry.duplicates.push(local.answer());
             if entry.announced.is_none() {
-                // It is told with the announcement.
+                // It is part of the announcement.
                 return Submitted::Waits;
             }
             // An amendment, which the coordinator heeds if the tensor has not been started yet.
@@ -239,7 +239,7 @@ impl TensorQueue {
     }
 
     /// A local rank has no more data for a process set: from now on it is not waited for there.
-    /// Returns what the coordinator is to be told, in this order.
+    /// Returns what is to be announced to the coordinator, in this order.
     ///
     /// # Errors
     /// [`Submitted`] as [`TensorQueue::submit`] has it.
@@ -271,19 +271,20 @@ impl TensorQueue {
         Ok(announced)
     }
 
-    /// All members of a process set have joined and take part again. Returns who waits for that;
-    /// none if a local member has not joined.
+    /// All members of a process set have joined and take part again. Returns the submissions that
+    /// wait for that; none if a local member has not joined.
     pub(crate) fn resume(&self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         self.sets_mut().resume(set)
     }
 
-    /// The join of a process set has failed. Returns who waits for it; they take part again.
+    /// The join of a process set has failed. Returns the submissions that wait for it. Their ranks
+    /// take part again.
     pub(crate) fn unjoin(&self, set: ProcessSetId) -> Vec<Ticket> {
         self.sets_mut().unjoin(set)
     }
 
-    /// A local rank has left in good order: what waits for others will never be complete where it is
-    /// a member, and is removed. The other nodes' ranks are told by the coordinator.
+    /// A local rank has left in good order: what waits for others will never be complete where it
+    /// is a member, and is removed. The coordinator notifies the ranks of other nodes.
     pub(crate) fn leave(&self, local_rank: u32) -> Vec<(TensorKey, Removed)> {
         let mut sets = self.sets_mut();
         sets.left.push(local_rank);
@@ -365,8 +366,8 @@ impl TensorQueue {
         names
     }
 
-    /// What has waited for local ranks for as long as `limit`, since it began to or was last told of
-    /// (WAIT). The coordinator can't tell: it has not heard of these tensors.
+    /// What has waited for local ranks for `limit` since it began to wait or was last reported
+    /// (WAIT). The coordinator does not know of these tensors yet.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
         let sets = self.sets();
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
@@ -391,7 +392,7 @@ impl TensorQueue {
         stalled.collect()
     }
 
-    /// Forgets everything: the job is over and its ranks are told by other means.
+    /// Removes everything: the job is over, and its ranks are notified by other means.
     pub(crate) fn clear(&self) {
         self.entries.clear();
     }

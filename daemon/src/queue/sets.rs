@@ -1,4 +1,4 @@
-//! The process sets as this node's ranks see them: who is a member, who has joined, who has left.
+//! The process sets as this node's ranks see them: members, joined ranks, ranks that have left.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -69,7 +69,8 @@ impl Sets {
         is_new
     }
 
-    /// Forgets a set; who had joined it. None if there is none that can be removed.
+    /// Removes a set and returns the joins in it. None if there is no such set, or it can't be
+    /// removed.
     pub(super) fn remove(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         if set == ProcessSetId::GLOBAL || !self.by_id.contains_key(&set) {
             return None;
@@ -118,14 +119,14 @@ impl Sets {
         Some(state)
     }
 
-    /// Nobody is absent any more; who waited for that. None if a local member has not joined.
+    /// Ends all joins and returns them. None if a local member has not joined.
     pub(super) fn resume(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         let state = self.get(set)?;
         let all = state.members.here.iter().all(|local| state.joined.contains_key(local));
         all.then(|| self.unjoin(set))
     }
 
-    /// Nobody of this node is absent any more; who had joined.
+    /// Ends the joins of this node's ranks and returns them.
     pub(super) fn unjoin(&mut self, set: ProcessSetId) -> Vec<Ticket> {
         let state = self.by_id.get_mut(&set);
         let joined = state.map(|state| std::mem::take(&mut state.joined)).unwrap_or_default();

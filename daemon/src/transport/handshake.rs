@@ -1,4 +1,4 @@
-//! How two daemons make sure of each other before a data connection carries anything.
+//! How two daemons authenticate each other before a data connection carries data.
 //!
 //! ```text
 //!   dialler                                       acceptor
@@ -10,13 +10,13 @@
 //! ```
 //!
 //! Each attempt of a dialler's to make a connection has a number of its own, and the latest one
-//! stands: a Verdict that was lost on its way leaves nothing behind. Who has accepted sends nothing
-//! before Begin, without which the dialler may not know that it was accepted. The Hello also says
-//! what has gone over the connection whose place this one is to take.
+//! stands: a lost Verdict has no lasting effect. The acceptor sends nothing before it has received
+//! Begin: until then the dialler may not know the verdict. The Hello also carries the byte counts
+//! of the connection that this one replaces.
 //!
 //! Both prove the job's secret over the other's nonce, so neither an overheard handshake nor a
-//! daemon of another job or epoch gets through (TRUST). Nothing is allocated from what the other
-//! side says.
+//! daemon of another job or epoch gets through (TRUST). No message of the other side decides how
+//! much memory is allocated.
 
 use gradwire_proto::{
     Epoch, JobId, NodeId, Secret,
@@ -49,12 +49,12 @@ pub enum HandshakeError {
     /// The other side does not know the secret.
     #[error("the other side could not prove the job's secret")]
     Secret,
-    /// The acceptor said no.
+    /// The acceptor has refused.
     #[error("the other side refused the connection: {0}")]
     Refused(Verdict),
 }
 
-/// The acceptor's last word.
+/// The acceptor's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Verdict {
@@ -76,7 +76,7 @@ impl std::fmt::Display for Verdict {
     }
 }
 
-/// What a daemon knows of itself and its job.
+/// A daemon's place in its job.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// The job.
@@ -147,7 +147,7 @@ fn hello(
     bytes
 }
 
-/// Makes sure of the acceptor on a fresh connection to `line.peer`.
+/// Authenticates the acceptor on a new connection to `line.peer`.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
@@ -180,8 +180,8 @@ where
     }
 }
 
-/// Makes sure of whoever dialled; `admit` says whether such a connection is to be had by this
-/// attempt, and is the last to see the connection before the other side may send.
+/// Authenticates the dialler. `admit` decides whether this attempt gets the connection, and is the
+/// last to use the connection before the other side may send.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
@@ -203,7 +203,7 @@ where
     let line = Line { peer: NodeId(word(20)), number: word(28) };
     let totals = Totals { written: long(40), read: long(48) };
     let attempt = Attempt { number: word(36), totals };
-    // What the dialler must have said, with its nonce, epoch and addressee as they have to be.
+    // The only valid Hello of this dialler with its nonce, for this epoch and this node.
     let mut theirs = [0; NONCE_BYTES];
     theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
     let dialler = Identity { node: line.peer, ..me.clone() };
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(accepted.unwrap(), (Line { peer: NodeId(0), number: 1 }, ATTEMPT));
     }
 
-    /// What is done to a connection by whoever admits it is done before its first byte can come.
+    /// What `admit` does to a connection is done before its first byte can arrive.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_dialler_may_not_send_before_it_is_admitted() {
         let (mut a, mut b) = tokio::io::duplex(4096);
@@ -314,7 +314,7 @@ mod tests {
         };
         let acceptor = identity(1);
         let admit = |_, _, _: &_| {
-            // Long enough for a dialler who has been told already.
+            // Long enough for a dialler that has received the verdict already.
             std::thread::sleep(Duration::from_millis(50));
             !welcomed.load(Relaxed)
         };

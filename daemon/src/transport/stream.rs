@@ -2,7 +2,7 @@
 //!
 //! As few system calls as the bytes allow: a header leaves with its payload, and arrives with the
 //! end of the payload before it. A call that moves less than it was asked to has found out that the
-//! socket is full or empty, so it is not asked again before it says so.
+//! socket is full or empty, so it is not tried again before the next event.
 
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
@@ -68,7 +68,7 @@ pub(crate) struct Target {
     pub(crate) is_direct: bool,
 }
 
-/// Who takes incoming frames.
+/// Receives incoming frames.
 pub(crate) trait Sink {
     type Error: From<StreamError>;
     /// A notice has come.
@@ -142,7 +142,7 @@ pub(crate) struct Stream {
     totals: Totals,
     /// How much had been written when the last chunk was.
     chunks_end: u64,
-    /// How much of that the peer's system has acknowledged, as far as was looked.
+    /// How much of that the peer's system has acknowledged, at the last check.
     acknowledged: u64,
     sent: u64,
     received: u64,
@@ -206,8 +206,8 @@ impl Stream {
         self.totals
     }
 
-    /// Ends it. Gives the frame of which nothing has been sent yet; none, if there is one in either
-    /// direction of which a part has gone.
+    /// Ends it. Returns the frame of which nothing has been sent yet, if there is one; none if a
+    /// frame is under way in either direction.
     pub(crate) fn end(self) -> Option<Option<OutgoingFrame>> {
         let has_begun = |out: &OutgoingFrame| out.header_sent > 0;
         let between = matches!(self.incoming, Incoming::Header { filled: 0 })
@@ -249,7 +249,8 @@ impl Stream {
         self.outgoing = Some(frame);
     }
 
-    /// Sends what it carries, as far as it can. That it broke is told once what had come is read.
+    /// Sends what it carries, as far as it can. If it broke, that is reported once everything that
+    /// had come is read.
     pub(crate) fn send(&mut self, source: &mut impl Source) -> Turn {
         let Some(out) = &mut self.outgoing else { return Turn::Idle };
         let header = &out.header[out.header_sent..];
@@ -381,8 +382,8 @@ impl Stream {
     }
 }
 
-/// Asks for a larger buffer for what goes out, which the system then reports as twice as large. False
-/// when it does not give all of it: that is a matter of speed alone, and no failure.
+/// Asks for a larger buffer for what goes out, which the system then reports as twice as large.
+/// False when it does not grant all of it: that costs speed, and is no failure.
 fn grow(socket: &SockRef<'_>, size: usize) -> bool {
     let granted = socket.set_send_buffer_size(size).and_then(|()| socket.send_buffer_size());
     granted.is_ok_and(|granted| granted >= 2 * size)

@@ -1,27 +1,27 @@
 //! How large a connection's buffers are. Pure.
 //!
-//! Left to itself the system lets buffers grow until the line's own queue overflows: the sender then
-//! repeats what was lost, and what waits in memory has left the cache when it is read. What is
-//! under way is what the sender's buffer holds, so this one is small at first and grows only as far as the
-//! path needs it: to twice what is under way at the rate that was measured, for as long as that makes the
-//! rate grow. Where the path is the limit, the product of rate and round trip stays, and so does
-//! the buffer.
+//! Left to itself the system lets buffers grow until the line's own queue overflows: the sender
+//! then repeats what was lost, and what waits in memory has left the cache when it is read. What is
+//! under way is what the sender's buffer holds, so this one is small at first and grows only as far
+//! as the path needs it: to twice what is under way at the rate that was measured, for as long as
+//! that makes the rate grow. Where the path is the limit, the product of rate and round trip stays,
+//! and so does the buffer.
 //!
-//! The receiver's has to be chosen before the first byte comes, when nothing has been measured but the
-//! round trip. It is one that holds no sender back.
+//! The receiver's has to be chosen before the first byte comes, when nothing has been measured but
+//! the round trip. It is one that holds no sender back.
 
 use std::time::{Duration, Instant};
 
-/// What the buffers of all connections with a peer begin with, in bytes: enough for 10 Gbit/s over a
-/// millisecond. A quarter of it held a line with such a delay back, twice as much lost packets at
+/// What the buffers of all connections with a peer begin with, in bytes: enough for 10 Gbit/s over
+/// a millisecond. A quarter of it held a line with such a delay back, twice as much lost packets at
 /// the line's own queue, and so did what the system does by itself.
 const INITIAL_TOTAL: usize = 2 << 20;
 
 /// What a buffer begins with at least: less costs calls, and gains nothing.
 const MIN_INITIAL: usize = 256 << 10;
 
-/// The fastest line that a receiver has room for, in bytes per second: 25 Gbit/s. The system gives twice what
-/// it is asked for, so one of 40 Gbit/s has what it needs.
+/// The fastest line that a receiver has room for, in bytes per second: 25 Gbit/s. The system gives
+/// twice what it is asked for, so one of 40 Gbit/s has what it needs.
 const MAX_RATE: f64 = 25e9 / 8.0;
 /// More than a system gives, and within what it can be asked for: a peer that takes its time in the
 /// handshake makes its round trip as long as it likes (TRUST).
@@ -47,8 +47,8 @@ impl Window {
         (INITIAL_TOTAL / connections.max(1) as usize).max(MIN_INITIAL)
     }
 
-    /// How large a buffer for what comes in is, in bytes, where a peer has so many connections and what is
-    /// sent is answered after `round_trip`. The system gives less where it has to.
+    /// How large a buffer for what comes in is, in bytes, where a peer has so many connections and
+    /// what is sent is answered after `round_trip`. The system gives less where it has to.
     pub(crate) fn receive_buffer(connections: u32, round_trip: Duration) -> usize {
         let under_way = MAX_RATE * round_trip.as_secs_f64() / f64::from(connections.max(1));
         Self::initial(connections).max(under_way.min(MAX_SIZE) as usize)

@@ -1,9 +1,9 @@
-//! What a worker is told over its socket, in order and without waiting for it.
+//! The messages to a worker over its socket, in order and without waiting for it.
 //!
 //! A worker that is stopped for a while, or busy, does not read. The socket takes some messages for
-//! it, and the rest is kept here: no failure is lost (TELL), and no thread of the daemon waits (WAIT).
-//! What is kept has a limit (BOUND), and whoever does not read for long is given up by its heartbeats
-//! anyway.
+//! it, and the rest is kept here: no failure is lost (TELL), and no thread of the daemon waits
+//! (WAIT). What is kept has a limit (BOUND), and a worker that does not read for long fails by its
+//! heartbeats anyway.
 
 use std::{collections::VecDeque, io, net::Shutdown, os::unix::net::UnixStream};
 
@@ -17,7 +17,7 @@ use rustix::{io::Errno, net::SendFlags};
 /// operation that it may have in flight.
 const MAX_KEPT: usize = 32 << 20;
 
-/// Why a worker can't be told something.
+/// Why a message can't reach a worker.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutboxError {
     /// It does not read.
@@ -55,19 +55,20 @@ impl Outbox {
         self.kept.lock()
     }
 
-    /// Sends a message, or keeps it. One for a worker that is gone is dropped: the thread that reads
-    /// from it finds that out, after what the worker had to say of it.
+    /// Sends a message, or keeps it. One for a worker that is gone is dropped: the thread that
+    /// reads from it finds that out, after the last messages of the worker.
     ///
     /// # Errors
     /// [`OutboxError`]: the worker will never get the message. Where that is because it does not
-    /// read, it won't get those before either; there is room again for the news that the job is over.
+    /// read, it won't get those before either; the queue is cleared, so the last message of the job
+    /// fits.
     pub(crate) fn send(&self, message: pb::daemon_message::Message) -> Result<(), OutboxError> {
         let message = pb::DaemonMessage { message: Some(message) };
         let frame = handover::encode(&message.encode_to_vec()).map_err(OutboxError::Invalid)?;
         let mut kept = self.lock();
         if kept.bytes + frame.len() > MAX_KEPT {
             let bytes = kept.bytes;
-            // What follows half a message would be nonsense.
+            // The rest of a message that has begun has to follow.
             let begun = usize::from(kept.sent > 0);
             kept.frames.truncate(begun);
             kept.bytes = kept.frames.iter().map(Vec::len).sum();
@@ -103,7 +104,7 @@ impl Outbox {
                     kept.frames.pop_front();
                 }
                 Ok(sent) => kept.sent += sent,
-                // It has no room now, or the system has no memory: both pass.
+                // Its buffer is full, or the system has no memory: both are temporary.
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return,
                 Err(error) => {
                     tracing::debug!(%error, "a worker is gone");

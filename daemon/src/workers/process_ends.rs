@@ -1,5 +1,5 @@
-//! What the launcher's agent says of the ranks' processes: only who has started a process learns
-//! how it ended. To us the connection of a rank that crashed ends like that of one that just
+//! What the launcher's agent reports about the ranks' processes: only the parent of a process
+//! learns how it ended. To us the connection of a rank that crashed ends like that of one that just
 //! exited, and like that of one that was ended together with everything else.
 
 use std::{
@@ -16,7 +16,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often to check meanwhile whether somebody else has ended the job.
 const CHECK: Duration = Duration::from_millis(20);
 
-/// What the launcher's agent tells of the processes here.
+/// A report of the launcher's agent on the processes of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Word {
     /// A rank's process has ended.
@@ -37,7 +37,7 @@ pub(crate) enum ProcessEnd {
     Unknown,
     /// With exit code 0.
     Succeeded,
-    /// As the agent says: `was killed by SIGKILL`.
+    /// The agent's text: `was killed by SIGKILL`.
     Failed(String),
 }
 

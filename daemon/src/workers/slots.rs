@@ -1,4 +1,4 @@
-//! The places of this node's ranks: who is attached, who has left, who never came.
+//! The slots of this node's ranks: attached, left, or never used.
 
 use std::sync::Arc;
 

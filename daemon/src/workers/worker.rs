@@ -1,4 +1,4 @@
-//! One attached worker, and what it is told.
+//! One attached worker, and the messages to it.
 
 use std::os::unix::net::UnixStream;
 
@@ -20,17 +20,17 @@ use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 pub(crate) struct Worker {
     pub(crate) local_rank: u32,
     pub(crate) rank: Rank,
-    /// As the kernel says.
+    /// From the kernel.
     pub(crate) pid: u32,
     pub(crate) memory: WorkerMemory,
     pub(crate) completions: CompletionWriter,
     pub(crate) outbox: Outbox,
 }
 
-/// The longest text of a failure that a worker is told, in bytes: a message has a limit (BOUND).
+/// The longest text of a failure in a message to a worker, in bytes (BOUND).
 const MAX_TEXT: usize = 256 << 10;
 
-/// A failure as a worker is told it.
+/// A failure as a message to a worker.
 fn brief(failure: &Failure) -> pb::Failure {
     let mut failure = failure.clone();
     if failure.what.len() > MAX_TEXT {
@@ -41,19 +41,19 @@ fn brief(failure: &Failure) -> pb::Failure {
 }
 
 impl Worker {
-    /// Tells the worker that an operation has succeeded. `aux` is the number of a new process set,
-    /// and of a join the rank that joined last; otherwise 0.
+    /// Notifies the worker that an operation has succeeded. `aux` is the number of a new process
+    /// set, and of a join the rank that joined last; otherwise 0.
     pub(crate) fn complete(&self, ticket: u64, aux: u64) -> Result<(), RingError> {
         self.completions.push(Completion { ticket, aux })
     }
 
-    /// Asks the worker to make room for results that it could not expect.
+    /// Asks the worker to allocate memory for results whose shapes it could not expect.
     ///
     /// # Errors
-    /// If it never gets the question: then it can't answer.
+    /// If the request can't reach the worker: then it can't answer.
     pub(crate) fn allocate(&self, ticket: u64, outputs: &OutputShapes) -> Result<(), OutboxError> {
         let outputs = outputs.iter().map(|(shape, rows)| pb::Output {
-            // Who gets nothing gets nothing of one dimension.
+            // A result that this rank does not get has one empty dimension.
             shape: shape.as_ref().map_or_else(|| vec![0], |shape| shape.dims().to_vec()),
             rows: rows.clone(),
         });
@@ -61,11 +61,11 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::Allocate(allocate))
     }
 
-    /// Tells the worker that operations have failed. Where the failure names no tensor the worker
-    /// names each operation's own.
+    /// Notifies the worker that operations have failed. Where the failure names no tensor the
+    /// worker names each operation's own.
     ///
     /// # Errors
-    /// If it never hears of it (TELL): whoever calls this has to end the job.
+    /// If the message can't reach the worker (TELL): the caller has to end the job.
     pub(crate) fn fail(&self, tickets: Vec<u64>, failure: &Failure) -> Result<(), OutboxError> {
         for _ in &tickets {
             self.completions.answered();
@@ -74,21 +74,22 @@ impl Worker {
         self.outbox.send(pb::daemon_message::Message::TensorFailed(failed))
     }
 
-    /// Tells the worker that the job is over.
+    /// Notifies the worker that the job is over.
     pub(crate) fn abort(&self, failure: &Failure) {
-        let told = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
-        if let Err(error) = told {
-            tracing::warn!(rank = %self.rank, %error, "a worker can't be told that the job is over");
+        let sent = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
+        if let Err(error) = sent {
+            let rank = self.rank;
+            tracing::warn!(%rank, %error, "a worker can't be told that the job is over");
         }
     }
 
     /// Ends the connection where it is: its process has ended, but somebody that it had forked may
-    /// hold its end open. What it said before is still read.
+    /// hold its end open. What it sent before is still read.
     pub(crate) fn hang_up(&self) {
         self.outbox.hang_up();
     }
 
-    /// Sends what the worker had no room for before.
+    /// Sends what the socket did not accept before. True when nothing is left.
     pub(crate) fn flush(&self) -> bool {
         self.outbox.flush()
     }

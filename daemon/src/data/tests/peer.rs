@@ -88,7 +88,8 @@ fn frames_that_do_not_fit_end_it() {
     }
 }
 
-/// BOUND: each frame that comes early takes memory beside its bytes, so there can't be millions of them.
+/// BOUND: each frame that comes early takes memory beside its bytes, so there can't be millions of
+/// them.
 #[test]
 fn crumbs_are_refused() {
     let waiting = Waiting::new(100, 1);

@@ -1,5 +1,5 @@
-//! f32 that travels as bf16, over real lanes: identical bits on all ranks, as near to the sum as the
-//! roundings on the way allow.
+//! f32 that travels as bf16, over real lanes: identical bits on all ranks, as near to the sum as
+//! the roundings on the way allow.
 
 use super::*;
 
@@ -17,8 +17,8 @@ fn shortened(piece: Piece, way: Way, at: u32, algorithm: Algorithm, topology: &T
     Piece { wire: Some(Form::Bf16), plan: Arc::new(Plan::new(&schedule, 2)), ..piece }
 }
 
-/// How often a contribution is rounded: whenever a sum of it is sent on its way, by no more nodes than
-/// there are, and where it ends. `magnitude` is the sum of the absolute values.
+/// How often a contribution is rounded: whenever a sum of it is sent on its way, by no more nodes
+/// than there are, and where it ends. `magnitude` is the sum of the absolute values.
 fn bound(nodes: u32, ranks: u32, magnitude: f64) -> f64 {
     let (short, long) = (f64::from(nodes) * 2f64.powi(-8), f64::from(ranks + 1) * 2f64.powi(-24));
     (short + long).exp_m1() * magnitude + f64::from(f32::MIN_POSITIVE)
@@ -79,7 +79,7 @@ proptest! {
                 let right: f64 = parts.clone().sum();
                 let error = (f64::from(got) - right).abs();
                 let bound = bound(nodes, ranks, parts.map(f64::abs).sum());
-                prop_assert!(error <= bound, "{got} is {error:e} from {right}: more than {bound:e}");
+                prop_assert!(error <= bound, "{got}: {error:e} from {right}, more than {bound:e}");
                 prop_assert_eq!(got.to_bits() & 0xffff, 0, "{} did not travel as bf16", got);
             }
             for (rank, result) in (0..).zip(&results) {
@@ -95,8 +95,8 @@ proptest! {
     }
 }
 
-/// A sum of several peers' parts is rounded once, not after each: on four nodes that exchange directly,
-/// one large part takes nothing from the small ones.
+/// A sum of several peers' parts is rounded once, not after each: on four nodes that exchange
+/// directly, one large part takes nothing from the small ones.
 #[test]
 fn sums_are_kept_whole_until_they_are_sent() {
     let cluster = Cluster::new(4, 1, 4096, Duration::from_secs(10));
