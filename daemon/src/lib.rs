@@ -165,8 +165,8 @@ impl Daemon {
         self.data_address
     }
 
-    /// Hears from the launcher's agent how the ranks' processes end: so those that never attach are
-    /// not waited for, and of the others it can be told what happened to them.
+    /// Receives the agent's reports on the ranks' processes. So nobody waits for ranks that never
+    /// attach, and failures say how a process ended.
     #[must_use]
     pub fn hear_of_ends(mut self, words: mpsc::UnboundedReceiver<Word>) -> Self {
         self.words = Some(words);
@@ -249,9 +249,9 @@ impl Daemon {
         if let Ending::Failed(failure) = &ending {
             node.abort_workers(failure);
         }
-        // The workers have until the grace period's end to take it in and go. After a failure those
-        // that have yet to come are to hear of it too (TELL), unless they are being ended as we
-        // are, or nobody would tell us that they will not come.
+        // The workers have the grace period to read the cause and leave. After a failure those that
+        // have yet to attach receive it, too (TELL). They are not waited for if this host is being
+        // stopped, or if no agent reports that they will not come.
         let late = ending != Ending::Finished && words.is_some();
         let deadline = Instant::now() + config.grace;
         let gone = async {
@@ -271,7 +271,7 @@ impl Daemon {
     }
 }
 
-/// Hears what becomes of the processes here, without end.
+/// Handles the agent's reports, without end.
 async fn hear(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
     if let Some(words) = words {
         while let Some(word) = words.recv().await {

@@ -1,10 +1,10 @@
-//! Makes the connections between nodes: when a schedule first needs a peer, the node with the
-//! smaller number dials, `streams` times per lane, and the other one waits to be dialled. How many
-//! there are is the dialler's choice alone: frames find their place whatever they arrive on. What
-//! it dials again when a connection has broken is up to `lines`.
+//! Makes the connections between nodes. When a schedule first needs a peer, the node with the
+//! smaller number dials, `streams` times per lane, and the other one accepts. The dialler alone
+//! chooses how many there are: a frame says where it belongs. `lines` decides what is dialled again
+//! when a connection has broken.
 //!
-//! Dialling, accepting and the handshakes are control; what passes goes to the lane, which owns
-//! the socket from then on.
+//! Dialling, accepting and the handshakes run on the control thread. A connection that has passed
+//! its handshake goes to its lane, which owns the socket from then on.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -41,11 +41,11 @@ use crate::{
     },
 };
 
-/// How many connections may be in their handshake at a time (BOUND). One more takes the place of
-/// the one that has taken longest: silence keeps nobody else out.
+/// How many connections may be in their handshake at a time (BOUND). One more replaces the oldest:
+/// a silent connection keeps nobody else out.
 const MIN_HANDSHAKES: usize = 64;
 
-/// However many peers there are.
+/// The same for any number of peers.
 const MAX_HANDSHAKES: usize = 4096;
 
 /// How long the peer's kernel may take to answer before another connection is tried. The kernel
@@ -65,7 +65,7 @@ pub(crate) struct MeshConfig {
     pub(crate) streams: u32,
     /// How long nothing may move on a connection that is waited for.
     pub(crate) limit: Duration,
-    /// Socket buffers in bytes; 0: they are made to fit the path.
+    /// Socket buffers in bytes; 0: their size follows the path.
     pub(crate) socket_buffer: usize,
     /// Name of the congestion control; empty: the system's, but reno on loopback.
     pub(crate) congestion_control: String,
@@ -81,7 +81,7 @@ pub(crate) struct Mesh {
     job: Job,
     runtime: Handle,
     cancel: CancellationToken,
-    /// What sockets' buffers begin with, in bytes, if they are to fit their path.
+    /// The first size of sockets' buffers, in bytes, if it follows the path.
     initial: Option<usize>,
     /// Those that this node dials.
     lines: Mutex<Lines>,
@@ -166,7 +166,7 @@ impl Mesh {
         }
     }
 
-    /// Dials until the time is used up: a peer may be a moment behind.
+    /// Dials until the timeout: a peer may start a moment later.
     async fn dial(
         &self,
         address: SocketAddr,
@@ -202,7 +202,7 @@ impl Mesh {
     async fn open(&self, address: SocketAddr) -> io::Result<TcpStream> {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // From this node's own address: on a host with several nodes or networks the peer should
-        // see the one that it knows.
+        // see the address that it knows.
         socket.bind(SocketAddr::new(self.world.me().address.ip(), 0))?;
         socket.connect(address).await
     }
@@ -303,10 +303,9 @@ impl Mesh {
         }
     }
 
-    /// Gives a connection the buffer for what comes in, before the peer may send: with the first
-    /// full segment the system settles how large a window it will ever announce. Set later, the
-    /// buffer would be there and the window remain what it was. A failure costs speed and nothing
-    /// else.
+    /// Sets the receive buffer of a connection before the peer may send: with the first full
+    /// segment the system fixes the largest window that it will announce. A later size would not
+    /// change the window. A failure costs only speed.
     fn set_receive_buffer(&self, stream: &TcpStream, round_trip: Duration) {
         let connections = self.identity.lanes * self.config.streams;
         let size = match self.initial {
@@ -321,9 +320,9 @@ impl Mesh {
     fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
         let socket = SockRef::from(stream);
         socket.set_tcp_nodelay(true)?;
-        // After an outage the line is used again while there is time. The lane alone decides when
-        // a connection that is waited for is dead: a user timeout would also end one whose peer is
-        // there and has no room. One that is idle is probed by the system.
+        // After an outage the line has to continue before the timeout. The lane alone decides when
+        // a connection that it waits for is dead: a user timeout would also end one whose peer is
+        // alive and does not read. The system probes an idle connection.
         let most = self.config.limit / 4;
         if let Err(error) = gradwire_net::limit_retransmission_interval(stream, most) {
             tracing::debug!(%error, "the system chooses when lost data is sent again");
@@ -338,8 +337,8 @@ impl Mesh {
                 io::Error::new(error.kind(), text)
             })?;
         } else if stream.peer_addr()?.ip().is_loopback() {
-            // A paced sender (bbr) leaves a loopback idle half of the time. Every kernel has reno,
-            // and where it may not be chosen things work as before.
+            // A paced sender (bbr) leaves a loopback idle half of the time. Every kernel has reno.
+            // Where it may not be chosen, nothing changes.
             let _ = socket.set_tcp_congestion(b"reno");
         }
         let size = self.initial.unwrap_or(self.config.socket_buffer);
@@ -363,9 +362,9 @@ impl Connector for Arc<Mesh> {
     }
 }
 
-/// Whether the system gives a socket buffers of the size that we begin with. Tried on another
-/// socket, because one that has been told a size no longer finds one by itself: where less is to be
-/// had (`net.core.wmem_max` and `rmem_max`), that is the better way.
+/// Whether the system grants sockets buffers of our first size. It is tried on another socket,
+/// because setting a size ends the automatic one, which is better where less is granted
+/// (`net.core.wmem_max` and `rmem_max`).
 fn grants_buffers(initial: usize) -> bool {
     let granted = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;

@@ -1,5 +1,4 @@
-//! What all threads of the daemon share, and what becomes of what the lanes find out
-//! ([`LaneEvents`]). What the coordinator orders comes through `dispatch`.
+//! What all threads of the daemon share, and how the events of lanes are handled ([`LaneEvents`]).
 
 use std::{
     sync::{Arc, OnceLock, Weak},
@@ -129,14 +128,14 @@ impl Node {
         }
     }
 
-    /// All of this node is to end, for this reason.
+    /// This node was asked to end, for this reason.
     pub(crate) fn asked_to_end(&self, why: &str) {
         let failure =
             Failure::new(FailureKind::Cancelled, format!("gradwired was asked to end: {why}"))
                 .host(self.config.host.clone());
         match self.job.world() {
             Some(_) => self.job.report(failure),
-            // Nobody else is in it yet.
+            // No other node has joined it yet.
             None => self.job.end(Ending::Failed(failure)),
         }
     }
@@ -159,10 +158,10 @@ impl Node {
         }
     }
 
-    /// A rank's process has ended. One that never attached can't take part any more, and nobody is
-    /// to wait for it; if it failed, that is why the job does (TELL). How an attached one ended is
-    /// reported when its connection ends. That happens now, even if another process holds the other
-    /// end.
+    /// A rank's process has ended. One that never attached can't take part any more, and nobody
+    /// waits for it; if it failed, it is the cause of the job's failure (TELL). How an attached one
+    /// ended is reported when its connection ends. That happens now, even if another process holds
+    /// the other end.
     fn ended(&self, rank: Rank, failed: Option<String>) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
@@ -240,7 +239,7 @@ impl Node {
         self.job.report(failure);
     }
 
-    /// Why a rank may not leave the job in good order now: others could not go on without it.
+    /// Why a rank may not leave the job in good order now: others need it.
     pub(crate) fn needed_for(&self, local_rank: u32) -> Option<String> {
         if let Some(set) = self.queue()?.joined_by(local_rank) {
             return Some(format!("in the join of process set {set}: wait for the join first"));
@@ -276,7 +275,7 @@ impl Node {
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
         let gone = running.queue.leave(local_rank);
-        // All at once: they may be many, and the workers name the tensors.
+        // In one message: they may be many, and each worker knows its tensors' names.
         let tickets: Vec<Ticket> =
             gone.iter().flat_map(|(_, r)| r.tickets.iter().chain(&r.duplicates)).copied().collect();
         self.fail_tickets(&tickets, &self.rank_left(rank));
@@ -299,7 +298,7 @@ impl Node {
         failure.host(self.config.host.clone())
     }
 
-    /// The data threads touch nothing any more when this returns. It takes no thread to wait for
+    /// The data threads touch nothing any more when this returns. No thread is needed to wait for
     /// them: the system might refuse one.
     pub(crate) async fn stop_lanes(&self) {
         let lanes = self.running.get().map_or(&[][..], |running| &running.lanes[..]);
@@ -349,7 +348,7 @@ impl Node {
         self.submit_again(key, removed.later);
     }
 
-    /// It is the turn of those that had to wait for the name to be free.
+    /// Submits what had to wait for its name to be free.
     fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
         for local in later {
             self.intake.resubmit(key.clone(), local);

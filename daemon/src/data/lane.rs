@@ -52,10 +52,10 @@ pub(crate) struct Disconnected {
     pub(crate) lane: u32,
     /// Which of the lane's with that peer.
     pub(crate) number: u32,
-    /// What went over it and those before it.
+    /// The counts of it and those before it.
     pub(crate) totals: Totals,
-    /// The peer has ended it in good order: it is likely to go, and has to be asked for another
-    /// connection only when there is something to do with it.
+    /// The peer has closed it in good order: it is probably leaving, and is dialled again only when
+    /// it is needed.
     pub(crate) is_closed: bool,
 }
 
@@ -66,11 +66,11 @@ pub(crate) struct Connected {
     /// Which of those that the lane has with that peer.
     pub(crate) number: u32,
     pub(crate) stream: std::net::TcpStream,
-    /// Its buffers, if they are to fit the path.
+    /// Its send buffer, if the size follows the path.
     pub(crate) window: Option<Window>,
     /// Which attempt of the dialler's it is.
     pub(crate) attempt: u32,
-    /// What went over those before it, as the dialler has counted; none on the dialler itself.
+    /// The dialler's counts for those before it; none on the dialler itself.
     pub(crate) theirs: Option<Totals>,
 }
 
@@ -80,9 +80,9 @@ pub(crate) enum Order {
     Start(Piece),
     /// Ranks have allocated memory for their results: pieces that waited for it can be published.
     Allocated,
-    /// A connection with a peer stands.
+    /// A connection with a peer is ready.
     Connected(Connected),
-    /// A test wants to see what becomes of it.
+    /// A test of what a panic does.
     #[cfg(test)]
     Panic,
     /// Drop everything and end.
@@ -152,8 +152,8 @@ impl Lane {
         }
     }
 
-    /// Tells the thread to stop; true once it has: after that it touches no memory any more. To be
-    /// asked again until then.
+    /// Orders the thread to stop. True once it has: after that it touches no memory any more. Until
+    /// then call it again.
     pub(crate) fn try_stop(&self) -> bool {
         self.send(Order::Stop);
         let mut thread = self.thread.lock();
@@ -173,13 +173,13 @@ const WAKE: Token = Token(usize::MAX);
 const POLL_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
 
-/// How long after a limit it has passed for certain.
+/// How long after a limit it has certainly passed.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Names in a failure's text.
 const MAX_NAMES: usize = 3;
 
-/// What the events of a connection are known by.
+/// The token of a connection's events.
 fn token(peer: NodeId, number: u32) -> Token {
     debug_assert!(number < MAX_STREAMS);
     Token(peer.0 as usize * MAX_STREAMS as usize + number as usize)
@@ -207,7 +207,7 @@ struct Runner {
 impl Runner {
     fn run(mut self) {
         let events = self.events.clone();
-        // After a panic nothing of it is used any more but the inbox.
+        // After a panic only the inbox is used.
         let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
         let result = served.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -272,7 +272,7 @@ impl Runner {
         }
     }
 
-    /// Everything that can go on goes on by one chunk. False when nothing could.
+    /// Moves everything that can move by one chunk. False when nothing could.
     fn turn(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for piece in self.pieces.values_mut() {
@@ -428,8 +428,8 @@ impl Runner {
         Failure::new(kind, what).host(self.host(peer)).tensor(names)
     }
 
-    /// A few times within the limit, and when one ends: whether a piece is late (WAIT), and what
-    /// peers are to know of those that wait here.
+    /// Checks whether a piece is late (WAIT), and sends notices of those that wait here. It does so
+    /// a few times within the limit, and when a limit ends.
     fn check_stalls(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
         if now < self.next_check {
@@ -456,7 +456,7 @@ impl Runner {
                 let waits: Vec<Wait> = waits.iter().map(|wait| wait.as_told_to(peer)).collect();
                 let stall = Stall::of(me, running.last_progress, &waits, limit, now);
                 let notice = &mut notices[peer.0 as usize];
-                // The peer's other pieces are no worse off than this one.
+                // The peer's other pieces have waited no longer than this one.
                 if notice.is_none_or(|notice| notice.since < stall.since) {
                     *notice = Some(stall);
                 }
@@ -480,8 +480,7 @@ impl Runner {
         running.waits_for(self.config.chunk).into_iter().map(wait).collect()
     }
 
-    /// A piece that stands still for too long is the failure of whom it waits for in the end
-    /// (WAIT).
+    /// The failure of a late piece: of the node that it waits for in the end (WAIT).
     fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
         let root = self.host(stall.root);
         let is_direct = waits.iter().any(|wait| wait.peer == stall.root);

@@ -39,7 +39,7 @@ pub(crate) enum LinkError {
 }
 
 impl LinkError {
-    /// Whether it is the connection that ended, and not the peer that is at fault.
+    /// Whether the connection ended, and the peer has not sent anything wrong.
     pub(crate) fn is_end(&self) -> bool {
         matches!(self, Self::Stream(StreamError::Closed | StreamError::Io(_)))
     }
@@ -48,7 +48,8 @@ impl LinkError {
 /// A frame that came before its step may take it in: the block is still to be sent, or another
 /// peer's part comes first. What is behind it on the connection must not wait for that, because
 /// what it waits for may be there. It is held in memory of its own (BOUND): no byte of a started
-/// piece comes twice, frames are no crumbs, and none is held in a buffer more than twice its size.
+/// piece comes twice, a frame has a minimum size, and no buffer is more than twice as large as its
+/// frame.
 #[derive(Debug)]
 struct Held {
     sequence: Sequence,
@@ -64,7 +65,7 @@ const MIN_PAYLOAD: u64 = 4 << 10;
 /// The most bytes that a link keeps in buffers for reuse.
 const MAX_SPARE: usize = 16 << 20;
 
-/// A frame's buffer cut to its payload, without much more memory than that.
+/// Cuts a frame's buffer to its payload, and returns memory that is far too much.
 fn fitted(mut buffer: Vec<u8>, length: usize) -> Vec<u8> {
     buffer.truncate(length);
     if buffer.capacity() > 2 * length {
@@ -92,7 +93,7 @@ struct Inbound {
     /// Buffers of frames that are held no more, and how many bytes they take.
     spare: Vec<Vec<u8>>,
     spare_bytes: usize,
-    /// What a frame has at least, if it does not end its block.
+    /// The smallest payload of a frame that does not end its block.
     least: u64,
 }
 
@@ -119,7 +120,7 @@ impl Source for Pieces {
     }
 }
 
-/// Takes the frames of one link in, for the pieces of its lane.
+/// Receives the frames of one link for the pieces of its lane.
 struct Arrivals<'a> {
     inbound: &'a mut Inbound,
     pieces: &'a mut Pieces,
@@ -227,15 +228,15 @@ impl Inbound {
     }
 }
 
-/// The place of a connection, whether there is one or not.
+/// The slot of a connection, which may be empty.
 #[derive(Debug, Default)]
 struct Slot {
     stream: Option<Stream>,
     /// Which attempt of the dialler's made it.
     attempt: u32,
-    /// What went over those that there were.
+    /// The counts of the connections before.
     totals: Totals,
-    /// A frame that one that broke has left.
+    /// A frame that a broken connection has not sent.
     unsent: Option<OutgoingFrame>,
 }
 
@@ -264,11 +265,11 @@ pub(crate) struct Broken {
 pub(crate) struct Link {
     config: LinkConfig,
     slots: Vec<Slot>,
-    /// Which connection is asked first: each chunk that is handed out moves it on.
+    /// Which connection gets the next chunk first: the one after the last that got one.
     first: usize,
     queue: VecDeque<(Sequence, u32)>,
     inbound: Inbound,
-    /// Whether anything was sent since the last look.
+    /// Whether anything was sent since the last notice.
     has_sent: bool,
 }
 
@@ -296,7 +297,7 @@ impl Link {
         self.inbound.peer
     }
 
-    /// What is known of when something moved here.
+    /// When something moved on this link.
     pub(crate) fn activity(&self) -> Activity {
         self.inbound.activity
     }
@@ -388,8 +389,8 @@ impl Link {
         moved.fold((0, 0), |(sent, received), (s, r)| (sent + s, received + r))
     }
 
-    /// Looks what the system knows of what has moved; what waits for a piece to be started here
-    /// does not have to.
+    /// Checks what the peer's system has acknowledged. What waits for a piece to be started here
+    /// counts as moving.
     pub(crate) fn look(&mut self, now: Instant) {
         let mut has_moved = false;
         for stream in self.streams() {

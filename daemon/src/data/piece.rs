@@ -31,7 +31,7 @@ pub(crate) struct PieceSegment {
 }
 
 impl PieceSegment {
-    /// Of a tensor that is done without anything being moved on this node.
+    /// A segment of a tensor that is done without data on this node.
     pub(crate) fn nothing(tensor: Arc<QueuedTensor>, start: u64) -> Self {
         Self {
             tensor,
@@ -59,7 +59,7 @@ impl PieceSegment {
         locals.iter().map(|l| (l.input(self.part), self.source_offset + at)).collect()
     }
 
-    /// Whether nobody here gets anything of it.
+    /// Whether no local rank gets any of it.
     pub(super) fn has_no_targets(&self) -> bool {
         self.targets.is_empty()
     }
@@ -78,8 +78,8 @@ pub(crate) struct Piece {
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
-    /// As what partial results travel, where that is not the ranks' type. Then the plan counts
-    /// bytes as they travel, and everything else those of ranks.
+    /// The wire form of partial results, where it is not the ranks' type. Then the plan counts
+    /// bytes in wire form, and everything else counts bytes of ranks.
     pub(crate) wire: Option<Form>,
     pub(crate) segments: Vec<PieceSegment>,
     pub(crate) bytes: u64,
@@ -106,12 +106,12 @@ impl Piece {
         names.join(", ")
     }
 
-    /// Bytes of the least that is reduced, as it travels.
+    /// The bytes of one element in wire form.
     pub(crate) fn wire_element(&self) -> usize {
         self.wire.map_or(self.combine.dtype.size(), Form::size)
     }
 
-    /// What bytes of ranks are between nodes.
+    /// Converts bytes of ranks to bytes in wire form.
     pub(super) fn wire_bytes(&self, bytes: u64) -> u64 {
         bytes / self.combine.dtype.size() as u64 * self.wire_element() as u64
     }

@@ -1,4 +1,5 @@
-//! A schedule made ready to run, and how far a run of it has come. Pure: no sockets, no memory.
+//! A schedule prepared for execution, and the progress of one execution. Pure: no sockets, no
+//! memory.
 //!
 //! The schedule says which step waits for which. A step that waits for a step of the *same* block
 //! may follow it byte by byte: what the earlier one has finished of the block's beginning, the
@@ -11,7 +12,7 @@ use gradwire_collectives::schedule::{Action, Schedule, Step};
 
 use super::ranges::Ranges;
 
-/// What becomes of a step's block.
+/// What a step does with its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Reduce the local ranks' inputs; `lazily` when only a receiving step wants it, which then
@@ -30,13 +31,13 @@ pub(crate) enum Work {
 /// Which of a step's values are sums that are still added to, and so not rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Unrounded {
-    /// What a receiving step finds.
+    /// The value before a receiving step.
     pub(crate) before: bool,
-    /// What a step leaves.
+    /// The value after a step.
     pub(crate) after: bool,
 }
 
-/// One step as the executor sees it.
+/// One step, prepared for execution.
 #[derive(Debug)]
 pub(crate) struct PlannedStep {
     pub(crate) work: Work,
@@ -50,11 +51,11 @@ pub(crate) struct PlannedStep {
     awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub(crate) fused: Option<u32>,
-    /// Where elements travel rounded: what it finds and leaves that is not.
+    /// Where the wire type is rounded: which of its values are not.
     pub(crate) unrounded: Unrounded,
 }
 
-/// A schedule for one participant with everything looked up that the executor asks for.
+/// A schedule for one participant, prepared for execution.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) steps: Vec<PlannedStep>,
@@ -119,7 +120,7 @@ impl Plan {
         Self { steps, receives, peers }
     }
 
-    /// Whether something is left unrounded, which takes room.
+    /// Whether some sums are kept unrounded, which takes memory.
     pub(crate) fn keeps_sums(&self) -> bool {
         let is_kept = |step: &PlannedStep| step.work != (Work::Reduce { lazily: true });
         self.steps.iter().any(|step| step.unrounded.after && is_kept(step))
@@ -144,8 +145,8 @@ impl Plan {
     }
 }
 
-/// Sums that nothing is done with but adding to them. What is sent is rounded before, here as there
-/// (SAME): two that exchange their sums must both go on with what the other one gets.
+/// Marks sums that are only added to. What is sent is rounded before, on both ends (SAME): two
+/// nodes that exchange their sums must both continue with what the other one receives.
 fn unrounded(schedule: &Schedule) -> Vec<Unrounded> {
     let mut marks = vec![Unrounded::default(); schedule.steps.len()];
     // Of each block, the step that wrote it last, if nothing of it was sent since.
@@ -167,8 +168,8 @@ fn unrounded(schedule: &Schedule) -> Vec<Unrounded> {
     marks
 }
 
-/// A local reduction that nothing but one receiving step waits for is done by that step, in one
-/// pass over the inputs and what was received: the sum never visits memory in between.
+/// If only one receiving step waits for a local reduction, that step does it, in one pass over the
+/// inputs and the received bytes. The sum is not written to memory in between.
 fn fuse_first_hops(steps: &mut [PlannedStep]) {
     let mut wanted_by: Vec<Vec<u32>> = vec![Vec::new(); steps.len()];
     for (index, step) in steps.iter().enumerate() {
@@ -195,8 +196,7 @@ fn fuse_first_hops(steps: &mut [PlannedStep]) {
 #[derive(Debug)]
 pub(crate) struct Progress {
     done: Vec<Ranges>,
-    /// What connections have taken upon themselves for steps that send or receive: handed out to be
-    /// sent, or coming in.
+    /// The bytes of steps that connections are sending or receiving, or have sent or received.
     begun: Vec<Ranges>,
     /// Steps other than publishing that have not ended.
     unfinished: usize,
@@ -211,12 +211,12 @@ impl Progress {
         Self { done: none.clone(), begun: none, unfinished }
     }
 
-    /// What connections have taken upon themselves of a step.
+    /// The bytes of a step that connections have begun.
     pub(crate) fn begun(&self, step: u32) -> &Ranges {
         &self.begun[step as usize]
     }
 
-    /// A connection takes these bytes upon itself.
+    /// A connection begins these bytes.
     pub(crate) fn begin(&mut self, step: u32, bytes: Range<u64>) {
         self.begun[step as usize].add(bytes);
     }

@@ -1,8 +1,8 @@
-//! A piece on its way through this node: the staging buffer in which the result takes shape, and
-//! how far its schedule has come.
+//! A piece on its way through this node: the staging buffer in which the result is computed, and
+//! the progress of its schedule.
 //!
-//! The staging buffer is what keeps INPUT: nothing is written to a rank's output before every
-//! other step of the piece has ended here, so a piece that is given up can be run again.
+//! The staging buffer is what keeps INPUT: nothing is written to a rank's output before every other
+//! step of the piece has ended here, so an aborted piece could be run again.
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
@@ -29,7 +29,7 @@ impl Ordered {
         self.last = self.last.max(Some(sequence));
     }
 
-    /// Whether one that is not running here will be, for all that is known.
+    /// Whether an operation that is not running here may still start.
     pub(crate) fn may_come(&self, sequence: Sequence) -> bool {
         self.last.is_none_or(|last| sequence > last)
     }
@@ -47,14 +47,14 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a piece with a buffer that was another's.
+    /// Starts a piece with the buffer of an earlier one.
     pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
         let staging = Staging::new(&piece, buffer);
         let progress = Progress::new(&piece.plan);
         Self { piece, progress, last_progress: Instant::now(), staging, next_local: 0 }
     }
 
-    /// Gives the piece and its buffer back.
+    /// Returns the piece and its buffer.
     pub(crate) fn into_parts(self) -> (Piece, Vec<u8>) {
         (self.piece, self.staging.into_memory())
     }
@@ -69,8 +69,8 @@ impl Running {
         self.last_progress = Instant::now();
     }
 
-    /// How many bytes of a step's block from `offset` on may be worked on now, at most `limit`,
-    /// given that whole chunks are wanted but for the end of the block.
+    /// How many bytes of a step's block from `offset` on may be processed now, at most `limit`.
+    /// Only whole chunks are, except at the end of the block.
     fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &self.piece.plan.steps[step as usize];
         let wanted = limit.min(planned.bytes - offset);
@@ -133,13 +133,13 @@ impl Running {
         self.piece.plan.steps[step as usize].work == Work::Copy
     }
 
-    /// Whether a receiving step may take these bytes of its block in now. Its own earlier bytes
+    /// Whether a receiving step may process these bytes of its block now. Its own earlier bytes
     /// need not have come: no byte of a block depends on another one.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
         self.progress.allowed(&self.piece.plan, step) >= offset + bytes
     }
 
-    /// Takes a received chunk in.
+    /// Processes a received chunk.
     pub(crate) fn take(&mut self, step: u32, offset: u64, received: &[u8]) {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
@@ -181,14 +181,14 @@ impl Running {
         self.advance(step, offset, bytes);
     }
 
-    /// Hands the finished result to the local ranks (INPUT: only now).
+    /// Publishes the finished result to the local ranks (INPUT: only now).
     pub(crate) fn publish(&self, store: Store) {
         debug_assert!(self.progress.is_complete());
         self.staging.publish(&self.piece, store);
     }
 
-    /// The nodes that it waits for: those from which something is yet to come, and those that
-    /// something is ready for which has not gone. `chunk`: what is sent at once.
+    /// The nodes that it waits for: those that have yet to send, and those to which something ready
+    /// has not been sent. `chunk`: what is sent at once.
     pub(crate) fn waits_for(&self, chunk: u64) -> Vec<NodeId> {
         let plan = &self.piece.plan;
         let is_ready = |step: u32| {

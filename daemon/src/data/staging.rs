@@ -1,14 +1,13 @@
-//! Where the result of a piece takes shape, in the form in which it travels.
+//! The buffer in which the result of a piece is computed, in wire form.
 //!
-//! Blocks are sent from here and received to here as they are, so what a node publishes is what it
-//! has sent or got, and all ranks receive identical bits (SAME). Where partial results have another
+//! Blocks are sent from here and received to here as they are, so a node publishes what it has sent
+//! or received, and all ranks receive identical bits (SAME). Where partial results have another
 //! form than the ranks' elements ([`Piece::wire`]) they are finished and converted when they are
-//! published. Where that form is rounded (bf16), the result is rounded like what is on its way, on
-//! the node that computed it, too.
+//! published. Where that form is rounded (bf16), the node that computed the result rounds it, too.
 //!
-//! A sum is not rounded before it is sent, though. Where a schedule adds several peers' parts to a
-//! block before anything of it goes out, the sum is kept in f32 beside the block meanwhile: one
-//! rounding for each hop, whatever the number of parts.
+//! A sum is not rounded before it is sent. Where a schedule adds the parts of several peers to a
+//! block before it sends it, the sum is kept in f32 beside the block: one rounding for each hop,
+//! for any number of parts.
 
 use std::ops::Range;
 
@@ -23,7 +22,7 @@ const LINE: usize = 64;
 /// A piece's buffer.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    /// The blocks, and behind them the sums that are not rounded, where there are such.
+    /// The blocks, and behind them the unrounded sums, if there are any.
     memory: Vec<u8>,
     /// Where those begin.
     sums: usize,
@@ -31,7 +30,7 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// For a piece, in memory that was another's.
+    /// A buffer for a piece, in the memory of an earlier one.
     pub(crate) fn new(piece: &Piece, mut memory: Vec<u8>) -> Self {
         let blocks = piece.wire_bytes(piece.bytes) as usize;
         let wire = piece.wire;
@@ -41,24 +40,24 @@ impl Staging {
         } else {
             (blocks, blocks)
         };
-        // It only grows: what is beyond the piece is left as it is, and costs nothing.
+        // It only grows: memory beyond the piece is not touched, and costs nothing.
         if memory.len() < needed {
             memory.resize(needed, 0);
         }
         Self { memory, sums, wire }
     }
 
-    /// The buffer, for the next.
+    /// The memory, for the next piece.
     pub(crate) fn into_memory(self) -> Vec<u8> {
         self.memory
     }
 
-    /// Bytes as they travel.
+    /// Bytes in wire form.
     pub(crate) fn block(&self, range: Range<usize>) -> &[u8] {
         &self.memory[range]
     }
 
-    /// Bytes as they travel, to be received.
+    /// Bytes in wire form, to be received.
     pub(crate) fn block_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         &mut self.memory[range]
     }
@@ -124,7 +123,7 @@ impl Staging {
             memory::combine_partial(op, mine, None, received, theirs_first);
             return;
         }
-        // One of them is a block, and the other one the sum that is kept of it.
+        // One of them is a block, and the other one its unrounded sum.
         let (blocks, sums) = self.memory.split_at_mut(self.sums);
         let shifted = |range: &Range<usize>| range.start - self.sums..range.end - self.sums;
         let (from, to) = if before == wire {
@@ -138,10 +137,10 @@ impl Staging {
         memory::combine_partial(op, to, Some(from), received, theirs_first);
     }
 
-    /// Hands the finished result to the local ranks.
+    /// Publishes the finished result to the local ranks.
     pub(crate) fn publish(&self, piece: &Piece, store: Store) {
         for segment in &piece.segments {
-            // Who only sends, or adds to another node's result, has nothing to hand out.
+            // A rank that only sends, or adds to the result of another node, gets nothing.
             if segment.has_no_targets() {
                 continue;
             }

@@ -1,9 +1,8 @@
-//! The task that reads the workers' rings and watches that they are alive.
+//! The task that reads the workers' rings and checks their heartbeats.
 //!
-//! It runs beside the stream to the coordinator, on the same thread: what a rank submits is
-//! announced without another thread having to wake up for it. It sleeps on the workers' doorbells
-//! and is woken only when it says that it sleeps; while anything comes in nobody makes a system
-//! call for it.
+//! It runs on the thread of the stream to the coordinator: a submission is announced without waking
+//! another thread. It sleeps on the workers' doorbells. They ring only after it has marked itself
+//! as asleep, so a busy intake costs no system call.
 
 use std::{
     future::poll_fn,
@@ -30,13 +29,13 @@ use crate::{
     workers::worker::Worker,
 };
 
-/// Records that are read from one ring before the next one's turn.
+/// The most records that are read from one ring before the next ring.
 const TURN: usize = 256;
 
 /// How often the workers' heartbeats are checked.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// A worker's ring and signs of life.
+/// A worker's ring and heartbeats.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) worker: Arc<Worker>,
@@ -111,14 +110,14 @@ impl Watched {
         }
     }
 
-    /// Whether the doorbell has rung since it was asked last. If not, its next ring wakes the task.
+    /// Whether the doorbell has rung since the last call. If not, its next ring wakes the task.
     fn has_rung(&self, context: &mut Context<'_>) -> bool {
         let mut rung = false;
         while let Poll::Ready(ready) = self.doorbell.poll_read_ready(context) {
             rung = true;
             match ready {
                 Ok(mut ring) => ring.clear_ready(),
-                // The reactor is going, and with it the task.
+                // The reactor ends, and with it the task.
                 Err(_) => break,
             }
         }
@@ -179,7 +178,7 @@ impl Reader {
         }
     }
 
-    /// Takes what has come. False when nothing had.
+    /// Reads what has come. False when nothing had.
     fn read(&mut self, node: &Node) -> bool {
         let mut came = false;
         self.sources.retain_mut(|watched| {
@@ -201,8 +200,7 @@ impl Reader {
         came
     }
 
-    /// Sleeps until a doorbell rings, another thread has something, or it is time to look after the
-    /// workers.
+    /// Sleeps until a doorbell rings, a request comes, or it is time to check the workers.
     async fn sleep(&mut self, clock: &mut Interval) {
         let empty = self.sources.iter().filter(|w| !w.reader.prepare_sleep()).count() == 0;
         let mut request = None;
@@ -227,7 +225,7 @@ impl Reader {
         }
     }
 
-    /// A worker whose heartbeats stand still is there and does nothing: stopped, or swapped out.
+    /// A worker without new heartbeats is alive and does nothing: it is stopped or swapped out.
     fn check(&mut self, node: &Node) {
         let Some(limit) = node.job.world().map(|w| w.heartbeat_timeout) else { return };
         self.sources.retain_mut(|watched| {

@@ -1,6 +1,6 @@
-//! What becomes of a submission: it is checked against the rank's process sets and memory (TRUST),
-//! and put into the queue. What no process of its right mind would ask for ends the job; what a
-//! program may get wrong fails that submission, and the job goes on.
+//! Checks a submission against the rank's process sets and memory (TRUST), and puts it into the
+//! queue. A submission that no correct library sends ends the job. A mistake of the program fails
+//! that submission alone.
 
 use gradwire_proto::{
     Collective, Failure, FailureKind, ProcessSetId, Rank, Request, Shape, TensorName, pb,
@@ -26,13 +26,13 @@ struct Invalid {
     hint: &'static str,
 }
 
-/// What a submission comes to besides what the queue makes of it.
+/// Why a submission does not reach the queue.
 enum Refused {
     Invalid(Invalid),
     Nonsense(String),
 }
 
-/// Puts one submission into the queue. An error is nonsense of the worker.
+/// Puts one submission into the queue. An error is a protocol violation of the worker.
 pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Result<(), String> {
     let Some(queue) = node.queue() else { return Ok(()) };
     metrics::submission(submission.request.collective, submission.origin);
@@ -52,7 +52,7 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     Ok(())
 }
 
-/// Submits what has been checked and had to wait for its name to be free.
+/// Submits a checked request that had to wait for its name.
 pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
     let (Some(queue), Some(worker)) = (node.queue(), node.workers.get(local.local_rank)) else {
         return;
@@ -61,7 +61,7 @@ pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
     answer(node, &worker, ticket, &name, queue.submit(key, local));
 }
 
-/// Tells whoever has to know what a submission came to.
+/// Reports the result of a submission.
 fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitted: Submitted) {
     match submitted {
         Submitted::Waits => {}
@@ -137,7 +137,7 @@ fn check(
     Ok(LocalTensor { local_rank, ticket, request, priority, inputs, outputs, allocated })
 }
 
-/// What can be seen to be impossible without asking any other rank.
+/// Finds what is impossible without the requests of other ranks.
 fn makes_sense(
     name: &TensorName,
     request: &Request,
@@ -175,7 +175,7 @@ fn bytes(request: &Request, part: usize, shape: Option<&Shape>) -> u64 {
     shape.map_or(0, |shape| shape.elements() * request.dtype_of(part).size() as u64)
 }
 
-/// Where the worker's places are, one for each tensor of the request.
+/// The memory of the worker's places, one for each tensor of the request.
 fn spans(
     worker: &Worker,
     request: &Request,
@@ -188,7 +188,7 @@ fn spans(
     let span = |(part, place): (usize, &Place)| {
         let bytes = bytes(part);
         if bytes == 0 {
-            // A tensor without elements is nowhere, and a worker without memory may submit it.
+            // A tensor without elements has no memory, so a worker without memory may submit it.
             return Ok(Span::empty());
         }
         let align = request.dtype_of(part).size() as u64;
@@ -197,7 +197,8 @@ fn spans(
     places.iter().enumerate().map(span).collect()
 }
 
-/// A worker has made room for results that it could not expect. An error is nonsense of the worker.
+/// A worker has allocated memory for results of unexpected shapes. An error is a protocol violation
+/// of the worker.
 pub(super) fn allocated(
     node: &Node,
     worker: &Worker,

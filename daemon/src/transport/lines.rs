@@ -1,8 +1,8 @@
 //! Which connections a node dials, and when it does so again. Pure.
 //!
-//! A connection that broke is dialled again at once: what waits for it goes on if nothing was under
-//! way, and is told if something was. One that the peer has ended is dialled again when a schedule
-//! next needs the peer: at the end of a job each node goes at its own time.
+//! A connection that broke is dialled again at once. If nothing was under way, the pieces continue;
+//! otherwise the job fails. A connection that the peer has closed is dialled again when a schedule
+//! next needs the peer: at the end of a job each node leaves at its own time.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ use super::{frame::Totals, handshake::Line};
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// There is none. What has gone over those that there were.
+    /// There is none. The counts of those before it.
     Down(Totals),
-    /// It is being dialled; `is_needed` if a schedule can't do without.
+    /// It is being dialled; `is_needed` if a schedule needs it.
     Dialling {
         is_needed: bool,
     },
@@ -41,8 +41,8 @@ struct Peer {
 pub(crate) struct Lines(HashMap<NodeId, Peer>);
 
 impl Lines {
-    /// A schedule needs a peer, with which there are `count` connections. Gives those to be dialled
-    /// now, with what has gone over them.
+    /// A schedule needs a peer, with which there are `count` connections. Returns those to dial
+    /// now, with their counts.
     pub(crate) fn need(&mut self, peer: NodeId, count: u32) -> Vec<(Line, Totals)> {
         let none = || {
             let down = || Entry { state: State::Down(Totals::default()), attempts: 0 };
@@ -76,14 +76,14 @@ impl Lines {
         entry.attempts
     }
 
-    /// It stands.
+    /// It is connected.
     pub(crate) fn connected(&mut self, line: Line) {
         if let Some((entry, _)) = self.entry(line) {
             entry.state = State::Up;
         }
     }
 
-    /// It was lost, after `totals` had gone over it. Whether it is to be dialled now.
+    /// It was lost with these counts. Returns whether to dial it now.
     pub(crate) fn lost(&mut self, line: Line, totals: Totals, is_closed: bool) -> bool {
         let Some((entry, is_settled)) = self.entry(line) else { return false };
         *is_settled = false;
@@ -92,7 +92,8 @@ impl Lines {
         !is_closed
     }
 
-    /// It can't be made. Whether a schedule needs it; otherwise it is dialled when one does.
+    /// It can't be made. Returns whether a schedule needs it; otherwise it is dialled when one
+    /// does.
     pub(crate) fn failed(&mut self, line: Line, totals: Totals) -> bool {
         let Some((entry, is_settled)) = self.entry(line) else { return true };
         if matches!(entry.state, State::Dialling { is_needed: true }) {

@@ -1,65 +1,65 @@
 //! How large a connection's buffers are. Pure.
 //!
-//! Left to itself the system lets buffers grow until the line's own queue overflows: the sender
-//! then repeats what was lost, and what waits in memory has left the cache when it is read. What is
-//! under way is what the sender's buffer holds, so this one is small at first and grows only as far
-//! as the path needs it: to twice what is under way at the rate that was measured, for as long as
-//! that makes the rate grow. Where the path is the limit, the product of rate and round trip stays,
-//! and so does the buffer.
+//! The automatic buffers of the system grow until the queue of the line overflows. Then the sender
+//! repeats what was lost, and what waits in memory has left the cache when it is read. The sender's
+//! buffer bounds the bytes under way. So it is small at first and grows only as far as the path
+//! needs it: to twice the bytes under way at the measured rate, as long as that makes the rate
+//! grow. Where the path is the limit, the product of rate and round trip is constant, and so is the
+//! buffer.
 //!
-//! The receiver's has to be chosen before the first byte comes, when nothing has been measured but
-//! the round trip. It is one that holds no sender back.
+//! The receiver's buffer has to be chosen before the first byte arrives, when only the round trip
+//! is known. It is large enough for any sender.
 
 use std::time::{Duration, Instant};
 
-/// What the buffers of all connections with a peer begin with, in bytes: enough for 10 Gbit/s over
-/// a millisecond. A quarter of it held a line with such a delay back, twice as much lost packets at
-/// the line's own queue, and so did what the system does by itself.
+/// The first size of the buffers of all connections with a peer together, in bytes: enough for 10
+/// Gbit/s over a millisecond. A quarter of it slowed a line with such a delay down. Twice as much
+/// lost packets at the queue of the line, and so did the automatic buffers.
 const INITIAL_TOTAL: usize = 2 << 20;
 
-/// What a buffer begins with at least: less costs calls, and gains nothing.
+/// The smallest first size of a buffer: less costs calls, and gains nothing.
 const MIN_INITIAL: usize = 256 << 10;
 
-/// The fastest line that a receiver has room for, in bytes per second: 25 Gbit/s. The system gives
-/// twice what it is asked for, so one of 40 Gbit/s has what it needs.
+/// The fastest line that a receiver's buffer is made for, in bytes per second: 25 Gbit/s. The
+/// system grants twice what it is asked for, which is enough for 40 Gbit/s.
 const MAX_RATE: f64 = 25e9 / 8.0;
-/// More than a system gives, and within what it can be asked for: a peer that takes its time in the
+/// More than a system grants, and within what it can be asked for. A peer that is slow in the
 /// handshake makes its round trip as long as it likes (TRUST).
 const MAX_SIZE: f64 = (1 << 30) as f64;
 
-/// A rate is measured over so many buffers, because the first one is filled in no time.
+/// A rate is measured over so many buffers, because the first one is filled at once.
 const SAMPLE: u64 = 8;
 
-/// A buffer for what goes out.
+/// A send buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     round_trip: Duration,
     size: u64,
-    /// The system would not give more.
+    /// The system grants no more.
     at_most: bool,
     moved: u64,
     since: Instant,
 }
 
 impl Window {
-    /// What each buffer begins with, in bytes, where a peer has so many connections.
+    /// The first size of each buffer, in bytes, with so many connections with a peer.
     pub(crate) fn initial(connections: u32) -> usize {
         (INITIAL_TOTAL / connections.max(1) as usize).max(MIN_INITIAL)
     }
 
-    /// How large a buffer for what comes in is, in bytes, where a peer has so many connections and
-    /// what is sent is answered after `round_trip`. The system gives less where it has to.
+    /// The size of a receive buffer, in bytes, with so many connections with a peer and this round
+    /// trip. The system may grant less.
     pub(crate) fn receive_buffer(connections: u32, round_trip: Duration) -> usize {
         let under_way = MAX_RATE * round_trip.as_secs_f64() / f64::from(connections.max(1));
         Self::initial(connections).max(under_way.min(MAX_SIZE) as usize)
     }
 
-    /// Of `size` bytes, on a path that takes `round_trip` there and back.
+    /// A buffer of `size` bytes on a path with this round trip.
     pub(crate) fn new(size: usize, round_trip: Duration, now: Instant) -> Self {
         Self { round_trip, size: size as u64, at_most: false, moved: 0, since: now }
     }
 
-    /// Bytes have moved. Gives the size that the buffer should grow to, if it should.
+    /// Bytes have moved. Returns the size that the buffer should grow to, if it should.
     pub(crate) fn moved(&mut self, bytes: usize, now: Instant) -> Option<usize> {
         self.moved += bytes as u64;
         if self.at_most || self.moved < SAMPLE * self.size {
@@ -70,7 +70,7 @@ impl Window {
         self.moved = 0;
         self.since = now;
         let wanted = 2.0 * rate * self.round_trip.as_secs_f64();
-        // Step by step: what a larger buffer does to the rate is only known when it is there.
+        // Step by step: the effect of a larger buffer on the rate is only known when it is there.
         let wanted = wanted.min(2.0 * self.size as f64) as u64;
         (wanted > self.size + self.size / 4).then(|| {
             self.size = wanted;
@@ -78,7 +78,7 @@ impl Window {
         })
     }
 
-    /// The system has not given what was asked for: this is all there is.
+    /// The system has not granted what was asked for: no more is asked for.
     pub(crate) fn settle(&mut self) {
         self.at_most = true;
     }
