@@ -226,7 +226,7 @@ impl Daemon {
             if has_formed {
                 ready(true);
             }
-            hear(&node, &mut words).await;
+            handle_reports(&node, &mut words).await;
         };
         let cancelled = async {
             cancel.cancelled().await;
@@ -259,7 +259,7 @@ impl Daemon {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::select! { () = gone => {} () = hear(&node, &mut words) => {} }
+        tokio::select! { () = gone => {} () = handle_reports(&node, &mut words) => {} }
         stop.cancel();
         // A panic of it was reported.
         let _ = accept.await;
@@ -272,10 +272,10 @@ impl Daemon {
 }
 
 /// Handles the agent's reports, without end.
-async fn hear(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
+async fn handle_reports(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
     if let Some(words) = words {
         while let Some(word) = words.recv().await {
-            node.hear(word);
+            node.handle_report(word);
         }
         node.process_ends.expect(false);
     }

@@ -15,7 +15,7 @@ use std::{
 
 use gradwire_daemon::{
     Ending,
-    transport::handshake::{self, Attempt, HandshakeError, Identity, Line, Verdict},
+    transport::handshake::{self, Attempt, ConnectionId, HandshakeError, Identity, Verdict},
 };
 use gradwire_proto::{Epoch, FailureKind, JobId, NodeId, ReduceOp, Secret, auth::NONCE_BYTES};
 use gradwire_tests::{
@@ -189,8 +189,8 @@ fn who_does_not_know_the_secret_is_turned_away() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
             let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
-            let line = Line { peer: NodeId(1), number: 0 };
-            let dialled = handshake::dial(&mut stream, &me, line, Attempt::default());
+            let id = ConnectionId { peer: NodeId(1), number: 0 };
+            let dialled = handshake::dial(&mut stream, &me, id, Attempt::default());
             tokio::time::timeout(PATIENCE, dialled).await.unwrap()
         })
     };
@@ -261,8 +261,8 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
                 runtime.block_on(async {
                     use tokio::io::AsyncWriteExt;
                     let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
-                    let line = Line { peer: NodeId(1), number: 0 };
-                    handshake::dial(&mut stream, &me, line, Attempt::default()).await.unwrap();
+                    let id = ConnectionId { peer: NodeId(1), number: 0 };
+                    handshake::dial(&mut stream, &me, id, Attempt::default()).await.unwrap();
                     stream.write_all(&[0x55; 64]).await.unwrap();
                 });
             }

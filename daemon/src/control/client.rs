@@ -79,7 +79,7 @@ async fn attend(
         liveness,
         sender,
         registry: None,
-        given_up: None,
+        failure: None,
         nonce: Vec::new(),
     };
     session.run(stream, outgoing, dispatch).await
@@ -93,7 +93,7 @@ struct Session<'a> {
     /// Once the world has formed.
     registry: Option<registry::Registry>,
     /// This node's own failure, and until when the coordinator may answer it.
-    given_up: Option<(Failure, Instant)>,
+    failure: Option<(Failure, Instant)>,
     /// What the coordinator has to prove the secret over.
     nonce: Vec<u8>,
 }
@@ -106,15 +106,15 @@ impl Session<'_> {
         dispatch: &mut impl Dispatch,
     ) -> Result<Ending, Failure> {
         loop {
-            let deadline = self.given_up.as_ref().map(|(_, until)| *until);
+            let deadline = self.failure.as_ref().map(|(_, until)| *until);
             tokio::select! {
                 message = stream.next() => {
-                    match self.heard(message.transpose(), dispatch).await {
+                    match self.handle(message.transpose(), dispatch).await {
                         Ok(None) => {}
                         Ok(Some(ending)) => return Ok(ending),
                         // The coordinator has ended because of this node's own failure, and the
                         // stream with it: the failure is the cause (TELL).
-                        Err(failure) => return match self.given_up.take() {
+                        Err(failure) => return match self.failure.take() {
                             Some((own, _)) => Ok(Ending::Failed(own)),
                             None => Err(failure),
                         },
@@ -130,7 +130,7 @@ impl Session<'_> {
                 }
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() =>
                 {
-                    let (failure, _) = self.given_up.take().expect("guarded by the verdict");
+                    let (failure, _) = self.failure.take().expect("guarded by the deadline");
                     return Ok(Ending::Failed(failure));
                 }
                 // Somebody else ended it (a signal, the heartbeat thread): that stands.
@@ -216,9 +216,9 @@ impl Session<'_> {
                     rest.push(node_message::Message::Leave(pb::Leave { ranks, absent }));
                 }
                 Outgoing::Failed(failure) => {
-                    if self.given_up.is_none() {
+                    if self.failure.is_none() {
                         let until = Instant::now() + ABORT_TIMEOUT;
-                        self.given_up = Some((failure.clone(), until));
+                        self.failure = Some((failure.clone(), until));
                     }
                     let failure = Some(failure.into());
                     rest.push(node_message::Message::Failed(pb::Failed { failure }));
@@ -236,7 +236,7 @@ impl Session<'_> {
         }
     }
 
-    async fn heard(
+    async fn handle(
         &mut self,
         message: Result<Option<pb::CoordinatorMessage>, Status>,
         dispatch: &mut impl Dispatch,

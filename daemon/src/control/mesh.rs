@@ -1,6 +1,6 @@
 //! Makes the connections between nodes. When a schedule first needs a peer, the node with the
 //! smaller number dials, `streams` times per lane, and the other one accepts. The dialler alone
-//! chooses how many there are: a frame says where it belongs. `lines` decides what is dialled again
+//! chooses how many there are: a frame says where it belongs. `connections` decides what is dialled again
 //! when a connection has broken.
 //!
 //! Dialling, accepting and the handshakes run on the control thread. A connection that has passed
@@ -34,9 +34,9 @@ use crate::{
     },
     ops::Connector,
     transport::{
+        connections::Connections,
         frame::Totals,
-        handshake::{self, Attempt, HandshakeError, Identity, Line},
-        lines::Lines,
+        handshake::{self, Attempt, ConnectionId, HandshakeError, Identity},
         window::Window,
     },
 };
@@ -84,9 +84,9 @@ pub(crate) struct Mesh {
     /// The first size of sockets' buffers, in bytes, if it follows the path.
     initial: Option<usize>,
     /// Those that this node dials.
-    lines: Mutex<Lines>,
+    dialled: Mutex<Connections>,
     /// Those that others have dialled, with the latest attempt.
-    accepted: Mutex<HashMap<Line, u32>>,
+    accepted: Mutex<HashMap<ConnectionId, u32>>,
 }
 
 impl Mesh {
@@ -109,13 +109,13 @@ impl Mesh {
             job,
             runtime: Handle::current(),
             cancel,
-            lines: Mutex::default(),
+            dialled: Mutex::default(),
             accepted: Mutex::default(),
         })
     }
 
-    fn lines(&self) -> MutexGuard<'_, Lines> {
-        self.lines.lock()
+    fn dialled(&self) -> MutexGuard<'_, Connections> {
+        self.dialled.lock()
     }
 
     /// A connection broke, and no frame was under way on it as far as this node knows.
@@ -124,31 +124,31 @@ impl Mesh {
         if peer <= self.identity.node {
             return;
         }
-        let line = Line { peer, number: number * self.identity.lanes + lane };
-        if self.lines().lost(line, totals, is_closed) {
-            self.start(line, totals);
+        let id = ConnectionId { peer, number: number * self.identity.lanes + lane };
+        if self.dialled().lost(id, totals, is_closed) {
+            self.start(id, totals);
         }
     }
 
-    fn start(self: &Arc<Self>, line: Line, totals: Totals) {
+    fn start(self: &Arc<Self>, id: ConnectionId, totals: Totals) {
         let mesh = self.clone();
         let (job, host) = (self.job.clone(), self.world.me().host.clone());
         let report = ReportPanic { job, who: "a dialler", host };
         self.runtime.spawn(async move {
             let _report = report;
             let cancel = mesh.cancel.clone();
-            cancel.run_until_cancelled(mesh.reach(line, totals)).await;
+            cancel.run_until_cancelled(mesh.reach(id, totals)).await;
         });
     }
 
-    async fn reach(&self, line: Line, totals: Totals) {
-        let node = &self.world.nodes[line.peer.0 as usize];
-        match self.dial(node.address, line, totals).await {
+    async fn reach(&self, id: ConnectionId, totals: Totals) {
+        let node = &self.world.nodes[id.peer.0 as usize];
+        match self.dial(node.address, id, totals).await {
             Ok((stream, attempt, round_trip)) => {
-                self.lines().connected(line);
-                self.hand_over(line, attempt, None, stream, round_trip);
+                self.dialled().connected(id);
+                self.hand_over(id, attempt, None, stream, round_trip);
             }
-            Err(why) if self.lines().failed(line, totals) => {
+            Err(why) if self.dialled().failed(id, totals) => {
                 let what = format!(
                     "its data plane at {} can't be reached from {}: {why}",
                     node.address,
@@ -170,12 +170,12 @@ impl Mesh {
     async fn dial(
         &self,
         address: SocketAddr,
-        line: Line,
+        id: ConnectionId,
         totals: Totals,
     ) -> Result<(TcpStream, u32, Duration), String> {
         let deadline = Instant::now() + self.config.connect_timeout;
         loop {
-            let number = self.lines().attempt(line);
+            let number = self.dialled().attempt(id);
             let attempt = async {
                 let began = Instant::now();
                 let connected = timeout(FIRST_ANSWER, self.open(address)).await;
@@ -184,7 +184,7 @@ impl Mesh {
                 let round_trip = began.elapsed();
                 self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
-                handshake::dial(&mut stream, &self.identity, line, attempt).await?;
+                handshake::dial(&mut stream, &self.identity, id, attempt).await?;
                 Ok::<_, HandshakeError>((stream, number, round_trip))
             };
             let why = match timeout_at(deadline, attempt).await {
@@ -244,11 +244,11 @@ impl Mesh {
 
     async fn receive(&self, mut stream: TcpStream, from: SocketAddr) {
         let began = Instant::now();
-        let admit = |line: Line, attempt: Attempt, stream: &TcpStream| {
+        let admit = |id: ConnectionId, attempt: Attempt, stream: &TcpStream| {
             // One round trip, and the time of the dialler itself. A slow dialler gets larger
             // buffers than it needs, within what the system grants (BOUND).
             self.set_receive_buffer(stream, began.elapsed());
-            match self.accepted.lock().entry(line) {
+            match self.accepted.lock().entry(id) {
                 Entry::Occupied(latest) if *latest.get() >= attempt.number => false,
                 entry => {
                     entry.insert_entry(attempt.number);
@@ -258,9 +258,9 @@ impl Mesh {
         };
         let shake = handshake::accept(&mut stream, &self.identity, admit);
         match timeout(self.config.connect_timeout, shake).await {
-            Ok(Ok((line, attempt))) => {
+            Ok(Ok((id, attempt))) => {
                 let theirs = Some(attempt.totals);
-                self.hand_over(line, attempt.number, theirs, stream, began.elapsed());
+                self.hand_over(id, attempt.number, theirs, stream, began.elapsed());
             }
             Ok(Err(error)) => {
                 metrics::rejected_connection();
@@ -280,7 +280,7 @@ impl Mesh {
 
     fn hand_over(
         &self,
-        line: Line,
+        id: ConnectionId,
         attempt: u32,
         theirs: Option<Totals>,
         stream: TcpStream,
@@ -289,10 +289,10 @@ impl Mesh {
         let prepared = self.prepare(&stream).and_then(|()| stream.into_std());
         match prepared {
             Ok(stream) => {
-                let (lane, number) = line.place(self.identity.lanes);
+                let (lane, number) = id.place(self.identity.lanes);
                 let window = |size| Window::new(size, round_trip, Instant::now().into_std());
                 let window = self.initial.map(window);
-                let peer = line.peer;
+                let peer = id.peer;
                 let connected = Connected { peer, number, stream, window, attempt, theirs };
                 self.lanes[lane as usize].send(Order::Connected(connected));
             }
@@ -356,8 +356,8 @@ impl Connector for Arc<Mesh> {
             return;
         }
         let count = self.identity.lanes * self.config.streams;
-        for (line, totals) in self.lines().need(peer, count) {
-            self.start(line, totals);
+        for (id, totals) in self.dialled().need(peer, count) {
+            self.start(id, totals);
         }
     }
 }

@@ -141,7 +141,7 @@ impl Node {
     }
 
     /// Handles a report of the launcher's agent on the processes of this host.
-    pub(crate) fn hear(&self, word: Word) {
+    pub(crate) fn handle_report(&self, word: Word) {
         match word {
             Word::Ended { rank, failed } => self.ended(rank, failed),
             Word::Stopping(why) => {

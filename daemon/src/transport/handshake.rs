@@ -45,7 +45,7 @@ pub enum HandshakeError {
     NotGradwire,
     /// The other side is a daemon of another job, epoch or node.
     #[error("the other side belongs to another job, epoch or node ({0})")]
-    Stranger(String),
+    WrongPeer(String),
     /// The other side does not know the secret.
     #[error("the other side could not prove the job's secret")]
     Secret,
@@ -95,14 +95,14 @@ pub struct Identity {
 
 /// Which connection this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Line {
+pub struct ConnectionId {
     /// The node at the other end.
     pub peer: NodeId,
     /// Which of the connections with it: the dialler decides how many there are.
     pub number: u32,
 }
 
-impl Line {
+impl ConnectionId {
     /// The lane that it belongs to, and its number among those of that lane.
     pub(crate) fn place(self, lanes: u32) -> (u32, u32) {
         (self.number % lanes, self.number / lanes)
@@ -120,7 +120,7 @@ pub struct Attempt {
 
 fn hello(
     me: &Identity,
-    line: Line,
+    id: ConnectionId,
     attempt: Attempt,
     nonce: &[u8; NONCE_BYTES],
 ) -> [u8; HELLO_BYTES] {
@@ -136,8 +136,8 @@ fn hello(
     put(&VERSION.to_le_bytes());
     put(&me.epoch.0.to_le_bytes());
     put(&me.node.0.to_le_bytes());
-    put(&line.peer.0.to_le_bytes());
-    put(&line.number.to_le_bytes());
+    put(&id.peer.0.to_le_bytes());
+    put(&id.number.to_le_bytes());
     put(&me.lanes.to_le_bytes());
     put(&attempt.number.to_le_bytes());
     put(&attempt.totals.written.to_le_bytes());
@@ -147,21 +147,21 @@ fn hello(
     bytes
 }
 
-/// Authenticates the acceptor on a new connection to `line.peer`.
+/// Authenticates the acceptor on a new connection to `id.peer`.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
 pub async fn dial<S>(
     stream: &mut S,
     me: &Identity,
-    line: Line,
+    id: ConnectionId,
     attempt: Attempt,
 ) -> Result<(), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let nonce = nonce();
-    let hello = hello(me, line, attempt, &nonce);
+    let hello = hello(me, id, attempt, &nonce);
     stream.write_all(&hello).await?;
     let mut challenge = [0; NONCE_BYTES + PROOF_BYTES];
     stream.read_exact(&mut challenge).await?;
@@ -188,8 +188,8 @@ where
 pub async fn accept<S>(
     stream: &mut S,
     me: &Identity,
-    admit: impl FnOnce(Line, Attempt, &S) -> bool,
-) -> Result<(Line, Attempt), HandshakeError>
+    admit: impl FnOnce(ConnectionId, Attempt, &S) -> bool,
+) -> Result<(ConnectionId, Attempt), HandshakeError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -200,21 +200,22 @@ where
     if received[..8] != MAGIC || word(8) != VERSION {
         return Err(HandshakeError::NotGradwire);
     }
-    let line = Line { peer: NodeId(word(20)), number: word(28) };
+    let id = ConnectionId { peer: NodeId(word(20)), number: word(28) };
     let totals = Totals { written: long(40), read: long(48) };
     let attempt = Attempt { number: word(36), totals };
     // The only valid Hello of this dialler with its nonce, for this epoch and this node.
     let mut theirs = [0; NONCE_BYTES];
     theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
-    let dialler = Identity { node: line.peer, ..me.clone() };
-    let expected = hello(&dialler, Line { peer: me.node, number: line.number }, attempt, &theirs);
-    if received != expected || line.peer.0 >= me.nodes || line.number >= me.lanes * MAX_STREAMS {
+    let dialler = Identity { node: id.peer, ..me.clone() };
+    let expected =
+        hello(&dialler, ConnectionId { peer: me.node, number: id.number }, attempt, &theirs);
+    if received != expected || id.peer.0 >= me.nodes || id.number >= me.lanes * MAX_STREAMS {
         let epoch = long(12);
-        return Err(HandshakeError::Stranger(format!(
+        return Err(HandshakeError::WrongPeer(format!(
             "it says node {} to node {}, connection {}, epoch {epoch}",
-            line.peer,
+            id.peer,
             word(24),
-            line.number
+            id.number
         )));
     }
     let nonce = nonce();
@@ -227,7 +228,7 @@ where
     let claim = Claim::DataDialler { challenge: &nonce, hello: &received };
     let verdict = if !me.secret.verify(&claim, &answer) {
         Verdict::Secret
-    } else if !admit(line, attempt, stream) {
+    } else if !admit(id, attempt, stream) {
         Verdict::Taken
     } else {
         Verdict::Welcome
@@ -235,7 +236,7 @@ where
     stream.write_u8(verdict as u8).await?;
     match verdict {
         Verdict::Welcome => match stream.read_u8().await? {
-            BEGIN => Ok((line, attempt)),
+            BEGIN => Ok((id, attempt)),
             _ => Err(HandshakeError::NotGradwire),
         },
         Verdict::Secret => Err(HandshakeError::Secret),
@@ -269,13 +270,13 @@ mod tests {
     async fn shake(
         dialler: Identity,
         acceptor: Identity,
-        line: Line,
+        id: ConnectionId,
         admit: bool,
-    ) -> (Result<(), HandshakeError>, Result<(Line, Attempt), HandshakeError>) {
+    ) -> (Result<(), HandshakeError>, Result<(ConnectionId, Attempt), HandshakeError>) {
         let (mut a, mut b) = tokio::io::duplex(64);
         let both = async {
             let dial = async {
-                let result = dial(&mut a, &dialler, line, ATTEMPT).await;
+                let result = dial(&mut a, &dialler, id, ATTEMPT).await;
                 drop(a);
                 result
             };
@@ -289,15 +290,15 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(5), both).await.unwrap()
     }
 
-    const LINE: Line = Line { peer: NodeId(1), number: 1 };
+    const ID: ConnectionId = ConnectionId { peer: NodeId(1), number: 1 };
     const ATTEMPT: Attempt =
         Attempt { number: 7, totals: Totals { written: 5 << 40, read: 6 << 33 } };
 
     #[tokio::test]
     async fn two_nodes_of_one_job_find_each_other() {
-        let (dialled, accepted) = shake(identity(0), identity(1), LINE, true).await;
+        let (dialled, accepted) = shake(identity(0), identity(1), ID, true).await;
         dialled.unwrap();
-        assert_eq!(accepted.unwrap(), (Line { peer: NodeId(0), number: 1 }, ATTEMPT));
+        assert_eq!(accepted.unwrap(), (ConnectionId { peer: NodeId(0), number: 1 }, ATTEMPT));
     }
 
     /// What `admit` does to a connection is done before its first byte can arrive.
@@ -308,7 +309,7 @@ mod tests {
         let dialler = {
             let welcomed = welcomed.clone();
             tokio::spawn(async move {
-                dial(&mut a, &identity(0), LINE, ATTEMPT).await.unwrap();
+                dial(&mut a, &identity(0), ID, ATTEMPT).await.unwrap();
                 welcomed.store(true, Relaxed);
             })
         };
@@ -328,7 +329,7 @@ mod tests {
     async fn a_wrong_secret_is_refused_by_both_sides() {
         let stranger =
             Identity { secret: Secret::from_hex(&"cd".repeat(32)).unwrap(), ..identity(0) };
-        let (dialled, accepted) = shake(stranger, identity(1), LINE, true).await;
+        let (dialled, accepted) = shake(stranger, identity(1), ID, true).await;
         assert!(matches!(dialled, Err(HandshakeError::Secret)));
         assert!(accepted.is_err());
     }
@@ -338,18 +339,18 @@ mod tests {
         let other_job = Identity { job: JobId::new("other").unwrap(), ..identity(0) };
         let other_epoch = Identity { epoch: Epoch(4), ..identity(0) };
         for dialler in [other_job, other_epoch, identity(7)] {
-            let (dialled, accepted) = shake(dialler, identity(1), LINE, true).await;
-            assert!(matches!(accepted, Err(HandshakeError::Stranger(_))), "{accepted:?}");
+            let (dialled, accepted) = shake(dialler, identity(1), ID, true).await;
+            assert!(matches!(accepted, Err(HandshakeError::WrongPeer(_))), "{accepted:?}");
             assert!(dialled.is_err());
         }
-        let wrong = Line { peer: NodeId(0), number: 0 };
+        let wrong = ConnectionId { peer: NodeId(0), number: 0 };
         let (_, accepted) = shake(identity(0), identity(1), wrong, true).await;
-        assert!(matches!(accepted, Err(HandshakeError::Stranger(_))));
+        assert!(matches!(accepted, Err(HandshakeError::WrongPeer(_))));
     }
 
     #[tokio::test]
     async fn a_second_connection_is_told_so() {
-        let (dialled, _) = shake(identity(0), identity(1), LINE, false).await;
+        let (dialled, _) = shake(identity(0), identity(1), ID, false).await;
         assert_eq!(
             dialled.unwrap_err().to_string(),
             "the other side refused the connection: there is such a connection already"
@@ -362,7 +363,7 @@ mod tests {
         let (mut a, mut b) = tokio::io::duplex(4096);
         let cut = async {
             let nonce = nonce();
-            let hello = hello(&identity(0), LINE, ATTEMPT, &nonce);
+            let hello = hello(&identity(0), ID, ATTEMPT, &nonce);
             a.write_all(&hello).await.unwrap();
             let mut challenge = [0; NONCE_BYTES + PROOF_BYTES];
             a.read_exact(&mut challenge).await.unwrap();

@@ -2,12 +2,12 @@
 //!
 //! - [`frame`]: what is on the wire
 //! - [`handshake`]: how two daemons make sure of each other
-//! - `lines`: which connections are dialled, and when again (pure)
+//! - `connections`: which connections are dialled, and when again (pure)
 //! - `window`: how large a connection's buffers are (pure)
 //! - `stream`: one connection
 
+pub(crate) mod connections;
 pub mod frame;
 pub mod handshake;
-pub(crate) mod lines;
 pub(crate) mod stream;
 pub(crate) mod window;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use gradwire_proto::NodeId;
 
-use super::{frame::Totals, handshake::Line};
+use super::{frame::Totals, handshake::ConnectionId};
 
 #[derive(Debug, Clone, Copy)]
 enum State {
@@ -31,32 +31,32 @@ struct Entry {
 #[derive(Debug)]
 struct Peer {
     /// By number.
-    lines: Vec<Entry>,
+    connections: Vec<Entry>,
     /// Whether any of them might have to be dialled when the peer is needed.
     is_settled: bool,
 }
 
 /// The connections that this node dials.
 #[derive(Debug, Default)]
-pub(crate) struct Lines(HashMap<NodeId, Peer>);
+pub(crate) struct Connections(HashMap<NodeId, Peer>);
 
-impl Lines {
+impl Connections {
     /// A schedule needs a peer, with which there are `count` connections. Returns those to dial
     /// now, with their counts.
-    pub(crate) fn need(&mut self, peer: NodeId, count: u32) -> Vec<(Line, Totals)> {
+    pub(crate) fn need(&mut self, peer: NodeId, count: u32) -> Vec<(ConnectionId, Totals)> {
         let none = || {
             let down = || Entry { state: State::Down(Totals::default()), attempts: 0 };
-            Peer { lines: (0..count).map(|_| down()).collect(), is_settled: false }
+            Peer { connections: (0..count).map(|_| down()).collect(), is_settled: false }
         };
         let there = self.0.entry(peer).or_insert_with(none);
         if std::mem::replace(&mut there.is_settled, true) {
             return Vec::new();
         }
         let mut due = Vec::new();
-        for (number, entry) in (0..).zip(&mut there.lines) {
+        for (number, entry) in (0..).zip(&mut there.connections) {
             match entry.state {
                 State::Up => continue,
-                State::Down(totals) => due.push((Line { peer, number }, totals)),
+                State::Down(totals) => due.push((ConnectionId { peer, number }, totals)),
                 State::Dialling { .. } => {}
             }
             entry.state = State::Dialling { is_needed: true };
@@ -64,28 +64,28 @@ impl Lines {
         due
     }
 
-    fn entry(&mut self, line: Line) -> Option<(&mut Entry, &mut bool)> {
-        let there = self.0.get_mut(&line.peer)?;
-        Some((there.lines.get_mut(line.number as usize)?, &mut there.is_settled))
+    fn entry(&mut self, id: ConnectionId) -> Option<(&mut Entry, &mut bool)> {
+        let there = self.0.get_mut(&id.peer)?;
+        Some((there.connections.get_mut(id.number as usize)?, &mut there.is_settled))
     }
 
     /// The number of the next attempt.
-    pub(crate) fn attempt(&mut self, line: Line) -> u32 {
-        let Some((entry, _)) = self.entry(line) else { return 0 };
+    pub(crate) fn attempt(&mut self, id: ConnectionId) -> u32 {
+        let Some((entry, _)) = self.entry(id) else { return 0 };
         entry.attempts += 1;
         entry.attempts
     }
 
     /// It is connected.
-    pub(crate) fn connected(&mut self, line: Line) {
-        if let Some((entry, _)) = self.entry(line) {
+    pub(crate) fn connected(&mut self, id: ConnectionId) {
+        if let Some((entry, _)) = self.entry(id) {
             entry.state = State::Up;
         }
     }
 
     /// It was lost with these counts. Returns whether to dial it now.
-    pub(crate) fn lost(&mut self, line: Line, totals: Totals, is_closed: bool) -> bool {
-        let Some((entry, is_settled)) = self.entry(line) else { return false };
+    pub(crate) fn lost(&mut self, id: ConnectionId, totals: Totals, is_closed: bool) -> bool {
+        let Some((entry, is_settled)) = self.entry(id) else { return false };
         *is_settled = false;
         entry.state =
             if is_closed { State::Down(totals) } else { State::Dialling { is_needed: false } };
@@ -94,8 +94,8 @@ impl Lines {
 
     /// It can't be made. Returns whether a schedule needs it; otherwise it is dialled when one
     /// does.
-    pub(crate) fn failed(&mut self, line: Line, totals: Totals) -> bool {
-        let Some((entry, is_settled)) = self.entry(line) else { return true };
+    pub(crate) fn failed(&mut self, id: ConnectionId, totals: Totals) -> bool {
+        let Some((entry, is_settled)) = self.entry(id) else { return true };
         if matches!(entry.state, State::Dialling { is_needed: true }) {
             return true;
         }
@@ -110,17 +110,17 @@ mod tests {
     use super::*;
 
     const PEER: NodeId = NodeId(1);
-    const FIRST: Line = Line { peer: PEER, number: 0 };
-    const SECOND: Line = Line { peer: PEER, number: 1 };
+    const FIRST: ConnectionId = ConnectionId { peer: PEER, number: 0 };
+    const SECOND: ConnectionId = ConnectionId { peer: PEER, number: 1 };
     const SOME: Totals = Totals { written: 3, read: 4 };
 
-    fn up() -> Lines {
-        let mut lines = Lines::default();
+    fn up() -> Connections {
+        let mut connections = Connections::default();
         let none = Totals::default();
-        assert_eq!(lines.need(PEER, 2), [(FIRST, none), (SECOND, none)]);
-        lines.connected(FIRST);
-        lines.connected(SECOND);
-        lines
+        assert_eq!(connections.need(PEER, 2), [(FIRST, none), (SECOND, none)]);
+        connections.connected(FIRST);
+        connections.connected(SECOND);
+        connections
     }
 
     #[test]
@@ -130,35 +130,35 @@ mod tests {
 
     #[test]
     fn a_broken_connection_is_dialled_at_once_and_a_closed_one_when_it_is_needed() {
-        let mut lines = up();
-        assert!(lines.lost(FIRST, SOME, false));
-        assert!(!lines.lost(SECOND, SOME, true));
-        assert_eq!(lines.need(PEER, 2), [(SECOND, SOME)]);
-        assert_eq!(lines.need(PEER, 2), []);
+        let mut connections = up();
+        assert!(connections.lost(FIRST, SOME, false));
+        assert!(!connections.lost(SECOND, SOME, true));
+        assert_eq!(connections.need(PEER, 2), [(SECOND, SOME)]);
+        assert_eq!(connections.need(PEER, 2), []);
     }
 
     #[test]
     fn what_nobody_needs_may_stay_unreachable() {
-        let mut lines = up();
-        assert!(lines.lost(FIRST, SOME, false));
-        assert!(!lines.failed(FIRST, SOME));
-        assert_eq!(lines.need(PEER, 2), [(FIRST, SOME)]);
-        assert!(lines.failed(FIRST, SOME), "now it is needed");
+        let mut connections = up();
+        assert!(connections.lost(FIRST, SOME, false));
+        assert!(!connections.failed(FIRST, SOME));
+        assert_eq!(connections.need(PEER, 2), [(FIRST, SOME)]);
+        assert!(connections.failed(FIRST, SOME), "now it is needed");
     }
 
     #[test]
     fn what_is_needed_while_it_is_dialled_must_be_reached() {
-        let mut lines = up();
-        assert!(lines.lost(FIRST, SOME, false));
-        assert_eq!(lines.need(PEER, 2), []);
-        assert!(lines.failed(FIRST, SOME));
+        let mut connections = up();
+        assert!(connections.lost(FIRST, SOME, false));
+        assert_eq!(connections.need(PEER, 2), []);
+        assert!(connections.failed(FIRST, SOME));
     }
 
     #[test]
     fn attempts_ascend_whatever_becomes_of_them() {
-        let mut lines = up();
-        assert_eq!([lines.attempt(FIRST), lines.attempt(FIRST)], [1, 2]);
-        lines.lost(FIRST, SOME, false);
-        assert_eq!([lines.attempt(FIRST), lines.attempt(SECOND)], [3, 1]);
+        let mut connections = up();
+        assert_eq!([connections.attempt(FIRST), connections.attempt(FIRST)], [1, 2]);
+        connections.lost(FIRST, SOME, false);
+        assert_eq!([connections.attempt(FIRST), connections.attempt(SECOND)], [3, 1]);
     }
 }
