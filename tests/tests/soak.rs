@@ -1,7 +1,7 @@
 //! Nothing grows with the number of calls: neither memory, nor descriptors, nor threads (BOUND,
-//! CLEAN). Coordinator, daemons and ranks are in this one process, so that its size is that of all of
-//! them. The short forms run with all other tests; `make soak` runs `GRADWIRE_SOAK_CALLS` calls of
-//! each kind, 200,000 if it is not set, and prints the figures.
+//! CLEAN). Coordinator, daemons and ranks are in this one process, so that its size is that of all
+//! of them. The short forms run with all other tests; `make soak` runs `GRADWIRE_SOAK_CALLS` calls
+//! of each kind, 200,000 if it is not set, and prints the figures.
 
 use std::{
     env, fs,
@@ -124,8 +124,8 @@ const KINDS: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-/// Runs `calls` operations on every rank, `at_once` of them at a time. What the process has after the
-/// first `full` of them it has in the end. Both are multiples of `at_once`.
+/// Runs `calls` operations on every rank, `at_once` of them at a time. What the process has after
+/// the first `full` of them it has in the end. Both are multiples of `at_once`.
 fn flat(
     what: &str,
     plan: &Plan,

@@ -1,7 +1,7 @@
 //! Makes the connections between nodes. When a schedule first needs a peer, the node with the
 //! smaller number dials, `streams` times per lane, and the other one accepts. The dialler alone
-//! chooses how many there are: a frame says where it belongs. `connections` decides what is dialled again
-//! when a connection has broken.
+//! chooses how many there are: a frame says where it belongs. `connections` decides what is dialled
+//! again when a connection has broken.
 //!
 //! Dialling, accepting and the handshakes run on the control thread. A connection that has passed
 //! its handshake goes to its lane, which owns the socket from then on.
