@@ -21,16 +21,16 @@ const RTO_MAX_MS: std::ops::RangeInclusive<u128> = 1000..=120_000;
 ///
 /// # Errors
 /// If the system can't (before Linux 6.15), or `socket` is no TCP socket.
-pub fn limit_retransmission_interval(socket: &impl AsFd, most: Duration) -> io::Result<()> {
-    let most = most.as_millis().clamp(*RTO_MAX_MS.start(), *RTO_MAX_MS.end()) as libc::c_int;
+pub fn limit_retransmission_interval(socket: &impl AsFd, max: Duration) -> io::Result<()> {
+    let max = max.as_millis().clamp(*RTO_MAX_MS.start(), *RTO_MAX_MS.end()) as libc::c_int;
     // SAFETY: the option's value is one int, which lives until the call returns.
     let failed = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             libc::IPPROTO_TCP,
             TCP_RTO_MAX_MS,
-            (&raw const most).cast(),
-            size_of_val(&most) as libc::socklen_t,
+            (&raw const max).cast(),
+            size_of_val(&max) as libc::socklen_t,
         )
     };
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -64,7 +64,7 @@ mod tests {
         (here, listener.accept().unwrap().0)
     }
 
-    /// Waits until the system says what is expected: it may be late.
+    /// Waits until the system reports what is expected: it may be late.
     fn until(socket: &TcpStream, expected: impl Fn(u64) -> bool) -> u64 {
         for _ in 0..5000 {
             let bytes = unacknowledged(socket).unwrap();

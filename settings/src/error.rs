@@ -12,7 +12,7 @@ pub enum SettingsError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The file is not TOML.
@@ -23,7 +23,7 @@ pub enum SettingsError {
         /// Line, column and reason.
         reason: String,
     },
-    /// A key that nobody declared.
+    /// An undeclared key.
     #[error(
         "unknown setting '{key}' ({origin}){suggestion}; `gradwire config show` lists all settings"
     )]

@@ -27,7 +27,7 @@ mod free_list;
 
 use free_list::FreeList;
 
-/// What a block's address and room are multiples of: a cache line, and the widest vector.
+/// What a block's address and size are multiples of: a cache line, and the widest vector.
 pub const ALIGNMENT: u64 = 64;
 
 /// The size of the first segment, in bytes.
@@ -111,7 +111,7 @@ pub enum ArenaError {
     },
 }
 
-/// What a [`Register`] function says went wrong.
+/// The error of a [`Register`] function.
 pub type RegisterError = Box<dyn Error + Send + Sync>;
 
 /// Hands a new segment over to the daemon; called before any block of it is given out, and never
@@ -189,34 +189,34 @@ impl Arena {
             }
         };
         // An empty tensor gets an address of its own, too.
-        let room = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(full)?;
-        if let Some(block) = self.take(bytes, room) {
+        let taken = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(full)?;
+        if let Some(block) = self.take(bytes, taken) {
             return Ok(block);
         }
         let _growing = self.0.growing.lock();
-        // Whoever grew the arena while we waited may have made room for us.
-        if let Some(block) = self.take(bytes, room) {
+        // Another thread may have grown the arena while this one waited.
+        if let Some(block) = self.take(bytes, taken) {
             return Ok(block);
         }
-        self.grow(room, full)?;
-        self.take(bytes, room).ok_or_else(full)
+        self.grow(taken, full)?;
+        self.take(bytes, taken).ok_or_else(full)
     }
 
-    fn take(&self, bytes: u64, room: u64) -> Option<ArenaBlock> {
+    fn take(&self, bytes: u64, taken: u64) -> Option<ArenaBlock> {
         let mut state = self.0.state();
-        let (index, offset) = state.free.take(room)?;
-        state.stats.used += room;
+        let (index, offset) = state.free.take(taken)?;
+        state.stats.used += taken;
         let memory = Arc::clone(&state.segments[index as usize]);
         drop(state);
         let pointer = memory.segment.as_ptr().wrapping_add(offset as usize);
         let arena = Arc::clone(&self.0);
-        Some(ArenaBlock { arena, segment: SegmentId(index), offset, bytes, room, pointer })
+        Some(ArenaBlock { arena, segment: SegmentId(index), offset, bytes, taken, pointer })
     }
 
-    /// Adds a segment in which `room` bytes fit.
-    fn grow(&self, room: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
+    /// Adds a segment in which `taken` bytes fit.
+    fn grow(&self, taken: u64, full: impl Fn() -> ArenaError) -> Result<(), ArenaError> {
         let ArenaConfig { job, huge, .. } = &self.0.config;
-        let size = self.0.config.next_segment(self.stats().reserved, room).ok_or_else(full)?;
+        let size = self.0.config.next_segment(self.stats().reserved, taken).ok_or_else(full)?;
         let id = SegmentId(self.stats().segments);
         let name = format!("gradwire-{job}-{}-arena-{id}", std::process::id());
         let (segment, fd) = Segment::create(&name, size, *huge)?;
@@ -263,7 +263,7 @@ pub struct ArenaBlock {
     offset: u64,
     bytes: u64,
     /// What is taken for it, a multiple of [`ALIGNMENT`].
-    room: u64,
+    taken: u64,
     pointer: *mut u8,
 }
 
@@ -344,8 +344,8 @@ impl fmt::Debug for ArenaBlock {
 impl Drop for ArenaBlock {
     fn drop(&mut self) {
         let mut state = self.arena.state();
-        state.free.give(self.segment.0, self.offset, self.room);
-        state.stats.used -= self.room;
+        state.free.give(self.segment.0, self.offset, self.taken);
+        state.stats.used -= self.taken;
     }
 }
 

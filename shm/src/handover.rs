@@ -90,7 +90,7 @@ pub enum HandoverError {
 /// Sends a frame and its descriptors.
 ///
 /// # Errors
-/// `InvalidInput` if frame or descriptors are over the limits, otherwise what the socket says.
+/// `InvalidInput` if frame or descriptors are over the limits, otherwise the error of the socket.
 /// After an error other than `InvalidInput` part of the frame may be sent: drop the stream.
 pub fn send(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     check(frame.len(), fds.len())?;
@@ -227,7 +227,7 @@ pub struct Peer {
 /// Who is at the other end of a stream.
 ///
 /// # Errors
-/// What the socket says.
+/// The error of the socket.
 pub fn peer(stream: &UnixStream) -> io::Result<Peer> {
     let credentials = rustix::net::sockopt::socket_peercred(stream)?;
     Ok(Peer {

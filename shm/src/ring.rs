@@ -194,7 +194,7 @@ impl<B: Backing> SubmissionRing<'_, B> {
         Some(tail)
     }
 
-    /// Says that the consumer no longer sleeps, so that nobody wakes it.
+    /// Notes that the consumer no longer sleeps, so that no wake-up is sent.
     pub fn awake(&self) {
         self.sleeping.store(0, Relaxed);
     }
@@ -250,7 +250,7 @@ impl<B: Backing> CompletionRing<'_, B> {
         Ok(())
     }
 
-    /// Moves the epoch and wakes everybody who sleeps on it.
+    /// Moves the epoch and wakes all threads that sleep on it.
     pub fn signal(&self) {
         self.move_on(|_| true);
     }
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_says_so_and_goes_on_when_there_is_room() {
+    fn a_full_ring_refuses_and_goes_on_when_there_is_room() {
         let words = Words::default();
         let ring = words.completions();
         let (mut tail, mut head) = (0, 0);

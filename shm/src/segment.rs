@@ -3,7 +3,7 @@
 //! Touching a mapped page must never fail, because a failure there is a signal and not an error.
 //! So everything that can go wrong is made to go wrong earlier:
 //!
-//! - the maker asks first whether there is room (so that the out-of-memory killer is not what
+//! - the maker checks first whether there is memory (so that the out-of-memory killer is not what
 //!   answers), then fills every page: too little is a [`SegmentError`], never a later SIGBUS;
 //! - it seals the memory against shrinking and growing;
 //! - the daemon checks those seals, maps, and adds the seal against future writes, which also

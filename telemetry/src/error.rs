@@ -23,7 +23,7 @@ pub enum TelemetryError {
         address: SocketAddr,
         /// The setting it comes from.
         setting: &'static str,
-        /// What the system said.
+        /// The error of the system.
         reason: std::io::Error,
         /// What to do, where that is known.
         hint: &'static str,

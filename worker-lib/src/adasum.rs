@@ -23,11 +23,11 @@ use crate::{
     task::Parts,
 };
 
-/// What each rank says of its tensor before shares travel: its number, the element type, how many
-/// dimensions there are, and these.
+/// What each rank reports of its tensor before shares travel: its number, the element type, how
+/// many dimensions there are, and these.
 const NUMBERS: usize = 3 + Shape::MAX_DIMS;
 
-fn says(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
+fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
     let mut numbers = [0; NUMBERS];
     let dims = shape.dims();
     numbers[..3].copy_from_slice(&[u64::from(rank), dtype as u64, dims.len() as u64]);
@@ -86,7 +86,7 @@ impl Session {
     fn combine(&self, parts: &Parts, memory: &Memory) -> Result<()> {
         let (dtype, elements) = (memory.dtype(), memory.shape().elements());
         let all =
-            self.exchange(parts.counts("shapes"), says(self.rank(), dtype, memory.shape()))?;
+            self.exchange(parts.counts("shapes"), report(self.rank(), dtype, memory.shape()))?;
         agree(&all).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
         // All members' shares are alike, so that the alltoall gives as many elements of each.
@@ -182,20 +182,20 @@ mod tests {
     #[test]
     fn all_ranks_give_the_same_or_read_who_gave_what() {
         let shape = |dims: &[u64]| Shape::new(dims).unwrap();
-        let same = |rank| says(rank, DType::F32, &shape(&[2, 3]));
+        let same = |rank| report(rank, DType::F32, &shape(&[2, 3]));
         assert_eq!(agree(&[same(0), same(1), same(4)]), Ok(()));
         let most = shape(&[1; Shape::MAX_DIMS]);
         for other in [
-            says(1, DType::F32, &shape(&[3, 2])),
-            says(1, DType::F32, &shape(&[2, 3, 0])),
-            says(1, DType::F64, &shape(&[2, 3])),
-            says(1, DType::F32, &most),
+            report(1, DType::F32, &shape(&[3, 2])),
+            report(1, DType::F32, &shape(&[2, 3, 0])),
+            report(1, DType::F64, &shape(&[2, 3])),
+            report(1, DType::F32, &most),
         ] {
             let failure = agree(&[same(0), other]).unwrap_err();
             assert_eq!(failure.kind, FailureKind::Disagreement);
             assert!(failure.what.contains("\nrank 0: f32 [2, 3]\nrank 1: f"), "{failure}");
         }
-        let failure = agree(&[same(0), says(1, DType::F16, &shape(&[]))]).unwrap_err();
+        let failure = agree(&[same(0), report(1, DType::F16, &shape(&[]))]).unwrap_err();
         assert!(failure.what.ends_with("rank 1: f16 []"), "{failure}");
     }
 }

@@ -132,7 +132,7 @@ impl SessionBuilder {
     /// still be on their way: a barrier waits for them.
     ///
     /// # Errors
-    /// [`GradwireError`]: nobody answers, the daemon refuses, time is up, or there is no memory.
+    /// [`GradwireError`]: no daemon answers, it refuses, time is up, or there is no memory.
     pub fn attach(self) -> Result<Session> {
         let Self { launch, cancel } = self;
         let worker = &launch.tuning.worker;

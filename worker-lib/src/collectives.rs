@@ -86,8 +86,8 @@ pub(crate) struct Finished {
 impl Started {
     /// What became of it.
     fn finish(self, done: Done) -> Finished {
-        let Done { aux, room } = done;
-        let outputs = match room {
+        let Done { aux, moved } = done;
+        let outputs = match moved {
             Some(outputs) => outputs.into_iter().map(Some).collect(),
             None => {
                 let rows = self.expected.into_iter().map(|expected| expected.rows);
@@ -102,7 +102,7 @@ impl Started {
 impl Finished {
     fn all(self) -> Result<Vec<Output>> {
         let outputs = self.outputs.into_iter().collect();
-        // There is one for whoever is to get one: its own request says so.
+        // A rank that gets a result has a shape for it: its own request implies it.
         let lost = || GradwireError::Protocol("a result has no place".into());
         Option::<Vec<Output>>::ok_or_else(outputs, lost)
     }
@@ -179,7 +179,7 @@ impl Session {
 
     fn start_checked(&self, call: Call, inputs: &[&Memory], into: &Target<'_>) -> Result<Started> {
         let Call { set, name, kind, way, priority, origin, request } = call;
-        // Before anything is made room for: nothing is started then.
+        // Before memory is allocated: nothing is started then.
         request.validate()?;
         let given = if let Target::Given(given) = into { Some(*given) } else { None };
         self.check_memory(inputs.iter().copied().chain(given))?;
@@ -221,7 +221,7 @@ impl Session {
             };
             memory.extend([input.lend(), result]);
         }
-        // Last, so that a call that is refused is counted by nobody: other ranks don't know of it.
+        // Last, so that a refused call is not counted: other ranks don't know of it.
         let numbered = match (way, &name) {
             (Some(way), _) => Some(self.message_of(number, way)?),
             (None, None) => Some(self.names().unnamed(number, kind)),

@@ -1,4 +1,4 @@
-//! What can go wrong, in words that say what to do.
+//! What can go wrong. Each text says what to do.
 
 use std::{fmt, io, time::Duration};
 
@@ -34,21 +34,21 @@ pub enum GradwireError {
     /// The secret can't be used; the text does not repeat it.
     #[error("GRADWIRE_SECRET: {0}")]
     Secret(#[from] SecretError),
-    /// Nobody answers at the daemon's socket.
+    /// No daemon answers at its socket.
     #[error("no daemon (gradwired) answers at {socket}: {source}; is it running on this machine?")]
     Connect {
         /// The socket, `@name` for one without a file.
         socket: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The daemon does not take this process as a rank.
     #[error("the daemon of this node refused this process: {0}")]
     Refused(Failure),
-    /// The daemon said something that makes no sense here. No retry will help.
+    /// The daemon sent a message that is not allowed here. No retry will help.
     #[error("the daemon of this node broke the protocol: {0}")]
     Protocol(String),
-    /// The operation, or the whole job, failed; all ranks are told the same (TELL).
+    /// The operation, or the whole job, failed; all ranks receive the same cause (TELL).
     #[error(transparent)]
     Failed(#[from] Failure),
     /// A deadline passed first (WAIT). The operation itself may still complete.
@@ -83,7 +83,7 @@ pub enum GradwireError {
     System {
         /// What was asked for.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The process was forked: threads and socket of a session stay with the parent.
@@ -103,7 +103,7 @@ pub enum GradwireError {
 }
 
 impl GradwireError {
-    /// The failure that all ranks are told, if this is one: of which kind, of which rank, host and
+    /// The failure that all ranks receive, if this is one: of which kind, of which rank, host and
     /// tensor.
     pub fn failure(&self) -> Option<&Failure> {
         match self {

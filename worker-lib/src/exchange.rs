@@ -1,4 +1,4 @@
-//! What the ranks tell each other before the parts of an operation on which they have to agree, and
+//! What the ranks exchange before the parts of an operation on which they have to agree, and
 //! what all of them read where they do not.
 
 use gradwire_proto::{Failure, FailureKind};

@@ -63,8 +63,8 @@
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
 //! - **WAIT** No wait is silent: each ends with an outcome, with the session, or at a deadline, and
 //!   the connection and the daemon's heartbeat are watched meanwhile.
-//! - **BOUND** At most 4096 operations are in flight; a further one waits for room.
-//! - **TRUST** What the daemon says is checked where it arrives.
+//! - **BOUND** At most 4096 operations are in flight; a further one waits for a place.
+//! - **TRUST** What the daemon sends is checked where it arrives.
 //!
 //! The daemon does the work: there is no network and no runtime in here, and no arithmetic but that
 //! of sparse allreduces and of Adasum, which are made of other collectives.
@@ -80,7 +80,7 @@ mod exchange;
 mod handle;
 mod launch;
 mod link;
-#[expect(unsafe_code, reason = "the one room where shared memory becomes slices")]
+#[expect(unsafe_code, reason = "the one module where shared memory becomes slices")]
 mod memory;
 mod naming;
 mod objects;

@@ -54,7 +54,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Checks what the daemon says (TRUST).
+    /// Checks what the daemon sends (TRUST).
     fn check(wire: pb::Attached, asked_local_rank: u32) -> Result<Self> {
         let orderly = wire.rank < wire.size
             && wire.local_rank == asked_local_rank

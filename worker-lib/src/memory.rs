@@ -1,14 +1,14 @@
 //! Tensors in the arena, and the only place of this crate where their bytes become slices.
 //!
 //! While an operation is in flight the daemon reads and writes its tensor from another process.
-//! That nobody here looks meanwhile is a matter of ownership: a blocking call borrows the buffer
-//! mutably, an asynchronous one takes it and its handle gives it back. The table of operations
-//! keeps a [`Keep`] for as long as the operation runs: it keeps the memory from being given to
-//! another tensor, and can't look into it. A [`SharedBuffer`] has no slices at all, so that others
-//! may have views of it.
+//! Ownership ensures that this process does not access it meanwhile: a blocking call borrows the
+//! buffer mutably, an asynchronous one takes it and its handle gives it back. The table of
+//! operations keeps a [`Keep`] for as long as the operation runs: it keeps the memory from being
+//! given to another tensor, and can't look into it. A [`SharedBuffer`] has no slices at all, so
+//! that others may have views of it.
 //!
 //! A session may end while the daemon is still at work on an operation: it was stopped, for one.
-//! Before anybody who waits for the operation is told, its memory is taken back
+//! Before a waiter learns of the end of the operation, its memory is taken back
 //! ([`Keep::take_back`]).
 
 use std::{
@@ -261,14 +261,14 @@ impl SharedBuffer {
     /// elements.
     pub fn view(&self, first_element: u64, dtype: DType, shape: &Shape) -> Result<Self> {
         let size = dtype.size() as u64;
-        let room = self.byte_len();
+        let whole = self.byte_len();
         let bytes = shape.elements().checked_mul(size);
         let first = first_element.checked_mul(size);
         let end = first.zip(bytes).and_then(|(first, bytes)| first.checked_add(bytes));
-        let (Some(first), true) = (first, end.is_some_and(|end| end <= room)) else {
+        let (Some(first), true) = (first, end.is_some_and(|end| end <= whole)) else {
             let text = format!(
                 "a view of {dtype} {shape} from element {first_element} on is not within a buffer \
-                 of {room} bytes"
+                 of {whole} bytes"
             );
             return Err(GradwireError::Invalid(text));
         };
@@ -344,7 +344,7 @@ pub trait Payload: sealed::Sealed + Send + 'static {
 /// What a collective can give as a result of its own: a [`Tensor`], a [`Buffer`] or a
 /// [`SharedBuffer`].
 pub trait FromBuffer: Payload {
-    /// The element type, where the type says it.
+    /// The element type, if the Rust type determines it.
     const DTYPE: Option<DType>;
 
     /// Takes memory whose elements are of [`FromBuffer::DTYPE`], if that is known.

@@ -1,7 +1,7 @@
 //! Objects of the program, in serde's terms: broadcast and gathered as bytes.
 //!
 //! They travel in the postcard format, which is data and can't run anything. What a rank can't give
-//! — an object that is too large, or that can't be serialised — every rank is told (TELL).
+//! — an object that is too large, or that can't be serialised — is reported to every rank (TELL).
 
 use gradwire_proto::{DType, Failure, FailureKind, Rank, Shape};
 use gradwire_shm::control::Origin;
@@ -190,7 +190,7 @@ impl Session {
         Ok((parts, packed))
     }
 
-    /// First the size, so that all have room, then the bytes.
+    /// First the size, so that all can allocate memory, then the bytes.
     fn move_object<T: DeserializeOwned>(
         &self,
         parts: &Parts,

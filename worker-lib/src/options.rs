@@ -124,7 +124,7 @@ macro_rules! reduction {
     };
 }
 
-/// How an allreduce reduces: the average where nothing else is said.
+/// How an allreduce reduces: the average by default.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
 pub struct AllreduceOptions {
@@ -134,7 +134,7 @@ pub struct AllreduceOptions {
 common!(named AllreduceOptions);
 reduction!(AllreduceOptions);
 
-/// How a reduction to one rank reduces: the average where nothing else is said.
+/// How a reduction to one rank reduces: the average by default.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
 pub struct ReduceOptions {
@@ -152,7 +152,7 @@ impl ReduceOptions {
     }
 }
 
-/// How a reducescatter reduces: the average where nothing else is said.
+/// How a reducescatter reduces: the average by default.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
 pub struct ReduceScatterOptions {
@@ -162,8 +162,8 @@ pub struct ReduceScatterOptions {
 common!(named ReduceScatterOptions);
 reduction!(ReduceScatterOptions);
 
-/// Whose tensor, or whose object, a broadcast gives to everybody: rank 0's where nothing else is
-/// said.
+/// Whose tensor, or whose object, a broadcast gives to all ranks: rank 0's by
+/// default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct BroadcastOptions {
@@ -197,7 +197,7 @@ impl AllgatherOptions {
     }
 }
 
-/// Who gathers: rank 0 where nothing else is said.
+/// Who gathers: rank 0 by default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct GatherOptions {
@@ -213,7 +213,7 @@ impl GatherOptions {
     }
 }
 
-/// Whose rows are given out: rank 0's where nothing else is said.
+/// Whose rows are given out: rank 0's by default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct ScatterOptions {
@@ -290,7 +290,7 @@ impl SendOptions {
         Self { common: Common::default(), peer: rank, tag: 0 }
     }
 
-    /// What tells this message from others between the two; 0 where not set.
+    /// Distinguishes this message from others between the two; 0 where not set.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         self
@@ -315,7 +315,7 @@ impl ReceiveOptions {
         Self { common: Common::default(), peer: rank, tag: 0, dtype: None, expecting: None }
     }
 
-    /// What tells this message from others between the two; 0 where not set.
+    /// Distinguishes this message from others between the two; 0 where not set.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         self
@@ -350,7 +350,7 @@ pub struct JoinOptions {
 }
 common!(JoinOptions);
 
-/// How a sparse allreduce reduces: the sum or the average, which it is where nothing else is said.
+/// How a sparse allreduce reduces: the sum, or by default the average.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct SparseOptions {

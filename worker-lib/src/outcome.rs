@@ -6,7 +6,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{error::Result, shared::LOOK_AROUND};
 
-/// The outcome of a thread, for whoever waits for it.
+/// The outcome of a thread, for its waiters.
 pub(crate) struct Outcome<R> {
     result: Mutex<Option<Result<R>>>,
     ended: Condvar,

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_says_of_results_is_checked() {
+    fn the_sizes_that_the_daemon_reports_are_checked() {
         let shape = Shape::new(&[2, 3]).unwrap();
         let of = |collective| Request::plain(collective, DType::F32, shape.clone());
         let gather = of(Collective::Allgather);

@@ -26,7 +26,7 @@ use crate::{
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
 /// leaves the job in good order when [`Session::shutdown`] is called. A session whose last clone
-/// and last handle are dropped without it has failed, and all other ranks are told so (TELL): that
+/// and last handle are dropped without it has failed, and all other ranks receive that (TELL): that
 /// is what happens to a `main` that returns early because of an error.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
@@ -157,7 +157,7 @@ impl Session {
         Ok(Tensor::new(self.buffer(T::DTYPE, Shape::new(&dims)?)?))
     }
 
-    /// A tensor in shared memory with a copy of `values`, as many as `shape` says.
+    /// A tensor in shared memory with a copy of `values`, as many as `shape` has.
     ///
     /// # Errors
     /// Another number of values than the shape has, a shape that is too large, or no memory.
@@ -179,7 +179,7 @@ impl Session {
     /// As [`Session::zeros`], for an element type that is known at run time only.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::zeros`].
     pub fn buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         let mut buffer = self.buffer_unfilled(dtype, shape)?;
         // A block may have been another tensor's before.
@@ -191,7 +191,7 @@ impl Session {
     /// of it is written anyway.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::zeros`].
     pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
         self.0.shared.check()?;
@@ -203,7 +203,7 @@ impl Session {
         Ok(Buffer::new(self.0.shared.noted(block)?, dtype, shape))
     }
 
-    /// Leaves the job: tells the daemon and waits until it has let this rank go. Whatever is in
+    /// Leaves the job: notifies the daemon and waits for its answer. Whatever is in
     /// flight fails on the other ranks, and later calls on all clones fail. Calling it again is
     /// no error.
     ///
@@ -216,7 +216,7 @@ impl Session {
     }
 
     /// Gives up: every waiting and every later call of this process fails with the reason, and the
-    /// daemon tells all other ranks that this one is lost (TELL).
+    /// daemon reports to all other ranks that this one is lost (TELL).
     pub fn abort(&self, reason: &str) {
         if self.check_process().is_err() {
             return;
@@ -274,7 +274,7 @@ impl Session {
     }
 }
 
-/// What the other ranks are told of a rank whose session ends without [`Session::shutdown`] and
+/// What the other ranks receive about a rank whose session ends without [`Session::shutdown`] and
 /// without an error before: a program that leaves `main` early for a reason of its own does so.
 const DROPPED: &str =
     "it dropped its session without shutdown(), as a program does that ends early";
@@ -319,7 +319,8 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // A forked child has neither the threads nor the right to speak on the connection.
         if self.process == std::process::id() {
-            // Nobody is left to tell here; the daemon sees the connection's end in any case.
+            // There is no caller to return an error to; the daemon sees the connection's end in any
+            // case.
             let reason = self.shared.last_error().unwrap_or_else(|| DROPPED.to_owned());
             let _ = self.end(Message::GiveUp(pb::GiveUp { reason }));
             self.shared.forget();
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_is_told_so() {
+    fn a_forked_child_is_refused() {
         assert!(same_process(7, 7).is_ok());
         let text = same_process(7, 8).unwrap_err().to_string();
         assert!(text.contains("process 7") && text.contains("process 8"), "{text}");

@@ -3,12 +3,13 @@
 //! - TELL: the first cause of a failure is kept, and every waiting and every later call gets it.
 //! - WAIT: every wait ends with an outcome, the session's end, or a deadline. Who waits wakes up
 //!   once a second at least and looks whether the threads that bring news are still there.
-//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for room.
+//! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for a
+//!   place.
 //!
 //! While an operation is in flight its memory is lent to the daemon. A session that ends for a
 //! reason of this side, or without a word of the daemon, can't know that the daemon has stopped: it
 //! may be in the middle of a write, or go on with one when it is continued. So the memory of all
-//! that is in flight is taken back first, and only then anybody who waits is told
+//! that is in flight is taken back first, and only then the waiters are notified
 //! ([`Shared::finish`]).
 
 use std::{
@@ -97,7 +98,7 @@ pub(crate) struct Shared {
     end: OnceLock<End>,
     /// Why this process gives up, until the daemon has taken notice.
     giving_up: OnceLock<Failure>,
-    /// What the program was told last that went wrong: likely why it ends, if it does.
+    /// The last error that the program received: likely why it ends, if it does.
     last_error: Mutex<Option<String>>,
     /// Segments that the daemon has taken.
     segments: Mutex<BTreeSet<u32>>,
@@ -118,7 +119,7 @@ impl Shared {
         result.inspect_err(|error| *self.last_error.lock() = Some(error.to_string()))
     }
 
-    /// The last error that the program was told.
+    /// The last error that the program received.
     pub(crate) fn last_error(&self) -> Option<String> {
         self.last_error.lock().clone()
     }
@@ -150,11 +151,11 @@ impl Shared {
     }
 
     /// Ends the session; only the first cause counts (TELL). Takes the memory of all that is in
-    /// flight back from the daemon, and wakes everybody who waits.
+    /// flight back from the daemon, and wakes all waiters.
     pub(crate) fn finish(&self, end: End) {
         self.finish_once(end, |lent| {
             if let Err(error) = Keep::take_back(lent.iter().flatten()) {
-                // Whoever is told that an operation has ended uses its memory again: no error is
+                // A program that sees an operation end uses its memory again: no error is
                 // worse than what could become of that.
                 eprintln!("gradwire: memory can't be taken back from the daemon: {error}");
                 std::process::abort();
@@ -162,13 +163,13 @@ impl Shared {
         });
     }
 
-    /// As [`Shared::finish`], where the daemon says that its data threads have stopped.
+    /// As [`Shared::finish`], where the daemon has reported that its data threads have stopped.
     pub(crate) fn finish_stopped(&self, end: End) {
         self.finish_once(end, |_| {});
     }
 
     fn finish_once(&self, end: End, take_back: impl FnOnce(&[Vec<Keep>])) {
-        // Nobody sees the end before the memory is back, and a second cause waits for the first.
+        // The end is visible only when the memory is back, and a second cause waits for the first.
         self.end.get_or_init(|| {
             // What had succeeded by now has, and nothing succeeds later: the daemon's results don't
             // reach memory that was taken back.
@@ -193,7 +194,7 @@ impl Shared {
     /// An error once the session has ended.
     pub(crate) fn check(&self) -> Result<()> {
         if self.ended().is_none() && !self.watched.load(Relaxed) {
-            // The watcher says why before it goes; this is for the case that it could not.
+            // The watcher reports why before it ends; this is for the case that it could not.
             let what = "the thread that listens to the daemon has ended";
             self.finish(End::Failed(Failure::new(FailureKind::Internal, what)));
         }
@@ -220,8 +221,8 @@ impl Shared {
         self.check()
     }
 
-    /// Gives up: tells the daemon why, waits until it has heard it, and ends the session with the
-    /// reason.
+    /// Gives up: reports the reason to the daemon, waits for its receipt, and ends the session with
+    /// the reason.
     pub(crate) fn give_up(&self, failure: Failure) {
         let _ = self.giving_up.set(failure.clone());
         let give_up = pb::GiveUp { reason: failure.what.clone() };
@@ -267,7 +268,7 @@ impl Shared {
         }
     }
 
-    /// Starts an operation. Waits for room in the ring if there is none.
+    /// Starts an operation. Waits while the ring is full.
     pub(crate) fn submit(&self, operation: Operation) -> Result<u64> {
         let Operation { process_set, name, request, priority, origin, inputs, outputs, .. } =
             operation;
@@ -418,14 +419,14 @@ impl Shared {
         self.tickets.lock().has_ended(ticket) || self.check().is_err()
     }
 
-    /// Nobody will ask for the outcome.
+    /// The outcome will not be fetched.
     pub(crate) fn abandon(&self, ticket: u64) {
         let left = self.tickets.lock().abandon(ticket);
         // The memory goes back to the arena without our lock.
         drop(left);
     }
 
-    /// Lets go of everything that is in flight. Only when nobody can start anything any more and
+    /// Lets go of everything that is in flight. Only when no operation can be started any more and
     /// the connection is gone: the memory's arena holds on to this, and this to the memory.
     pub(crate) fn forget(&self) {
         let forgotten = self.tickets.lock().clear();
@@ -440,7 +441,7 @@ impl Shared {
     }
 }
 
-/// Says that nobody watches any more, even when a watcher panics.
+/// Notes that the watcher has ended, even when it panics.
 pub(crate) struct Unwatched<'a>(pub(crate) &'a Shared);
 
 impl Drop for Unwatched<'_> {

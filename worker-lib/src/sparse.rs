@@ -1,11 +1,11 @@
 //! Allreduce of a tensor of which each rank has some rows, such as an embedding's gradient.
 //!
-//! Each rank adds up its rows of the same index, and all tell each other how many they have. Then
+//! Each rank adds up its rows of the same index, and all exchange how many they have. Then
 //! the rows travel, by an allgather of indices and values, and every rank adds them up in the order
 //! of ranks (SAME); or, where that is less, the dense tensor does, by an allreduce. All see the
 //! same numbers, so all take the same way (SparCML, Renggli et al., SC 2019).
 //!
-//! TELL: what one rank gives wrongly, all are told with the numbers, and all fail.
+//! TELL: if one rank gives wrong input, all ranks fail with the numbers.
 
 mod coalesce;
 
@@ -48,9 +48,9 @@ pub struct SparseReduced<T> {
     pub dense: bool,
 }
 
-/// What each rank says before rows travel, as numbers: [`Says::NUMBERS`] of them.
+/// What each rank reports before rows travel, as numbers: [`Report::NUMBERS`] of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Says {
+struct Report {
     rank: u64,
     /// What all have to have in common.
     common: [u64; 4],
@@ -60,7 +60,7 @@ struct Says {
     bad: [u64; 2],
 }
 
-impl Says {
+impl Report {
     const NUMBERS: usize = 8;
 
     fn to_numbers(self) -> [u64; Self::NUMBERS] {
@@ -85,9 +85,9 @@ impl Says {
 }
 
 /// Whether all gave what can be reduced; otherwise the same failure for all.
-fn agree(all: &[Says]) -> Result<(), Failure> {
-    if let Some(Says { rank, common: [rows, ..], bad: [index, how_many], .. }) =
-        all.iter().find(|says| says.bad[1] > 0)
+fn agree(all: &[Report]) -> Result<(), Failure> {
+    if let Some(Report { rank, common: [rows, ..], bad: [index, how_many], .. }) =
+        all.iter().find(|report| report.bad[1] > 0)
     {
         let what = format!(
             "index {index} of a sparse allreduce is out of range: its tensor has {rows} rows \
@@ -96,14 +96,14 @@ fn agree(all: &[Says]) -> Result<(), Failure> {
         return Err(Failure::new(FailureKind::Invalid, what).rank(Rank(*rank as u32)));
     }
     if all.windows(2).any(|pair| pair[0].common != pair[1].common) {
-        return Err(disagreement("a sparse allreduce", all.iter().map(Says::what)));
+        return Err(disagreement("a sparse allreduce", all.iter().map(Report::what)));
     }
     Ok(())
 }
 
 impl Session {
     /// Adds up the ranks' rows; every rank gets all of them. Where the dense tensor is less to
-    /// move, that is moved, and the result says so; [`crate::Stats`] counts both.
+    /// move, that is moved, and the result reports it; [`crate::Stats`] counts both.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also for values that are not as many as the indices need. An
@@ -167,16 +167,16 @@ impl Session {
         } else {
             Default::default()
         };
-        let says = Says {
+        let report = Report {
             rank: u64::from(self.rank()),
             common: [rows, cols, T::DTYPE as u64, op as u64],
             count: own.0.len() as u64,
             bad,
         };
-        let all = self.exchange(parts.counts("counts"), says.to_numbers())?;
-        let all: Vec<Says> = all.into_iter().map(Says::from_numbers).collect();
+        let all = self.exchange(parts.counts("counts"), report.to_numbers())?;
+        let all: Vec<Report> = all.into_iter().map(Report::from_numbers).collect();
         agree(&all).map_err(|failure| parts.named(failure))?;
-        let gathered = all.iter().fold(0u64, |sum, says| sum.saturating_add(says.count));
+        let gathered = all.iter().fold(0u64, |sum, report| sum.saturating_add(report.count));
         let dense = dense_is_smaller(gathered, rows, cols * size_of::<T>() as u64);
         self.count_sparse(dense);
         let rows = if dense {
@@ -214,7 +214,7 @@ impl Session {
         op: ReduceOp,
         given: &SparseRows<T>,
         (indices, values): (Vec<u64>, Vec<T>),
-        all: &[Says],
+        all: &[Report],
     ) -> Result<SparseRows<T>> {
         let (rows, cols) = (given.rows, given.cols);
         // One operation for both: an index never travels without its row.
@@ -225,7 +225,7 @@ impl Session {
         let options = AllgatherOptions { common: parts.part("rows") };
         let gathered = self.grouped_allgather(&own, options)?;
         // ONE: every rank that was counted has given what it was counted with.
-        let counts = || all.iter().map(|says| says.count);
+        let counts = || all.iter().map(|report| report.count);
         if !gathered.iter().all(|gathered| gathered.rows.iter().copied().eq(counts())) {
             let what = "ranks took part in the counting of a sparse allreduce and not in its rows";
             let hint = "wait for all handles before a rank joins";
@@ -254,22 +254,23 @@ fn typed<T: Element>(buffer: Option<Buffer>) -> Result<Tensor<T>> {
 mod tests {
     use super::*;
 
-    fn says(rank: u64) -> Says {
+    fn report(rank: u64) -> Report {
         let common = [10, 4, DType::F32 as u64, ReduceOp::Sum as u64];
-        Says { rank, common, count: 3, bad: [0, 0] }
+        Report { rank, common, count: 3, bad: [0, 0] }
     }
 
     #[test]
     fn what_ranks_say_survives_and_is_compared() {
-        let one = Says { rank: 3, bad: [12, 2], ..says(3) };
-        assert_eq!(Says::from_numbers(one.to_numbers()), one);
-        assert_eq!(agree(&[says(0), says(1)]), Ok(()));
-        let failure = agree(&[says(0), one]).unwrap_err();
+        let one = Report { rank: 3, bad: [12, 2], ..report(3) };
+        assert_eq!(Report::from_numbers(one.to_numbers()), one);
+        assert_eq!(agree(&[report(0), report(1)]), Ok(()));
+        let failure = agree(&[report(0), one]).unwrap_err();
         assert_eq!((failure.kind, failure.rank), (FailureKind::Invalid, Some(Rank(3))));
         assert!(failure.what.contains("index 12") && failure.what.contains("10 rows"), "{failure}");
 
-        let other = Says { common: [10, 5, DType::F64 as u64, ReduceOp::Sum as u64], ..says(1) };
-        let failure = agree(&[says(0), other]).unwrap_err();
+        let other =
+            Report { common: [10, 5, DType::F64 as u64, ReduceOp::Sum as u64], ..report(1) };
+        let failure = agree(&[report(0), other]).unwrap_err();
         assert_eq!(failure.kind, FailureKind::Disagreement);
         for line in ["rank 0: sum of f32 [10, 4]", "rank 1: sum of f64 [10, 5]"] {
             assert!(failure.what.contains(line), "{failure}");

@@ -3,7 +3,7 @@
 //! handle.
 //!
 //! TELL: once a part has been submitted, the other ranks wait for the next one. A rank that can't
-//! go on for a reason that only it knows therefore gives up, and all are told.
+//! go on for a reason that only it knows therefore gives up, and all ranks receive the reason.
 
 use std::{collections::HashMap, sync::Arc, thread};
 
@@ -147,25 +147,25 @@ impl Parts {
         &self.place.key.1
     }
 
-    /// What a part is told.
+    /// The options of a part.
     pub(crate) fn part(&self, ending: &str) -> Common {
         debug_assert!(ending.len() < MAX_PART);
         Common { name: Some(format!("{}/{ending}", self.name())), ..self.common.clone() }
     }
 
-    /// What a part is told that carries the name of the whole: the ranks' numbers before the
-    /// others.
+    /// The options of the part that carries the name of the whole: the ranks' numbers, which come
+    /// first.
     pub(crate) fn whole(&self) -> Common {
         let name = Some(self.name().as_str().to_owned());
         Common { name, origin: Origin::Count, ..self.common.clone() }
     }
 
-    /// What a part is told that is about the ranks' numbers.
+    /// The options of a part that exchanges the ranks' numbers.
     pub(crate) fn counts(&self, ending: &str) -> Common {
         self.part_of(ending, Origin::Count)
     }
 
-    /// What a part is told that is of another kind.
+    /// The options of a part of another kind.
     pub(crate) fn part_of(&self, ending: &str, origin: Origin) -> Common {
         Common { origin, ..self.part(ending) }
     }
@@ -243,7 +243,7 @@ impl Session {
         unwinding.done = true;
         if let Err(error) = &result {
             match error {
-                // All ranks are told the same.
+                // All ranks receive the same.
                 GradwireError::Failed(_) | GradwireError::Closed | GradwireError::Forked { .. } => {
                 }
                 error => {

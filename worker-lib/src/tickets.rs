@@ -3,7 +3,7 @@
 //! An entry holds on to the operation's memory (`K`) until the operation has ended, whatever became
 //! of the handle: memory that the daemon may still write to is never given to another tensor. How
 //! many entries there can be is bounded by the submission ring (BOUND). An operation whose results
-//! turn out to be of another size than expected gets room for them (`R`) while it is in flight.
+//! turn out to be of another size than expected gets other memory for them (`R`) while in flight.
 //!
 //! When the session ends the table is closed: nothing is added to it, and nothing in it succeeds
 //! any more, because its memory is not where the daemon's result goes.
@@ -18,7 +18,7 @@ pub(crate) struct Done<R> {
     /// The number that the daemon gave with it.
     pub(crate) aux: u64,
     /// Where its results are, if not where it was submitted with.
-    pub(crate) room: Option<R>,
+    pub(crate) moved: Option<R>,
 }
 
 /// How an operation ended.
@@ -31,19 +31,19 @@ pub(crate) type Key = (ProcessSetId, TensorName);
 struct Entry<K, R> {
     key: Key,
     request: Request,
-    /// Whether its results are memory that nobody else uses, and may be elsewhere.
+    /// Whether its results are memory that is not used elsewhere, and may be moved.
     movable: bool,
     /// `None` while in flight.
     outcome: Option<Outcome<R>>,
-    /// Nobody will ask for the outcome.
+    /// The handle was dropped: the outcome will not be fetched.
     abandoned: bool,
     /// Dropped when the operation ends.
     memory: Option<K>,
-    room: Option<R>,
+    moved: Option<R>,
 }
 
-/// What is left of an operation, for the caller to drop outside of any lock: its memory, the room
-/// for results that it failed to have, and an outcome that nobody asks for.
+/// What is left of an operation, for the caller to drop outside of any lock: its memory, the
+/// memory of results that it failed to have, and an outcome that no handle asks for.
 pub(crate) type Remains<K, R> = (Option<K>, Option<R>, Option<Outcome<R>>);
 
 /// The operations of one session that are in flight or whose outcome was not fetched yet.
@@ -107,7 +107,7 @@ impl<K, R> Tickets<K, R> {
             outcome: None,
             abandoned: false,
             memory: Some(memory),
-            room: None,
+            moved: None,
         };
         self.entries.insert(ticket, entry);
         Ok(ticket)
@@ -124,16 +124,16 @@ impl<K, R> Tickets<K, R> {
     /// once.
     pub(crate) fn movable(&self, ticket: u64) -> Option<&Request> {
         let entry = self.entries.get(&ticket)?;
-        let waits = entry.movable && entry.outcome.is_none() && entry.room.is_none();
+        let waits = entry.movable && entry.outcome.is_none() && entry.moved.is_none();
         waits.then_some(&entry.request)
     }
 
     /// Puts the results of an operation in flight elsewhere. Gives back what is of no use, for the
     /// caller to drop outside of any lock.
-    pub(crate) fn move_results(&mut self, ticket: u64, room: R) -> Option<R> {
+    pub(crate) fn move_results(&mut self, ticket: u64, results: R) -> Option<R> {
         match self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none()) {
-            Some(entry) => entry.room.replace(room),
-            None => Some(room),
+            Some(entry) => entry.moved.replace(results),
+            None => Some(results),
         }
     }
 
@@ -145,8 +145,8 @@ impl<K, R> Tickets<K, R> {
         outcome: Result<u64, Failure>,
     ) -> Option<Remains<K, R>> {
         let entry = self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none())?;
-        let mut room = entry.room.take();
-        entry.outcome = Some(outcome.map(|aux| Done { aux, room: room.take() }));
+        let mut moved = entry.moved.take();
+        entry.outcome = Some(outcome.map(|aux| Done { aux, moved: moved.take() }));
         self.names.remove(&entry.key);
         let memory = entry.memory.take();
         let left = if entry.abandoned {
@@ -154,7 +154,7 @@ impl<K, R> Tickets<K, R> {
         } else {
             None
         };
-        Some((memory, room, left))
+        Some((memory, moved, left))
     }
 
     /// Closes the table. Gives the memory of what is in flight, which stays taken.
@@ -193,7 +193,7 @@ impl<K, R> Tickets<K, R> {
         self.entries.get(&ticket).is_none_or(|entry| entry.outcome.is_some())
     }
 
-    /// Nobody will fetch the outcome: an entry that has ended goes now, another when it ends.
+    /// The outcome will not be fetched: an entry that has ended goes now, another when it ends.
     pub(crate) fn abandon(&mut self, ticket: u64) -> Option<Outcome<R>> {
         let entry = self.entries.get_mut(&ticket)?;
         entry.abandoned = true;
@@ -225,31 +225,31 @@ mod tests {
 
     #[test]
     fn memory_is_kept_until_the_end_even_without_a_handle() {
-        let (memory, room) = (Arc::new(()), Arc::new(()));
+        let (memory, results) = (Arc::new(()), Arc::new(()));
         let mut tickets = Tickets::default();
         let ticket = tickets.open(key("a"), &request(), true, memory.clone()).unwrap();
-        tickets.move_results(ticket, room.clone());
+        tickets.move_results(ticket, results.clone());
         assert!(tickets.abandon(ticket).is_none());
         assert_eq!((Arc::strong_count(&memory), tickets.in_flight()), (2, 1));
         let remains = tickets.end(ticket, Ok(0));
         assert!(tickets.entries.is_empty());
-        assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&room)), (2, 2));
+        assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&results)), (2, 2));
         drop(remains);
-        assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&room)), (1, 1));
+        assert_eq!((Arc::strong_count(&memory), Arc::strong_count(&results)), (1, 1));
         assert_eq!(tickets.in_flight(), 0);
     }
 
     #[test]
-    fn room_for_results_that_never_came_is_given_back() {
-        let room = Arc::new(());
+    fn memory_for_results_that_never_came_is_given_back() {
+        let results = Arc::new(());
         let mut tickets = Tickets::default();
         let ticket = tickets.open(key("a"), &request(), true, ()).unwrap();
-        assert_eq!(tickets.move_results(ticket, room.clone()), None);
+        assert_eq!(tickets.move_results(ticket, results.clone()), None);
         let remains = tickets.end(ticket, Err(Failure::new(FailureKind::Invalid, "it failed")));
-        assert_eq!(Arc::strong_count(&room), 2, "not dropped under a lock");
+        assert_eq!(Arc::strong_count(&results), 2, "not dropped under a lock");
         drop(remains);
-        assert_eq!(Arc::strong_count(&room), 1);
-        assert!(tickets.move_results(ticket, room).is_some(), "too late");
+        assert_eq!(Arc::strong_count(&results), 1);
+        assert!(tickets.move_results(ticket, results).is_some(), "too late");
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(tickets.movable(free), None);
         tickets.end(free, Ok(5));
         tickets.move_results(free, 8);
-        assert_eq!(tickets.take(free), Some(Ok(Done { aux: 5, room: Some(7) })));
+        assert_eq!(tickets.take(free), Some(Ok(Done { aux: 5, moved: Some(7) })));
     }
 
     #[test]

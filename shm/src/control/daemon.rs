@@ -106,7 +106,7 @@ pub struct CompletionWriter {
 }
 
 impl CompletionWriter {
-    /// Answers one submission and wakes whoever waits for it.
+    /// Answers one submission and wakes its waiters.
     ///
     /// # Errors
     /// [`RingError`] if the worker's counters are nonsense; the worker is to be given up.
@@ -141,7 +141,7 @@ pub struct Heartbeats {
 }
 
 impl Heartbeats {
-    /// How often the worker has said that it is alive; wraps around.
+    /// Heartbeats of the worker so far; wraps around.
     pub fn count(&self) -> u32 {
         self.page.worker_beats().load(Relaxed)
     }

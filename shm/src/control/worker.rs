@@ -155,17 +155,17 @@ impl WorkerControl {
         ring.sleep(seen, timeout.saturating_sub(start.elapsed()))
     }
 
-    /// Moves the epoch and wakes everybody who waits, for news that came over the socket.
+    /// Moves the epoch and wakes all waiters, for a message that came over the socket.
     pub fn wake_all(&self) {
         self.page.completions().signal();
     }
 
-    /// Tells the daemon that this process is alive.
+    /// Sends a heartbeat to the daemon.
     pub fn beat(&self) {
         self.page.worker_beats().fetch_add(1, Relaxed);
     }
 
-    /// How often the daemon has said that it is alive.
+    /// Heartbeats of the daemon so far.
     pub fn daemon_beats(&self) -> u32 {
         self.page.daemon_beats().load(Relaxed)
     }

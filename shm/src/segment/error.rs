@@ -83,7 +83,7 @@ pub enum SegmentError {
         step: &'static str,
         /// The size, in bytes.
         bytes: u64,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
         /// What to do, from a semicolon on; may be empty.
         hint: &'static str,

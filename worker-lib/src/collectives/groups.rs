@@ -31,7 +31,7 @@ impl Session {
     /// As [`Session::barrier`], for the ranks of a process set.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::barrier`].
     pub fn barrier_with(&self, options: BarrierOptions) -> Result<()> {
         let started = self.start_empty(options.common, Request::barrier())?;
         self.finish(started).map(drop)
@@ -48,9 +48,9 @@ impl Session {
 
     /// Says that this rank has no more data, and waits until no other rank has. Until then the
     /// others go on without it: averages are over those that take part, gathered tensors have no
-    /// rows of it, and what can't do without it fails and says so. Returns the rank that joined
-    /// last. Operations without a name are counted anew after it, because ranks have made different
-    /// numbers of them.
+    /// rows of it, and what can't do without it fails with that reason. Returns the rank that
+    /// joined last. Operations without a name are counted anew after it, because ranks have made
+    /// different numbers of them.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also while an operation of several parts (objects, sparse
@@ -160,7 +160,7 @@ impl Session {
         let last = u32::try_from(finished.aux).ok().filter(|rank| *rank < self.size());
         last.ok_or_else(|| {
             let text =
-                format!("it says that rank {} joined last, which there is not", finished.aux);
+                format!("it reports that rank {} joined last, which does not exist", finished.aux);
             GradwireError::Protocol(text)
         })
     }
@@ -203,7 +203,7 @@ impl Session {
             let text = "the process set of all ranks can't be removed".to_owned();
             return Err(GradwireError::Invalid(text));
         }
-        // As for a join. What is given up is told so, and comes to its end.
+        // As for a join. What is given up fails with that reason and ends.
         let tasks = self.tasks_of(set.number());
         if tasks > 0 && !give_up {
             let text = format!(

@@ -39,7 +39,7 @@ impl Session {
     /// As [`Session::broadcast`], for ordinary memory.
     ///
     /// # Errors
-    /// As there; the slice is unchanged then.
+    /// As [`Session::broadcast`]; the slice is unchanged then.
     pub fn broadcast_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -82,7 +82,7 @@ impl Session {
     /// [`Buffer`](crate::Buffer)s they may have different element types.
     ///
     /// # Errors
-    /// As there; also for no tensors or more than 1024.
+    /// As [`Session::allgather`]; also for no tensors or more than 1024.
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -112,7 +112,7 @@ impl Session {
     /// As [`Session::allgather`], for the root only; others get nothing.
     ///
     /// # Errors
-    /// As there; also if the root is not a member of the process set.
+    /// As [`Session::allgather`]; also if the root is not a member of the process set.
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -166,7 +166,7 @@ impl Session {
     }
 
     /// Gives each member its rows of every member's tensor. The result has the members' rows in the
-    /// order of ranks, and says how many came from each.
+    /// order of ranks, and reports how many came from each.
     ///
     /// # Errors
     /// As [`Session::allreduce`]; also if the splits don't fit the rows or the number of members.
@@ -262,7 +262,7 @@ impl Session {
     }
 }
 
-/// The error of a result whose element type nobody said.
+/// The error of a result whose element type was not given.
 pub(super) fn untyped() -> GradwireError {
     let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     GradwireError::Invalid(format!(

@@ -45,7 +45,7 @@ impl Session {
     /// As [`Session::allreduce`] with a new tensor as the result; the given one stays as it is.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::allreduce`].
     pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         self.finish(started)?.one()
@@ -95,7 +95,7 @@ impl Session {
     /// As [`Session::grouped_allreduce`] with new tensors as the results.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::grouped_allreduce`].
     pub fn grouped_allreduce_to<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -169,7 +169,7 @@ impl Session {
     /// As [`Session::reducescatter`] for several tensors as one operation: all of them or none.
     ///
     /// # Errors
-    /// As there; also for no tensors or more than 1024.
+    /// As [`Session::reducescatter`]; also for no tensors or more than 1024.
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],

@@ -6,9 +6,9 @@
 //! itself sees of the copies is that the slice is read once and written once. (Copied as a whole, a
 //! tensor that is larger than the cache crosses the memory bus six more times.)
 //!
-//! All ranks cut alike, so they have to give slices of one length; they tell each other before the
+//! All ranks cut alike, so they have to give slices of one length; they exchange it before the
 //! first piece, under the name of the whole: a rank whose slice is not cut asks for something else
-//! under that name, and all are told so at once.
+//! under that name, and all ranks receive that disagreement at once.
 
 use std::{collections::VecDeque, ops::Range};
 
@@ -63,7 +63,8 @@ impl Session {
         self.shared()
             .noted(Request { prescale, postscale, ..whole }.validate().map_err(Into::into))?;
         let parts = self.parts(common, "allreduce", Origin::Plain)?;
-        // Not one of the parts yet: if this can't be started nobody waits for what comes after it.
+        // Not one of the parts yet: if this can't be started, no rank waits for what comes after
+        // it.
         let own = [u64::from(self.rank()), T::DTYPE as u64, values.len() as u64];
         let all = self.exchange(parts.whole(), own)?;
         self.run_parts(&parts, |session| {
