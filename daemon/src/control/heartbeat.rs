@@ -20,17 +20,17 @@ use crate::model::{
     world::World,
 };
 
-/// How often it is looked whether the world has formed.
+/// How often to check whether the world has formed.
 const FORMING_POLL: Duration = Duration::from_millis(100);
 
 /// The shortest wait for what has come already.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// The most datagrams that are taken after one was sent (BOUND): anybody can send some.
+/// The most datagrams that are read after one was sent (BOUND): anybody can send some.
 const MAX_DATAGRAMS: usize = 256;
 
-/// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`):
-/// no load on the control runtime may look like death, and a stopped coordinator closes nothing.
+/// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`): a
+/// busy control thread must not look dead, and a stopped coordinator closes no connection.
 /// `is_local`: the coordinator is in this process, so no datagrams are needed.
 pub(crate) fn start(node: &Arc<Node>, liveness: Arc<Liveness>, is_local: bool) -> io::Result<()> {
     let report = node.report_panic("the heartbeat thread");
@@ -118,20 +118,19 @@ impl Datagrams {
         Ok(Self { socket, identity: node.config.identity.clone(), sent: 0, unanswered: 0 })
     }
 
-    /// Sends one, and takes answers for as long as `pause`.
+    /// Sends one, and reads answers for `pause`.
     fn beat(&mut self, liveness: &Liveness, world: &World, pause: Duration) {
         let until = Instant::now() + pause;
         let JobIdentity { job, secret } = &self.identity;
         let (node, epoch) = (world.node, world.epoch);
         let beat = Beat { side: Side::Node, node, epoch, count: self.sent };
-        // What can't be sent is as what is lost.
+        // A datagram that can't be sent counts as lost.
         let _ = self.socket.send(&beat.encode(job, secret));
         self.sent += 1;
         // One byte more: what is longer is no heartbeat.
         let mut bytes = [0; BEAT_BYTES + 1];
         for _ in 0..MAX_DATAGRAMS {
-            // However late it is, what has come is taken first: it may be this thread that was
-            // away.
+            // Even if it is late, what has come is read first: this thread may have been stopped.
             let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
             if self.socket.set_read_timeout(Some(left)).is_err() {
                 break;
@@ -149,7 +148,7 @@ impl Datagrams {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nothing has come in time, or nobody listens there.
+                // Nothing has come in time, or the port is closed.
                 Err(_) => break,
             }
         }

@@ -1,4 +1,4 @@
-//! When the coordinator was heard last; the heartbeat thread and the stream share it.
+//! When the last messages of the coordinator came. The heartbeat thread and the stream share it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,7 +7,7 @@ use std::{
 
 use gradwire_proto::beat::{Heard, Limits, Silence};
 
-/// When each side was heard last.
+/// When the last messages of the coordinator came.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     begin: Instant,

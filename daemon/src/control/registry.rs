@@ -1,10 +1,10 @@
 //! Ids and names, messages and domain types. Pure.
 //!
 //! The coordinator gives a tensor an id when it has been agreed on once; from then on an
-//! announcement of the same request is that id and nothing else. What comes from the coordinator
-//! is checked here, once (TRUST): every set and id must be known, every number within its range,
-//! and what was agreed has to fit the ranks that take part. That it also is what the local ranks
-//! asked for is checked against the queue, where that is known.
+//! announcement of the same request is only that id. What comes from the coordinator is checked
+//! here, once (TRUST): every set and id must be known, every number within its range, and what was
+//! agreed has to fit the ranks that take part. That it also is what the local ranks asked for is
+//! checked against the queue, where that is known.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -276,7 +276,7 @@ impl Registry {
             let concerned = !agreement.members.here.is_empty();
             takes_part |= concerned && (range.is_some() || route == Some(Route::Nothing));
             members.get_or_insert_with(|| agreement.members.clone());
-            // What some flow concerns is not done before that is.
+            // A tensor with flows here is not done before they are.
             let is_done = route == Some(Route::Nothing) && concerned && agreement.bytes() == 0;
             if range.is_some() || is_done {
                 segments.push(OperationSegment { tensor, agreement, range });
@@ -340,7 +340,7 @@ impl Registry {
             instructions.push(self.remove_set(removed)?);
         }
         for id in wire.evicted {
-            // One that is not there has gone with its set, or with what another id replaced.
+            // An unknown one was removed with its set, or its tensor has another id now.
             if let Some(key) = self.by_id.remove(&TensorId(id)) {
                 self.by_key.remove(&key);
             }
@@ -357,8 +357,7 @@ struct Place {
 }
 
 impl Place {
-    /// The way that it takes, none where that does not concern this node; and the range of it
-    /// that does.
+    /// Its route, none where it does not concern this node; and the range of it that does.
     fn check(
         &self,
         world: &World,

@@ -1,5 +1,5 @@
-//! The conversation with one worker over the Unix socket, from its first message to its end; one
-//! thread each (`gw-worker`), because most of the time no message is under way.
+//! The session of one worker over the Unix socket, from its first message to its end. Each has a
+//! thread (`gw-worker`), because messages are rare.
 //!
 //! A worker that goes without a `Detach` has died (the kernel closes its socket within a
 //! millisecond of a SIGKILL), and with it the job (TELL).
@@ -52,7 +52,7 @@ use crate::{
 /// Characters of the reason why a worker gave up (BOUND).
 const MAX_REASON_CHARS: usize = 4096;
 
-/// How long a worker may take for its first words, and the socket for each message.
+/// How long a worker may take for its first message, and the socket for each.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a message to a worker that is not attached may wait for the socket.
@@ -142,7 +142,7 @@ pub(crate) async fn serve(
     cancel.run_until_cancelled(accept).await;
 }
 
-/// The connection for its thread, and once more to end it with.
+/// The connection for its thread, and a second descriptor to close it.
 fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream)> {
     let stream = stream.into_std()?;
     stream.set_nonblocking(false)?;
@@ -177,10 +177,10 @@ fn refusal(what: impl Into<String>) -> Failure {
     Failure::new(FailureKind::Invalid, what)
 }
 
-/// Why a conversation ended before the worker was attached.
+/// Why a session ended before the worker was attached.
 enum AttachError {
     Refused(Failure),
-    /// The other side went away or sent no frames.
+    /// The other side closed the connection, or sent no frames.
     Broken(String),
 }
 
@@ -328,8 +328,8 @@ impl Session {
             completions,
             outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
-        // WAIT: from the first beat on the worker notices our silence, so it comes before it is let
-        // in.
+        // WAIT: from the first beat on the worker notices our silence, so it is sent before the
+        // worker is attached.
         heartbeats.beat();
         let reply = pb::DaemonMessage { message: Some(attached(&world, local_rank)) };
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
@@ -379,7 +379,7 @@ impl Session {
                     self.node.left(worker.rank);
                     let detached = Reply::Detached(pb::Detached {});
                     self.node.ensure_sent(worker, worker.outbox.send(detached));
-                    // The connection ends with this thread, so what was kept has to go before.
+                    // The connection ends with this thread, so the outbox has to be empty before.
                     let deadline = Instant::now() + DETACH_TIMEOUT;
                     while !worker.flush() && Instant::now() < deadline {
                         thread::sleep(Duration::from_millis(5));

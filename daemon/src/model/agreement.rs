@@ -1,5 +1,5 @@
-//! What was agreed on for a tensor, and what of it concerns this node: worked out once and shared
-//! by all rounds of the tensor. Pure.
+//! What was agreed on for a tensor, and what of it concerns this node. It is computed once and
+//! shared by all rounds of the tensor. Pure.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use gradwire_proto::{Agreed, Collective, Flow, Rank, Request, Shape};
 
 use super::{members::Members, world::World};
 
-/// What a rank gets that could not expect it: of each of its tensors the shape, if it gets any, and
-/// the rows that came from each member.
+/// The results of a rank: for each of its tensors the shape, if it gets any, and the rows from each
+/// member.
 pub(crate) type OutputShapes = Vec<(Option<Shape>, Vec<u64>)>;
 
 /// What was agreed on.
@@ -42,7 +42,7 @@ impl Agreement {
         let is_here = |end: Option<Rank>| end.is_none_or(|rank| world.local(rank).is_some());
         let flows = agreed.flows(&members.ranks);
         let count = flows.len() as u32;
-        // Whoever has no member takes part in nothing, not even in what concerns all.
+        // A node without a member takes part in nothing, not even in flows to all.
         let takes_part = !members.here.is_empty();
         let concerns = |flow: &Flow| takes_part && (is_here(flow.source) || is_here(flow.target));
         let here: Vec<(u32, Flow)> =
@@ -96,12 +96,12 @@ impl Agreement {
             // `new` has checked that the rows are those of these members.
             self.agreed.fits_one(&self.members.ranks, rank, asked)
         } else {
-            // All ask for the same: no need to work out what of it is common.
+            // All ask for the same, so the common part is the whole.
             asked == self.request() && self.members.position(rank).is_some()
         }
     }
 
-    /// What a member gets, if that is other than it could expect.
+    /// The shapes that a member gets, if they are not those that it could expect.
     pub(crate) fn unexpected_shapes(&self, rank: Rank, asked: &Request) -> Option<OutputShapes> {
         let as_asked = matches!(
             asked.collective,

@@ -73,8 +73,9 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// A job that is forming, and what goes to the coordinator. The channel needs no bound of its
-    /// own: announcements are bounded by the ranks' rings, the rest by the coordinator's credit.
+    /// A job that is forming, and the channel of messages to the coordinator. The channel needs no
+    /// bound of its own: announcements are bounded by the ranks' rings, the rest by the
+    /// coordinator's credit.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Outgoing>) {
         let (outgoing, messages) = mpsc::unbounded_channel();
         (Self { phase: watch::Sender::new(Phase::Forming), outgoing }, messages)
@@ -136,8 +137,8 @@ impl Job {
         let _ = self.outgoing.send(message);
     }
 
-    /// Something failed on this node. The coordinator finds the first cause among all nodes'
-    /// reports and ends the job with it; the negotiation ends it itself if it gets no answer.
+    /// Reports a failure of this node. The coordinator finds the first cause among the reports of
+    /// all nodes and ends the job with it; the client ends it if no answer comes.
     pub(crate) fn report(&self, failure: Failure) {
         tracing::warn!(%failure, "this node can't go on");
         self.send(Outgoing::Failed(failure));

@@ -1,9 +1,9 @@
-//! The one room of the daemon that touches the workers' memory.
+//! The only module of the daemon that accesses the workers' memory.
 //!
 //! A worker's segment stays mapped, and can't shrink (it is sealed), for as long as any [`Span`] of
-//! it lives, so that no access here can fault. What is in it may change at any moment: the bytes
-//! are only ever numbers to be added up, never lengths or offsets (TRUST). Everything outside of
-//! this module is safe code over spans and ordinary slices.
+//! it lives, so no access here can fault. Its contents may change at any moment: the bytes are only
+//! used as numbers to reduce, never as lengths or offsets (TRUST). Everything outside of this
+//! module is safe code over spans and ordinary slices.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(crate) enum PlaceError {
 }
 
 impl WorkerMemory {
-    /// Takes one more segment; its number is how many there were.
+    /// Adds a segment, and returns its number.
     pub(crate) fn add(&self, segment: Segment) -> usize {
         let mut segments = self.segments.write();
         segments.push(Arc::new(segment));
@@ -115,7 +115,7 @@ impl Span {
     }
 }
 
-/// A part of a worker's tensor: the span, and the first byte meant.
+/// A part of a worker's tensor: the span, and the first byte.
 pub(crate) type Part<'a> = (&'a Span, u64);
 
 fn count(combine: Combine, bytes: usize) -> usize {
@@ -137,7 +137,8 @@ pub(crate) fn reduce(
     if let Some(received) = received {
         assert_eq!(received.len(), target.len());
     }
-    // What was received is a sum already and must not be scaled again: then it takes a second pass.
+    // What was received is a sum already and must not be scaled again, so it may need a second
+    // pass.
     let same_pass = received.filter(|_| prescale == 1.0);
     inputs.extend(same_pass.map(<[u8]>::as_ptr));
     let elements = count(combine, target.len());
@@ -183,7 +184,7 @@ impl<Bytes: AsRef<[u8]>> Partial<Bytes> {
         self.bytes.as_ref().len() / self.form.size()
     }
 
-    /// What the kernels take, of as many elements.
+    /// The operand for the kernels, of so many elements.
     fn operand(&self, elements: usize) -> (Form, *const u8) {
         assert_eq!(self.elements(), elements);
         (self.form, self.bytes.as_ref().as_ptr())
@@ -249,8 +250,8 @@ pub(crate) fn publish_partial(
     }
 }
 
-/// All of it in one sweep, where no other node is concerned: every target gets the finished
-/// reduction of the parts. Targets may be the parts themselves.
+/// Reduces and publishes in one pass, where no other node takes part: every target gets the
+/// finished reduction of the parts. Targets may be the parts themselves.
 pub(crate) fn reduce_and_publish(
     combine: Combine,
     prescale: f64,

@@ -1,4 +1,4 @@
-//! What the coordinator orders, checked and in this node's terms.
+//! The orders of the coordinator, checked and resolved.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ pub(crate) struct OperationSegment {
     pub(crate) range: Option<FlowRange>,
 }
 
-/// Where a segment is, in elements, and whose it is.
+/// The position of a segment in elements, and its ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlowRange {
     pub(crate) part: usize,
-    /// Whose input; none for those of all.
+    /// The rank of the input; none for the reduction of all.
     pub(crate) source: Option<Rank>,
-    /// Whose output; none for those of all.
+    /// The rank of the output; none for all.
     pub(crate) target: Option<Rank>,
     /// Its first element in the inputs.
     pub(crate) source_offset: u64,
@@ -39,14 +39,14 @@ pub(crate) struct Operation {
     /// Collective, element type, reduction and factors; a piece is flat.
     pub(crate) request: Request,
     pub(crate) algorithm: Algorithm,
-    /// The way that all segments take.
+    /// The route of all segments.
     pub(crate) route: Route,
     /// Those that take part in the collective.
     pub(crate) members: Arc<Members>,
     pub(crate) segments: Vec<OperationSegment>,
 }
 
-/// What the coordinator orders, in order.
+/// One order of the coordinator. They are executed in sequence.
 #[derive(Debug, Clone)]
 pub(crate) enum Instruction {
     /// The tensor is the request that made the set; it is done.

@@ -1,4 +1,4 @@
-//! A tensor that every local rank has submitted that takes part.
+//! A tensor that all local ranks have submitted that take part.
 
 use std::{
     ops::Range,
@@ -64,16 +64,16 @@ pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
 #[derive(Debug)]
 pub(crate) struct LocalTensor {
     pub(crate) local_rank: u32,
-    /// What the rank calls this submission.
+    /// The rank's number for this submission.
     pub(crate) ticket: u64,
     pub(crate) request: Request,
     pub(crate) priority: i32,
     /// One for each tensor of the request; empty where nothing is read.
     pub(crate) inputs: Vec<Span>,
-    /// Where the results go that the rank could expect, one for each tensor of the request; empty
-    /// where it expects none.
+    /// The memory for results of the expected shapes, one for each tensor of the request; empty
+    /// where the rank expects none.
     pub(crate) outputs: Vec<Span>,
-    /// Where they go instead, if they are others.
+    /// The memory for results of other shapes.
     pub(crate) allocated: OnceLock<Vec<Span>>,
 }
 
@@ -146,8 +146,8 @@ impl QueuedTensor {
         found.map_or(0..0, |at| at..at + 1)
     }
 
-    /// Takes what was agreed on, before the first of its operations is started; again, that it is
-    /// the same. Returns the allocations that local ranks have to make.
+    /// Sets what was agreed on, before the first of its operations is started. Later calls check
+    /// that it is the same. Returns the allocations that local ranks have to make.
     ///
     /// # Errors
     /// [`Mismatch`] if that is not what every local rank asked for (TRUST). Past this every offset
@@ -186,7 +186,7 @@ impl QueuedTensor {
         Ok(wanted)
     }
 
-    /// Bytes of it are to be moved, 1 if there are none at all: false if that is more than there is
+    /// Counts bytes of it as ordered, 1 if it has none at all. False if that is more than there is
     /// (ONE).
     pub(crate) fn order(&self, bytes: u64) -> bool {
         let less = |left: u64| left.checked_sub(bytes);
@@ -207,7 +207,7 @@ impl QueuedTensor {
         }
     }
 
-    /// Whether every result has its place.
+    /// Whether there is memory for every result.
     pub(crate) fn is_allocated(&self) -> bool {
         self.pending_allocations.load(Ordering::Acquire) == 0
     }
@@ -217,8 +217,7 @@ impl QueuedTensor {
         self.agreement.get().map_or(0, |agreement| agreement.bytes())
     }
 
-    /// Bytes of it have been published; true when these were the last. Of a tensor without any,
-    /// that it is done.
+    /// Counts bytes of it as published. True when they were the last, or when the tensor has none.
     pub(crate) fn published(&self, bytes: u64) -> bool {
         // AcqRel: whoever publishes the last bytes has to see the others' as published before it
         // notifies the ranks.

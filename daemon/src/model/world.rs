@@ -22,7 +22,7 @@ pub(crate) struct World {
     /// At least one; ranks are numbered through them without gaps.
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) lanes: u32,
-    /// The coordinator's word and not this node's settings: all nodes read the same (SAME).
+    /// From the coordinator and not from this node's settings: it is equal on all nodes (SAME).
     pub(crate) compression: Compression,
     pub(crate) heartbeat_interval: Duration,
     pub(crate) heartbeat_timeout: Duration,

@@ -1,4 +1,4 @@
-//! From an order to the piece that a lane runs.
+//! Builds the piece of an operation.
 
 use std::{sync::Arc, time::Instant};
 
@@ -17,7 +17,7 @@ use crate::{
     queue::TensorQueue,
 };
 
-/// Makes pieces.
+/// Builds pieces.
 #[derive(Debug)]
 pub(super) struct Builder {
     pub(super) queue: Arc<TensorQueue>,
@@ -31,7 +31,7 @@ fn protocol(sequence: Sequence, what: impl std::fmt::Display) -> Failure {
     Failure::new(FailureKind::Protocol, what)
 }
 
-/// What is done to the elements of a piece.
+/// The arithmetic on the elements of a piece.
 struct Arithmetic {
     combine: Combine,
     prescale: f64,
@@ -79,11 +79,11 @@ impl Arithmetic {
 }
 
 impl Builder {
-    /// The piece, and the local ranks that have to make room before it can be run.
+    /// The piece of an operation, and the allocations that it needs before it can run.
     ///
     /// # Errors
-    /// A [`Failure`] when the order does not fit what was announced: the coordinator and this
-    /// node disagree on the past, which nothing can mend.
+    /// A [`Failure`] when the order does not fit what was announced: the coordinator and this node
+    /// disagree on the past, which can't be repaired.
     pub(super) fn build(
         &self,
         operation: Operation,
@@ -144,7 +144,7 @@ impl Builder {
     }
 }
 
-/// None if that is more of the tensor than there is.
+/// One segment of a piece. None if it is more of the tensor than there is.
 fn piece_segment(
     tensor: Arc<QueuedTensor>,
     range: Option<FlowRange>,

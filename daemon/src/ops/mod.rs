@@ -1,11 +1,11 @@
-//! The operation manager: turns what the coordinator ordered into pieces that lanes can run.
+//! The operation manager: turns operations into pieces that lanes can run.
 //!
 //! It looks the tensors up in the queue, the schedule up among those it has generated before, and
 //! hands the piece to its lane. It decides nothing that another node has to decide too: that is
 //! the coordinator's (SAME).
 //!
-//! - `build`: from an order to its piece
-//! - `plans`: from the way of a piece to its schedule
+//! - `build`: from an operation to its piece
+//! - `plans`: from the route of a piece to its schedule
 //! - `pending`: allocations that ranks have to make, and the pieces that wait for them
 
 mod build;
@@ -121,7 +121,7 @@ impl OperationManager {
         self.pending.overdue(now, limit)
     }
 
-    /// Forgets what is held: the job is over.
+    /// Removes everything: the job is over.
     pub(crate) fn clear(&self) {
         self.pending.clear();
     }

@@ -1,4 +1,4 @@
-//! From the way of a piece to its schedule, and to the nodes that run it.
+//! Finds the schedule for the route of a piece, and the nodes that run it.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -84,8 +84,8 @@ impl Plans {
         let schedule = algorithms::generate(key.kind, key.algorithm, &topology, me, key.count);
         let plan = Arc::new(Plan::new(&schedule, key.element));
         if plans.len() >= PLANS {
-            // A training step repeats itself: whoever comes here has changing shapes, for which
-            // no choice of victim is right.
+            // A training step repeats itself. Shapes that change all the time have no good choice
+            // of which to remove.
             plans.clear();
         }
         plans.insert(key, plan.clone());

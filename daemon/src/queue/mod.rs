@@ -1,9 +1,9 @@
 //! The tensor queue: what local ranks have submitted and is not done.
 //!
-//! A tensor is *gathering* until every local member of its process set has submitted it that has
-//! not joined (of a send and receive: those of the two that are local), then *announced* to the
-//! coordinator, and gone when its last byte is published or it has failed. It is removed before any
-//! rank is notified, so that a rank may submit the name again at once.
+//! A tensor is *gathering* until every local member of its process set that has not joined has
+//! submitted it (for a send and receive: the local ones of the two). Then it is *announced* to the
+//! coordinator. It is removed when its last byte is published or it has failed. It is removed
+//! before any rank is notified, so that a rank may submit the name again at once.
 //!
 //! BOUND: a rank may have as many submissions in flight as its rings hold, so the queue holds at
 //! most that many names per local rank.
@@ -37,8 +37,8 @@ struct Entry {
     announced: Option<Arc<QueuedTensor>>,
     /// Second submissions of a name that was still in flight.
     duplicates: Vec<Ticket>,
-    /// Of ranks that were absent from the tensor and submit the name for the first time: the join
-    /// that they waited in was over before the tensor was. It is their turn when it is gone.
+    /// Submissions for the next round, of ranks that were absent from this one: their join ended
+    /// before the tensor was done.
     later: Vec<LocalTensor>,
     /// Since when it waits for local ranks, and when that was reported last.
     waits: Option<(Instant, Instant)>,
@@ -55,7 +55,7 @@ impl Entry {
 
     /// The local ranks that it still waits for.
     fn missing<'a>(&'a self, state: &'a State, first_rank: Rank) -> impl Iterator<Item = u32> + 'a {
-        // Only where all agree that it is between two is nobody else waited for.
+        // Only if all requests are a send and receive, no other rank is waited for.
         let pairs = self.gathering.iter().all(|local| pair(&local.request).is_some());
         let concerns = move |local_rank: u32| {
             let rank = Rank(first_rank.0 + local_rank);
@@ -94,7 +94,7 @@ pub(crate) enum Submitted {
     Refused(Refusal),
 }
 
-/// What has become of a tensor that is done or has failed.
+/// What is left of a tensor that is done or has failed.
 #[derive(Debug, Default)]
 pub(crate) struct Removed {
     /// The submissions of the tensor itself.
@@ -147,13 +147,13 @@ impl TensorQueue {
         self.sets().admit(set, local_rank).map(|state| state.members.clone())
     }
 
-    /// A process set exists from now on. False if it did already.
+    /// Adds a process set. False if it exists already.
     pub(crate) fn create_set(&self, set: ProcessSetId, members: Arc<Members>) -> bool {
         self.sets_mut().create(set, members)
     }
 
-    /// A process set exists no more; what of it was in flight, because a rank submitted it when all
-    /// had asked for the removal, never will be done, joins among it. None if there is none such.
+    /// Removes a process set. Returns its tensors and joins in flight: they will never be done.
+    /// None if there is no such set.
     pub(crate) fn remove_set(&self, set: ProcessSetId) -> Option<Vec<(TensorKey, Removed)>> {
         let mut sets = self.sets_mut();
         let mut missing = BTreeMap::new();
@@ -212,7 +212,7 @@ impl TensorQueue {
                 // It is part of the announcement.
                 return Submitted::Waits;
             }
-            // An amendment, which the coordinator heeds if the tensor has not been started yet.
+            // A correction, which counts if the coordinator has not started the tensor yet.
             let variant = Variant {
                 ranks: vec![self.rank(local.local_rank)],
                 request: local.request,
@@ -242,7 +242,7 @@ impl TensorQueue {
     /// Returns what is to be announced to the coordinator, in this order.
     ///
     /// # Errors
-    /// [`Submitted`] as [`TensorQueue::submit`] has it.
+    /// [`Submitted`], as from [`TensorQueue::submit`], if the rank may not join.
     pub(crate) fn join(
         &self,
         set: ProcessSetId,
