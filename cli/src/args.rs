@@ -73,7 +73,8 @@ pub struct Run {
     /// Where it runs.
     #[command(flatten)]
     pub at: JobOptions,
-    /// Also write each rank's output to DIR/rank.00/stdout and stderr, DIR/rank.01/… and so on.
+    /// Also write each rank's output to DIR/rank.00/stdout and stderr, DIR/rank.01/… and so on, and
+    /// the logs of the daemons to DIR/daemon.HOST/stderr.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
     /// Show what would be started, and start nothing.

@@ -1,14 +1,20 @@
-//! `gradwire coordinator`: the coordinator of one job as a process of its own, for whoever starts the
-//! daemons by other means than `gradwire run`, where the first node's daemon hosts it.
+//! `gradwire coordinator`: the coordinator of one job as a process of its own, for whoever starts
+//! the daemons by other means than `gradwire run`, where the first node's daemon hosts it.
 //!
-//! What the job is comes from the environment; how it is run comes from the settings. Once it serves
-//! it prints one line of JSON on standard output.
+//! What the job is comes from the environment; how it is run comes from the settings. Once it
+//! serves it prints one line of JSON on standard output.
 
-use std::{collections::HashMap, io::Write};
+use std::{
+    collections::HashMap,
+    io::{self, Write},
+};
 
-use gradwire_coordinator::host::{self, HostError, Hosted};
+use gradwire_coordinator::host::{HostError, Hosted};
 use gradwire_launcher::error::CommandError;
-use gradwire_proto::Ending;
+use gradwire_proto::{
+    Ending,
+    launch::{ServiceReport, to_line},
+};
 use gradwire_settings::Settings;
 use gradwire_telemetry::{Endpoint, EndpointConfig};
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,10 +27,16 @@ fn failed(error: HostError) -> CommandError {
     }
 }
 
+/// Reports to whoever started this process. The job does not depend on whether anybody reads it.
+fn report(report: &ServiceReport) {
+    let _ = io::stdout().write_all(to_line(report).as_bytes());
+}
+
 /// Serves the job until it is over, or SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`CommandError`] for a wrong variable, an address that can't be listened on, and a job that failed.
+/// [`CommandError`] for a wrong variable, an address that can't be listened on, and a job that
+/// failed.
 pub async fn run(
     settings: &Settings,
     environment: &HashMap<String, String>,
@@ -48,20 +60,18 @@ pub async fn run(
         stop.cancel();
     });
 
-    let serving = serde_json::json!({
-        "event": "serving",
-        "grpc": hosted.address().to_string(),
-        "metrics": endpoint.address().to_string(),
+    report(&ServiceReport::Serving {
+        metrics: endpoint.address(),
+        data: None,
+        grpc: Some(hosted.address()),
     });
-    // Whoever started us may not listen; the job does not depend on it.
-    let _ = writeln!(std::io::stdout(), "{serving}");
-    let outcome = hosted.run(cancel.clone()).await;
+    let ending = hosted.run(cancel.clone()).await;
     endpoint.stop().await;
-    let outcome = outcome.map_err(failed)?;
-    if let Some(line) = host::blame(&outcome) {
-        let _ = writeln!(std::io::stdout(), "{line}");
+    let ending = ending.map_err(failed)?;
+    if let Ending::Failed(failure) = &ending {
+        report(&ServiceReport::Failed { failure: failure.clone() });
     }
-    match outcome {
+    match ending {
         Ending::Finished => Ok(()),
         // It ended because it was asked to; whoever asked knows.
         Ending::Failed(_) if cancel.is_cancelled() => Ok(()),

@@ -29,9 +29,9 @@ use gradwire_launcher::{
         places,
         plan::Plan,
     },
-    protocol::ITSELF,
 };
-use gradwire_settings::{Layers, Loaded, Settings};
+use gradwire_proto::launch::ITSELF;
+use gradwire_settings::{Layers, Loaded, Origin, Settings};
 use gradwire_telemetry::{LogConfig, init_logging};
 use rustix::{
     io::Errno,
@@ -124,7 +124,12 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
 fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>), CommandError> {
     let timeout = at.start_timeout.map(|ms| format!("launch.start_timeout_ms={ms}"));
     let flags: Vec<_> = flags.iter().cloned().chain(timeout).collect();
-    let loaded = load(&at.settings, &flags)?;
+    let mut loaded = load(&at.settings, &flags)?;
+    let level = loaded.rows.iter().find(|row| row.key.name == "log.level");
+    if at.verbose && level.is_some_and(|row| row.origin == Origin::Default) {
+        let flags: Vec<_> = flags.into_iter().chain(["log.level=info".to_owned()]).collect();
+        loaded = load(&at.settings, &flags)?;
+    }
     log(&loaded.settings)?;
     let hosts = match (&at.hosts, &at.hostfile) {
         (Some(list), _) => hosts::parse_list(list).map_err(CommandError::usage)?,
@@ -157,8 +162,8 @@ fn start(
         directory: std::env::current_dir()
             .map_err(|error| CommandError::failed(format!("no working directory: {error}")))?,
     };
-    let verdict = block_on(launch::run(plan, &loaded.settings, options))??;
-    Ok(ExitCode::from(verdict.code))
+    let report = block_on(launch::run(plan, &loaded.settings, options))??;
+    Ok(ExitCode::from(report.code))
 }
 
 /// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.

@@ -37,7 +37,8 @@ fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
     let nap = &place.nap;
     // One rank's child leaves its process group, and one ignores the polite request.
     let script = format!(
-        "if [ $RANK = 3 ]; then for i in 1 2 3 4 5 6 7; do echo line $i >&2; done; sleep 0.2; kill -9 $$; fi; \
+        "if [ $RANK = 3 ]; then for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo line $i >&2; done; sleep 0.2; \
+         kill -9 $$; fi; \
          if [ $RANK = 0 ]; then setsid sleep {nap} & fi; \
          if [ $RANK = 1 ]; then trap '' TERM; fi; \
          sleep {nap} & sleep {nap}; sleep {nap}"
@@ -48,8 +49,10 @@ fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
     assert!(verdict.starts_with("gradwire: rank 3 on host 127.0.0.2 (pid "), "{output:?}");
     assert!(verdict.contains(") was killed by SIGKILL, 0."), "{verdict}");
     assert!(verdict.ends_with(" s after start; the other ranks were stopped"), "{verdict}");
-    let tail =
-        "its last lines on standard error:\n  line 3\n  line 4\n  line 5\n  line 6\n  line 7\n";
+    let tail = "its last lines on standard error:\n\
+                \x20 line 3\n  line 4\n  line 5\n  line 6\n  line 7\n  line 8\n  line 9\n\
+                \x20 line 10\n  line 11\n  line 12\n\
+                full output: above; --output-dir DIR also keeps it in files\n";
     assert!(output.stderr.ends_with(tail), "{}", output.stderr);
     place.assert_clean(false);
 }
@@ -164,7 +167,7 @@ fn a_daemon_that_fails_is_told_with_its_words() {
 
     place.script(
         "gradwired",
-        "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"m\",\"data\":\"d\",\"grpc\":\"127.0.0.1:3\"}'\n\
+        "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"grpc\":\"127.0.0.1:3\"}'\n\
          sleep 0.3; echo 'error: out of memory' >&2; exit 1\n",
     );
     let output = place.run(&["run", "-np", "2", "sleep", &place.nap]);
@@ -173,7 +176,9 @@ fn a_daemon_that_fails_is_told_with_its_words() {
         output.verdict().starts_with("gradwire: the daemon on host localhost (pid "),
         "{output:?}"
     );
-    assert!(output.stderr.ends_with("standard error:\n  error: out of memory\n"), "{output:?}");
+    let tail = "standard error:\n  error: out of memory\n\
+                full output: run again with --verbose, or with --output-dir DIR\n";
+    assert!(output.stderr.ends_with(tail), "{output:?}");
     place.assert_clean(false);
 }
 

@@ -170,18 +170,6 @@ impl Hosted {
     }
 }
 
-/// What the launcher is to know of a job's end: if it failed, one JSON line with the rank at fault,
-/// or none.
-pub fn blame(outcome: &Ending) -> Option<String> {
-    match outcome {
-        Ending::Failed(failure) => {
-            let rank = failure.rank.map_or_else(|| "null".to_owned(), |rank| rank.0.to_string());
-            Some(format!(r#"{{"event":"failed","rank":{rank}}}"#))
-        }
-        Ending::Finished => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use gradwire_proto::MAX_LANES;

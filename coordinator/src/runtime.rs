@@ -396,7 +396,7 @@ impl Runtime {
 
     fn answer(&mut self, execute: Execute) -> Vec<ConnectionId> {
         for failed in &execute.failures {
-            tracing::warn!(set = %failed.set, failure = %failed.failure, "tensor failed");
+            tracing::info!(set = %failed.set, failure = %failed.failure, "tensor failed");
         }
         let messages = convert::execute(execute);
         let bytes: usize = messages.iter().map(pb::CoordinatorMessage::encoded_len).sum();
@@ -479,8 +479,9 @@ fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     }
 }
 
+/// The ranks and the launcher report the failure. The log repeats it where that is asked for.
 fn log_failure(failure: &Failure) {
-    tracing::error!(kind = ?failure.kind, %failure, "the job has failed");
+    tracing::info!(kind = ?failure.kind, %failure, "the job has failed");
 }
 
 fn refusal(kind: RefusalKind, text: String) -> Status {

@@ -14,7 +14,10 @@ use anyhow::{Context, anyhow};
 use clap::Parser;
 use gradwire_coordinator::host::{self, Hosted};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, Word, metrics};
-use gradwire_proto::{Failure, FailureKind, Rank, VERSION};
+use gradwire_proto::{
+    Failure, FailureKind, VERSION,
+    launch::{Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
+};
 use gradwire_settings::{Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -40,8 +43,13 @@ fn main() -> ExitCode {
     match start(arguments) {
         Ok((Ending::Finished, _)) => ExitCode::SUCCESS,
         Ok((Ending::Failed(failure), host)) => {
-            eprintln!("gradwired: {failure}");
-            if is_own(&failure, &host) { OWN_FAULT.into() } else { ExitCode::FAILURE }
+            let own = is_own(&failure, &host);
+            if std::env::var_os(REPORTS_ARE_READ).is_some() {
+                report(&ServiceReport::Failed { failure });
+            } else {
+                eprintln!("gradwired: {failure}");
+            }
+            if own { OWN_FAULT.into() } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("gradwired: {error:#}");
@@ -157,14 +165,12 @@ async fn serve(
     let (mut terminate, mut interrupt) =
         (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
     let ends = launcher().map_err(DaemonError::from)?;
-    let grpc = hosted.as_ref().map(|hosted| format!(r#","grpc":"{}""#, hosted.address()));
     // The launcher reads this one line, and starts the other daemons and then the ranks.
-    say(&format!(
-        r#"{{"event":"serving","metrics":"{}","data":"{}"{}}}"#,
-        endpoint.address(),
-        daemon.data_address(),
-        grpc.unwrap_or_default(),
-    ));
+    report(&ServiceReport::Serving {
+        metrics: endpoint.address(),
+        data: Some(daemon.data_address()),
+        grpc: hosted.as_ref().map(Hosted::address),
+    });
     let cancel = CancellationToken::new();
     let on_signal = cancel.clone();
     tokio::spawn(async move {
@@ -201,15 +207,12 @@ async fn serve(
 /// What the coordinator's last words to other nodes need in any case.
 const LEAST_GRACE: Duration = Duration::from_millis(200);
 
-/// Serves the job as its coordinator. The launcher is told whose fault it was as soon as that is
-/// known: before this node's ranks are waited for.
+/// Serves the job as its coordinator. The launcher learns why the job failed as soon as that is
+/// known: before this node waits for its ranks.
 async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     match hosted.run(cancel).await {
-        Ok(outcome) => {
-            if let Some(line) = host::blame(&outcome) {
-                say(&line);
-            }
-        }
+        Ok(Ending::Failed(failure)) => report(&ServiceReport::Failed { failure }),
+        Ok(Ending::Finished) => {}
         Err(error) => tracing::error!(%error, "the coordinator ended"),
     }
 }
@@ -225,25 +228,24 @@ async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace:
     }
 }
 
-/// Tells the launcher. Whoever started us may not listen; the job does not depend on it.
-fn say(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
+/// Reports to the launcher. The job does not depend on whether anybody reads it.
+fn report(report: &ServiceReport) {
+    let _ = io::stdout().write_all(to_line(report).as_bytes());
 }
 
 fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
     Ok(signal(kind)?)
 }
 
-/// What the launcher's agent says on standard input, line by line: `ended <rank>`, `failed <rank>
-/// <how>`, `stopping <why>`. Read on a thread of its own, because nothing can take a blocked read
-/// of a terminal or pipe back.
+/// What the launcher's agent reports on standard input. It is read on a thread of its own, because
+/// nothing can take a blocked read of a terminal or pipe back.
 fn launcher() -> io::Result<mpsc::UnboundedReceiver<Word>> {
     let (sender, words) = mpsc::unbounded_channel();
     let listen = move || {
         for line in io::stdin().lines().map_while(Result::ok) {
-            match word(&line) {
-                Some(word) => drop(sender.send(word)),
-                None => tracing::warn!(line, "standard input: this line is not understood"),
+            match from_line(&line) {
+                Ok(notice) => drop(sender.send(word(notice))),
+                Err(error) => tracing::warn!(%error, "a line on standard input is ignored"),
             }
         }
     };
@@ -251,21 +253,19 @@ fn launcher() -> io::Result<mpsc::UnboundedReceiver<Word>> {
     Ok(words)
 }
 
-fn word(line: &str) -> Option<Word> {
-    let (kind, rest) = line.split_once(' ')?;
-    let rank = |text: &str| text.parse().ok().map(Rank);
-    match (kind, rest.split_once(' ')) {
-        ("stopping", _) => Some(Word::Stopping(rest.to_owned())),
-        ("ended", None) => Some(Word::Ended { rank: rank(rest)?, failed: None }),
-        ("failed", Some((number, how))) => {
-            Some(Word::Ended { rank: rank(number)?, failed: Some(how.to_owned()) })
+fn word(notice: Notice) -> Word {
+    match notice {
+        Notice::Ended { rank, end } => {
+            Word::Ended { rank, failed: (!end.is_well()).then(|| end.to_string()) }
         }
-        _ => None,
+        Notice::Stopping { why } => Word::Stopping(why),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::{Rank, launch::ProcessEnd};
+
     use super::*;
 
     #[test]
@@ -279,17 +279,10 @@ mod tests {
     }
 
     #[test]
-    fn the_launchers_lines_are_read_or_refused() {
+    fn a_rank_that_ended_well_has_not_failed() {
+        let ended = |end| word(Notice::Ended { rank: Rank(3), end });
+        assert_eq!(ended(ProcessEnd::Code(0)), Word::Ended { rank: Rank(3), failed: None });
         let failed = Some("was killed by SIGKILL".to_owned());
-        assert_eq!(word("ended 3"), Some(Word::Ended { rank: Rank(3), failed: None }));
-        assert_eq!(
-            word("failed 4 was killed by SIGKILL"),
-            Some(Word::Ended { rank: Rank(4), failed })
-        );
-        let why = "the launcher ends the job".to_owned();
-        assert_eq!(word("stopping the launcher ends the job"), Some(Word::Stopping(why)));
-        for line in ["", "ended", "ended x", "ended 3 4", "failed 4", "failed -1 x", "gone 3"] {
-            assert_eq!(word(line), None, "{line}");
-        }
+        assert_eq!(ended(ProcessEnd::Signal(9)), Word::Ended { rank: Rank(3), failed });
     }
 }

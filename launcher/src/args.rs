@@ -31,7 +31,7 @@ pub struct JobOptions {
     /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<u64>,
-    /// Tell what happens.
+    /// Show what happens, and the logs of the daemons [default of log.level then: info].
     #[arg(short, long)]
     pub verbose: bool,
     /// Where settings come from.

@@ -1,4 +1,4 @@
-//! What goes wrong on the command line, with what to do about it.
+//! What goes wrong in a command, with what to do about it.
 
 use std::{
     fmt,
@@ -8,13 +8,12 @@ use std::{
 
 use rustix::io::Errno;
 
-/// Writes a line to standard error. If nobody takes it, that must not keep this process from its
-/// duties, which is why `eprintln`, which panics then, is not used.
-pub fn tell(line: impl fmt::Display) {
+/// Writes a line to standard error, and ignores errors: `eprintln` would panic where nobody reads.
+pub fn print_line(line: impl fmt::Display) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// What to do where the system has refused a process, a pipe or memory.
+/// A hint where the system has refused a process, a pipe or memory.
 pub fn limits_hint(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some("raise the limit of open files (ulimit -n)"),
@@ -53,16 +52,16 @@ impl CommandError {
         Self::failed(error).hint(limits_hint(error).unwrap_or_default())
     }
 
-    /// Adds what to do.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = hint.into();
         self
     }
 
-    /// Prints it to standard error and gives the exit code.
+    /// Prints it to standard error and returns the exit code.
     pub fn report(&self) -> ExitCode {
-        tell(self);
+        print_line(self);
         ExitCode::from(self.code)
     }
 }

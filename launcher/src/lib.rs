@@ -10,7 +10,7 @@
 //! - [`args`]: the options of every command that starts a job
 //! - [`signals`]: what ends this process from outside
 //! - [`processes`]: the descendants of this process, and the end of them all
-//! - [`protocol`]: the messages between launcher and agent
+//! - [`messages`]: reads the messages of the other side
 //! - [`agent`]: the agent
 //! - [`launch`]: the launcher
 
@@ -20,6 +20,6 @@ pub mod agent;
 pub mod args;
 pub mod error;
 pub mod launch;
+pub mod messages;
 pub mod processes;
-pub mod protocol;
 pub mod signals;

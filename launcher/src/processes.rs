@@ -1,4 +1,4 @@
-//! Nothing stays behind (CLEAN): who descends from this process, and the end of them all.
+//! Nothing stays behind (CLEAN): the descendants of this process, and the end of them all.
 //!
 //! A rank may start processes of its own, and they may leave its process group or outlive it. As
 //! a *subreaper* this process becomes the parent of every orphan among its descendants, so all of
@@ -6,16 +6,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     time::Duration,
 };
 
+use procfs::process::{Process, Stat};
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper,
     waitpid,
 };
 use tokio::time::{Instant, sleep};
 
-/// How often it is looked whether processes are gone.
+/// How often this checks whether processes are gone.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// How long killed processes may take to vanish; one in an uninterruptible wait takes longer.
@@ -24,18 +26,9 @@ const KILLED: Duration = Duration::from_secs(2);
 /// Makes this process the parent of its orphaned descendants.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the system.
 pub fn adopt_orphans() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
-}
-
-/// A process, as `/proc/<pid>/stat` tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    pid: i32,
-    parent: i32,
-    group: i32,
-    zombie: bool,
 }
 
 /// Which of our descendants are meant.
@@ -43,43 +36,33 @@ struct Entry {
 pub enum Whose<'a> {
     /// All of them.
     Anybodys,
-    /// Those of this job, as their environment says. What else descends from us was started by
-    /// others for purposes of their own: a connection of ssh's that several shells share.
+    /// Those with this job in their environment. Other descendants serve others: a connection of
+    /// ssh that several shells share.
     Jobs(&'a str),
 }
 
 impl Whose<'_> {
-    fn includes(self, entry: &Entry) -> bool {
+    fn includes(self, process: &Stat) -> bool {
         let Self::Jobs(id) = self else { return true };
-        let variable = format!("GRADWIRE_JOB={id}");
-        let environment = std::fs::read(format!("/proc/{}/environ", entry.pid)).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|one| one == variable.as_bytes())
+        let variables = Process::new(process.pid).and_then(|process| process.environ());
+        variables.is_ok_and(|all| all.get(OsStr::new("GRADWIRE_JOB")).is_some_and(|job| job == id))
     }
-}
-
-/// Parses `pid (name) state parent group …`; the name may hold anything, also parentheses.
-fn parse(stat: &str) -> Option<Entry> {
-    let (pid, rest) = stat.split_once(" (")?;
-    let mut fields = rest.rsplit_once(") ")?.1.split(' ');
-    let zombie = matches!(fields.next()?, "Z" | "X");
-    let (parent, group) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    Some(Entry { pid: pid.parse().ok()?, parent, group, zombie })
 }
 
 fn me() -> i32 {
     getpid().as_raw_nonzero().get()
 }
 
-fn descendants() -> Vec<Entry> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let mut children: BTreeMap<i32, Vec<Entry>> = BTreeMap::new();
-    for entry in entries.flatten() {
-        let is_pid = entry.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
-        // A process that ends while we look has no stat any more.
-        let stat = is_pid.then(|| std::fs::read_to_string(entry.path().join("stat")).ok());
-        if let Some(entry) = stat.flatten().as_deref().and_then(parse) {
-            children.entry(entry.parent).or_default().push(entry);
-        }
+fn is_alive(process: &Stat) -> bool {
+    !matches!(process.state, 'Z' | 'X')
+}
+
+fn descendants() -> Vec<Stat> {
+    let Ok(processes) = procfs::process::all_processes() else { return Vec::new() };
+    let mut children: BTreeMap<i32, Vec<Stat>> = BTreeMap::new();
+    // A process that ends meanwhile has no stat any more.
+    for stat in processes.filter_map(|process| process.ok()?.stat().ok()) {
+        children.entry(stat.ppid).or_default().push(stat);
     }
     let (mut found, mut next) = (Vec::new(), vec![me()]);
     while let Some(parent) = next.pop() {
@@ -93,7 +76,7 @@ fn descendants() -> Vec<Entry> {
 
 /// Reaps adopted orphans that have ended. `own` are children that somebody else waits for.
 pub fn reap_orphans(own: &BTreeSet<u32>) {
-    for entry in descendants().iter().filter(|e| e.zombie && e.parent == me()) {
+    for entry in descendants().iter().filter(|e| !is_alive(e) && e.ppid == me()) {
         if let (false, Some(pid)) = (is_own(entry, own), Pid::from_raw(entry.pid)) {
             // Nothing to do about an error: the process is gone either way.
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -101,35 +84,34 @@ pub fn reap_orphans(own: &BTreeSet<u32>) {
     }
 }
 
-fn is_own(entry: &Entry, own: &BTreeSet<u32>) -> bool {
+fn is_own(entry: &Stat, own: &BTreeSet<u32>) -> bool {
     u32::try_from(entry.pid).is_ok_and(|pid| own.contains(&pid))
 }
 
 /// Whether no descendant of these is alive.
 fn are_gone(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
     reap_orphans(own);
-    descendants().iter().all(|entry| entry.zombie || !whose.includes(entry))
+    descendants().iter().all(|entry| !is_alive(entry) || !whose.includes(entry))
 }
 
 /// Asks all descendants to end and waits until none is alive, or the grace period is over. `own`
-/// are our children that run; each is asked with its process group. What nobody looks after any
-/// more, because who had started it is gone, is asked by itself, and once; the others are for those
-/// to end who have started them.
+/// are our children that run; each is asked with its process group. Orphans are asked one by one,
+/// once. Other descendants have a parent, which ends them.
 pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut asked: BTreeSet<i32> = BTreeSet::new();
     let groups: Vec<i32> = own.iter().filter_map(|pid| i32::try_from(*pid).ok()).collect();
-    asked.extend(descendants().iter().filter(|e| groups.contains(&e.group)).map(|e| e.pid));
+    asked.extend(descendants().iter().filter(|e| groups.contains(&e.pgrp)).map(|e| e.pid));
     for group in groups.iter().filter_map(|group| Pid::from_raw(*group)) {
         let _ = kill_process_group(group, Signal::TERM);
     }
     loop {
         reap_orphans(own);
-        let alive: Vec<_> = descendants().into_iter().filter(|entry| !entry.zombie).collect();
+        let alive: Vec<_> = descendants().into_iter().filter(is_alive).collect();
         if alive.is_empty() || Instant::now() >= deadline {
             return;
         }
-        for orphan in alive.iter().filter(|e| e.parent == me() && !is_own(e, own)) {
+        for orphan in alive.iter().filter(|e| e.ppid == me() && !is_own(e, own)) {
             if let (true, Some(pid)) = (asked.insert(orphan.pid), Pid::from_raw(orphan.pid)) {
                 let _ = kill_process(pid, Signal::TERM);
             }
@@ -139,11 +121,11 @@ pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
 }
 
 /// Kills every descendant of these, again and again, because one may be born while another is
-/// killed; says whether none is left.
+/// killed. Returns whether none is left.
 pub async fn kill_all(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
     let deadline = Instant::now() + KILLED;
     loop {
-        let alive = descendants().into_iter().filter(|entry| !entry.zombie);
+        let alive = descendants().into_iter().filter(is_alive);
         for entry in alive.filter(|entry| whose.includes(entry)) {
             if let Some(pid) = Pid::from_raw(entry.pid) {
                 let _ = kill_process(pid, Signal::KILL);
@@ -162,16 +144,6 @@ pub async fn kill_all(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_process_with_any_name_is_read() {
-        let entry = parse("12 (a) Z 1 (b) S 7 12 0").unwrap();
-        assert_eq!(entry, Entry { pid: 12, parent: 7, group: 12, zombie: false });
-        assert!(parse("13 (x) Z 12 1").unwrap().zombie);
-        for bad in ["", "12", "12 (x)", "x (y) S 1 1", "12 (x) S", "12 (x) S 1 "] {
-            assert_eq!(parse(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn a_child_is_found() {

@@ -1,10 +1,11 @@
 //! Signals that ask this process to end.
 //!
-//! One that was ignored when the process began stays ignored: `nohup` asks for that, and a shell
-//! for what it runs in the background.
+//! A signal that was ignored when the process began stays ignored: `nohup` asks for that, and a
+//! shell does so for background jobs.
 
-use std::{fs, future::poll_fn, io, task::Poll};
+use std::{future::poll_fn, io, task::Poll};
 
+use procfs::process::Process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What asks for the end: Ctrl-C, `kill`, a terminal that goes away.
@@ -15,7 +16,7 @@ impl Endings {
     /// Listens from now on.
     ///
     /// # Errors
-    /// What the system said.
+    /// The error of the system.
     pub fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
@@ -38,11 +39,10 @@ impl Endings {
     }
 }
 
-/// The signals that this process ignores.
+/// The signals that this process ignores; none where that is unknown.
 fn ignored() -> Vec<i32> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let status = Process::myself().and_then(|process| process.status());
+    let mask = status.map_or(0, |status| status.sigign);
     (1..=64).filter(|number| mask >> (number - 1) & 1 == 1).collect()
 }
 

@@ -3,11 +3,14 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{pb, types::Rank};
 
 /// Whose doing a failure is. When several are reported at once, the most telling one is the
 /// cause: a lost connection is how others notice that a worker or a node has died.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the comments of types.proto are the documentation")]
 pub enum FailureKind {
     Disagreement,
@@ -61,7 +64,7 @@ impl FailureKind {
 }
 
 /// What happened, to whom, where, and what to do about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Whose doing it is.
     pub kind: FailureKind,
@@ -137,7 +140,8 @@ pub enum Ending {
 }
 
 impl fmt::Display for Failure {
-    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`
+    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. After several lines the hint has
+    /// a line of its own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut place = Vec::new();
         match (self.rank, self.host.as_str()) {
@@ -153,8 +157,10 @@ impl fmt::Display for Failure {
             write!(f, "{}: ", place.join(", "))?;
         }
         f.write_str(&self.what)?;
-        if !self.hint.is_empty() {
-            write!(f, "; {}", self.hint)?;
+        match (self.hint.as_str(), self.what.contains('\n')) {
+            ("", _) => {}
+            (hint, true) => write!(f, "\nhint: {hint}")?,
+            (hint, false) => write!(f, "; {hint}")?,
         }
         Ok(())
     }

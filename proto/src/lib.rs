@@ -13,6 +13,7 @@
 //! - [`request`]: what a rank asks for, and how two requests differ
 //! - [`agreed`]: what all ranks agreed on, the flows of it and their routes
 //! - [`failure`]: one failure, with the same text for everybody
+//! - [`launch`]: the messages between launcher, agents and daemons
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
@@ -24,6 +25,7 @@ pub mod compression;
 pub mod convert;
 pub mod failure;
 pub mod float8;
+pub mod launch;
 pub mod pb;
 pub mod request;
 pub mod types;

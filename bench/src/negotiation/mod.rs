@@ -1,10 +1,10 @@
 //! `gradwire bench negotiation`: what it costs to agree on a step, for many nodes.
 //!
 //! The coordinator is the real one, a process of its own. The nodes are streams of this process
-//! that say all that daemons say and move no data: nothing but negotiation is in the time of a step,
-//! which begins with the first message of any node and ends when the last one has heard the last
-//! of what it is to do. All of them announce at the same moment, which is the most a coordinator can
-//! be asked for at once.
+//! that say all that daemons say and move no data: nothing but negotiation is in the time of a
+//! step, which begins with the first message of any node and ends when the last one has heard the
+//! last of what it is to do. All of them announce at the same moment, which is the most a
+//! coordinator can be asked for at once.
 //!
 //! - [`args`]: what is asked for
 //! - [`service`]: the coordinator
@@ -22,7 +22,8 @@ use std::{
     collections::HashMap, net::Ipv4Addr, process::ExitCode, sync::Arc, thread, time::Duration,
 };
 
-use gradwire_launcher::{error::CommandError, launch::plan, protocol::ITSELF};
+use gradwire_launcher::{error::CommandError, launch::plan};
+use gradwire_proto::launch::ITSELF;
 use gradwire_settings::Loaded;
 use tokio::{runtime::Builder, sync::Barrier, task::JoinSet};
 use tokio_util::task::AbortOnDropHandle;

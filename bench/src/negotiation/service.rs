@@ -3,8 +3,8 @@
 use std::{io, net::SocketAddr, process::Stdio, time::Duration};
 
 use gradwire_launcher::{error::CommandError, launch::plan::Variables};
+use gradwire_proto::launch::{ServiceReport, from_line};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use serde::Deserialize;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
@@ -52,12 +52,6 @@ pub fn allow(nodes: u32) -> Result<(), CommandError> {
         .map_err(|error| CommandError::failed(format!("{needed} file descriptors: {error}")))
 }
 
-/// What a coordinator says once it serves.
-#[derive(Debug, Deserialize)]
-struct Serving {
-    grpc: SocketAddr,
-}
-
 impl Service {
     /// Starts one. What it has to tell besides goes to standard error.
     ///
@@ -84,7 +78,7 @@ impl Service {
         let mut lines = BufReader::new(out).lines();
         let line = timeout(PATIENCE, lines.next_line()).await;
         let line = line.ok().and_then(Result::ok).flatten().unwrap_or_default();
-        let Ok(Serving { grpc: address }) = serde_json::from_str(&line) else {
+        let Ok(ServiceReport::Serving { grpc: Some(address), .. }) = from_line(&line) else {
             return Err(CommandError::failed("the coordinator does not serve")
                 .hint("what it says of that is above"));
         };

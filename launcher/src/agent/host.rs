@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::protocol::{Begin, ITSELF};
+use gradwire_proto::launch::{Begin, ITSELF};
 
 /// Programs and directory, found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Checked {
     pub directory: PathBuf,
 }
 
-/// Finds programs and directory, or says what is missing and what to do: `(what, hint)`.
+/// Finds programs and directory, or returns what is missing and a hint: `(what, hint)`.
 ///
 /// # Errors
 /// That pair of texts.
@@ -111,7 +111,7 @@ fn beside_own() -> Option<PathBuf> {
 /// A TCP port that nobody listens on at this moment.
 ///
 /// # Errors
-/// What the system said.
+/// The error of the system.
 pub fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port())
 }

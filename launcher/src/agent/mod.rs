@@ -1,7 +1,6 @@
-//! One host's agent: starts processes when it is told to, passes on what they write, tells how
-//! they end, and ends them all (CLEAN) when it is told to, when its standard input ends (the
-//! launcher died, ssh dropped), when the launcher is silent for too long, or when it is itself
-//! asked to end.
+//! The agent of one host: it starts processes on order, passes their output on, and reports how
+//! they end. It ends them all (CLEAN) on order, when its standard input ends (the launcher died,
+//! ssh dropped), when the launcher is silent for too long, and when it is asked to end itself.
 //!
 //! It decides nothing about the job. The same program runs on this machine and behind ssh.
 //!
@@ -16,7 +15,6 @@ pub mod split;
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::PathBuf,
     process::{ExitCode, Stdio},
     sync::{
@@ -26,6 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_proto::{
+    Rank,
+    launch::{Begin, Notice, Order, ProcessEnd, Report, Role, Start, Stream, signal_name, to_line},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     process::Command,
@@ -36,11 +38,9 @@ use tokio::{
 
 use self::{host::Checked, output::Output};
 use crate::{
-    error::{limits_hint, tell},
+    error::{limits_hint, print_line},
+    messages::{MessageError, Reader},
     processes::{self, Whose},
-    protocol::{
-        Begin, Ended, MessageError, Order, Reader, Report, Role, Start, Stream, encode, signal_name,
-    },
     signals::Endings,
 };
 
@@ -48,7 +48,7 @@ use crate::{
 /// waits, so nothing is lost.
 const REPORTS: usize = 256;
 
-/// How long the system may take to say that a killed process has ended.
+/// How long the system may take to report the end of a killed process.
 const REAPED: Duration = Duration::from_millis(500);
 
 /// How long a launcher that has ordered the end may leave our last reports unread. Its own reader
@@ -73,29 +73,10 @@ struct Agent {
     programs: Checked,
     born: Instant,
     reports: mpsc::Sender<Report>,
-    ended: mpsc::Sender<(Role, Ended)>,
+    ended: mpsc::Sender<(Role, ProcessEnd)>,
     alive: Alive,
-    /// Tells the daemon what becomes of its ranks.
-    daemon: Option<mpsc::Sender<Word>>,
-}
-
-/// What the daemon is told, a line each.
-#[derive(Debug)]
-enum Word {
-    /// A rank's process has ended.
-    Ended(u32, Ended),
-    /// All processes of this host are about to be asked to end, for this reason.
-    Stopping(String),
-}
-
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ended(rank, ended) if ended.is_well() => write!(f, "ended {rank}"),
-            Self::Ended(rank, ended) => write!(f, "failed {rank} {ended}"),
-            Self::Stopping(why) => write!(f, "stopping {why}"),
-        }
-    }
+    /// Notices for the daemon.
+    daemon: Option<mpsc::Sender<Notice>>,
 }
 
 /// Why an agent ends everything.
@@ -191,7 +172,7 @@ async fn pass_on(
     while queue.recv_many(&mut batch, REPORTS).await > 0 {
         let mut bytes = Vec::new();
         for report in batch.drain(..) {
-            encode(&mut bytes, &report);
+            bytes.extend_from_slice(to_line(&report).as_bytes());
         }
         for part in bytes.chunks(PART) {
             gone = gone || send(&mut output, part).await.is_err();
@@ -209,7 +190,7 @@ impl Agent {
     async fn serve<R: AsyncRead + Unpin>(
         mut self,
         mut orders: Reader<R>,
-        mut ends: mpsc::Receiver<(Role, Ended)>,
+        mut ends: mpsc::Receiver<(Role, ProcessEnd)>,
     ) -> (ExitCode, Duration) {
         let grace = Duration::from_millis(self.begin.grace_ms);
         let silence = match self.begin.silence_ms {
@@ -240,14 +221,15 @@ impl Agent {
                         None => break unheard("the connection to the launcher ended".to_owned()),
                     }
                 }
-                Some((role, ended)) = ends.recv() => {
+                Some((role, end)) = ends.recv() => {
                     self.alive.remove(&role);
                     if let Role::Rank(rank) = role {
-                        self.tell_daemon(Word::Ended(rank, ended));
+                        self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
                     }
                 }
                 () = sleep(silence.saturating_sub(heard.elapsed())) => {
-                    tell("gradwire agent: no sign of life from the launcher; ending everything");
+                    let text = "gradwire agent: no sign of life from the launcher; ending everything";
+                    print_line(text);
                     break unheard("the launcher gives no sign of life".to_owned());
                 }
                 signal = endings.next() => {
@@ -263,7 +245,10 @@ impl Agent {
     }
 
     fn complain(&self, error: &MessageError) {
-        tell(format_args!("gradwire agent on {}: {error}; ending everything", self.begin.host));
+        print_line(format_args!(
+            "gradwire agent on {}: {error}; ending everything",
+            self.begin.host
+        ));
     }
 
     fn obey(&mut self, order: Order) {
@@ -282,7 +267,7 @@ impl Agent {
             }
             Order::Begin(_) | Order::Stop { .. } => return,
         };
-        // Output may fill the queue; an order to stop must be heard even then, so nobody waits here.
+        // Output may fill the queue; an order to stop must be read even then, so nobody waits here.
         let reports = self.reports.clone();
         tokio::spawn(async move { reports.send(report).await });
     }
@@ -292,10 +277,10 @@ impl Agent {
     }
 
     /// The daemon can't know by itself how a rank's process ended.
-    fn tell_daemon(&self, word: Word) {
+    fn notify_daemon(&self, notice: Notice) {
         if let Some(daemon) = &self.daemon {
             // A daemon that does not read is about to be found dead by itself.
-            let _ = daemon.try_send(word);
+            let _ = daemon.try_send(notice);
         }
     }
 
@@ -329,9 +314,9 @@ impl Agent {
         })?;
         let pid = child.id().unwrap_or_default();
         if let Some(stdin) = child.stdin.take() {
-            let (words, queue) = mpsc::channel(REPORTS);
-            tokio::spawn(say(queue, stdin));
-            self.daemon = Some(words);
+            let (notices, queue) = mpsc::channel(REPORTS);
+            tokio::spawn(notify(queue, stdin));
+            self.daemon = Some(notices);
         }
         let (role, born) = (start.role, self.born);
         let (reports, ended) = (self.reports.clone(), self.ended.clone());
@@ -341,13 +326,13 @@ impl Agent {
         tokio::spawn(async move {
             let status = child.wait().await;
             let at_us = micros(born);
-            let how = status.map_or(Ended::Code(1), Into::into);
+            let how = status.map_or(ProcessEnd::Code(1), Into::into);
             let _ = ended.send((role, how)).await;
             // What it wrote comes before its end.
             for pump in [out, err].into_iter().flatten() {
                 pump.drain().await;
             }
-            let _ = reports.send(Report::Exited { role, pid, ended: how, at_us }).await;
+            let _ = reports.send(Report::Exited { role, pid, end: how, at_us }).await;
         });
         self.alive.insert(role, pid);
         Ok(pid)
@@ -359,10 +344,10 @@ impl Agent {
         &mut self,
         end: End,
         orders: &mut Reader<R>,
-        ends: &mut mpsc::Receiver<(Role, Ended)>,
+        ends: &mut mpsc::Receiver<(Role, ProcessEnd)>,
     ) {
-        // The daemon hears why before it sees what comes of it: its line is written meanwhile.
-        self.tell_daemon(Word::Stopping(end.why));
+        // The daemon receives the reason before its effects: the line is written meanwhile.
+        self.notify_daemon(Notice::Stopping { why: end.why });
         yield_now().await;
         let own = self.alive.values().copied().collect();
         tokio::select! {
@@ -370,7 +355,10 @@ impl Agent {
             () = hurried(orders) => {}
         }
         if !processes::kill_all(&own, Whose::Anybodys).await {
-            tell(format_args!("gradwire agent: processes on {} can't be killed", self.begin.host));
+            print_line(format_args!(
+                "gradwire agent: processes on {} can't be killed",
+                self.begin.host
+            ));
         }
         while !self.alive.is_empty() {
             let Ok(Some((role, _))) = timeout(REAPED, ends.recv()).await else { break };
@@ -383,10 +371,10 @@ impl Agent {
     }
 }
 
-/// Writes a line for each word.
-async fn say(mut words: mpsc::Receiver<Word>, mut daemon: impl AsyncWrite + Unpin) {
-    while let Some(word) = words.recv().await {
-        if send(&mut daemon, format!("{word}\n").as_bytes()).await.is_err() {
+/// Writes notices to the daemon.
+async fn notify(mut notices: mpsc::Receiver<Notice>, mut daemon: impl AsyncWrite + Unpin) {
+    while let Some(notice) = notices.recv().await {
+        if send(&mut daemon, to_line(&notice).as_bytes()).await.is_err() {
             return;
         }
     }

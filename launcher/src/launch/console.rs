@@ -1,9 +1,10 @@
 //! Where output goes: each line to the launcher's own output with its rank in front, and as it is
-//! to a file of its own if that is asked for.
+//! to files of its own if that is asked for.
 //!
 //! One thread writes, so lines never mix. Its queue is bounded (BOUND): when the terminal or the
 //! disk is slow, the ranks that write wait, and nothing is lost. Nothing else waits for it: a
-//! launcher whose output is blocked still hears Ctrl-C. [`Reading`] tells a slow reader from none.
+//! launcher whose output is blocked still reacts to Ctrl-C. [`Reading`] distinguishes a slow reader
+//! from none.
 
 use std::{
     collections::BTreeMap,
@@ -20,25 +21,32 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::protocol::{LineEnd, Stream, Text};
+use gradwire_proto::launch::{LineEnd, Stream, Text};
 
-/// How many lines may wait to be written.
+/// How many lines may wait for the writer.
 const QUEUE: usize = 1024;
 
 /// How long output may wait for a reader that takes none of it (WAIT).
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Who says something.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where a line comes from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// A rank: its output is the job's, and goes to files as well.
     Rank(u32),
-    /// A service or an agent, by name; shown on standard error.
+    /// A service or an agent, by name. It is shown on standard error, and a daemon has files, too.
     Service(String),
     /// The launcher.
     Launcher,
-    /// The launcher's last words, which are complete as they are.
-    Verdict,
+    /// The report at the end, whose lines are complete as they are.
+    Report,
+}
+
+impl Source {
+    /// The daemon of a host.
+    pub fn daemon(host: &str) -> Self {
+        Self::Service(format!("daemon {host}"))
+    }
 }
 
 /// A stretch of output, at most a line.
@@ -52,6 +60,8 @@ pub struct Line {
     pub text: Text,
     /// What came after it.
     pub end: LineEnd,
+    /// It goes to the files of its source only.
+    pub hidden: bool,
 }
 
 impl Line {
@@ -60,14 +70,14 @@ impl Line {
         Self::own(Source::Launcher, text)
     }
 
-    /// A line of the launcher's last words.
-    pub fn verdict(text: &str) -> Self {
-        Self::own(Source::Verdict, text)
+    /// A line of the report at the end.
+    pub fn report(text: &str) -> Self {
+        Self::own(Source::Report, text)
     }
 
     fn own(source: Source, text: &str) -> Self {
         let text = Text::Utf8(text.to_owned());
-        Self { source, stream: Stream::Stderr, text, end: LineEnd::Newline }
+        Self { source, stream: Stream::Stderr, text, end: LineEnd::Newline, hidden: false }
     }
 }
 
@@ -101,7 +111,7 @@ impl Layout {
         }
         let mut bytes = match &line.source {
             _ if goes_on => Vec::new(),
-            Source::Verdict => Vec::new(),
+            Source::Report => Vec::new(),
             Source::Rank(_) if self.bare && line.stream == Stream::Stdout => Vec::new(),
             Source::Rank(rank) => format!("[{rank}] ").into_bytes(),
             Source::Service(name) => format!("[{name}] ").into_bytes(),
@@ -122,9 +132,10 @@ impl Layout {
     }
 }
 
-/// The files of each rank: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job needs.
+/// The files of each process: `DIR/rank.07/stdout` and `stderr`, with as many digits as the job
+/// needs, and `DIR/daemon.HOST/stderr`.
 #[derive(Debug)]
-pub struct Files(BTreeMap<(u32, Stream), OutputFile>);
+pub struct Files(BTreeMap<(Source, Stream), OutputFile>);
 
 #[derive(Debug)]
 struct OutputFile {
@@ -133,7 +144,7 @@ struct OutputFile {
 }
 
 impl OutputFile {
-    /// An error says which file it is about.
+    /// Adds the path to an error.
     fn named(&self, error: &io::Error) -> io::Error {
         io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
     }
@@ -148,23 +159,43 @@ impl OutputFile {
 }
 
 impl Files {
-    /// Makes the files; those of an earlier run are replaced.
+    /// Makes the files of `size` ranks and of the daemons of `hosts`; those of an earlier run are
+    /// replaced.
     ///
     /// # Errors
-    /// The path that can't be made, with what the system said.
-    pub fn create(directory: &Path, size: u32) -> Result<Self, (PathBuf, io::Error)> {
+    /// The path that can't be made, with the error of the system.
+    pub fn create<'a>(
+        directory: &Path,
+        size: u32,
+        hosts: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, (PathBuf, io::Error)> {
         let digits = size.saturating_sub(1).to_string().len().max(2);
-        let mut files = BTreeMap::new();
+        let mut files = Self(BTreeMap::new());
         for rank in 0..size {
             let folder = directory.join(format!("rank.{rank:0digits$}"));
-            fs::create_dir_all(&folder).map_err(|error| (folder.clone(), error))?;
             for (stream, name) in [(Stream::Stdout, "stdout"), (Stream::Stderr, "stderr")] {
-                let path = folder.join(name);
-                let file = File::create(&path).map_err(|error| (path.clone(), error))?;
-                files.insert((rank, stream), OutputFile { path, file: BufWriter::new(file) });
+                files.add(Source::Rank(rank), stream, &folder, name)?;
             }
         }
-        Ok(Self(files))
+        for host in hosts {
+            let folder = directory.join(format!("daemon.{host}"));
+            files.add(Source::daemon(host), Stream::Stderr, &folder, "stderr")?;
+        }
+        Ok(files)
+    }
+
+    fn add(
+        &mut self,
+        source: Source,
+        stream: Stream,
+        folder: &Path,
+        name: &str,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        fs::create_dir_all(folder).map_err(|error| (folder.to_owned(), error))?;
+        let path = folder.join(name);
+        let file = File::create(&path).map_err(|error| (path.clone(), error))?;
+        self.0.insert((source, stream), OutputFile { path, file: BufWriter::new(file) });
+        Ok(())
     }
 }
 
@@ -271,11 +302,14 @@ impl Writer {
 
     fn write(&mut self, line: &Line) -> io::Result<()> {
         self.meter.begun.fetch_add(1, Relaxed);
-        if let (Source::Rank(rank), Some(files)) = (&line.source, &mut self.files)
-            && let Some(file) = files.0.get_mut(&(*rank, line.stream))
+        if let Some(files) = &mut self.files
+            && let Some(file) = files.0.get_mut(&(line.source.clone(), line.stream))
         {
             file.write(line.text.as_bytes())?;
             file.write(line.end.as_bytes())?;
+        }
+        if line.hidden {
+            return Ok(());
         }
         for (stream, bytes) in self.layout.lay(line) {
             self.emit(stream, &bytes)?;
@@ -312,7 +346,13 @@ mod tests {
     use super::*;
 
     fn line(rank: u32, stream: Stream, text: &str, end: LineEnd) -> Line {
-        Line { source: Source::Rank(rank), stream, text: Text::Utf8(text.into()), end }
+        Line {
+            source: Source::Rank(rank),
+            stream,
+            text: Text::Utf8(text.into()),
+            end,
+            hidden: false,
+        }
     }
 
     fn shown(shared: bool, lines: &[Line]) -> String {
@@ -379,17 +419,18 @@ mod tests {
         assert_eq!(only(Stderr), "[1] none either\n[0] 10%\r\n");
         let terminal = "[1] no eol\n[1] none either\n[0] no eol\n[0] 10%\r\n";
         assert_eq!(shown(true, &lines), terminal);
-        assert_eq!(shown(false, &[Line::verdict("error: x")]), "error: x\n");
+        assert_eq!(shown(false, &[Line::report("error: x")]), "error: x\n");
     }
 
     #[test]
     fn files_are_named_by_rank_and_a_bad_folder_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        Files::create(dir.path(), 1).unwrap();
+        Files::create(dir.path(), 1, ["n1"]).unwrap();
+        assert!(dir.path().join("daemon.n1/stderr").is_file());
         assert!(dir.path().join("rank.00/stdout").is_file(), "a single rank has its folder too");
-        Files::create(dir.path(), 101).unwrap();
+        Files::create(dir.path(), 101, []).unwrap();
         assert!(dir.path().join("rank.007/stderr").is_file());
-        let (path, _) = Files::create(&dir.path().join("rank.00/stdout"), 1).unwrap_err();
+        let (path, _) = Files::create(&dir.path().join("rank.00/stdout"), 1, []).unwrap_err();
         assert!(path.ends_with("rank.00/stdout/rank.00"), "{}", path.display());
     }
 }

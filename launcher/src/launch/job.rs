@@ -8,23 +8,25 @@
 //!                                     Done ◄─ all stopped ─ Stopping ◄─ Gathering   Leaving
 //! ```
 //!
-//! A failure is not acted on at once: for a moment (`Gathering`) others are gathered, so that the
-//! first by time decides and not the first to be heard of.
+//! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
+//! that the first by time decides and not the first that is reported.
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
-use serde::Deserialize;
+use gradwire_proto::{
+    Failure,
+    launch::{Order, ProcessEnd, Role, ServiceReport, Start, from_line},
+};
 
 use super::{
-    plan::{Places, Plan},
-    verdict::{self, Failure, Verdict},
+    plan::{Places, Plan, Variables},
+    report::{self, Cause, JobReport},
 };
-use crate::protocol::{Ended, Order, Role, Start};
 
 /// How long services may take to end by themselves once all ranks have ended well.
 const LEAVE: Duration = Duration::from_millis(300);
 
-/// How much longer than the grace period an agent may take to tell that everything has ended.
+/// How much longer than the grace period an agent may take to report that everything has ended.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// What happens. Times are since the launch began, by the launcher's clock.
@@ -42,10 +44,10 @@ pub enum Event {
     /// A service wrote a line on its standard output.
     Said { node: usize, role: Role, line: String },
     /// A process ended; `tail` is the end of its standard error.
-    Exited { node: usize, role: Role, pid: u32, ended: Ended, at: Duration, tail: Vec<String> },
+    Exited { node: usize, role: Role, pid: u32, end: ProcessEnd, at: Duration, tail: Vec<String> },
     /// Everything on a host has ended.
     Stopped { node: usize },
-    /// The connection to a host ended before it said so.
+    /// The connection to a host ended before Stopped.
     Lost { node: usize, what: String, at: Duration },
     /// The launcher got a signal.
     Interrupted { signal: i32 },
@@ -53,8 +55,8 @@ pub enum Event {
     OutputClosed { why: String },
     /// The deadline has come.
     Tick,
-    /// The deadline has come, but output of the job waits for a slow reader, and what hosts say
-    /// waits behind it.
+    /// The deadline has come, but output of the job waits for a slow reader, and the reports
+    /// of hosts wait behind it.
     Unread,
 }
 
@@ -68,7 +70,7 @@ pub enum Command {
         /// The order.
         order: Order,
     },
-    /// Tell the person who looks, if they want to know.
+    /// A note for the user who wants details.
     Note(String),
 }
 
@@ -96,34 +98,19 @@ enum Phase {
     Done,
 }
 
-/// What a service says of itself once it serves.
-#[derive(Debug, Deserialize)]
-struct Serving {
-    event: String,
-    grpc: Option<SocketAddr>,
-    metrics: String,
-}
-
-/// That the job has failed, and whom the coordinator has found at fault.
-#[derive(Debug, Deserialize)]
-struct Blame {
-    event: String,
-    rank: Option<u32>,
-}
-
 #[derive(Debug, Default)]
 struct Host {
     address: Option<IpAddr>,
     port: u16,
     answered: bool,
-    metrics: Option<String>,
+    metrics: Option<SocketAddr>,
     stopped: bool,
 }
 
 #[derive(Debug, Default)]
 struct Process {
     started: Option<Duration>,
-    ended: Option<Ended>,
+    ended: Option<ProcessEnd>,
 }
 
 /// The launcher's knowledge of one job, and its decisions.
@@ -138,14 +125,12 @@ pub struct Job {
     coordinator: Option<SocketAddr>,
     /// By host, because each has a daemon.
     processes: BTreeMap<(usize, Role), Process>,
-    failures: Vec<Failure>,
-    /// The rank that the coordinator has found at fault.
-    blamed: Option<u32>,
-    /// That rank's process has been given the time to end by itself.
+    causes: Vec<Cause>,
+    /// Why the job failed, as the host of the coordinator reports or, without that, the first host
+    /// that did; with that host. However well the ranks end, the job has failed.
+    failure: Option<(usize, Failure)>,
+    /// The rank at fault has been given the time to end by itself.
     awaited: bool,
-    /// The coordinator has said that the job failed: however well the ranks end, the daemon that hosts
-    /// it will say why in its last words.
-    has_failed: bool,
     ranks_ran: bool,
     /// Somebody wants it to end, and not to wait for who reads its output.
     hurried: bool,
@@ -164,9 +149,8 @@ impl Job {
             hosts,
             coordinator: None,
             processes: BTreeMap::new(),
-            failures: Vec::new(),
-            blamed: None,
-            has_failed: false,
+            causes: Vec::new(),
+            failure: None,
             awaited: false,
             ranks_ran: false,
             hurried: false,
@@ -179,10 +163,19 @@ impl Job {
         self.deadline
     }
 
-    /// What the job came to, once nothing of it runs any more.
-    pub fn verdict(&self) -> Option<Verdict> {
+    /// The report, once nothing of the job runs any more.
+    pub fn report(&self) -> Option<JobReport> {
         let others = self.ranks_ran && self.plan.size() > 1;
-        (self.phase == Phase::Done).then(|| Verdict::over(&self.failures, self.blamed, others))
+        (self.phase == Phase::Done).then(|| JobReport::new(&self.causes, self.failure(), others))
+    }
+
+    fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref().map(|(_, failure)| failure)
+    }
+
+    /// The rank at fault, if the daemons know one.
+    fn blamed(&self) -> Option<u32> {
+        self.failure().and_then(|failure| failure.rank).map(|rank| rank.0)
     }
 
     /// Whether somebody wants it to end, so that nobody who reads its output is waited for.
@@ -201,23 +194,23 @@ impl Job {
             Event::Refused { node, what, hint } => {
                 // Its agent ends by itself.
                 (self.hosts[node].answered, self.hosts[node].stopped) = (true, true);
-                self.failures.push(Failure::NotStarted { what, hint });
+                self.causes.push(Cause::NotStarted { what, hint });
             }
             Event::Started { node, role, pid, at } => {
                 self.processes.entry((node, role)).or_default().started = Some(at);
                 self.note(format!("{role} runs on host {} (pid {pid})", self.host(node)));
             }
             Event::Failed { role: _, node: _, what } => {
-                self.fail(Failure::NotStarted { what, hint: String::new() }, now);
+                self.fail(Cause::NotStarted { what, hint: String::new() }, now);
             }
             Event::Said { node, role, line } => self.said(node, role, &line, now),
-            Event::Exited { node, role, pid, ended, at, tail } => {
-                self.exited(node, role, (pid, ended, at), tail, now);
+            Event::Exited { node, role, pid, end, at, tail } => {
+                self.exited(node, role, (pid, end, at), tail, now);
             }
             Event::Stopped { node } => self.hosts[node].stopped = true,
             Event::Lost { node, what, at } => self.lost(node, what, at, now),
             Event::Interrupted { signal } => self.interrupted(signal, now),
-            Event::OutputClosed { why } => self.fail(Failure::Output(why), now),
+            Event::OutputClosed { why } => self.fail(Cause::Output(why), now),
             // Once everything was asked to end, only words are waited for.
             Event::Unread if self.phase == Phase::Stopping && !self.hurried => {
                 self.deadline = Some(now + SLACK);
@@ -244,12 +237,12 @@ impl Job {
         matches!(self.phase, Phase::Reaching | Phase::First | Phase::Daemons)
     }
 
-    /// Takes note of a failure; the first one begins the end.
-    fn fail(&mut self, failure: Failure, now: Duration) {
+    /// Keeps a cause; the first one begins the end.
+    fn fail(&mut self, cause: Cause, now: Duration) {
         if matches!(self.phase, Phase::Stopping | Phase::Done) {
             return;
         }
-        self.failures.push(failure);
+        self.causes.push(cause);
         if self.phase != Phase::Gathering {
             self.phase = Phase::Gathering;
             self.deadline = Some(now + self.limits.gather);
@@ -257,30 +250,33 @@ impl Job {
     }
 
     fn said(&mut self, node: usize, role: Role, line: &str, now: Duration) {
-        let blame = serde_json::from_str::<Blame>(line).ok().filter(|b| b.event == "failed");
-        if let (0, Role::Daemon, Some(blame)) = (node, role, blame) {
-            self.blamed = blame.rank;
-            self.has_failed = true;
-            if self.phase == Phase::Leaving {
-                self.deadline = Some(now + self.limits.grace);
+        let (metrics, grpc) = match from_line(line) {
+            Ok(ServiceReport::Serving { metrics, grpc, .. }) => (metrics, grpc),
+            Ok(ServiceReport::Failed { failure }) => {
+                // The host of the coordinator knows best.
+                if self.failure.as_ref().is_none_or(|(from, _)| node == 0 && *from != 0) {
+                    self.failure = Some((node, failure));
+                }
+                if self.phase == Phase::Leaving {
+                    self.deadline = Some(now + self.limits.grace);
+                }
+                return;
             }
-            return;
-        }
-        let serving = serde_json::from_str::<Serving>(line).ok().filter(|s| s.event == "serving");
-        let Some(serving) = serving else {
-            self.note(format!("{role} on host {}: {line}", self.host(node)));
-            return;
+            Err(_) => {
+                self.note(format!("{role} on host {}: {line}", self.host(node)));
+                return;
+            }
         };
         self.note(format!("{role} serves on host {}: {line}", self.host(node)));
-        match (role, node, serving.grpc) {
+        match (role, node, grpc) {
             (Role::Daemon, 0, Some(grpc)) => {
                 self.coordinator = Some(grpc);
-                self.hosts[node].metrics = Some(serving.metrics);
+                self.hosts[node].metrics = Some(metrics);
             }
-            (Role::Daemon, 1.., _) => self.hosts[node].metrics = Some(serving.metrics),
+            (Role::Daemon, 1.., _) => self.hosts[node].metrics = Some(metrics),
             _ => {
                 let what = format!("{role} on host {} said {line}", self.host(node));
-                self.fail(Failure::NotStarted { what, hint: String::new() }, now);
+                self.fail(Cause::NotStarted { what, hint: String::new() }, now);
             }
         }
     }
@@ -289,14 +285,14 @@ impl Job {
         &mut self,
         node: usize,
         role: Role,
-        (pid, ended, at): (u32, Ended, Duration),
+        (pid, end, at): (u32, ProcessEnd, Duration),
         tail: Vec<String>,
         now: Duration,
     ) {
         let host = self.host(node).to_owned();
-        self.note(format!("{role} on host {host} (pid {pid}) {ended}"));
+        self.note(format!("{role} on host {host} (pid {pid}) {end}"));
         let process = self.processes.entry((node, role)).or_default();
-        process.ended = Some(ended);
+        process.ended = Some(end);
         let ran = at.saturating_sub(process.started.unwrap_or(at));
         // A service ends well when all ranks have left, which may be before they end. Before it
         // served, any end is a failure.
@@ -305,15 +301,14 @@ impl Job {
             let hint = tail.iter().rev().find_map(|line| line.strip_prefix("hint: "));
             let why = tail.iter().rev().find(|line| !line.starts_with("hint: "));
             let why = why.map(|line| format!(": {line}")).unwrap_or_default();
-            let what =
-                format!("{role} on host {host} (pid {pid}) {ended} before the job began{why}");
+            let what = format!("{role} on host {host} (pid {pid}) {end} before the job began{why}");
             let hint = hint.unwrap_or("run again with --verbose to see all of its output").into();
-            self.fail(Failure::NotStarted { what, hint }, now);
-        } else if !ended.is_well() {
-            self.fail(Failure::Ended { role, host, pid, ended, at, ran, tail }, now);
+            self.fail(Cause::NotStarted { what, hint }, now);
+        } else if !end.is_well() {
+            self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
         }
         let awaited = self.awaited && self.phase == Phase::Gathering;
-        if awaited && matches!(role, Role::Rank(rank) if Some(rank) == self.blamed) {
+        if awaited && matches!(role, Role::Rank(rank) if Some(rank) == self.blamed()) {
             self.stop(self.limits.grace, now);
         }
     }
@@ -323,9 +318,9 @@ impl Job {
         let stopped = std::mem::replace(&mut self.hosts[node].stopped, true);
         if !self.hosts[node].answered {
             self.hosts[node].answered = true;
-            self.failures.push(Failure::NotStarted { what, hint: String::new() });
+            self.causes.push(Cause::NotStarted { what, hint: String::new() });
         } else if !stopped {
-            self.fail(Failure::Lost { host, what, at }, now);
+            self.fail(Cause::Lost { host, what, at }, now);
         }
     }
 
@@ -335,15 +330,15 @@ impl Job {
             // The second time is an order: no grace any more.
             Phase::Stopping => {
                 self.hurried = true;
-                if self.failures.is_empty() {
+                if self.causes.is_empty() {
                     // It had ended well, but now some of its output may be lost.
-                    self.failures.push(Failure::Interrupted(signal));
+                    self.causes.push(Cause::Interrupted(signal));
                 }
                 self.stop(Duration::ZERO, now);
             }
             _ => {
                 self.hurried = true;
-                self.failures.push(Failure::Interrupted(signal));
+                self.causes.push(Cause::Interrupted(signal));
                 self.note("stopping; interrupt again to kill".to_owned());
                 self.stop(self.limits.grace, now);
             }
@@ -354,7 +349,7 @@ impl Job {
         self.phase = Phase::Stopping;
         self.deadline = Some(now + grace + SLACK);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        let cause = verdict::cause(&self.failures, self.blamed).map(|cause| format!(": {cause}"));
+        let cause = report::summary(&self.causes, self.failure()).map(|cause| format!(": {cause}"));
         let why = format!("the launcher ends the job{}", cause.unwrap_or_default());
         for node in 0..self.hosts.len() {
             // Where nobody has answered, nothing was started; an agent that comes up yet finds
@@ -373,7 +368,7 @@ impl Job {
         match self.phase {
             // The rank at fault may still be on its way out, and how it ended is the cause (TELL).
             Phase::Gathering
-                if !self.awaited && self.blamed.is_some_and(|r| !self.has_ended(r)) =>
+                if !self.awaited && self.blamed().is_some_and(|r| !self.has_ended(r)) =>
             {
                 self.awaited = true;
                 self.deadline = Some(now + self.limits.grace);
@@ -390,7 +385,7 @@ impl Job {
                 let hint = "see whether those hosts are reachable from here and from each other, \
                             or give more time with --start-timeout"
                     .to_owned();
-                self.failures.push(Failure::NotStarted { what, hint });
+                self.causes.push(Cause::NotStarted { what, hint });
                 self.stop(self.limits.grace, now);
             }
         }
@@ -432,7 +427,7 @@ impl Job {
     fn advance(&mut self, now: Duration) {
         match self.phase {
             Phase::Reaching if self.hosts.iter().all(|host| host.answered) => {
-                if self.failures.is_empty() {
+                if self.causes.is_empty() {
                     self.start_first();
                 } else {
                     self.stop(self.limits.grace, now);
@@ -452,7 +447,7 @@ impl Job {
                 }
                 if (0..self.plan.size()).all(|rank| self.has_ended(rank)) {
                     self.phase = Phase::Leaving;
-                    let patience = if self.has_failed { self.limits.grace } else { LEAVE };
+                    let patience = if self.failure.is_some() { self.limits.grace } else { LEAVE };
                     self.deadline = Some(now + patience);
                     self.advance(now);
                 }
@@ -468,13 +463,13 @@ impl Job {
         }
     }
 
-    fn start(&mut self, node: usize, role: Role, environment: super::plan::Variables) {
+    fn start(&mut self, node: usize, role: Role, environment: Variables) {
         self.processes.insert((node, role), Process::default());
         let args = if let Role::Rank(_) = role { self.plan.args.clone() } else { Vec::new() };
         self.order(node, Order::Start(Start { role, args, environment }));
     }
 
-    /// Starts the first host's daemon; where its coordinator listens the others have to be told.
+    /// Starts the daemon of the first host; the others need the address of its coordinator.
     fn start_first(&mut self) {
         let Some(address) = self.hosts[0].address else { return };
         self.phase = Phase::First;
@@ -495,7 +490,10 @@ impl Job {
         let places = Places {
             addresses: hosts.iter().filter_map(|host| host.address).collect(),
             master_port: hosts[0].port,
-            daemon_metrics: hosts.iter().filter_map(|host| host.metrics.clone()).collect(),
+            daemon_metrics: hosts
+                .iter()
+                .filter_map(|host| host.metrics.map(|at| at.to_string()))
+                .collect(),
         };
         self.phase = Phase::Running;
         self.ranks_ran = true;

@@ -1,8 +1,8 @@
 //! One host's agent, seen from the launcher: started here or through ssh, spoken to over its
 //! standard input and output. Reports become events, output goes straight to the console.
 //!
-//! Reading and writing are tasks of their own: an agent whose output nobody takes can still be
-//! told to stop.
+//! Reading and writing are tasks of their own: an agent whose output nobody reads still receives
+//! the order to stop.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,6 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_proto::{
+    MAX_CONTROL_MESSAGE,
+    launch::{Begin, LineEnd, Order, ProcessEnd, Report, Role, Stream, Text, to_line},
+};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
@@ -29,12 +33,9 @@ use super::{
     job::Event,
     places,
 };
-use crate::{
-    error::limits_hint,
-    protocol::{Begin, LineEnd, Order, Reader, Report, Role, Stream, Text, encode},
-};
+use crate::{error::limits_hint, messages::Reader};
 
-/// How often an agent hears from us; it gives us up after [`SILENCE`].
+/// How often an agent receives a sign of life; it gives us up after [`SILENCE`].
 const PING: Duration = Duration::from_secs(5);
 
 /// After how much silence a remote agent ends everything: a broken network sends no goodbye. A
@@ -44,8 +45,8 @@ pub const SILENCE: Duration = Duration::from_secs(60);
 /// How long an agent whose output has ended may take to end too.
 const END: Duration = Duration::from_secs(2);
 
-/// How many lines of a process's standard error are kept for the verdict.
-const TAIL: usize = 5;
+/// How many lines of a process's standard error are kept for the report.
+const TAIL: usize = 10;
 
 /// How long such a line may be, in characters.
 const TAIL_CHARS: usize = 500;
@@ -78,7 +79,7 @@ pub struct Shared {
     pub born: Instant,
     /// Whether agents' own messages are shown.
     pub verbose: bool,
-    /// Set once the job is being ended: what services then say of each other's end is of no use.
+    /// Set once the job is being ended: then what services log of each other's end is hidden.
     pub hushed: Arc<AtomicBool>,
 }
 
@@ -107,7 +108,15 @@ pub fn open(
                 tasks.spawn(speak(stdin, begin, receive));
             }
             tasks.spawn(
-                Link { target, shared, orders: send, asked: None, offset: None }.listen(child),
+                Link {
+                    target,
+                    shared,
+                    orders: send,
+                    asked: None,
+                    offset: None,
+                    open_line: String::new(),
+                }
+                .listen(child),
             );
         }
         Err(error) => {
@@ -149,10 +158,8 @@ async fn speak(mut stdin: ChildStdin, begin: Order, mut orders: mpsc::Receiver<O
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut next = Some(begin);
     while let Some(order) = next {
-        let mut bytes = Vec::new();
-        encode(&mut bytes, &order);
         // An agent that is gone is noticed at its output.
-        if stdin.write_all(&bytes).await.is_err() {
+        if stdin.write_all(to_line(&order).as_bytes()).await.is_err() {
             return;
         }
         next = tokio::select! {
@@ -170,6 +177,8 @@ struct Link {
     asked: Option<(Instant, IpAddr, u16)>,
     /// The launcher's time at the agent's zero.
     offset: Option<Duration>,
+    /// The beginning of a long line of the daemon (BOUND).
+    open_line: String,
 }
 
 impl Link {
@@ -191,7 +200,7 @@ impl Link {
             self.unreachable(status.and_then(|status| status.code()), &said, strange)
         } else {
             let what = strange.or_else(|| said.back().cloned()).unwrap_or_else(|| match status {
-                Some(status) => crate::protocol::Ended::from(status).to_string(),
+                Some(status) => ProcessEnd::from(status).to_string(),
                 None => "its agent says nothing any more".to_owned(),
             });
             Event::Lost { node, what, at }
@@ -207,7 +216,7 @@ impl Link {
         strange: Option<String>,
     ) -> Event {
         let (host, node) = (&self.target.host, self.target.node);
-        // An agent that can't begin says so as every command does.
+        // An agent that can't begin prints an error as every command does.
         let own = said.iter().find_map(|line| line.strip_prefix("hint: "));
         let lines = said.iter().filter(|line| !line.starts_with("hint: "));
         let lines = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
@@ -222,7 +231,7 @@ impl Link {
         let hint = match (own, code) {
             (Some(hint), _) => hint.to_owned(),
             _ if self.target.local => String::new(),
-            // What a shell says of a program that it can't find or run.
+            // The exit codes of a shell for a program that it can't find or run.
             (None, Some(126 | 127)) => {
                 "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
             }
@@ -269,23 +278,25 @@ impl Link {
         None
     }
 
-    async fn output(&self, role: Role, stream: Stream, text: Text, end: LineEnd) {
+    async fn output(&mut self, role: Role, stream: Stream, text: Text, end: LineEnd) {
         let node = self.target.node;
         let host = &self.target.host;
         let (source, stream) = match (role, stream) {
             (Role::Rank(rank), stream) => (Source::Rank(rank), stream),
             (_, Stream::Stdout) => {
-                let _ = self
-                    .shared
-                    .events
-                    .send(Event::Said { node, role, line: text.to_string() })
-                    .await;
+                self.open_line.push_str(&text.to_string());
+                if end != LineEnd::Open || self.open_line.len() > MAX_CONTROL_MESSAGE {
+                    let line = std::mem::take(&mut self.open_line);
+                    let _ = self.shared.events.send(Event::Said { node, role, line }).await;
+                }
                 return;
             }
-            _ if self.shared.hushed.load(Ordering::Relaxed) && !self.shared.verbose => return,
-            (Role::Daemon, stream) => (Source::Service(format!("daemon {host}")), stream),
+            (Role::Daemon, stream) => (Source::daemon(host), stream),
         };
-        let _ = self.shared.console.send(Line { source, stream, text, end }).await;
+        let hidden = role == Role::Daemon
+            && self.shared.hushed.load(Ordering::Relaxed)
+            && !self.shared.verbose;
+        let _ = self.shared.console.send(Line { source, stream, text, end, hidden }).await;
     }
 
     async fn event(
@@ -330,9 +341,9 @@ impl Link {
                 Some(Event::Started { node, role, pid, at: self.when(at_us) })
             }
             Report::Failed { role, what } => Some(Event::Failed { node, role, what }),
-            Report::Exited { role, pid, ended, at_us } => {
+            Report::Exited { role, pid, end, at_us } => {
                 let tail = tails.remove(&role).unwrap_or_default().into();
-                Some(Event::Exited { node, role, pid, ended, at: self.when(at_us), tail })
+                Some(Event::Exited { node, role, pid, end, at: self.when(at_us), tail })
             }
             Report::Stopped => Some(Event::Stopped { node }),
             Report::Output { .. } => None,
@@ -357,7 +368,7 @@ fn keep(tail: &mut VecDeque<String>, text: &Text, end: LineEnd) {
     tail.push_back(text.to_string().chars().filter(printable).take(TAIL_CHARS).collect());
 }
 
-/// What the agent, or ssh, says on its own standard error.
+/// Reads what the agent, or ssh, writes on its own standard error.
 async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> VecDeque<String> {
     let mut tail = VecDeque::new();
     let Some(stderr) = stderr else { return tail };
@@ -367,7 +378,8 @@ async fn overhear(stderr: Option<ChildStderr>, host: String, shared: Shared) -> 
         keep(&mut tail, &text, LineEnd::Newline);
         if shared.verbose {
             let source = Source::Service(format!("agent {host}"));
-            let line = Line { source, stream: Stream::Stderr, text, end: LineEnd::Newline };
+            let (stream, end) = (Stream::Stderr, LineEnd::Newline);
+            let line = Line { source, stream, text, end, hidden: false };
             let _ = shared.console.send(line).await;
         }
     }
@@ -388,8 +400,8 @@ mod tests {
         }
         keep(&mut tail, &Text::from("\u{1b}[2J".repeat(9000).as_bytes()), LineEnd::Open);
         assert_eq!(tail.len(), TAIL, "BOUND");
-        assert_eq!(tail[0], "line 16");
-        assert_eq!(tail[4].chars().count(), TAIL_CHARS);
-        assert!(!tail[4].contains('\u{1b}'), "nothing in it can move the cursor");
+        assert_eq!(tail[0], "line 11");
+        assert_eq!(tail[TAIL - 1].chars().count(), TAIL_CHARS);
+        assert!(!tail[TAIL - 1].contains('\u{1b}'), "nothing in it can move the cursor");
     }
 }

@@ -1,18 +1,18 @@
 //! `gradwire run`: from hosts and a program to a job that runs, and back to nothing.
 //!
 //! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
-//! - [`job`], [`verdict`]: what to do next, and what it came to (pure)
-//! - [`link`], [`places`], [`console`], [`farewell`]: agents, addresses, output, and its end
+//! - [`report`], [`job`]: the report at the end, and what to do next (pure)
+//! - [`link`], [`places`], [`console`], [`drain`]: agents, addresses, output, and its end
 
 pub mod console;
+pub mod drain;
 pub mod dry_run;
-pub mod farewell;
 pub mod hosts;
 pub mod job;
 pub mod link;
 pub mod places;
 pub mod plan;
-pub mod verdict;
+pub mod report;
 
 use std::{
     collections::HashMap,
@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_proto::launch::{Begin, Order};
 use gradwire_settings::Settings;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -33,16 +34,15 @@ use tokio::{
 
 use self::{
     console::{Console, Files, Line},
-    farewell::{Farewell, tell_all},
+    drain::{Drain, print_all},
     job::{Command, Event, Job, Limits},
     link::{Shared, Target},
     plan::Plan,
-    verdict::{Failure, Verdict},
+    report::{Cause, JobReport},
 };
 use crate::{
-    error::{CommandError, tell},
+    error::{CommandError, print_line},
     processes::{self, Whose},
-    protocol::{Begin, Order},
     signals::Endings,
 };
 
@@ -57,7 +57,7 @@ const MARGIN: Duration = Duration::from_millis(100);
 pub struct Options {
     /// Where output goes besides the launcher's own.
     pub output_dir: Option<PathBuf>,
-    /// Tell what happens.
+    /// Show what happens.
     pub verbose: bool,
     /// The ranks' standard output goes out as it is, without their numbers: only one of them
     /// writes.
@@ -68,8 +68,8 @@ pub struct Options {
     pub directory: PathBuf,
 }
 
-/// Runs a job to its end, and says what it came to. Afterwards nothing of it is left on any host
-/// (CLEAN), or the verdict says on which one that could not be seen to.
+/// Runs a job to its end and reports it. Afterwards nothing of it is left on any host
+/// (CLEAN), or the report names the host that could not be cleaned up.
 ///
 /// # Errors
 /// [`CommandError`] for what keeps the launcher itself from working.
@@ -77,12 +77,13 @@ pub async fn run(
     plan: Plan,
     settings: &Settings,
     options: Options,
-) -> Result<Verdict, CommandError> {
+) -> Result<JobReport, CommandError> {
     // If an agent here is killed outright, what it had started becomes ours to end.
     processes::adopt_orphans().map_err(CommandError::failed)?;
     let files = match &options.output_dir {
         Some(directory) => {
-            Some(Files::create(directory, plan.size()).map_err(|(path, error)| {
+            let hosts = plan.nodes.iter().map(|node| node.host.as_str());
+            Some(Files::create(directory, plan.size(), hosts).map_err(|(path, error)| {
                 CommandError::failed(format!(
                     "--output-dir: {} can't be made: {error}",
                     path.display()
@@ -123,9 +124,9 @@ pub async fn run(
     };
     let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
     let mut job = Job::new(plan, limits);
-    let mut verdict = loop {
-        if let Some(verdict) = job.verdict() {
-            break verdict;
+    let mut report = loop {
+        if let Some(report) = job.report() {
+            break report;
         }
         let deadline = job.deadline().map_or(Duration::from_secs(3600), |at| at);
         let event = tokio::select! {
@@ -151,53 +152,54 @@ pub async fn run(
             }
         }
     };
-    if options.verbose && verdict.code == 0 {
+    if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
         let text = format!("{size} ranks on {hosts} hosts ended well after {seconds:.1} s");
         let _ = console.try_send(Line::note(&text));
     }
+    report = report.with_output(options.output_dir.as_deref());
     // The agents' standard inputs close with these.
     drop(agents);
     let hurried = job.is_hurried();
-    let mut last = Farewell { reading: &mut reading, signals: &mut signals, hurried };
+    let mut last = Drain { reading: &mut reading, signals: &mut signals, hurried };
     let ending = last.wait(async {
-        // What agents have yet to say decides nothing, but must not be in the way of output.
+        // The remaining reports decide nothing, but must not be in the way of output.
         let ignore = async { while happened.recv().await.is_some() {} };
         tokio::join!(ignore, async { while tasks.join_next().await.is_some() {} });
     });
     // Agents that don't end are ended; what of the output is lost is seen below.
     drop(ending.await);
     tasks.shutdown().await;
-    let words = verdict.lines.clone();
+    let words = report.lines.clone();
     let said = last.wait(async move {
         for line in &words {
-            // If output can't be written, that is told below.
-            let _ = console.send(Line::verdict(line)).await;
+            // If output can't be written, that is reported below.
+            let _ = console.send(Line::report(line)).await;
         }
     });
     let out = match said.await {
-        // It had failed before, which the verdict knows.
+        // It had failed before, which the report knows.
         Ok(()) if written.is_terminated() => Err(None),
         Ok(()) => match last.wait(output_ends(&mut written)).await {
             Ok(None) => Ok(()),
-            Ok(Some(why)) => Err(Some(Failure::Output(why))),
+            Ok(Some(why)) => Err(Some(Cause::Output(why))),
             Err(lost) => Err(Some(lost)),
         },
         Err(lost) => Err(Some(lost)),
     };
     if let Err(lost) = out {
-        if let Some(lost) = lost.filter(|_| verdict.code == 0) {
-            verdict = Verdict::over(&[lost], None, false);
+        if let Some(lost) = lost.filter(|_| report.code == 0) {
+            report = JobReport::new(&[lost], None, false);
         }
-        tell_all(verdict.lines.clone());
+        print_all(report.lines.clone());
     }
     if !processes::kill_all(&[].into(), Whose::Jobs(&id)).await {
-        tell("gradwire: processes of the job on this machine can't be killed");
+        print_line("gradwire: processes of the job on this machine can't be killed");
     }
-    Ok(verdict)
+    Ok(report)
 }
 
-/// The channel holds more orders than a host is ever given; a host whose agent is gone has said so.
+/// The channel holds more orders than a host ever gets; the end of an agent is an event of its own.
 fn give(agent: &mpsc::Sender<Order>, order: Order) {
     if let Err(error) = agent.try_send(order) {
         tracing::debug!(%error, "order not given");

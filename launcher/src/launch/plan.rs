@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
 use gradwire_coordinator::host::HERE;
-use gradwire_proto::Secret;
+use gradwire_proto::{Secret, launch::REPORTS_ARE_READ};
 use gradwire_settings::Loaded;
 
 use super::hosts::{Host, MAX_RANKS};
@@ -33,7 +33,7 @@ pub struct Plan {
     pub secret: Secret,
     /// The hosts that run ranks, in order.
     pub nodes: Vec<Node>,
-    /// The program of each rank; [`ITSELF`](crate::protocol::ITSELF) for `gradwire`.
+    /// The program of each rank; [`ITSELF`](gradwire_proto::launch::ITSELF) for `gradwire`.
     pub program: String,
     /// Its arguments.
     pub args: Vec<String>,
@@ -130,7 +130,7 @@ impl Plan {
         variables([("GRADWIRE_JOB", self.job.clone()), ("GRADWIRE_SECRET", self.secret.to_hex())])
     }
 
-    /// The environment of a node's daemon. The one that is told no coordinator hosts it.
+    /// The environment of a node's daemon. Without an address of the coordinator it hosts it.
     pub fn daemon_variables(
         &self,
         node: usize,
@@ -145,6 +145,7 @@ impl Plan {
             ("GRADWIRE_SLOTS", self.nodes[node].ranks.to_string()),
             ("GRADWIRE_ORDER", node.to_string()),
             ("GRADWIRE_SOCKET", self.socket(node)),
+            (REPORTS_ARE_READ, "1".to_owned()),
         ]));
         match coordinator {
             Some(address) => {
@@ -201,7 +202,7 @@ fn variables<const N: usize>(pairs: [(&str, String); N]) -> Variables {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Variables that say something about one machine or one login, and so don't travel.
+/// Variables that describe one machine or one login, and so don't travel.
 const STAY: &[&str] = &[
     "_",
     "DBUS_SESSION_BUS_ADDRESS",

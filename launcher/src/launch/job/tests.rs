@@ -1,5 +1,6 @@
 //! Events in, orders out: the whole life of a job without a process.
 
+use gradwire_proto::{FailureKind, Rank, launch::to_line};
 use gradwire_settings::{Layers, Settings};
 
 use super::*;
@@ -33,8 +34,15 @@ fn serving(node: usize) -> Event {
     said(node, Role::Daemon, r#"{"event":"serving","metrics":"127.0.0.1:9","data":"10.0.0.1:5"}"#)
 }
 
-fn exited(node: usize, role: Role, ended: Ended, at: u64) -> Event {
-    Event::Exited { node, role, pid: 77, ended, at: ms(at), tail: vec!["last".to_owned()] }
+fn exited(node: usize, role: Role, end: ProcessEnd, at: u64) -> Event {
+    Event::Exited { node, role, pid: 77, end, at: ms(at), tail: vec!["last".to_owned()] }
+}
+
+/// The failure of the job, with the rank at fault.
+fn failed(rank: Option<u32>) -> String {
+    let mut failure = Failure::new(FailureKind::WorkerLost, "its process has ended").host("a");
+    failure.rank = rank.map(Rank);
+    to_line(&ServiceReport::Failed { failure })
 }
 
 fn refused(node: usize, what: &str) -> Event {
@@ -76,12 +84,12 @@ fn running() -> Job {
     job
 }
 
-fn stop_all(job: &mut Job, at: u64) -> Verdict {
-    assert!(job.verdict().is_none(), "nothing is over before everything has ended (CLEAN)");
+fn stop_all(job: &mut Job, at: u64) -> JobReport {
+    assert!(job.report().is_none(), "nothing is over before everything has ended (CLEAN)");
     for node in 0..job.hosts.len() {
         step(job, Event::Stopped { node }, at);
     }
-    job.verdict().expect("all have stopped")
+    job.report().expect("all have stopped")
 }
 
 #[test]
@@ -89,24 +97,25 @@ fn a_job_that_ends_well_is_left_in_good_order() {
     let mut job = running();
     for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
         assert!(
-            step(&mut job, exited(node, Role::Rank(rank), Ended::Code(0), 2000), 2000).is_empty()
+            step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 2000), 2000)
+                .is_empty()
         );
     }
-    step(&mut job, exited(1, Role::Daemon, Ended::Code(0), 2001), 2001);
-    let orders = step(&mut job, exited(0, Role::Daemon, Ended::Code(0), 2002), 2002);
+    step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(0), 2001), 2001);
+    let orders = step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(0), 2002), 2002);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "at once, all have ended by themselves");
-    assert_eq!(stop_all(&mut job, 2010), Verdict::well());
+    assert_eq!(stop_all(&mut job, 2010), JobReport::well());
 }
 
 #[test]
 fn services_that_stay_are_stopped_a_moment_after_the_last_rank() {
     let mut job = running();
     for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
-        step(&mut job, exited(node, Role::Rank(rank), Ended::Code(0), 2000), 2000);
+        step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 2000), 2000);
     }
     assert!(step(&mut job, Event::Tick, 2100).is_empty(), "not yet");
     assert_eq!(step(&mut job, Event::Tick, 2300).len(), 2);
-    let late = exited(0, Role::Daemon, Ended::Signal(15), 2310);
+    let late = exited(0, Role::Daemon, ProcessEnd::Signal(15), 2310);
     step(&mut job, late, 2310);
     assert_eq!(stop_all(&mut job, 2400).code, 0, "how they end then is of no interest");
 }
@@ -115,14 +124,14 @@ fn services_that_stay_are_stopped_a_moment_after_the_last_rank() {
 fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
     let mut job = running();
     // Heard of first, but later: it reacts to the other one.
-    assert!(step(&mut job, exited(0, Role::Rank(0), Ended::Code(1), 1405), 1406).is_empty());
-    assert!(step(&mut job, exited(1, Role::Rank(2), Ended::Signal(9), 1400), 1450).is_empty());
+    assert!(step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(1), 1405), 1406).is_empty());
+    assert!(step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Signal(9), 1400), 1450).is_empty());
     assert_eq!(step(&mut job, Event::Tick, 1606), ["0:stop 3000", "1:stop 3000"]);
-    step(&mut job, exited(0, Role::Rank(1), Ended::Signal(15), 1610), 1610);
-    let verdict = stop_all(&mut job, 1700);
-    assert_eq!(verdict.code, 137);
+    step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Signal(15), 1610), 1610);
+    let report = stop_all(&mut job, 1700);
+    assert_eq!(report.code, 137);
     assert_eq!(
-        verdict.lines[0],
+        report.lines[0],
         "gradwire: rank 2 on host b (pid 77) was killed by SIGKILL, 0.4 s after start; \
          the other ranks were stopped"
     );
@@ -131,19 +140,19 @@ fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
 #[test]
 fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
     let mut job = running();
-    let blame = said(0, Role::Daemon, r#"{"event":"failed","rank":1}"#);
+    let blame = said(0, Role::Daemon, &failed(Some(1)));
     assert!(step(&mut job, blame, 1400).is_empty());
-    assert!(step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 1405), 1406).is_empty());
+    assert!(step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 1405), 1406).is_empty());
     assert!(step(&mut job, Event::Tick, 1606).is_empty(), "rank 1 is still on its way out");
-    let orders = step(&mut job, exited(0, Role::Rank(1), Ended::Code(3), 2500), 2501);
+    let orders = step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Code(3), 2500), 2501);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
-    let verdict = stop_all(&mut job, 2600);
-    assert_eq!(verdict.code, 3);
-    assert!(verdict.lines[0].starts_with("gradwire: rank 1 on host a (pid 77) ended with exit"));
+    let report = stop_all(&mut job, 2600);
+    assert_eq!(report.code, 3);
+    assert!(report.lines[0].starts_with("gradwire: rank 1 on host a (pid 77) ended with exit"));
 
     let mut job = running();
-    step(&mut job, said(0, Role::Daemon, r#"{"event":"failed","rank":1}"#), 1400);
-    step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 1405), 1406);
+    step(&mut job, said(0, Role::Daemon, &failed(Some(1))), 1400);
+    step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 1405), 1406);
     step(&mut job, Event::Tick, 1606);
     let orders = step(&mut job, Event::Tick, 4606);
     assert_eq!(orders.len(), 2, "WAIT: one that does not end is not waited for without end");
@@ -151,19 +160,22 @@ fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
 
 #[test]
 fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
-    for rank in ["1", "null"] {
+    for rank in [Some(1), None] {
         let mut job = running();
-        let blame = format!(r#"{{"event":"failed","rank":{rank}}}"#);
-        step(&mut job, said(0, Role::Daemon, &blame), 1400);
+        step(&mut job, said(0, Role::Daemon, &failed(rank)), 1400);
         for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
-            step(&mut job, exited(node, Role::Rank(rank), Ended::Code(0), 1410), 1410);
+            step(&mut job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 1410), 1410);
         }
         assert!(step(&mut job, Event::Tick, 1900).is_empty(), "its last words are waited for");
-        step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 2000), 2000);
+        step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 2000), 2000);
         assert_eq!(step(&mut job, Event::Tick, 2200), ["0:stop 3000", "1:stop 3000"]);
-        let verdict = stop_all(&mut job, 2300);
-        assert_eq!(verdict.code, 1);
-        assert!(verdict.lines[0].starts_with("gradwire: the daemon on host a (pid 77) ended"));
+        let report = stop_all(&mut job, 2300);
+        assert_eq!(report.code, 1);
+        let line = &report.lines[0];
+        assert!(
+            line.starts_with("gradwire: the job failed: ") && line.ends_with(" ended"),
+            "{line}"
+        );
     }
 }
 
@@ -175,9 +187,9 @@ fn all_hosts_that_can_not_be_reached_are_told_at_once() {
     let orders = step(&mut job, refused(2, "host c: timed out"), 30);
     assert_eq!(orders, ["0:stop 3000"], "only one has an agent");
     step(&mut job, Event::Stopped { node: 0 }, 40);
-    let verdict = job.verdict().unwrap();
-    assert_eq!(verdict.lines, ["error: host b: Permission denied", "error: host c: timed out"]);
-    assert_eq!(verdict.code, 1);
+    let report = job.report().unwrap();
+    assert_eq!(report.lines, ["error: host b: Permission denied", "error: host c: timed out"]);
+    assert_eq!(report.code, 1);
 }
 
 #[test]
@@ -187,7 +199,7 @@ fn what_has_not_come_up_in_time_is_named() {
         for node in 0..2 {
             step(job, Event::Stopped { node }, 30_001);
         }
-        job.verdict().unwrap().lines[0].clone()
+        job.report().unwrap().lines[0].clone()
     };
     let mut nobody = job("a:1,b:1");
     step(&mut nobody, ready(0), 1);
@@ -212,11 +224,11 @@ fn what_has_not_come_up_in_time_is_named() {
 fn a_service_that_ends_before_the_job_begins_is_told_with_its_last_line() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);
-    step(&mut job, exited(0, Role::Daemon, Ended::Code(1), 5), 5);
+    step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 5), 5);
     assert_eq!(step(&mut job, Event::Tick, 205), ["0:stop 3000"]);
-    let verdict = stop_all(&mut job, 210);
+    let report = stop_all(&mut job, 210);
     assert_eq!(
-        verdict.lines[0],
+        report.lines[0],
         "error: the daemon on host a (pid 77) ended with exit code 1 before the job began: last"
     );
 }
@@ -226,12 +238,12 @@ fn ctrl_c_gives_the_grace_period_and_the_second_one_none() {
     let mut job = running();
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1500);
     assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
-    step(&mut job, exited(0, Role::Rank(0), Ended::Signal(15), 1501), 1501);
+    step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Signal(15), 1501), 1501);
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 1600);
     assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
-    let verdict = stop_all(&mut job, 1700);
-    assert_eq!(verdict.code, 130);
-    assert_eq!(verdict.lines, ["gradwire: interrupted by SIGINT; everything was stopped"]);
+    let report = stop_all(&mut job, 1700);
+    assert_eq!(report.code, 130);
+    assert_eq!(report.lines, ["gradwire: interrupted by SIGINT; everything was stopped"]);
 }
 
 #[test]
@@ -241,9 +253,9 @@ fn a_host_that_is_lost_ends_the_job_and_is_not_waited_for() {
     step(&mut job, event, 1500);
     assert_eq!(step(&mut job, Event::Tick, 1700), ["0:stop 3000"]);
     step(&mut job, Event::Stopped { node: 0 }, 1800);
-    let verdict = job.verdict().unwrap();
+    let report = job.report().unwrap();
     assert!(
-        verdict.lines[0].starts_with("gradwire: the connection to host b was lost: Broken pipe")
+        report.lines[0].starts_with("gradwire: the connection to host b was lost: Broken pipe")
     );
 }
 
@@ -252,16 +264,16 @@ fn an_agent_that_never_says_stopped_is_not_waited_for_without_end() {
     let mut job = running();
     step(&mut job, Event::Interrupted { signal: 15 }, 2000);
     let deadline = job.deadline().expect("WAIT");
-    assert!(job.step(Event::Tick, deadline - ms(1)).is_empty() && job.verdict().is_none());
+    assert!(job.step(Event::Tick, deadline - ms(1)).is_empty() && job.report().is_none());
     job.step(Event::Tick, deadline);
-    assert_eq!(job.verdict().unwrap().code, 143);
+    assert_eq!(job.report().unwrap().code, 143);
 }
 
 #[test]
 fn output_that_is_read_slowly_is_waited_for_unless_somebody_hurries() {
     let well = |job: &mut Job| {
         for (node, rank) in [(0, 1), (1, 2), (0, 0)] {
-            step(job, exited(node, Role::Rank(rank), Ended::Code(0), 2000), 2000);
+            step(job, exited(node, Role::Rank(rank), ProcessEnd::Code(0), 2000), 2000);
         }
         assert_eq!(step(job, Event::Unread, 2300).len(), 2, "services are stopped in any case");
     };
@@ -271,14 +283,14 @@ fn output_that_is_read_slowly_is_waited_for_unless_somebody_hurries() {
         assert!(job.deadline().expect("WAIT") <= ms(at));
         step(&mut job, Event::Unread, at);
     }
-    assert_eq!(stop_all(&mut job, 22_000), Verdict::well());
+    assert_eq!(stop_all(&mut job, 22_000), JobReport::well());
 
     let mut job = running();
     well(&mut job);
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 9000);
     assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
     step(&mut job, Event::Unread, 14_000);
-    assert_eq!(job.verdict().unwrap().code, 130, "what is lost is not told as well");
+    assert_eq!(job.report().unwrap().code, 130, "what is lost is not told as well");
 }
 
 #[test]
@@ -288,9 +300,9 @@ fn a_service_that_says_nonsense_is_not_believed() {
     for line in ["hello", r#"{"event":"serving","grpc":"zonk","metrics":"m"}"#, "{}"] {
         assert!(step(&mut job, said(0, Role::Daemon, line), 2).is_empty(), "TRUST: {line}");
     }
-    let line = r#"{"event":"serving","metrics":"m"}"#;
+    let line = r#"{"event":"serving","metrics":"127.0.0.1:9"}"#;
     step(&mut job, said(0, Role::Daemon, line), 3);
     step(&mut job, Event::Tick, 203);
-    let verdict = stop_all(&mut job, 210);
-    assert!(verdict.lines[0].contains("the daemon on host a said"), "{verdict:?}");
+    let report = stop_all(&mut job, 210);
+    assert!(report.lines[0].contains("the daemon on host a said"), "{report:?}");
 }

@@ -1,23 +1,31 @@
-//! What the launcher and a host's agent say to each other: JSON lines over the agent's standard
-//! input and output, the same for this machine and for one behind ssh.
-//!
-//! Orders carry the job's secret and the ranks' environment. They travel here and nowhere else:
-//! never on a command line, where every user of a machine can read them (TRUST).
+//! The messages between launcher, agent and daemon: each is a line of JSON.
 //!
 //! ```text
-//! launcher ── Begin, Clock, Start…, Stop ──► agent     (its standard input; its end means Stop)
-//!          ◄─ Ready | Refused, Clock, Started, Output…, Exited…, Stopped ──
+//! launcher ── Order: Begin, Clock, Start…, Stop ──► agent    (standard input; its end means Stop)
+//!          ◄─ Report: Ready | Refused, Clock, Started, Output…, Exited…, Stopped ──
+//! agent    ── Notice: Ended…, Stopping ──► daemon            (standard input)
+//! launcher ◄─ ServiceReport: Serving, Failed ── daemon       (standard output, in Report::Output)
 //! ```
+//!
+//! The messages are the same for an agent on this machine and for one behind ssh. Orders carry the
+//! job's secret and the environment of the ranks. They travel here and nowhere else: never on a
+//! command line, where every user of a machine can read them (TRUST).
 
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    process::ExitStatus,
+};
 
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::io::AsyncRead;
-use tokio_stream::StreamExt;
-use tokio_util::codec::{FramedRead, LinesCodec};
 
-/// The longest message, in bytes (BOUND): an environment fits, a runaway does not.
-pub const MAX_MESSAGE: usize = 8 << 20;
+use crate::{failure::Failure, types::Rank};
+
+/// Set for a daemon whose launcher reads its reports. It then leaves the last words to the
+/// launcher.
+pub const REPORTS_ARE_READ: &str = "GRADWIRE_LAUNCHED";
 
 /// The name of a program that stands for `gradwire` itself, wherever it lies on each host.
 pub const ITSELF: &str = "";
@@ -44,14 +52,14 @@ impl fmt::Display for Role {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ended {
+pub enum ProcessEnd {
     /// With this exit code.
     Code(i32),
     /// Killed by this signal.
     Signal(i32),
 }
 
-impl Ended {
+impl ProcessEnd {
     /// Whether it ended well.
     pub fn is_well(self) -> bool {
         self == Self::Code(0)
@@ -67,8 +75,8 @@ impl Ended {
     }
 }
 
-impl From<std::process::ExitStatus> for Ended {
-    fn from(status: std::process::ExitStatus) -> Self {
+impl From<ExitStatus> for ProcessEnd {
+    fn from(status: ExitStatus) -> Self {
         use std::os::unix::process::ExitStatusExt;
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Code(code),
@@ -77,7 +85,7 @@ impl From<std::process::ExitStatus> for Ended {
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for ProcessEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "ended with exit code {code}"),
@@ -89,28 +97,9 @@ impl fmt::Display for Ended {
     }
 }
 
-/// The name of a signal.
+/// The name of a signal, such as `SIGKILL`.
 pub fn signal_name(signal: i32) -> Option<&'static str> {
-    use rustix::process::Signal;
-    const NAMES: [(Signal, &str); 16] = [
-        (Signal::HUP, "SIGHUP"),
-        (Signal::INT, "SIGINT"),
-        (Signal::QUIT, "SIGQUIT"),
-        (Signal::ILL, "SIGILL"),
-        (Signal::TRAP, "SIGTRAP"),
-        (Signal::ABORT, "SIGABRT"),
-        (Signal::BUS, "SIGBUS"),
-        (Signal::FPE, "SIGFPE"),
-        (Signal::KILL, "SIGKILL"),
-        (Signal::USR1, "SIGUSR1"),
-        (Signal::SEGV, "SIGSEGV"),
-        (Signal::USR2, "SIGUSR2"),
-        (Signal::PIPE, "SIGPIPE"),
-        (Signal::ALARM, "SIGALRM"),
-        (Signal::TERM, "SIGTERM"),
-        (Signal::XCPU, "SIGXCPU"),
-    ];
-    NAMES.iter().find(|(known, _)| known.as_raw() == signal).map(|(_, name)| *name)
+    Signal::try_from(signal).ok().map(Signal::as_str)
 }
 
 /// One of a process's two outputs.
@@ -289,7 +278,7 @@ pub enum Report {
         /// Its process id.
         pid: u32,
         /// How.
-        ended: Ended,
+        end: ProcessEnd,
         /// When.
         at_us: u64,
     },
@@ -297,100 +286,130 @@ pub enum Report {
     Stopped,
 }
 
-/// Why a message could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum MessageError {
-    /// The connection broke, or a message is too long.
-    #[error("{0}")]
-    Broken(#[from] tokio_util::codec::LinesCodecError),
-    /// A line is no message.
-    #[error("'{given}' is not a message of gradwire: {reason}")]
-    Strange {
-        /// The line's beginning.
-        given: String,
-        /// What is wrong with it.
-        reason: String,
+/// From an agent to the daemon of its host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "notice", rename_all = "snake_case")]
+pub enum Notice {
+    /// The process of a rank has ended.
+    Ended {
+        /// The rank.
+        rank: Rank,
+        /// How it ended.
+        end: ProcessEnd,
+    },
+    /// All processes of this host are about to be asked to end.
+    Stopping {
+        /// The reason.
+        why: String,
     },
 }
 
-/// Messages of one side, read line by line.
-#[derive(Debug)]
-pub struct Reader<R>(FramedRead<R, LinesCodec>);
-
-impl<R: AsyncRead + Unpin> Reader<R> {
-    /// Reads from `input`.
-    pub fn new(input: R) -> Self {
-        Self(FramedRead::new(input, LinesCodec::new_with_max_length(MAX_MESSAGE)))
-    }
-
-    /// The next message, or `None` at the end. Cancel-safe.
-    ///
-    /// # Errors
-    /// [`MessageError`] for what is no message (TRUST); the text shows its beginning.
-    pub async fn next<T: DeserializeOwned>(&mut self) -> Option<Result<T, MessageError>> {
-        let line = match self.0.next().await? {
-            Ok(line) => line,
-            Err(error) => return Some(Err(error.into())),
-        };
-        Some(serde_json::from_str(&line).map_err(|error| MessageError::Strange {
-            given: line.chars().filter(|c| !c.is_control()).take(80).collect(),
-            reason: error.to_string(),
-        }))
-    }
+/// From a daemon or a coordinator to whoever started it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum ServiceReport {
+    /// It serves.
+    Serving {
+        /// The address of its metrics.
+        metrics: SocketAddr,
+        /// The address of a daemon for data.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        data: Option<SocketAddr>,
+        /// The address of the coordinator, from the process that hosts it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grpc: Option<SocketAddr>,
+    },
+    /// The job has failed.
+    Failed {
+        /// The cause.
+        failure: Failure,
+    },
 }
 
-/// Appends one message and its newline.
-pub fn encode(bytes: &mut Vec<u8>, message: &impl Serialize) {
-    // Our messages are plain data with text keys, which JSON always has a form for.
-    if serde_json::to_writer(&mut *bytes, message).is_ok() {
-        bytes.push(b'\n');
-    }
+/// A line that is no message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{given}' is not a message of gradwire: {reason}")]
+pub struct NotAMessage {
+    /// The beginning of the line.
+    pub given: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// A message as a line, with its newline.
+pub fn to_line(message: &impl Serialize) -> String {
+    // Messages are plain data with text keys, which JSON always has a form for.
+    let mut line = serde_json::to_string(message).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+/// Reads a line.
+///
+/// # Errors
+/// [`NotAMessage`] for anything else (TRUST); the text shows its beginning.
+pub fn from_line<T: DeserializeOwned>(line: &str) -> Result<T, NotAMessage> {
+    serde_json::from_str(line).map_err(|error| NotAMessage {
+        given: line.chars().filter(|c| !c.is_control()).take(80).collect(),
+        reason: error.to_string(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn messages_survive_the_line() {
-        let reports = [
-            Report::Ready { address: Some("::1".parse().unwrap()), port: 7 },
-            Report::Output {
-                role: Role::Rank(3),
-                stream: Stream::Stderr,
-                text: Text::from(&b"caf\xe9\n\""[..]),
-                end: LineEnd::Return,
-            },
-            Report::Output {
-                role: Role::Daemon,
-                stream: Stream::Stdout,
-                text: Text::from("line \u{2028} é".as_bytes()),
-                end: LineEnd::Newline,
-            },
-            Report::Exited { role: Role::Daemon, pid: 7, ended: Ended::Signal(9), at_us: 5 },
-            Report::Stopped,
-        ];
-        let mut line = Vec::new();
-        for report in &reports {
-            encode(&mut line, report);
-        }
-        line.extend_from_slice(b"Welcome to n1!\n{\"report\":\"zonk\"}\n");
-        let mut reader = Reader::new(&line[..]);
-        for report in &reports {
-            assert_eq!(&reader.next::<Report>().await.unwrap().unwrap(), report);
-        }
-        let strange = reader.next::<Report>().await.unwrap().unwrap_err().to_string();
-        assert!(strange.starts_with("'Welcome to n1!' is not a message of gradwire"), "{strange}");
-        assert!(reader.next::<Report>().await.unwrap().is_err());
-        assert!(reader.next::<Report>().await.is_none());
+    fn survives<T: Serialize + DeserializeOwned + PartialEq + fmt::Debug>(message: &T) -> String {
+        let line = to_line(message);
+        assert_eq!(line.matches('\n').count(), 1, "{line}");
+        assert_eq!(&from_line::<T>(&line).unwrap(), message);
+        line.trim_end().to_owned()
     }
 
     #[test]
-    fn an_end_is_told_as_people_and_shells_do() {
-        assert_eq!(Ended::Signal(9).to_string(), "was killed by SIGKILL");
-        assert_eq!(Ended::Signal(63).to_string(), "was killed by signal 63");
-        assert_eq!(Ended::Code(3).to_string(), "ended with exit code 3");
-        assert_eq!(Ended::Signal(11).exit_code(), 139);
-        assert_eq!(Ended::Code(300).exit_code(), 1);
+    fn messages_survive_the_line() {
+        survives(&Report::Ready { address: Some("::1".parse().unwrap()), port: 7 });
+        survives(&Report::Output {
+            role: Role::Rank(3),
+            stream: Stream::Stderr,
+            text: Text::from(&b"caf\xe9\n\""[..]),
+            end: LineEnd::Return,
+        });
+        survives(&Report::Output {
+            role: Role::Daemon,
+            stream: Stream::Stdout,
+            text: Text::from("line \u{2028} é".as_bytes()),
+            end: LineEnd::Newline,
+        });
+        let end = ProcessEnd::Signal(9);
+        survives(&Report::Exited { role: Role::Daemon, pid: 7, end, at_us: 5 });
+        survives(&Report::Stopped);
+        let notice = survives(&Notice::Ended { rank: Rank(4), end });
+        assert_eq!(notice, r#"{"notice":"ended","rank":4,"end":{"signal":9}}"#);
+        survives(&Notice::Stopping { why: "a\nb".to_owned() });
+        let failure = Failure::new(crate::FailureKind::WorkerLost, "a\n  b").rank(Rank(1));
+        survives(&ServiceReport::Failed { failure: failure.host("n").tensor("t").hint("h") });
+        let at: SocketAddr = "127.0.0.1:3".parse().unwrap();
+        let serving = ServiceReport::Serving { metrics: at, data: None, grpc: Some(at) };
+        let line = survives(&serving);
+        assert_eq!(line, r#"{"event":"serving","metrics":"127.0.0.1:3","grpc":"127.0.0.1:3"}"#);
+    }
+
+    #[test]
+    fn other_lines_are_refused_with_their_beginning() {
+        for line in ["", "ended 3", r#"{"notice":"zonk"}"#, r#"{"notice":"ended","rank":-1}"#] {
+            assert!(from_line::<Notice>(line).is_err(), "{line}");
+        }
+        let error = from_line::<Report>("Welcome to \u{1b}n1!").unwrap_err().to_string();
+        assert!(error.starts_with("'Welcome to n1!' is not a message of gradwire"), "{error}");
+    }
+
+    #[test]
+    fn the_end_of_a_process_reads_as_in_a_shell() {
+        assert_eq!(ProcessEnd::Signal(9).to_string(), "was killed by SIGKILL");
+        assert_eq!(ProcessEnd::Signal(63).to_string(), "was killed by signal 63");
+        assert_eq!(ProcessEnd::Code(3).to_string(), "ended with exit code 3");
+        assert_eq!(ProcessEnd::Signal(11).exit_code(), 139);
+        assert_eq!(ProcessEnd::Code(300).exit_code(), 1);
     }
 }

@@ -1,0 +1,430 @@
+//! The report at the end of a job: the first of several causes, and the lines that name it with
+//! process, host, reason and hint (TELL). Pure.
+//!
+//! A job that fails has two views of it. The launcher sees how processes end. The daemons report a
+//! [`Failure`], which says more: what the ranks disagree on, which rank gives no sign of life. The
+//! report shows that failure, unless it is about a process whose end the launcher has seen.
+
+use std::{path::Path, time::Duration};
+
+use gradwire_proto::{
+    Failure, FailureKind,
+    launch::{ProcessEnd, Role, signal_name},
+};
+
+/// A service that ends because a rank died can look as if it ended before it: the same agent sees
+/// both ends, in any order. Where ends are nearer than this, who reacts to whom decides.
+const TOGETHER: Duration = Duration::from_millis(20);
+
+/// How much earlier a daemon's end counts that has a cause of its own: it was killed, or the system
+/// refused it something. Its ranks end because of it, and on a busy machine their ends may be seen
+/// well before its own.
+const OWN_CAUSE: Duration = Duration::from_secs(1);
+
+/// The exit code of a daemon whose job has failed. With any other it ended for its own cause.
+const JOB_FAILED: i32 = 1;
+
+/// One thing that went wrong. Times are since the launch began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// Something is not there that the job needs to start.
+    NotStarted {
+        /// What.
+        what: String,
+        /// What to do; may be empty.
+        hint: String,
+    },
+    /// A process ended badly.
+    Ended {
+        /// Which.
+        role: Role,
+        /// On which host.
+        host: String,
+        /// Its id.
+        pid: u32,
+        /// How.
+        end: ProcessEnd,
+        /// When.
+        at: Duration,
+        /// How long it ran.
+        ran: Duration,
+        /// Its last lines on standard error.
+        tail: Vec<String>,
+    },
+    /// The connection to a host broke.
+    Lost {
+        /// The host.
+        host: String,
+        /// What is known.
+        what: String,
+        /// When.
+        at: Duration,
+    },
+    /// The launcher was asked to end, by this signal.
+    Interrupted(i32),
+    /// Output can't be written.
+    Output(String),
+}
+
+impl Cause {
+    /// The order of causes, the first is the root: an interruption, then the earliest. A process
+    /// that is killed does not react to others, so its end counts as [`TOGETHER`] earlier: others
+    /// see the end of its socket before the end itself. Services react to ranks, so the end of a
+    /// service counts as later.
+    fn order(&self, blamed: Option<u32>) -> (u8, Duration) {
+        match self {
+            Self::Interrupted(_) => (0, Duration::ZERO),
+            Self::Output(_) => (1, Duration::ZERO),
+            Self::Ended { role: Role::Rank(rank), .. } if blamed == Some(*rank) => {
+                (2, Duration::ZERO)
+            }
+            Self::Ended { role: Role::Daemon, end, at, .. }
+                if *end != ProcessEnd::Code(JOB_FAILED) =>
+            {
+                // After a rank that is blamed, whatever the time.
+                (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
+            }
+            Self::Ended { end: ProcessEnd::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
+            Self::Ended { role: Role::Rank(_), at, .. } => (2, *at),
+            Self::Ended { at, .. } | Self::Lost { at, .. } => (2, *at + TOGETHER),
+            Self::NotStarted { .. } => (3, Duration::ZERO),
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::Ended { role: Role::Rank(_), end, .. } => end.exit_code().max(1),
+            Self::Interrupted(signal) => ProcessEnd::Signal(*signal).exit_code(),
+            _ => 1,
+        }
+    }
+
+    /// What happened, in one line.
+    fn headline(&self) -> String {
+        match self {
+            Self::NotStarted { what, .. } => what.clone(),
+            Self::Ended { role, host, pid, end, ran, .. } => {
+                let seconds = ran.as_secs_f64();
+                format!("{role} on host {host} (pid {pid}) {end}, {seconds:.1} s after start")
+            }
+            Self::Lost { host, what, .. } => {
+                format!("the connection to host {host} was lost: {what}")
+            }
+            Self::Interrupted(signal) => {
+                format!("interrupted by {}", signal_name(*signal).unwrap_or("a signal"))
+            }
+            Self::Output(why) => format!("output can't be written: {why}"),
+        }
+    }
+
+    /// Whether this says more than what the daemons have reported: the process ended for a reason
+    /// of its own, and the failure is only that it did.
+    fn explains(&self, failure: &Failure) -> bool {
+        match self {
+            Self::Ended { role: Role::Rank(rank), .. } => {
+                let is_about_end =
+                    matches!(failure.kind, FailureKind::WorkerLost | FailureKind::RankLeft);
+                // With a table it is the error with which the program ended.
+                let has_table = failure.what.contains('\n');
+                let is_own = failure.rank.is_some_and(|blamed| blamed.0 == *rank);
+                is_about_end && is_own && !has_table
+            }
+            Self::Ended { role: Role::Daemon, end, .. } => *end != ProcessEnd::Code(JOB_FAILED),
+            Self::Lost { .. } | Self::NotStarted { .. } => true,
+            Self::Interrupted(_) | Self::Output(_) => true,
+        }
+    }
+
+    fn lines(&self, others_ran: bool) -> Vec<String> {
+        let headline = self.headline();
+        let others = if others_ran { "; the other ranks were stopped" } else { "" };
+        match self {
+            Self::NotStarted { hint, .. } => {
+                [format!("error: {headline}")].into_iter().chain(hint_line(hint)).collect()
+            }
+            Self::Ended { tail, .. } => {
+                let mut lines = vec![format!("gradwire: {headline}{others}")];
+                if !tail.is_empty() {
+                    lines.push("gradwire: its last lines on standard error:".to_owned());
+                    lines.extend(tail.iter().map(|line| format!("  {line}")));
+                }
+                lines
+            }
+            Self::Lost { .. } => vec![format!("gradwire: {headline}{others}")],
+            Self::Interrupted(_) | Self::Output(_) => {
+                vec![format!("gradwire: {headline}; everything was stopped")]
+            }
+        }
+    }
+}
+
+fn hint_line(hint: &str) -> Option<String> {
+    (!hint.is_empty()).then(|| format!("hint: {}", printable(hint)))
+}
+
+/// Text of another process must not move the cursor (TRUST).
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// A failure with its table, without its hint.
+fn failure_lines(failure: &Failure) -> Vec<String> {
+    let text = Failure { hint: String::new(), ..failure.clone() }.to_string();
+    let mut lines: Vec<_> = text.lines().map(printable).collect();
+    if let Some(first) = lines.first_mut() {
+        *first = format!("gradwire: the job failed: {first}");
+    }
+    lines
+}
+
+/// The first of several causes, in one line, without a table; `None` if there are none. Of a daemon without a
+/// reported failure it has the last line on standard error.
+pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
+    let first = first(causes, failure)?;
+    let text = match (first, failure) {
+        (first, Some(failure)) if !first.explains(failure) => {
+            let text = failure.to_string();
+            text.lines().next().unwrap_or_default().to_owned()
+        }
+        (Cause::Ended { role: Role::Daemon, tail, .. }, _) => {
+            let words = tail.iter().rev().find(|line| !line.starts_with("hint: "));
+            let words = words.map(|line| format!(": {line}")).unwrap_or_default();
+            format!("{}{words}", first.headline())
+        }
+        _ => first.headline(),
+    };
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// The rank that the daemons blame failed before those that ended because of it, whatever the
+/// clocks of the hosts say.
+fn first<'a>(causes: &'a [Cause], failure: Option<&Failure>) -> Option<&'a Cause> {
+    let blamed = failure.and_then(|failure| failure.rank).map(|rank| rank.0);
+    causes.iter().min_by_key(|cause| cause.order(blamed))
+}
+
+/// The end of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobReport {
+    /// The launcher's exit code.
+    pub code: u8,
+    /// The last lines, for standard error.
+    pub lines: Vec<String>,
+    /// The process whose output says more, if one ran.
+    pub output_of: Option<Role>,
+}
+
+impl JobReport {
+    /// Everything ended well.
+    pub fn well() -> Self {
+        Self { code: 0, lines: Vec::new(), output_of: None }
+    }
+
+    /// The report on everything that went wrong; the first cause decides. What kept the job from
+    /// starting is listed in full: each is to be repaired. `failure` is what the daemons reported;
+    /// `others_ran` says whether there were ranks to stop.
+    pub fn new(causes: &[Cause], failure: Option<&Failure>, others_ran: bool) -> Self {
+        let Some(first) = first(causes, failure) else { return Self::well() };
+        let mut lines = match (first, failure) {
+            (Cause::NotStarted { .. }, _) => causes
+                .iter()
+                .filter(|cause| matches!(cause, Cause::NotStarted { .. }))
+                .flat_map(|cause| cause.lines(false))
+                .collect(),
+            (first, Some(failure)) if !first.explains(failure) => failure_lines(failure),
+            // With an exit code of its own a daemon ends because of what it has reported.
+            (Cause::Ended { role: Role::Daemon, end: ProcessEnd::Code(_), .. }, Some(failure)) => {
+                let mut lines = first.lines(others_ran);
+                lines.extend(failure_lines(failure));
+                lines
+            }
+            _ => first.lines(others_ran),
+        };
+        if let (Cause::Ended { .. }, Some(failure)) = (first, failure) {
+            // The report has just shown it.
+            let hint = Some(&failure.hint).filter(|hint| *hint != "see its output");
+            lines.extend(hint.and_then(|hint| hint_line(hint)));
+        }
+        let output_of = match first {
+            Cause::Ended { role, .. } => Some(*role),
+            _ => None,
+        };
+        Self { code: first.exit_code(), lines, output_of }
+    }
+
+    /// Adds where the output of the ranks is: in `directory`, if there is one.
+    #[must_use]
+    pub fn with_output(mut self, directory: Option<&Path>) -> Self {
+        let Some(role) = self.output_of else { return self };
+        self.lines.push(match directory {
+            Some(directory) => {
+                format!("full output: {}, a folder for each process", directory.display())
+            }
+            None if role == Role::Daemon => {
+                "full output: run again with --verbose, or with --output-dir DIR".to_owned()
+            }
+            None => "full output: above; --output-dir DIR also keeps it in files".to_owned(),
+        });
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_proto::Rank;
+
+    use super::*;
+
+    fn ended(role: Role, end: ProcessEnd, at_ms: u64) -> Cause {
+        Cause::Ended {
+            role,
+            host: "127.0.0.2".into(),
+            pid: 123,
+            end,
+            at: Duration::from_millis(at_ms),
+            ran: Duration::from_millis(400),
+            tail: vec!["out of memory".into()],
+        }
+    }
+
+    /// The process of a rank has ended.
+    fn lost(rank: u32) -> Failure {
+        let what = "its process ended without leaving the job";
+        Failure::new(FailureKind::WorkerLost, what).rank(Rank(rank)).host("127.0.0.2")
+    }
+
+    #[test]
+    fn a_disagreement_is_reported_once_with_its_table_and_its_hint() {
+        let what = "the ranks disagree on shape\n  ranks  shape\n  0      [2]\n  1      *[3]";
+        let failure = Failure::new(FailureKind::Disagreement, what).tensor("w").hint("do\u{7}");
+        let causes = [ended(Role::Rank(0), ProcessEnd::Code(1), 1000)];
+        let report = JobReport::new(&causes, Some(&failure), true).with_output(None);
+        assert_eq!(
+            report.lines,
+            [
+                "gradwire: the job failed: tensor 'w': the ranks disagree on shape",
+                "  ranks  shape",
+                "  0      [2]",
+                "  1      *[3]",
+                "hint: do",
+                "full output: above; --output-dir DIR also keeps it in files",
+            ]
+        );
+        assert_eq!(report.code, 1);
+        let what = format!("its process gave up: {failure}");
+        let gave_up = Failure { what, ..lost(0) }.hint("see its output");
+        let lines = JobReport::new(&causes, Some(&gave_up), true).lines;
+        assert!(
+            lines[0].ends_with("gave up: tensor 'w': the ranks disagree on shape"),
+            "{lines:?}"
+        );
+        assert_eq!(lines[1..], ["  ranks  shape", "  0      [2]", "  1      *[3]", "hint: do"]);
+        let text = summary(&causes, Some(&failure)).unwrap();
+        assert_eq!(text, "tensor 'w': the ranks disagree on shape");
+    }
+
+    #[test]
+    fn the_end_of_the_blamed_rank_says_more_than_the_failure() {
+        let failure = lost(1).hint("see dmesg");
+        let report = |rank| {
+            let causes = [ended(Role::Rank(rank), ProcessEnd::Signal(9), 1000)];
+            JobReport::new(&causes, Some(&failure), true).with_output(Some(Path::new("out")))
+        };
+        let lines = report(1).lines;
+        assert!(lines[0].starts_with("gradwire: rank 1 on host 127.0.0.2 (pid 123) was killed"));
+        let last = ["  out of memory", "hint: see dmesg"];
+        assert_eq!(lines[2..4], last);
+        assert_eq!(lines[4], "full output: out, a folder for each process");
+        let lines = report(0).lines;
+        let right = "gradwire: the job failed: rank 1 on host 127.0.0.2: its process ended without \
+                     leaving the job";
+        assert_eq!(lines[0], right);
+    }
+
+    #[test]
+    fn the_first_rank_by_time_decides_whatever_came_in_first() {
+        let failures = [
+            ended(Role::Rank(0), ProcessEnd::Code(1), 1003),
+            ended(Role::Rank(3), ProcessEnd::Signal(9), 1000),
+            ended(Role::Daemon, ProcessEnd::Code(1), 999),
+        ];
+        let report = JobReport::new(&failures, None, true);
+        assert_eq!(report.code, 137);
+        assert_eq!(
+            report.lines,
+            [
+                "gradwire: rank 3 on host 127.0.0.2 (pid 123) was killed by SIGKILL, 0.4 s after \
+                 start; the other ranks were stopped",
+                "gradwire: its last lines on standard error:",
+                "  out of memory"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_cause_is_one_line_with_a_daemons_own_words() {
+        assert_eq!(summary(&[], None), None);
+        let daemon = ended(Role::Daemon, ProcessEnd::Code(1), 999);
+        let text = summary(&[daemon], None).unwrap();
+        let right = "the daemon on host 127.0.0.2 (pid 123) ended with exit code 1, 0.4 s after \
+                     start: out of memory";
+        assert_eq!(text, right);
+        let what = "two\nlines".to_owned();
+        let refused = Cause::NotStarted { what, hint: String::new() };
+        assert_eq!(summary(&[refused], None).as_deref(), Some("two lines"));
+    }
+
+    #[test]
+    fn the_rank_that_the_daemons_blame_decides_over_clocks_of_different_hosts() {
+        let failures = [
+            ended(Role::Rank(3), ProcessEnd::Code(1), 990),
+            ended(Role::Rank(1), ProcessEnd::Code(4), 1000),
+        ];
+        assert_eq!(JobReport::new(&failures, Some(&lost(1)), true).code, 4);
+        assert_eq!(
+            JobReport::new(&failures, Some(&lost(2)), true).code,
+            1,
+            "it has not ended by itself"
+        );
+    }
+
+    #[test]
+    fn a_daemon_that_was_killed_is_the_cause_of_what_its_ranks_then_do() {
+        let failures = [
+            // Its ranks reacted before the system reported its end.
+            ended(Role::Rank(0), ProcessEnd::Code(1), 1000),
+            ended(Role::Daemon, ProcessEnd::Signal(9), 1603),
+        ];
+        let report = JobReport::new(&failures, None, true);
+        assert!(
+            report.lines[0]
+                .starts_with("gradwire: the daemon on host 127.0.0.2 (pid 123) was killed")
+        );
+        assert_eq!(report.code, 1);
+    }
+
+    #[test]
+    fn a_daemon_that_ends_for_its_own_cause_goes_before_its_ranks() {
+        let over = |code, blamed: Option<Failure>| {
+            let failures = [
+                ended(Role::Rank(0), ProcessEnd::Code(3), 1000),
+                ended(Role::Daemon, ProcessEnd::Code(code), 1400),
+            ];
+            JobReport::new(&failures, blamed.as_ref(), true).lines[0].clone()
+        };
+        assert!(over(2, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
+        assert!(over(101, None).starts_with("gradwire: the daemon on host 127.0.0.2"));
+        assert!(over(1, None).starts_with("gradwire: rank 0 on host"), "the job has failed");
+        assert!(over(2, Some(lost(0))).starts_with("gradwire: rank 0 on host"), "it knows better");
+    }
+
+    #[test]
+    fn everything_that_keeps_a_job_from_starting_is_listed() {
+        let missing = |what: &str| Cause::NotStarted { what: what.into(), hint: "do".into() };
+        let report = JobReport::new(&[missing("a"), missing("b")], None, true);
+        assert_eq!(report.lines, ["error: a", "hint: do", "error: b", "hint: do"]);
+        assert_eq!(JobReport::new(&[], None, true), JobReport::well());
+        let report = JobReport::new(&[missing("a"), Cause::Interrupted(2)], None, false);
+        assert_eq!(report.code, 130);
+    }
+}
