@@ -57,73 +57,55 @@ fn cases() -> Vec<Case> {
             f32s(Allgather, &[5, 2, 4]),
             f32s(Allgather, &[3, 2, 3]),
             "shape (dimension 2)",
-            "allgather f32 *[*, 2, 4]",
-            "allgather f32 [*, 2, 3]",
+            "*[*, 2, 4]",
+            "[*, 2, 3]",
         ),
-        case(
-            f32s(Gather, &[5]),
-            f32s(Gather, &[3, 2]),
-            "shape",
-            "gather f32 *[*]",
-            "gather f32 [*, 2]",
-        ),
+        case(f32s(Gather, &[5]), f32s(Gather, &[3, 2]), "shape", "*[*]", "[*, 2]"),
         case(
             f32s(Alltoall, &[4, 7]),
             f32s(Alltoall, &[8, 2]),
             "shape (dimension 1)",
-            "alltoall f32 *[*, 7]",
-            "alltoall f32 [*, 2]",
+            "*[*, 7]",
+            "[*, 2]",
         ),
         case(
             f32s(ReduceScatter, &[6, 2]),
             f32s(ReduceScatter, &[5, 2]),
             "shape (dimension 0)",
-            "reducescatter f32 *[6, 2]",
-            "reducescatter f32 [5, 2]",
+            "*[6, 2]",
+            "[5, 2]",
         ),
         case(
             with_op(f32s(ReduceScatter, &[6]), ReduceOp::Max),
             f32s(ReduceScatter, &[6]),
             "op",
-            "reducescatter f32 [6] *max",
-            "reducescatter f32 [6] sum",
+            "*max",
+            "sum",
         ),
-        case(rooted(Reduce, 1), rooted(Reduce, 0), "root", "sum *1", "sum 0"),
-        case(rooted(Gather, 2), rooted(Gather, 0), "root", "sum *2", "sum 0"),
-        case(
-            request(Scatter, DType::F64, &[4], 0),
-            f32s(Scatter, &[4]),
-            "dtype",
-            "scatter *f64 -",
-            "scatter f32 -",
-        ),
+        case(rooted(Reduce, 1), rooted(Reduce, 0), "root", "*1", "0"),
+        case(rooted(Gather, 2), rooted(Gather, 0), "root", "*2", "0"),
+        case(request(Scatter, DType::F64, &[4], 0), f32s(Scatter, &[4]), "dtype", "*f64", "f32"),
         case(
             f32s(Allgather, &[4]),
             f32s(Allreduce, &[4]),
             "collective and shape",
-            "*allgather f32 *[*]",
-            "allreduce f32 [4]",
+            "*allgather *[*]",
+            "allreduce [4]",
         ),
-        case(
-            group(Allreduce, three),
-            group(Allreduce, two),
-            "tensors",
-            "sum 0 1 1 *3 1",
-            "sum 0 1 1 2 1",
-        ),
+        case(group(Allreduce, three), group(Allreduce, two), "tensors", "*3", "2"),
         case(
             group(Allgather, other_type),
             group(Allgather, two),
             "dtype of tensor 1 of the group",
-            "allgather *u8 [*, 3]",
-            "allgather i8 [*, 3]",
+            "*u8",
+            "i8",
         ),
         case(
             group(ReduceScatter, other_shape),
             group(ReduceScatter, two),
             "shape of tensor 1 of the group (dimension 1)",
-            "reducescatter i8 *[2, 4]",
-            "reducescatter i8 [2, 3]",
+            "*[2, 4]",
+            "[2, 3]",
         ),
     ]
 }
@@ -156,7 +138,7 @@ fn what_ranks_disagree_on_is_told_to_all_with_who_asked_for_what() {
         for (ranks, cells) in [("2 ", case.theirs), ("0-1,3 ", case.usual)] {
             let line = lines.iter().find(|line| line.starts_with(ranks));
             let line = line.unwrap_or_else(|| panic!("no line of {ranks}in {what}"));
-            assert!(line.contains(cells), "{cells:?} is not in {line:?} of {what}");
+            assert_eq!(line.strip_prefix(ranks), Some(cells), "{what}");
         }
     }
     assert!(told.iter().all(|all| *all == told[0]), "every rank is told the same");

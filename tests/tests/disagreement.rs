@@ -112,7 +112,7 @@ fn every_kind_of_difference_is_told_to_every_rank() {
         let row = |ranks: &str| &rows.iter().find(|(r, _)| r == ranks).expect(ranks).1;
         let marked: Vec<&String> = row(theirs).iter().filter(|c| c.starts_with('*')).collect();
         assert_eq!(marked, cells, "{failure}");
-        assert_eq!(row(others)[..3], ["allreduce", "f32", "[2, 3]"], "{failure}");
+        assert_eq!(row(others).len(), cells.len(), "only what differs is shown: {failure}");
         assert!(!row(others).iter().any(|cell| cell.contains('*')), "{failure}");
         assert!(failure.hint.contains("the same call on every rank"), "{failure}");
     }

@@ -2,15 +2,14 @@
 //!
 //! ```text
 //! the ranks disagree on dtype and shape
-//!   ranks  collective  dtype  shape   op   root  prescale  postscale  times
-//!   0-2,5  allreduce   f32    [2, 3]  sum  0     1         1          1
-//!   3-4    allreduce   *f16   *[6]    sum  0     1         1          1
+//!   ranks  dtype  shape
+//!   0-2,5  f32    [2, 3]
+//!   3-4    *f16   *[6]
 //! ```
 //!
 //! It shows what has to be the same ([`Request::common`]): `*` stands for a first dimension that
 //! may differ, `-` for a shape that only one rank knows. Of a group it shows the first tensor in
-//! which the ranks differ. Two columns come only where they say something: how many tensors a group
-//! has, and the list of the collectives that have one.
+//! which the ranks differ. Columns that are equal on all ranks are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,8 +32,6 @@ const COLUMNS: [&str; 10] = [
 const COLLECTIVE: usize = 0;
 const DTYPE: usize = 1;
 const SHAPE: usize = 2;
-const TENSORS: usize = 7;
-const LIST: usize = 8;
 const TIMES: usize = 9;
 
 /// The most lines of one table; a control message has a size limit (BOUND).
@@ -185,7 +182,7 @@ pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
         .collect();
 
     let mut lines = vec![head(&rows, &differing, part, differing_dimension(answers, part))];
-    lines.extend(table(&rows, &usual));
+    lines.extend(table(&rows, &usual, &differing));
     Failure::new(FailureKind::Disagreement, lines.join("\n")).hint(hint(&differing)).tensor(tensor)
 }
 
@@ -232,16 +229,10 @@ fn first_difference(rows: &[(Vec<Rank>, Cells)], column: usize) -> usize {
     others.min().unwrap_or(0)
 }
 
-fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String]) -> Vec<String> {
-    let says =
-        |column: usize, nothing: &str| rows.iter().any(|(_, cells)| cells[column] != nothing);
-    let shown: Vec<usize> = (0..COLUMNS.len())
-        .filter(|&column| match column {
-            TENSORS => says(column, "1"),
-            LIST => says(column, "-"),
-            _ => true,
-        })
-        .collect();
+fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> Vec<String> {
+    // What is compared may differ in nothing that has a column: then all of it is shown.
+    let all: Vec<usize> = (0..COLUMNS.len()).collect();
+    let shown = if differing.is_empty() { &all[..] } else { differing };
     let heads = shown.iter().map(|&column| COLUMNS[column].to_owned());
     let differ: Vec<usize> =
         (0..COLUMNS.len()).map(|column| first_difference(rows, column)).collect();

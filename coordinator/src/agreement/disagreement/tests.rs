@@ -21,9 +21,9 @@ fn the_minority_is_marked_and_everybody_is_named() {
     assert_eq!(
         failure.what,
         "the ranks disagree on shape\n  \
-           ranks  collective  dtype  shape   op   root  prescale  postscale  times\n  \
-           0-2    allreduce   f32    [2, 3]  sum  0     1         1          1\n  \
-           3      allreduce   f32    *[6]    sum  0     1         1          1"
+           ranks  shape\n  \
+           0-2    [2, 3]\n  \
+           3      *[6]"
     );
     assert_eq!(failure.tensor, "w");
 }
@@ -54,9 +54,9 @@ fn a_single_dimension_is_named_and_free_rows_are_no_difference() {
     assert_eq!(
         failure.what,
         "the ranks disagree on shape (dimension 1)\n  \
-           ranks  collective  dtype  shape    op   root  prescale  postscale  times\n  \
-           0-1    allgather   f32    [*, 3]   sum  0     1         1          1\n  \
-           2      allgather   f32    *[*, 4]  sum  0     1         1          1"
+           ranks  shape\n  \
+           0-1    [*, 3]\n  \
+           2      *[*, 4]"
     );
 }
 
@@ -72,9 +72,9 @@ fn of_a_group_the_tensor_is_shown_in_which_ranks_differ() {
     assert_eq!(
         failure.what,
         "the ranks disagree on shape of tensor 2 of the group (dimension 0)\n  \
-           ranks  collective  dtype  shape  op   root  prescale  postscale  tensors  times\n  \
-           0      allreduce   f16    [3]    sum  0     1         1          3        1\n  \
-           1      allreduce   f16    *[4]   sum  0     1         1          3        1"
+           ranks  shape\n  \
+           0      [3]\n  \
+           1      *[4]"
     );
     let failure = disagreement("g", &[group(0, &[1, 2, 3]), group(1, &[1])]);
     assert!(failure.what.starts_with("the ranks disagree on tensors\n"), "{failure}");
@@ -89,9 +89,9 @@ fn lists_are_shown_where_they_matter() {
     assert_eq!(
         failure.what,
         "the ranks disagree on list\n  \
-           ranks  collective       dtype  shape  op   root  prescale  postscale  list  times\n  \
-           0      add-process-set  u8     [0]    sum  0     1         1          0-2   1\n  \
-           1      add-process-set  u8     [0]    sum  0     1         1          *0,2  1"
+           ranks  list\n  \
+           0      0-2\n  \
+           1      *0,2"
     );
 }
 
