@@ -21,7 +21,7 @@ from systems import TUNED_CONGESTION_CONTROL, Job, Model, Setup, System, process
 
 # A job that takes longer hangs.
 JOB_SECONDS = 240
-# A limit whose largest and smallest measurement are further apart limits nothing.
+# A baseline whose largest and smallest measurement are further apart says nothing.
 STEADY = 1.25
 
 
@@ -32,20 +32,19 @@ class Outcome:
     system: System
     # For each size in bytes, the median of each round in microseconds.
     rounds: dict[int, list[float]] = field(default_factory=dict)
-    # For each size, what a plain program takes for the same work, where the system says so.
-    limits: dict[int, list[float]] = field(default_factory=dict)
+    # For each size, what the same work takes without Gradwire, where the system says so.
+    baselines: dict[int, list[float]] = field(default_factory=dict)
     # For each size, the setup that was used.
     chosen: dict[int, Setup] = field(default_factory=dict)
     tried: dict[str, dict[int, float]] = field(default_factory=dict)
     trouble: str | None = None
 
-    def limit_share(self, size: int) -> float | None:
-        """How much of a plain program's speed was reached, if that program took about as long every
-        time."""
-        times, limits = self.rounds.get(size), self.limits.get(size)
-        if not times or not limits or max(limits) > STEADY * min(limits):
+    def baseline_share(self, size: int) -> float | None:
+        """The share of the baseline that was reached, if its times are about the same."""
+        times, baselines = self.rounds.get(size), self.baselines.get(size)
+        if not times or not baselines or max(baselines) > STEADY * min(baselines):
             return None
-        return median(limits) / median(times)
+        return median(baselines) / median(times)
 
     def figure(self, size: int) -> Figure | None:
         """The figure of a size, if there is one."""
@@ -172,8 +171,8 @@ class Bench:
             answered = _read(answer.read_text() if system.ours else said, system)
             times.update({size: row.median for size, row in answered.items()})
             for size, row in answered.items():
-                if row.limit is not None:
-                    outcome.limits.setdefault(size, []).append(row.limit)
+                if row.baseline is not None:
+                    outcome.baselines.setdefault(size, []).append(row.baseline)
         if set(times) != sizes:
             raise Trouble(f"it measured {sorted(times)} bytes where {sorted(sizes)} were asked for")
         return times
@@ -208,8 +207,8 @@ class Row:
     """What a system says of a size: times in microseconds."""
 
     median: float
-    # What a plain program takes for the same work.
-    limit: float | None = None
+    # What the same work takes without Gradwire.
+    baseline: float | None = None
 
 
 def _read(text: str, system: System) -> dict[int, Row]:
@@ -225,7 +224,7 @@ def _read(text: str, system: System) -> dict[int, Row]:
                 if '"times_us"' in line
             ]
         return {
-            int(row["bytes"]): Row(median(row["times_us"]), row.get("limit_us")) for row in rows
+            int(row["bytes"]): Row(median(row["times_us"]), row.get("baseline_us")) for row in rows
         }
     except (ValueError, KeyError, TypeError) as error:
         raise Trouble(f"what it wrote is not understood ({error!r}): {text[:200]}") from error

@@ -48,8 +48,8 @@ def _outcome_json(result: Result, outcome: Outcome) -> dict[str, object]:
                 "range_us": [figure.low, figure.high],
                 "bus_gb_s": bus_bytes(result.scenario, size) / figure.median / 1e3,
                 "line_share": _share(result, size, figure),
-                "plain_program_us": outcome.limits.get(size),
-                "plain_program_share": outcome.limit_share(size),
+                "baseline_us": outcome.baselines.get(size),
+                "baseline_share": outcome.baseline_share(size),
                 "setup": outcome.chosen[size].label,
             }
         )
@@ -127,9 +127,9 @@ def _times(result: Result) -> list[str]:
                 share = _share(result, size, figure)
                 if share is not None and outcome.system.ours and size >= MIB:
                     text += f", {share:.0%} of the line"
-                limit = outcome.limit_share(size)
-                if limit is not None and size >= MIB:
-                    text += f", {limit:.0%} of a plain program"
+                baseline = outcome.baseline_share(size)
+                if baseline is not None and size >= MIB:
+                    text += f", {baseline:.0%} of the baseline"
             cells.append(text)
         lines.append(_row([_name(result, size), *cells]))
     return lines

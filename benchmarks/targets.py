@@ -1,7 +1,7 @@
 """What Gradwire is to reach, and whether it did. Pure.
 
 A target bounds Gradwire's time by something that was measured in the same run: a share of a peer's
-time, of what a plain program takes, of what the line takes, or of Gradwire's own time without a
+time, of the baseline, of what the line takes, or of Gradwire's own time without a
 setting. Both have ranges, and a target is met only if it is met wherever in these the truth lies,
 missed only if it is missed wherever it lies.
 """
@@ -26,7 +26,7 @@ class Verdict(Enum):
 
 # What a time is held against, besides the names of peers.
 BEST_PEER = "the best peer"
-PLAIN = "the plain program"
+BASELINE = "the baseline"
 LINE = "the line, one stream"
 LINE_BOTH = "the line, both ways at once"
 UNCOMPRESSED = "the same uncompressed"
@@ -59,7 +59,7 @@ def _node(
 LARGE = (64 * MIB, 256 * MIB)
 WIRE = (16 * MIB, 64 * MIB)
 SMALL = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
-SIXTY = (PLAIN, 1 / 0.6, "≥ 60 %")
+SIXTY = (BASELINE, 1 / 0.6, "≥ 60 %")
 
 TARGETS = (
     *_node(4, "arena", LARGE, ("gloo", 1 / 6, "≤ 1/6"), (BEST_PEER, 1 / 4, "≤ 1/4"), SIXTY),
@@ -184,9 +184,10 @@ def _against(
         # The better of its measurements, and no range: a line is what it can be.
         rate = line.one_way if target.against == LINE else line.both_ways
         return target.against, figure([line_bits(result.scenario, size) / rate * 1e6])
-    if target.against == PLAIN:
-        limits = outcomes[target.system].limits.get(size) if target.system in outcomes else None
-        return PLAIN, figure(limits) if limits else None
+    if target.against == BASELINE:
+        outcome = outcomes.get(target.system)
+        baselines = outcome.baselines.get(size) if outcome else None
+        return BASELINE, figure(baselines) if baselines else None
     if target.against == UNCOMPRESSED:
         return UNCOMPRESSED, _figure(outcomes.get("gradwire"), size)
     peers = [outcome for outcome in outcomes.values() if not outcome.system.ours]

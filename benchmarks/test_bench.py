@@ -109,12 +109,12 @@ class Reports(unittest.TestCase):
         return Result(scenario, None, [ours, theirs, failed])
 
     def test_a_quiet_machine_has_a_verdict(self) -> None:
-        """With the limit beside it, and with what failed or is missing told."""
+        """With the baseline beside it, and with what failed or is missing told."""
         text = as_markdown(self.head(0.0), [self.result()])
         for told in (
             "was quiet",
             "**2.00×** faster",
-            "50% of a plain program",
+            "50% of the baseline",
             "Open MPI failed: it fell over",
             "no luck",
         ):
@@ -127,11 +127,11 @@ class Reports(unittest.TestCase):
         self.assertIn("| 2.00× |", text)
         self.assertNotIn("faster", text.replace("How many times as fast Gradwire is", ""))
 
-    def test_a_limit_that_wavers_is_none(self) -> None:
+    def test_a_baseline_that_wavers_is_none(self) -> None:
         """A share of it would be made of noise."""
         steady = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [50.0, 55.0, 60.0]})
         wavering = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [3.0, 11.0, 22.0]})
-        self.assertEqual((steady.limit_share(MIB), wavering.limit_share(MIB)), (0.55, None))
+        self.assertEqual((steady.baseline_share(MIB), wavering.baseline_share(MIB)), (0.55, None))
 
     def test_setups_that_were_not_tried_are_told(self) -> None:
         """A peer that was not tuned must not pass for one at its best."""
@@ -146,9 +146,7 @@ class Reports(unittest.TestCase):
         """So that others can judge for themselves."""
         scenario = json.loads(json.dumps(as_json(self.head(0.0), [self.result()])))["scenarios"][0]
         (row,) = scenario["systems"][0]["rows"]
-        self.assertEqual(
-            (row["rounds_us"], row["plain_program_share"]), ([100.0, 100.0, 101.0], 0.5)
-        )
+        self.assertEqual((row["rounds_us"], row["baseline_share"]), ([100.0, 100.0, 101.0], 0.5))
 
 
 class Plans(unittest.TestCase):
@@ -204,7 +202,7 @@ class Answers(unittest.TestCase):
 
     def test_both_kinds_are_read(self) -> None:
         """A document of Gradwire's, lines of the peers'."""
-        ours = '{"rows": [{"bytes": 4, "times_us": [3, 1, 2], "limit_us": 1.5}]}'
+        ours = '{"rows": [{"bytes": 4, "times_us": [3, 1, 2], "baseline_us": 1.5}]}'
         self.assertEqual(_read(ours, GRADWIRE), {4: Row(2, 1.5)})
         theirs = 'a greeting\n{"bytes": 4, "times_us": [1, 2]}\n'
         theirs += '[0]<stdout>:{"bytes": 8, "times_us": [5]}\n'

@@ -10,7 +10,7 @@ from net import Line
 from plan import GBIT, MIB, Scenario, for_targets, full
 from shell import Trouble
 from systems import System
-from targets import BEST_PEER, LINE, LINE_BOTH, PLAIN, TARGETS, Target, Verdict, judge, verdict
+from targets import BASELINE, BEST_PEER, LINE, LINE_BOTH, TARGETS, Target, Verdict, judge, verdict
 
 OURS = System("gradwire", "Gradwire", "gradwire", tuned=True)
 SHORT = System("gradwire-bf16", "Gradwire, bf16", "gradwire", tuned=True)
@@ -72,7 +72,7 @@ class Verdicts(unittest.TestCase):
         targets = [
             Target("node-4", (MIB,), BEST_PEER, 1 / 4, "≤ 1/4"),
             Target("node-4", (MIB, 4 * MIB), "gloo", 1 / 6, "≤ 1/6"),
-            Target("node-4", (MIB,), PLAIN, 1 / 0.6, "≥ 60 %"),
+            Target("node-4", (MIB,), BASELINE, 1 / 0.6, "≥ 60 %"),
             Target("node-4", (MIB,), "horovod", 1 / 6, "≤ 1/6"),
             Target("node-2", (MIB,), "gloo", 1 / 6, "≤ 1/6"),
         ]
@@ -83,7 +83,7 @@ class Verdicts(unittest.TestCase):
             [
                 ("Open MPI, tuned", "1/3", Verdict.MISSED),
                 ("Gloo, tuned", "1/10", Verdict.MET),
-                ("the plain program", "50%", Verdict.MISSED),
+                ("the baseline", "50%", Verdict.MISSED),
                 ("Horovod", "–", Verdict.UNKNOWN),
             ],
         )

@@ -2,17 +2,16 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use gradwire_proto::{DType, ReduceOp};
-use serde::Serialize;
 
 use super::{
     negotiation::args::Negotiation,
-    operation::Operation,
+    operation::{Memory, Operation},
     shapes,
     size::{self, Rate},
 };
-use gradwire_launcher::{args::JobOptions, error::CommandError};
+use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::MAX_RANKS};
 
 /// What is measured.
 #[derive(Debug, Clone, Subcommand)]
@@ -36,14 +35,15 @@ pub enum Bench {
         #[command(flatten)]
         common: Common,
     },
-    /// A network's gradients, as a backward pass gives them: last layer first, front layers most urgent.
+    /// The gradients of a network in the order of a backward pass: last layer first, front layers
+    /// most urgent.
     Model {
-        /// Whose: resnet50, vgg16, bert-large, gpt2, or a file with a line `name dim dim …` for each
-        /// tensor, front layer first.
+        /// The network: resnet50, vgg16, bert-large, gpt2, or a file with a line `name dim dim …`
+        /// for each tensor, front layer first.
         #[arg(long, value_name = "MODEL|FILE")]
         shapes: String,
-        /// How long computing the gradients takes, in milliseconds: each is submitted after its share
-        /// of that time, in which the processor is idle as it is beside a GPU.
+        /// How long computing the gradients takes, in milliseconds: each is submitted after its
+        /// share of that time, in which the processor is idle as it is beside a GPU.
         #[arg(long, value_name = "MS", default_value_t = 0.0, value_parser = parse_compute)]
         compute_ms: f64,
         /// How the gradients are reduced.
@@ -172,7 +172,8 @@ pub struct Sweep {
     #[arg(short, long, value_name = "BYTES", default_value = "4", value_parser = size::parse_bytes)]
     pub begin: u64,
     /// The last size.
-    #[arg(short, long, value_name = "BYTES", default_value = "256M", value_parser = size::parse_bytes)]
+    #[arg(short, long, value_name = "BYTES", default_value = "256M",
+          value_parser = size::parse_bytes)]
     pub end: u64,
     /// How many times as large each next size is.
     #[arg(short, long, default_value_t = 4)]
@@ -196,7 +197,7 @@ pub struct Data {
     /// 16 MiB, every 10th above].
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub check: Option<u32>,
-    /// The rate of the line between nodes, such as 10Gbit: the limit with more than one node.
+    /// The rate of the line between nodes, such as 10Gbit: the baseline with more than one node.
     #[arg(long, value_name = "RATE", value_parser = size::parse_rate)]
     pub line_rate: Option<Rate>,
     /// What all measurements have.
@@ -225,7 +226,7 @@ pub struct Common {
     pub algorithm: Option<String>,
     /// How many ranks each host has, whatever its slots are.
     #[arg(long, value_name = "N", visible_alias = "ppn",
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(gradwire_launcher::launch::hosts::MAX_RANKS)))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub ranks_per_node: Option<u32>,
     /// The process is a rank that `gradwire bench` started; these settings were made (JSON).
     #[arg(long, hide = true)]
@@ -233,16 +234,6 @@ pub struct Common {
     /// Where the ranks run; not inside `gradwire run`.
     #[command(flatten)]
     pub at: JobOptions,
-}
-
-/// Where tensors lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Memory {
-    /// In shared memory: they are not copied.
-    Arena,
-    /// In the process's own memory: they are copied into shared memory and back.
-    Ordinary,
 }
 
 /// Above this size not every iteration is checked where nobody says, in bytes.

@@ -17,8 +17,8 @@ pub trait Value: Element + PartialEq {
     /// 2 to the power of `exponent`; integers lose what does not fit.
     fn power_of_two(exponent: u32) -> Self;
 
-    /// For errors, and to compare with a tolerance: the parts of a complex number, or the number and
-    /// zero.
+    /// For errors, and to compare with a tolerance: the parts of a complex number, or the number
+    /// and zero.
     fn numbers(self) -> [f64; 2];
 
     /// What whole numbers are reduced to, by definition. Those of a product are 1 and 2.

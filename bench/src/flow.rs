@@ -1,5 +1,5 @@
 //! What a collective moves: which range of whose tensor goes to where in whose result. Checks, the
-//! plain program and the line's bound all follow from it. Pure.
+//! baseline and the line's time all follow from it. Pure.
 //!
 //! It is written down here once more, and not taken from what the daemons use, so that a mistake
 //! there is seen.

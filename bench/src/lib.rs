@@ -1,27 +1,31 @@
-//! `gradwire bench`: how fast the collectives are, in the manner of nccl-tests, with every figure
-//! beside the limit that applies to it.
+//! `gradwire bench`: the speed of the collectives, in the manner of nccl-tests, with every figure
+//! beside its baseline.
 //!
-//! A measurement is a job like any other: its ranks are `gradwire bench` itself, started by
-//! `gradwire run` or, where it finds that it is no rank, by itself through the same launcher. So
-//! what is measured is what a training process gets, with nothing left out.
+//! A measurement is a job like any other. Its ranks are `gradwire bench` itself, started by
+//! `gradwire run` or, where the process finds that it is no rank, by itself with the same launcher.
+//! So a measurement shows what a training process gets, with nothing left out.
 //!
-//! - [`args`], [`size`]: what is asked for (pure)
-//! - [`operation`], [`flow`]: the collectives; a further one is an arm of each `match` there
-//! - [`element`], [`value`]: what tensors hold before, and must hold after
-//! - [`measure`]: the timing loop; [`sweep`] and [`model`]: what runs in it
+//! Modules, lowest first:
+//!
+//! - [`stats`], [`size`], [`machine`], [`table`]: times, sizes, this machine, tables and JSON
+//! - [`process`]: what the system knows of a process
 //! - [`shapes`]: the gradients of published networks
-//! - [`limit`]: the plain program that does the same work without any of ours
-//! - [`stats`], [`report`], [`table`], [`machine`]: from times to a table and to JSON
-//! - [`rank`]: all of it together, as a rank
-//! - [`resources`]: what a job costs beside its time; [`process`]: what the system says of that
-//! - [`negotiation`]: what the coordinator costs, with nodes that are no more than their messages
+//! - [`element`], [`value`]: what tensors hold before, and must hold after
+//! - [`operation`], [`flow`]: the collectives; a further one is an arm of each `match` there
+//! - [`measure`]: the timing loop
+//! - [`negotiation`]: what the coordinator costs, with simulated nodes that only send messages
+//! - [`args`]: the options (pure)
+//! - [`baseline`]: the same work without Gradwire
+//! - [`report`]: the results of a measurement
+//! - [`sweep`], [`model`], [`resources`]: the measurements
+//! - [`rank`]: a measurement as one of its ranks
 
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod baseline;
 pub mod element;
 pub mod flow;
-pub mod limit;
 pub mod machine;
 pub mod measure;
 pub mod model;

@@ -4,8 +4,8 @@
 //! is asked for. Where a call's result is checked, its tensors are filled before and read after
 //! it, both untimed. Ranks don't take equally long for that, and the next call's time must not
 //! hold the difference, so after an interruption all ranks meet at an untimed barrier, which leaves
-//! them as the end of a call would. They meet before it, too: where ranks share cores, the first one to
-//! check would keep the others from noticing that the call has ended.
+//! them as the end of a call would. They meet before it, too: where ranks share cores, the first
+//! one to check would keep the others from noticing that the call has ended.
 //!
 //! The time of an iteration is that of the slowest rank. It is found after the loop, not in it.
 

@@ -10,12 +10,11 @@ use gradwire_worker::{
 };
 
 use super::{
-    args::{Data, Memory},
+    args::Data,
+    baseline::{self, Setup},
     element::{Value, with_type},
-    limit,
     measure::{Rounds, Span, Step, now, repeat, seconds, slowest},
-    operation::{Operation, Place},
-    rank::Bound,
+    operation::{Memory, Operation, Place},
     report::{Model, Report, Row},
     shapes::{self, Gradient},
     value::{Pattern, Wrong},
@@ -57,11 +56,14 @@ fn steps<T: Value>(
     let exposed: Vec<_> = spans.iter().map(|span| seconds(span.submitted, span.end)).collect();
     let (times, exposed) = (slowest(session, &times)?, slowest(session, &exposed)?);
     let operation = Operation::Allreduce(op);
-    let limit = limit::seconds(session, &Bound::of(session, operation, data), elements)?;
+    let setup = Setup::of(session, operation, data);
+    let baseline = baseline::seconds(session, &setup, elements)?;
     // While gradients are computed others may travel, but a step is not shorter than either.
-    let limit = limit.map(|limit| limit.max(compute_ms / 1e3));
+    let baseline = baseline.map(|baseline| baseline.max(compute_ms / 1e3));
     let model = Model::new(gradients.len(), compute_ms, &exposed);
-    Ok(Row::new(operation, session.size(), bytes, elements, times).limited(limit).model(model))
+    Ok(Row::new(operation, session.size(), bytes, elements, times)
+        .with_baseline(baseline)
+        .model(model))
 }
 
 /// One gradient of this rank.

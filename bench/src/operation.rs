@@ -1,18 +1,20 @@
 //! The collectives that are measured: what each one is called, what it calls, and how its
-//! bandwidth is told. A further one is a variant of [`Operation`] and an arm of each `match` here and
-//! in [`flow`](super::flow).
+//! bandwidth is told. A further one is a variant of [`Operation`] and an arm of each `match` here
+//! and in [`flow`](super::flow).
 //!
 //! Sizes are those of nccl-tests: of an allgather and a gather the result that has everything, of a
 //! reducescatter and a scatter the tensor that is divided, of all others a rank's tensor.
 
-use gradwire_proto::ReduceOp;
+use clap::ValueEnum;
+use gradwire_proto::{Collective, DType, ReduceOp};
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, GatherOptions,
     GradwireError, ReceiveOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions,
     SendOptions, Session, Tensor,
 };
+use serde::Serialize;
 
-use super::{args::Memory, element::Value};
+use super::element::Value;
 
 /// A collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +53,16 @@ pub enum Operation {
     SendReceive,
     /// Nobody goes on before everybody has come.
     Barrier,
+}
+
+/// Where tensors lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Memory {
+    /// In shared memory: they are not copied.
+    Arena,
+    /// In the process's own memory: they are copied into shared memory and back.
+    Ordinary,
 }
 
 /// A tensor where it was asked to lie.
@@ -158,6 +170,13 @@ impl<T: Value> Tensors<T> {
 }
 
 impl Operation {
+    /// The element type in which tensors travel between nodes.
+    pub fn wire_dtype(self, session: &Session, dtype: DType) -> DType {
+        // All that reduces is alike in this.
+        let travels = |op| session.compression().between_nodes(Collective::Allreduce, dtype, op);
+        self.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
+    }
+
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {

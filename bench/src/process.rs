@@ -1,13 +1,9 @@
-//! What the system says that processes use, and which processes a rank has beside it.
+//! What processes use, as the system counts it, and the services beside a rank.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use gradwire_launcher::error::CommandError;
-
-use crate::machine;
+use procfs::{ProcError, process::Process};
 
 /// What a process has used so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -32,58 +28,31 @@ impl Usage {
     /// # Errors
     /// [`CommandError`] if it has ended, or the system does not say.
     pub fn of(pid: u32) -> Result<Self, CommandError> {
-        let folder = format!("/proc/{pid}");
-        let unknown = |error: io::Error| CommandError::failed(format!("{folder}: {error}"));
-        let status = fs::read_to_string(format!("{folder}/status")).map_err(unknown)?;
-        let stat = fs::read_to_string(format!("{folder}/stat")).map_err(unknown)?;
-        let threads = fs::read_dir(format!("{folder}/task")).map_err(unknown)?;
-        let threads: Vec<PathBuf> = threads.flatten().map(|thread| thread.path()).collect();
+        let unknown = |error: ProcError| CommandError::failed(format!("process {pid}: {error}"));
+        let process = Process::new(i32::try_from(pid).unwrap_or(-1)).map_err(unknown)?;
+        let status = process.status().map_err(unknown)?;
+        let stat = process.stat().map_err(unknown)?;
         // A thread that ends meanwhile is not there any more.
-        let nanoseconds = threads.iter().filter_map(|thread| on_processor(thread));
+        let threads: Vec<_> = process.tasks().map_err(unknown)?.flatten().collect();
+        // `schedstat` is exact where `stat` counts in hundredths of a second, more than many a step
+        // takes. Some kernels don't have it.
+        let nanoseconds = threads.iter().filter_map(|thread| thread.schedstat().ok());
+        let nanoseconds = nanoseconds.map(|of_thread| of_thread.sum_exec_runtime);
         let cpu = match nanoseconds.reduce(|all, thread| all + thread) {
             Some(nanoseconds) => nanoseconds as f64 / 1e9,
-            None => {
-                let ticks = numbers::<2>(&stat, USER_TIME).map_or(0, |times| times.iter().sum());
-                ticks as f64 / rustix::param::clock_ticks_per_second().max(1) as f64
-            }
+            None => (stat.utime + stat.stime) as f64 / procfs::ticks_per_second().max(1) as f64,
         };
-        let of_threads: Vec<String> = threads
-            .iter()
-            .filter_map(|thread| fs::read_to_string(thread.join("status")).ok())
-            .collect();
-        let count = |name| of_threads.iter().filter_map(|text| machine::number(text, name)).sum();
-        let bytes = |name| machine::kibibytes(&status, name).unwrap_or_default();
+        let of_threads: Vec<_> = threads.iter().filter_map(|thread| thread.status().ok()).collect();
+        let bytes = |kibibytes: Option<u64>| kibibytes.unwrap_or_default() * 1024;
         Ok(Self {
             cpu,
-            memory: bytes("VmRSS"),
-            private: bytes("RssAnon"),
-            waits: count("voluntary_ctxt_switches"),
-            preemptions: count("nonvoluntary_ctxt_switches"),
-            faults: numbers::<1>(&stat, MINOR_FAULTS).map_or(0, |[faults]| faults),
+            memory: bytes(status.vmrss),
+            private: bytes(status.rssanon),
+            waits: of_threads.iter().filter_map(|status| status.voluntary_ctxt_switches).sum(),
+            preemptions: of_threads.iter().filter_map(|s| s.nonvoluntary_ctxt_switches).sum(),
+            faults: stat.minflt,
         })
     }
-}
-
-/// Nanoseconds of one thread; none where the kernel does not count them. `schedstat` is exact where
-/// `stat` counts in hundredths of a second, more than many a step takes.
-fn on_processor(thread: &Path) -> Option<u64> {
-    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
-    text.split(' ').next()?.parse().ok()
-}
-
-// Where the fields of `/proc/<pid>/stat` stand behind the name.
-const PARENT: usize = 1;
-const MINOR_FAULTS: usize = 7;
-const USER_TIME: usize = 11;
-
-/// Some fields of `/proc/<pid>/stat`, which come after a name that may hold anything.
-fn numbers<const N: usize>(stat: &str, first: usize) -> Option<[u64; N]> {
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(first);
-    let mut numbers = [0; N];
-    for number in &mut numbers {
-        *number = fields.next()?.parse().ok()?;
-    }
-    Some(numbers)
 }
 
 /// The processes of its job that a rank has beside it.
@@ -101,20 +70,17 @@ impl Beside {
     /// # Errors
     /// [`CommandError`] if there is no daemon, because something else has started this process.
     pub fn look() -> Result<Self, CommandError> {
-        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_pid().unsigned_abs());
-        let pids = fs::read_dir("/proc").map_err(CommandError::failed)?.flatten();
-        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_pid());
+        let processes = procfs::process::all_processes().map_err(CommandError::failed)?;
         let (mut daemon, mut coordinator) = (None, None);
-        for pid in pids {
+        for process in processes.flatten() {
             // One that ends meanwhile is nobody's daemon.
-            let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).ok();
-            let own = |stat: &String| numbers(stat, PARENT) == Some([u64::from(parent)]);
-            if read("stat").filter(own).is_none() {
+            if !process.stat().is_ok_and(|stat| stat.ppid == parent) {
                 continue;
             }
-            match role(&read("cmdline").unwrap_or_default()) {
-                Some(Role::Daemon) => daemon = Some(pid),
-                Some(Role::Coordinator) => coordinator = Some(pid),
+            match role(&process.cmdline().unwrap_or_default()) {
+                Some(Role::Daemon) => daemon = Some(process.pid().unsigned_abs()),
+                Some(Role::Coordinator) => coordinator = Some(process.pid().unsigned_abs()),
                 None => {}
             }
         }
@@ -133,11 +99,10 @@ enum Role {
     Coordinator,
 }
 
-/// What a process is by its words, which end with zeros.
-fn role(words: &str) -> Option<Role> {
-    let mut words = words.split('\0');
-    let program = Path::new(words.next()?).file_name()?.to_str()?;
-    match (program, words.next()) {
+/// What a process is by its command line.
+fn role(words: &[String]) -> Option<Role> {
+    let program = Path::new(words.first()?).file_name()?.to_str()?;
+    match (program, words.get(1).map(String::as_str)) {
         ("gradwired", _) => Some(Role::Daemon),
         ("gradwire", Some("coordinator")) => Some(Role::Coordinator),
         _ => None,
@@ -150,10 +115,6 @@ mod tests {
 
     #[test]
     fn what_a_process_uses_is_read() {
-        let stat = "12 (a) S 1 (x) S 1 2 3 4 5 6 7 8 9 10 70 7 0 0";
-        assert_eq!(numbers(stat, USER_TIME), Some([70, 7]));
-        assert_eq!((numbers(stat, PARENT), numbers(stat, MINOR_FAULTS)), (Some([1]), Some([7])));
-        assert_eq!(numbers::<2>("12 (a) S 1", USER_TIME), None);
         let own = std::process::id();
         let before = Usage::of(own).unwrap();
         assert!(before.memory > before.private && before.private > 10_000, "{before:?}");
@@ -169,14 +130,15 @@ mod tests {
         assert!(after.faults > before.faults && after.waits > before.waits, "{before:?} {after:?}");
         drop(pages);
         let error = Usage::of(u32::MAX).unwrap_err();
-        assert!(error.what.starts_with("/proc/4294967295: "), "{error}");
+        assert!(error.what.starts_with("process 4294967295: "), "{error}");
     }
 
     #[test]
     fn a_process_is_known_by_its_words() {
-        assert_eq!(role("/a/gradwired\0"), Some(Role::Daemon));
-        assert_eq!(role("/a/gradwire\0coordinator\0"), Some(Role::Coordinator));
-        for other in ["/a/gradwire\0bench\0", "/a/gradwire\0", "sh\0gradwired\0", ""] {
+        let role = |line: &str| super::role(&line.split(' ').map(String::from).collect::<Vec<_>>());
+        assert_eq!(role("/a/gradwired"), Some(Role::Daemon));
+        assert_eq!(role("/a/gradwire coordinator"), Some(Role::Coordinator));
+        for other in ["/a/gradwire bench", "/a/gradwire", "sh gradwired", ""] {
             assert_eq!(role(other), None, "{other:?}");
         }
     }

@@ -3,66 +3,21 @@
 use std::{collections::BTreeMap, process::ExitCode};
 
 use gradwire_launcher::error::CommandError;
-use gradwire_proto::{Collective, DType};
 use gradwire_worker::Session;
 
 use super::{
-    args::{Bench, Data, Memory},
+    args::Bench,
     measure::Rounds,
     model,
-    operation::Operation,
     report::{self, Head},
-    resources,
-    size::Rate,
-    sweep,
+    resources, sweep,
 };
-
-/// What the limit depends on.
-#[derive(Debug, Clone)]
-pub struct Bound {
-    /// What is done.
-    pub operation: Operation,
-    /// With how many ranks on each node.
-    pub slots: Vec<u32>,
-    /// With elements of this type.
-    pub dtype: DType,
-    /// Which travel between nodes as this one.
-    pub wire: DType,
-    /// That lie here.
-    pub memory: Memory,
-    /// The line between nodes.
-    pub line_rate: Option<Rate>,
-    /// How often it is measured.
-    pub iters: u32,
-}
-
-impl Bound {
-    /// For this job.
-    pub fn of(session: &Session, operation: Operation, data: &Data) -> Self {
-        Self {
-            operation,
-            slots: session.nodes().iter().map(|node| node.slots).collect(),
-            dtype: data.dtype,
-            wire: wire(session, operation, data.dtype),
-            memory: data.memory,
-            line_rate: data.line_rate,
-            iters: data.common.iters,
-        }
-    }
-}
-
-/// As what elements travel between nodes.
-pub fn wire(session: &Session, operation: Operation, dtype: DType) -> DType {
-    // All that reduces is alike in this.
-    let travels = |op| session.compression().between_nodes(Collective::Allreduce, dtype, op);
-    operation.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
-}
 
 /// Runs a measurement as the rank that the environment says, and gives its exit code.
 ///
 /// # Errors
-/// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for. What goes
-/// wrong later is told here, before the other ranks hear of it (TELL).
+/// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for. What
+/// goes wrong later is told here, before the other ranks hear of it (TELL).
 pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
     let common = bench.common();
     let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);

@@ -7,10 +7,9 @@ use gradwire_worker::Session;
 use serde::Serialize;
 
 use super::{
-    args::{Bench, Memory},
+    args::Bench,
     machine::Machine,
-    operation::Operation,
-    rank,
+    operation::{Memory, Operation},
     stats::{Stats, micros_of},
     table::{Column, Table, micros, none},
 };
@@ -48,8 +47,8 @@ pub struct Head {
     pub barrier: bool,
     /// At every how many iterations the result is checked, where somebody said.
     pub check: Option<u32>,
-    /// What the limit is.
-    pub limit: String,
+    /// What the baseline is.
+    pub baseline: String,
 }
 
 /// A host of the job.
@@ -94,16 +93,16 @@ impl Head {
         let nodes = Node::all(session);
         let memory = data.map(|data| data.memory);
         let line = data.and_then(|data| data.line_rate);
-        let limit = match (operation, nodes.len(), memory, line) {
+        let baseline = match (operation, nodes.len(), memory, line) {
             (Operation::Barrier, ..) => "none".to_owned(),
             (_, 1, Some(Memory::Ordinary), _) => {
-                "the same work by a plain program: copied into shared memory, done there, copied out"
+                "the same work without gradwire: copied into shared memory, done there, copied out"
                     .to_owned()
             }
             (Operation::Allreduce(_), 1, ..) => {
-                "the same work by a plain program, in place in shared memory".to_owned()
+                "the same work without gradwire, in place in shared memory".to_owned()
             }
-            (_, 1, ..) => "the same work by a plain program in shared memory".to_owned(),
+            (_, 1, ..) => "the same work without gradwire, in shared memory".to_owned(),
             (.., Some(rate)) => {
                 format!("the line between nodes at {} Gbit/s", rate.bits_per_second / 1e9)
             }
@@ -116,7 +115,7 @@ impl Head {
             detail: operation.detail(),
             shapes,
             dtype: data.map(|data| data.dtype.name()),
-            wire: data.map(|data| rank::wire(session, operation, data.dtype).name()),
+            wire: data.map(|data| operation.wire_dtype(session, data.dtype).name()),
             memory,
             ranks: session.size(),
             nodes,
@@ -126,7 +125,7 @@ impl Head {
             iters: common.iters,
             barrier: common.barrier,
             check: data.and_then(|data| data.check),
-            limit,
+            baseline,
         }
     }
 
@@ -157,10 +156,11 @@ impl Head {
             format!("{} ranks on {hosts}{lie}{travel}", self.ranks),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "{} iterations {apart} after {} for warm-up; times are the slowest rank's; {checked}",
+                "{} iterations {apart} after {} for warm-up; times are the slowest rank's; \
+                 {checked}",
                 self.iters, self.warmup
             ),
-            format!("limit: {}", self.limit),
+            format!("baseline: {}", self.baseline),
         ]
     }
 }
@@ -197,10 +197,10 @@ pub struct Row {
     pub algorithm_gb_s: f64,
     /// That, to compare with a link's bandwidth.
     pub bus_gb_s: f64,
-    /// The least time by the limit, where that is known.
-    pub limit_us: Option<f64>,
-    /// How much of the limit was reached: its time by the median.
-    pub limit_share: Option<f64>,
+    /// The time of the baseline, where there is one.
+    pub baseline_us: Option<f64>,
+    /// The share of the baseline that was reached: its time by the median.
+    pub baseline_share: Option<f64>,
     /// What a model has besides.
     #[serde(flatten)]
     pub model: Option<Model>,
@@ -209,7 +209,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Of times in seconds, without a limit.
+    /// Of times in seconds, without a baseline.
     pub fn new(
         operation: Operation,
         ranks: u32,
@@ -226,18 +226,18 @@ impl Row {
             stats,
             algorithm_gb_s: bandwidth,
             bus_gb_s: bandwidth * operation.bus_factor(ranks),
-            limit_us: None,
-            limit_share: None,
+            baseline_us: None,
+            baseline_share: None,
             model: None,
             times_us: times.iter().copied().map(micros_of).collect(),
         }
     }
 
-    /// With a limit in seconds.
+    /// With a baseline in seconds.
     #[must_use]
-    pub fn limited(self, limit: Option<f64>) -> Self {
-        let limit_share = limit.map(|limit| limit / self.stats.median().max(1e-9));
-        Self { limit_us: limit.map(micros_of), limit_share, ..self }
+    pub fn with_baseline(self, baseline: Option<f64>) -> Self {
+        let baseline_share = baseline.map(|baseline| baseline / self.stats.median().max(1e-9));
+        Self { baseline_us: baseline.map(micros_of), baseline_share, ..self }
     }
 
     /// With what a model has besides.
@@ -262,8 +262,8 @@ const MODEL: &[Column<Row>] = &[
 const BANDWIDTH: &[Column<Row>] = &[
     ("alg GB/s", 9, |row| format!("{:.3}", row.algorithm_gb_s)),
     ("bus GB/s", 9, |row| format!("{:.3}", row.bus_gb_s)),
-    ("limit µs", 11, |row| row.limit_us.map_or_else(none, micros)),
-    ("share", 7, |row| row.limit_share.map_or_else(none, |s| format!("{:.1}%", s * 100.0))),
+    ("base µs", 11, |row| row.baseline_us.map_or_else(none, micros)),
+    ("share", 7, |row| row.baseline_share.map_or_else(none, |s| format!("{:.1}%", s * 100.0))),
 ];
 
 /// The report on its way: rank 0 writes it, on the others it does nothing.
@@ -294,10 +294,11 @@ mod tests {
     #[test]
     fn bandwidths_are_of_the_median() {
         let sum = Operation::Allreduce(ReduceOp::Sum);
-        let row = Row::new(sum, 4, 1_000_000, 250_000, vec![3e-3, 1e-3, 2e-3]).limited(Some(1e-3));
+        let row =
+            Row::new(sum, 4, 1_000_000, 250_000, vec![3e-3, 1e-3, 2e-3]).with_baseline(Some(1e-3));
         assert!((row.algorithm_gb_s - 0.5).abs() < 1e-9);
         assert!((row.bus_gb_s - 0.75).abs() < 1e-9);
-        assert!(row.limit_share.is_some_and(|share| (share - 0.5).abs() < 1e-9));
+        assert!(row.baseline_share.is_some_and(|share| (share - 0.5).abs() < 1e-9));
         assert_eq!(row.times_us.len(), 3);
         let cells: Vec<_> = BANDWIDTH.iter().map(|(.., cell)| cell(&row)).collect();
         assert_eq!(cells, ["0.500", "0.750", "1000.0", "50.0%"]);
@@ -311,7 +312,7 @@ mod tests {
         let sum = Operation::Allreduce(ReduceOp::Sum);
         let row = Row::new(sum, 2, 8, 2, vec![1e-6]).model(Model::new(3, 1.5, &[1e-6]));
         let json = serde_json::to_value(&row).unwrap();
-        for name in ["bytes", "median_us", "bus_gb_s", "tensors", "exposed_us", "limit_us"] {
+        for name in ["bytes", "median_us", "bus_gb_s", "tensors", "exposed_us", "baseline_us"] {
             assert!(json.get(name).is_some(), "no {name} in {json}");
         }
     }

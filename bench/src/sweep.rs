@@ -4,13 +4,12 @@ use gradwire_launcher::error::CommandError;
 use gradwire_worker::{GradwireError, Session};
 
 use super::{
-    args::{Data, Memory, Sweep},
+    args::{Data, Sweep},
+    baseline::{self, Setup},
     element::{Value, with_type},
     flow::Flow,
-    limit,
     measure::{Rounds, Span, Step, check_barriers, now, repeat, seconds, slowest},
-    operation::{Operation, Place, Tensors},
-    rank::Bound,
+    operation::{Memory, Operation, Place, Tensors},
     report::{Report, Row},
     value::{OWNERS, Pattern, Wrong},
 };
@@ -70,13 +69,13 @@ fn size<T: Value>(
         Rounds { warmup: common.warmup, iters: common.iters, check, barrier: common.barrier };
     let mut call = Call::<T>::new(session, operation, data.memory, elements)?;
     let spans = repeat(session, &rounds, &mut call)?;
-    // The limit needs the room.
+    // The baseline needs the memory.
     drop(call);
     let times: Vec<_> = spans.iter().map(|span| seconds(span.start, span.end)).collect();
     let row = Row::new(operation, session.size(), bytes, elements, slowest(session, &times)?);
-    let bound = Bound::of(session, operation, data);
-    let limit = limit::seconds(session, &bound, elements)?;
-    Ok(row.limited(limit))
+    let setup = Setup::of(session, operation, data);
+    let baseline = baseline::seconds(session, &setup, elements)?;
+    Ok(row.with_baseline(baseline))
 }
 
 /// One blocking call.

@@ -34,8 +34,8 @@ pub struct Table<H, R: 'static> {
 }
 
 impl<H: Serialize, R: Serialize> Table<H, R> {
-    /// Begins the table with `lines` and the columns' headings. Without `writes` nothing is written:
-    /// of many processes one tells.
+    /// Begins the table with `lines` and the columns' headings. Without `writes` nothing is
+    /// written: of many processes one tells.
     ///
     /// # Errors
     /// [`CommandError`] if the JSON file can't be made, or nobody reads the table any more.

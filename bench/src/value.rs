@@ -1,9 +1,10 @@
 //! What tensors hold before a collective, and what they must hold after it.
 //!
 //! Values are small whole numbers, exact in all but the 8-bit floats (which round what is expected
-//! as they round what is sent) and with their sums in bf16, as which f32 may travel, that repeat with a period that is no power of two: a block that ends
-//! up in another's place is seen. Inputs and results are one period long, so neither filling nor
-//! checking costs more than reading the tensor.
+//! as they round what is sent) and with their sums in bf16, as which f32 may travel, that repeat
+//! with a period that is no power of two: a block that ends up in another's place is seen. Inputs
+//! and results are one period long, so neither filling nor checking costs more than reading the
+//! tensor.
 
 use gradwire_proto::ReduceOp;
 
@@ -114,8 +115,8 @@ impl<T: Value> Pattern<T> {
 const LARGEST: i64 = 4;
 
 /// Of how many ranks one brings something to an element of a sum: so many that sums are exact even
-/// in the shortest floats (64 ranks in bf16, which has 8 bits for them, and 2 in f8e5m2), and so few
-/// that every rank brings something somewhere.
+/// in the shortest floats (64 ranks in bf16, which has 8 bits for them, and 2 in f8e5m2), and so
+/// few that every rank brings something somewhere.
 fn stride<T: Value>(ranks: u32) -> u32 {
     let exact = (2.0 / T::EPSILON / LARGEST as f64).clamp(1.0, 64.0);
     ranks.div_ceil(exact as u32).clamp(1, PERIOD as u32)

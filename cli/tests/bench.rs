@@ -71,7 +71,7 @@ fn it_starts_its_ranks_and_tells_their_figures_twice() {
         assert!((told / bandwidth - 1.0).abs() < 1e-6, "{row}");
         // Two ranks: each byte passes each rank's link once.
         assert_eq!(row["bus_gb_s"], row["algorithm_gb_s"]);
-        assert!(row["limit_us"].as_f64().unwrap() > 0.0);
+        assert!(row["baseline_us"].as_f64().unwrap() > 0.0);
     }
     place.assert_clean(false);
 }
@@ -200,7 +200,7 @@ fn a_rank_with_another_parent_says_that_it_sees_no_daemon() {
 }
 
 #[test]
-fn nodes_have_the_line_for_their_limit() {
+fn nodes_have_the_line_for_their_baseline() {
     let place = Place::new();
     let words = "bench allreduce -H 127.0.0.1:1,127.0.0.2:1 -b 1M -e 1M -w 1 --iters 2 \
                  --line-rate 1Gbit --json out.json";
@@ -210,7 +210,7 @@ fn nodes_have_the_line_for_their_limit() {
     let json = fs::read(place.path().join("out.json")).unwrap();
     let row = &serde_json::from_slice::<Value>(&json).unwrap()["rows"][0];
     // 2 (2 − 1) / 2 · 2^20 bytes at 10^9 bits a second.
-    assert_eq!(row["limit_us"], 8388.608);
+    assert_eq!(row["baseline_us"], 8388.608);
     let without: Vec<_> =
         words.iter().filter(|word| !["--line-rate", "1Gbit"].contains(word)).copied().collect();
     let output = bench(&place, &without);

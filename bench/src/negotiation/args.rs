@@ -23,7 +23,8 @@ pub struct Negotiation {
     #[arg(long, value_name = "MODEL|FILE", default_value = "resnet50")]
     pub shapes: String,
     /// Into how many messages each node divides what it announces in a step.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub ready: u32,
     /// Tell the end of each operation in a message of its own, as where each takes its time.
     #[arg(long)]

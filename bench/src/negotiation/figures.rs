@@ -79,7 +79,8 @@ impl Head {
             format!("gradwire {} bench {} {}", self.gradwire, self.command, self.shapes),
             format!("{}, {} cores, Linux {}", machine.processor, machine.cores, machine.kernel),
             format!(
-                "a step: every node announces {} tensors in {} messages, and tells what is done {done}",
+                "a step: every node announces {} tensors in {} messages, and reports what is done \
+                 {done}",
                 self.tensors, self.ready
             ),
             format!(

@@ -191,8 +191,8 @@ impl Node {
     ) -> Result<(Self, Vec<Span>), CommandError> {
         let mut spans = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            // What a daemon does as its ranks submit is done before the clock runs: here it would be
-            // done for all nodes on few processors.
+            // What a daemon does as its ranks submit is done before the clock runs: here it would
+            // be done for all nodes on few processors.
             let announced = self.negotiated.begin(self.job.ready);
             together.wait().await;
             spans.push(self.step(announced).await?);

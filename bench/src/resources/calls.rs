@@ -1,5 +1,5 @@
-//! Counts the system calls of a process with `perf stat`, which does so in the kernel: the process is
-//! hardly slower for it, as it would be under a tracer.
+//! Counts the system calls of a process with `perf stat`, which does so in the kernel: the process
+//! is hardly slower for it, as it would be under a tracer.
 
 use std::{
     io::Read,

@@ -6,8 +6,9 @@ use gradwire_worker::Session;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    args::{Memory, Resources},
+    args::Resources,
     machine::Machine,
+    operation::Memory,
     process::Usage,
     report::Node,
     table::{Column, none},
@@ -76,8 +77,8 @@ impl Head {
                  then {} in which system calls are counted",
                 self.idle_seconds, self.steps, self.bytes, self.calls_steps
             ),
-            "idle is a share of one core; own is memory that is not shared, after 100 steps and in the end; \
-             all others are per step"
+            "idle is a share of one core; own is memory that is not shared, after 100 steps and in the \
+             end; all others are per step"
                 .to_owned(),
         ]
     }
@@ -85,7 +86,7 @@ impl Head {
 
 /// What one process had used when it was looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Look {
+pub struct Sample {
     /// Time on a processor, in seconds.
     pub cpu: f64,
     /// Memory that is not shared, in bytes.
@@ -100,7 +101,7 @@ pub struct Look {
     pub faults: u64,
 }
 
-impl From<Usage> for Look {
+impl From<Usage> for Sample {
     fn from(usage: Usage) -> Self {
         let Usage { cpu, memory, private, waits, preemptions, faults } = usage;
         Self { cpu, private, memory, waits, preemptions, faults }
@@ -119,7 +120,7 @@ pub struct Seen {
     /// How often it woke up then.
     pub idle_waits: u64,
     /// By the number of steps that had been done.
-    pub looks: BTreeMap<u32, Look>,
+    pub samples: BTreeMap<u32, Sample>,
     /// System calls in the last stretch.
     pub calls: Option<u64>,
     /// Why there is no such count.
@@ -139,9 +140,9 @@ pub struct Row {
     pub idle_wakes: f64,
     /// Its own memory in bytes, by the number of steps that had been done.
     pub private_bytes: BTreeMap<u32, u64>,
-    /// By how much that grew from the first look to the last.
+    /// By how much that grew from the first sample to the last.
     pub growth_bytes: i64,
-    /// Per step after the first look: microseconds on a processor.
+    /// Per step after the first sample: microseconds on a processor.
     pub cpu_us: f64,
     /// Per step: times that a thread waited.
     pub waits: f64,
@@ -163,10 +164,10 @@ pub fn rows(seen: &[Seen], options: &Resources) -> Vec<Row> {
 }
 
 fn row(seen: &Seen, options: &Resources) -> Row {
-    let first = seen.looks.first_key_value().map(|(step, look)| (*step, *look));
-    let last = seen.looks.last_key_value().map(|(step, look)| (*step, *look));
+    let first = seen.samples.first_key_value().map(|(step, sample)| (*step, *sample));
+    let last = seen.samples.last_key_value().map(|(step, sample)| (*step, *sample));
     let ((from, before), (to, after)) = (first.unwrap_or_default(), last.unwrap_or_default());
-    // With one look only, at its end, there is nothing to compare it with.
+    // With one sample only, at its end, there is nothing to compare it with.
     let steps = f64::from(to.saturating_sub(from).max(1));
     let per = |before: u64, after: u64| after.saturating_sub(before) as f64 / steps;
     let calls = seen.calls.map(|calls| calls as f64 / f64::from(options.calls.max(1)));
@@ -176,7 +177,7 @@ fn row(seen: &Seen, options: &Resources) -> Row {
         process: seen.process.clone(),
         idle_share: seen.idle_cpu / options.idle.max(1e-9),
         idle_wakes: seen.idle_waits as f64 / options.idle.max(1e-9),
-        private_bytes: seen.looks.iter().map(|(step, look)| (*step, look.private)).collect(),
+        private_bytes: seen.samples.iter().map(|(step, sample)| (*step, sample.private)).collect(),
         growth_bytes: signed(after.private) - signed(before.private),
         cpu_us: (after.cpu - before.cpu).max(0.0) * 1e6 / steps,
         waits: per(before.waits, after.waits),
@@ -203,8 +204,8 @@ const COLUMNS: &[Column<Row>] = &[
     ("calls/MiB", 9, |row| row.calls_per_mib.map_or_else(none, |calls| format!("{calls:.1}"))),
 ];
 
-fn mib(look: Option<(&u32, &u64)>) -> String {
-    look.map_or_else(none, |(_, bytes)| format!("{:.1}", *bytes as f64 / MIB))
+fn mib(sample: Option<(&u32, &u64)>) -> String {
+    sample.map_or_else(none, |(_, bytes)| format!("{:.1}", *bytes as f64 / MIB))
 }
 
 /// All columns.
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn steps_are_counted_between_the_first_look_and_the_last() {
-        let look = |n: u64| Look {
+        let sample = |n: u64| Sample {
             cpu: n as f64,
             private: (10 + n) << 20,
             memory: 0,
@@ -242,7 +243,7 @@ mod tests {
             process: "daemon".to_owned(),
             idle_cpu: 0.1,
             idle_waits: 40,
-            looks: [(100, look(1)), (1000, look(2)), (1100, look(3))].into(),
+            samples: [(100, sample(1)), (1000, sample(2)), (1100, sample(3))].into(),
             calls: Some(50),
             ..Seen::default()
         };

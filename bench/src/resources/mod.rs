@@ -1,12 +1,12 @@
 //! `gradwire bench resources`: what a job costs beside the time it takes.
 //!
-//! A job that does nothing should cost nothing, and one that runs for long should not grow. So a job
-//! of one tensor, reduced again and again, is watched from within: first its ranks sleep, then they
-//! work, and its processes are looked at before and after and at some steps between. In a last
+//! A job that does nothing should cost nothing, and one that runs for long should not grow. So a
+//! job of one tensor, reduced again and again, is watched from within: first its ranks sleep, then
+//! they work, and its processes are looked at before and after and at some steps between. In a last
 //! stretch, of its own because that costs something itself, `perf` counts system calls, where it is
 //! there and may.
 //!
-//! - [`watch`]: looks at the processes of a node, one rank for all
+//! - [`watch`]: samples the processes of a node, one rank for all
 //! - [`calls`]: counts system calls
 //! - [`figures`]: from what was seen to what is told (pure)
 
@@ -53,11 +53,11 @@ pub fn run(
 }
 
 /// At which steps memory is looked at.
-fn looks(steps: u32) -> Vec<u32> {
+fn sample_steps(steps: u32) -> Vec<u32> {
     let powers = (0..).map_while(|power| SETTLED.checked_mul(10_u32.checked_pow(power)?));
-    let mut looks: Vec<_> = powers.take_while(|step| *step < steps).collect();
-    looks.push(steps);
-    looks
+    let mut steps_of_samples: Vec<_> = powers.take_while(|step| *step < steps).collect();
+    steps_of_samples.push(steps);
+    steps_of_samples
 }
 
 /// What this rank sees of itself and, one for all of a node, of the daemon.
@@ -94,13 +94,13 @@ fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandE
     watch.idle_ends()?;
 
     let mut done = 0;
-    for look in looks(options.steps) {
+    for until in sample_steps(options.steps) {
         // Ranks look after the same step, but not at the same time: who is late only adds a wait.
-        for i in done..look {
+        for i in done..until {
             step(i + 1 == options.steps)?;
         }
-        done = look;
-        watch.look(look)?;
+        done = until;
+        watch.sample(until)?;
     }
     if options.calls > 0 {
         watch.calls_begin();
@@ -121,9 +121,9 @@ mod tests {
 
     #[test]
     fn memory_is_looked_at_early_and_late() {
-        assert_eq!(looks(10_000), [100, 1000, 10_000]);
-        assert_eq!(looks(2500), [100, 1000, 2500]);
-        assert_eq!((looks(100), looks(1)), (vec![100], vec![1]));
-        assert_eq!(looks(u32::MAX).last(), Some(&u32::MAX));
+        assert_eq!(sample_steps(10_000), [100, 1000, 10_000]);
+        assert_eq!(sample_steps(2500), [100, 1000, 2500]);
+        assert_eq!((sample_steps(100), sample_steps(1)), (vec![100], vec![1]));
+        assert_eq!(sample_steps(u32::MAX).last(), Some(&u32::MAX));
     }
 }

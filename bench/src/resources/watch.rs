@@ -1,4 +1,5 @@
-//! One rank's eyes: itself, and on each node the first rank's for the daemon and the coordinator.
+//! The probes of one rank: its own process, and on each node the first rank also probes the daemon
+//! and the coordinator.
 
 use gradwire_launcher::error::CommandError;
 use gradwire_worker::Session;
@@ -10,11 +11,11 @@ use crate::process::{Beside, Usage};
 /// Processes that are watched.
 #[derive(Debug)]
 pub struct Watch {
-    eyes: Vec<Eye>,
+    probes: Vec<Probe>,
 }
 
 #[derive(Debug)]
-struct Eye {
+struct Probe {
     pid: u32,
     counter: Option<Counter>,
     before: Usage,
@@ -31,20 +32,20 @@ impl Watch {
         let nodes = session.nodes();
         let own = nodes.iter().find(|n| (n.first_rank..n.first_rank + n.slots).contains(&rank));
         let host = own.map_or_else(String::new, |node| node.host.clone());
-        let eye = |name: String, pid| Eye {
+        let probe = |name: String, pid| Probe {
             pid,
             counter: None,
             before: Usage::default(),
             seen: Seen { host: host.clone(), process: name, ..Seen::default() },
         };
-        let mut eyes = Vec::new();
+        let mut probes = Vec::new();
         if own.is_some_and(|node| node.first_rank == rank) {
             let beside = Beside::look()?;
-            eyes.push(eye("daemon".to_owned(), beside.daemon));
-            eyes.extend(beside.coordinator.map(|pid| eye("coordinator".to_owned(), pid)));
+            probes.push(probe("daemon".to_owned(), beside.daemon));
+            probes.extend(beside.coordinator.map(|pid| probe("coordinator".to_owned(), pid)));
         }
-        eyes.push(eye(format!("rank {rank}"), std::process::id()));
-        Ok(Self { eyes })
+        probes.push(probe(format!("rank {rank}"), std::process::id()));
+        Ok(Self { probes })
     }
 
     /// Everybody sleeps from now on.
@@ -52,8 +53,8 @@ impl Watch {
     /// # Errors
     /// [`CommandError`] if a process is gone.
     pub fn idle_begins(&mut self) -> Result<(), CommandError> {
-        for eye in &mut self.eyes {
-            eye.before = Usage::of(eye.pid)?;
+        for probe in &mut self.probes {
+            probe.before = Usage::of(probe.pid)?;
         }
         Ok(())
     }
@@ -63,10 +64,10 @@ impl Watch {
     /// # Errors
     /// As [`Self::idle_begins`].
     pub fn idle_ends(&mut self) -> Result<(), CommandError> {
-        for eye in &mut self.eyes {
-            let now = Usage::of(eye.pid)?;
-            eye.seen.idle_cpu = (now.cpu - eye.before.cpu).max(0.0);
-            eye.seen.idle_waits = now.waits.saturating_sub(eye.before.waits);
+        for probe in &mut self.probes {
+            let now = Usage::of(probe.pid)?;
+            probe.seen.idle_cpu = (now.cpu - probe.before.cpu).max(0.0);
+            probe.seen.idle_waits = now.waits.saturating_sub(probe.before.waits);
         }
         Ok(())
     }
@@ -75,36 +76,36 @@ impl Watch {
     ///
     /// # Errors
     /// As [`Self::idle_begins`].
-    pub fn look(&mut self, steps: u32) -> Result<(), CommandError> {
-        for eye in &mut self.eyes {
-            eye.seen.looks.insert(steps, Usage::of(eye.pid)?.into());
+    pub fn sample(&mut self, steps: u32) -> Result<(), CommandError> {
+        for probe in &mut self.probes {
+            probe.seen.samples.insert(steps, Usage::of(probe.pid)?.into());
         }
         Ok(())
     }
 
     /// System calls are counted from now on, where that is possible.
     pub fn calls_begin(&mut self) {
-        for eye in &mut self.eyes {
-            match Counter::start(eye.pid) {
-                Ok(counter) => eye.counter = Some(counter),
-                Err(why) => eye.seen.uncounted = Some(why),
+        for probe in &mut self.probes {
+            match Counter::start(probe.pid) {
+                Ok(counter) => probe.counter = Some(counter),
+                Err(why) => probe.seen.uncounted = Some(why),
             }
         }
     }
 
     /// And no longer.
     pub fn calls_end(&mut self) {
-        for eye in &mut self.eyes {
-            let Some(counter) = eye.counter.take() else { continue };
+        for probe in &mut self.probes {
+            let Some(counter) = probe.counter.take() else { continue };
             match counter.stop() {
-                Ok(calls) => eye.seen.calls = Some(calls),
-                Err(why) => eye.seen.uncounted = Some(why),
+                Ok(calls) => probe.seen.calls = Some(calls),
+                Err(why) => probe.seen.uncounted = Some(why),
             }
         }
     }
 
     /// All of it.
     pub fn seen(self) -> Vec<Seen> {
-        self.eyes.into_iter().map(|eye| eye.seen).collect()
+        self.probes.into_iter().map(|probe| probe.seen).collect()
     }
 }

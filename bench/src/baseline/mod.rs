@@ -1,18 +1,17 @@
-//! The limit: the same work by a plain program, measured in the same run.
+//! The baseline: the same work by a program without Gradwire, measured in the same run.
 //!
-//! Within a node the program has one thread for each rank of the node, and tensors in the same kind
-//! of shared memory that ranks get. The threads divide the work among them and do it with the same
-//! kernels, between barriers at which they spin: no daemon, no rings, no negotiation, no wake-ups.
-//! For tensors in ordinary memory each thread has one of its own besides, copied in before and out
-//! after.
+//! Within a node that program has one thread for each rank, and tensors in the same kind of shared
+//! memory as ranks have. The threads divide the work among them and use the same kernels, between
+//! barriers at which they spin: no daemon, no rings, no negotiation, no wake-ups. For tensors in
+//! ordinary memory each thread has one of its own besides, copied in before and out after.
 //!
-//! Threads of one process take the place of processes with a mapping in common: the bytes that pass
-//! between processor and memory are the same, and a plain program would have no daemon either.
+//! Threads of one process take the place of processes that share a mapping: the bytes between
+//! processor and memory are the same, and the program needs no daemon.
 //!
 //! - `in_place`: an allreduce; `apart`: everything else
 //! - `round`: how they are timed
 //!
-//! Between nodes the limit is the line, whose rate has to be given.
+//! Between nodes the baseline is the time that the line needs, if its rate is given.
 
 mod apart;
 mod in_place;
@@ -25,49 +24,88 @@ use gradwire_proto::{DType, Shape};
 use gradwire_worker::{Buffer, Session};
 
 use self::{apart::Apart, in_place::InPlace};
-use super::{args::Memory, operation::Operation, rank::Bound, stats::Stats};
+use super::{
+    args::Data,
+    operation::{Memory, Operation},
+    size::Rate,
+    stats::Stats,
+};
 
-/// The largest tensors of the plain program, in bytes; where results are apart from inputs, half of
-/// that. Its time grows with the size by then, so that of larger ones is computed.
+/// What the baseline depends on.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The collective.
+    pub operation: Operation,
+    /// The ranks of each node.
+    pub slots: Vec<u32>,
+    /// The element type.
+    pub dtype: DType,
+    /// The element type between nodes.
+    pub wire: DType,
+    /// Where tensors lie.
+    pub memory: Memory,
+    /// The rate of the line between nodes, if it is known.
+    pub line_rate: Option<Rate>,
+    /// The number of iterations.
+    pub iters: u32,
+}
+
+impl Setup {
+    /// The setup of this job.
+    pub fn of(session: &Session, operation: Operation, data: &Data) -> Self {
+        Self {
+            operation,
+            slots: session.nodes().iter().map(|node| node.slots).collect(),
+            dtype: data.dtype,
+            wire: operation.wire_dtype(session, data.dtype),
+            memory: data.memory,
+            line_rate: data.line_rate,
+            iters: data.common.iters,
+        }
+    }
+}
+
+/// The largest tensors of the program, in bytes; half of that where results are apart from inputs.
+/// Its time is proportional to the size there, so that of larger tensors is computed.
 const LARGEST: usize = 256 << 20;
 
-/// How long the plain program may take for one size (WAIT): the other ranks wait for it.
+/// How long the program may take for one size (WAIT): the other ranks wait for it.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// The time that a collective of a size of `elements` takes at least, in seconds, where that is
-/// known. All ranks call this; the first one measures.
+/// The baseline of a collective of `elements` elements in seconds, where there is one. All ranks
+/// call this; the first one measures.
 ///
 /// # Errors
 /// [`CommandError`] if there is no memory, or the session fails.
 pub fn seconds(
     session: &Session,
-    bound: &Bound,
+    setup: &Setup,
     elements: usize,
 ) -> Result<Option<f64>, CommandError> {
-    let [ranks] = bound.slots[..] else {
-        let bytes = (elements * bound.wire.size()) as f64;
-        let over_line = bound.operation.line_factor(&bound.slots) * bytes;
-        return Ok(bound.line_rate.map(|rate| rate.seconds(over_line)));
+    let [ranks] = setup.slots[..] else {
+        let bytes = (elements * setup.wire.size()) as f64;
+        let over_line = setup.operation.line_factor(&setup.slots) * bytes;
+        return Ok(setup.line_rate.map(|rate| rate.seconds(over_line)));
     };
-    if bound.operation == Operation::Barrier {
+    if setup.operation == Operation::Barrier {
         return Ok(None);
     }
-    let mut limit = None;
+    let mut baseline = None;
     if session.rank() == 0 {
-        limit = Some(in_memory(session, bound, ranks, elements)?);
+        baseline = Some(in_memory(session, setup, ranks, elements)?);
     }
     session.barrier().map_err(CommandError::failed)?;
-    Ok(limit)
+    Ok(baseline)
 }
 
 fn in_memory(
     session: &Session,
-    bound: &Bound,
+    setup: &Setup,
     ranks: u32,
     elements: usize,
 ) -> Result<f64, CommandError> {
-    let &Bound { operation, dtype, memory, .. } = bound;
-    let (threads, rounds) = (ranks as usize, bound.iters as usize);
+    let &Setup { operation, dtype, memory, .. } = setup;
+    let (threads, rounds) = (ranks as usize, setup.iters as usize);
     let copies = memory == Memory::Ordinary;
     let most = |bytes: usize| {
         let granule = operation.granule(ranks);
@@ -102,8 +140,8 @@ fn tensor(session: &Session, dtype: DType, bytes: usize) -> Result<Buffer, Comma
     session.buffer(dtype, shape).map_err(CommandError::failed)
 }
 
-/// The best median of three stretches. Others who use the machine for a while only ever add to a
-/// limit, and a single round may look shorter than it was.
+/// The best median of three stretches. Other programs only add to the times of a stretch, and a
+/// single round may look shorter than it was.
 fn least(times: &[f64]) -> f64 {
     let stretches = times.chunks(times.len().div_ceil(3).max(1));
     stretches.map(|stretch| Stats::of(stretch).median()).reduce(f64::min).unwrap_or_default()
@@ -114,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_add_for_a_while_is_not_in_the_limit() {
+    fn what_others_add_for_a_while_is_not_in_the_baseline() {
         let seconds = |us: &[f64]| us.iter().map(|us| us / 1e6).collect::<Vec<_>>();
         let times = seconds(&[9.0, 9.0, 9.0, 2.0, 1.0, 3.0, 8.0, 8.0]);
         assert_eq!(least(&times), 2e-6);

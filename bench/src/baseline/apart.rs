@@ -1,4 +1,4 @@
-//! Whatever has results apart from its inputs, as a plain program does it: each thread takes a part
+//! The baseline of operations whose results are apart from their inputs: each thread takes a part
 //! of the flows, in one pass from the inputs to the results.
 
 use std::{
@@ -229,8 +229,8 @@ mod tests {
                 (Operation::SendReceive, [of(3, elements), of(1, elements), of(2, elements)]),
             ] {
                 assert_eq!(after(operation, false, elements), expected, "{operation:?}");
-                // Copied in: what private memory holds, a one in each byte, is in all of them, once or
-                // as often as it was summed.
+                // Copied in: what private memory holds, a one in each byte, is in all of them, once
+                // or as often as it was summed.
                 let copied = after(operation, true, elements);
                 let ones = i16::from_ne_bytes([1; 2]);
                 assert!(copied.iter().flatten().all(|value| *value % ones == 0), "{operation:?}");

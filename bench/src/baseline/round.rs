@@ -11,7 +11,7 @@ use crate::measure::{now, seconds};
 /// How often a program runs before it counts.
 const WARMUP: usize = 2;
 
-/// How often a thread looks before it lets others have its core, where each has one.
+/// How often a thread spins before it yields its core, where each thread has one.
 const SPINS: u32 = 2000;
 
 /// What threads do together.
@@ -84,7 +84,7 @@ pub(super) struct SpinBarrier {
 impl SpinBarrier {
     pub(super) fn new(threads: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        // Who looks on while others need the core only delays what it waits for.
+        // A thread that spins while others need the core delays what it waits for.
         let spins = if threads <= cores { SPINS } else { 0 };
         Self { threads, spins, arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) }
     }

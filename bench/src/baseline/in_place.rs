@@ -1,5 +1,5 @@
-//! An allreduce as a plain program does it: each thread reduces its slice of all tensors and writes
-//! the result over all of them. Tensors of the threads' own go through shared ones that fit the cache.
+//! The baseline of an allreduce: each thread reduces its slice of all tensors and writes the result
+//! over all of them. Tensors of the threads' own go through shared ones that fit the cache.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_program_does_the_work() {
+    fn the_program_does_the_work() {
         for elements in [1, 3, 1000, 100_001] {
             let max = after(ReduceOp::Max, false, elements);
             assert!(max.iter().flatten().all(|value| *value == 3.0), "{elements} elements");
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Three threads' own tensors go through shared ones that are smaller, the last part of them, too.
+    /// The own tensors of three threads go through smaller shared ones, with the last part of them.
     #[test]
     fn the_threads_own_tensors_are_reduced_whole() {
         let elements = (2 * WINDOW + 4000) / 4;
