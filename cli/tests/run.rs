@@ -37,8 +37,8 @@ fn a_killed_rank_ends_the_job_with_its_exit_code_and_its_last_words() {
     let nap = &place.nap;
     // One rank's child leaves its process group, and one ignores the polite request.
     let script = format!(
-        "if [ $RANK = 3 ]; then for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo line $i >&2; done; sleep 0.2; \
-         kill -9 $$; fi; \
+        "if [ $RANK = 3 ]; then for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo line $i >&2; done; \
+         sleep 0.2; kill -9 $$; fi; \
          if [ $RANK = 0 ]; then setsid sleep {nap} & fi; \
          if [ $RANK = 1 ]; then trap '' TERM; fi; \
          sleep {nap} & sleep {nap}; sleep {nap}"
@@ -167,7 +167,8 @@ fn a_daemon_that_fails_is_told_with_its_words() {
 
     place.script(
         "gradwired",
-        "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"grpc\":\"127.0.0.1:3\"}'\n\
+        "#!/bin/sh\necho \
+         '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\"grpc\":\"127.0.0.1:3\"}'\n\
          sleep 0.3; echo 'error: out of memory' >&2; exit 1\n",
     );
     let output = place.run(&["run", "-np", "2", "sleep", &place.nap]);

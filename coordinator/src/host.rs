@@ -34,8 +34,8 @@ pub enum HostError {
     Config(#[from] VariableError),
     /// Its address can't be listened on.
     #[error(
-        "the coordinator can't listen on {address} ({setting}): {reason}; choose another address or \
-         port with coordinator.listen"
+        "the coordinator can't listen on {address} ({setting}): {reason}; choose another address \
+         or port with coordinator.listen"
     )]
     Listen {
         /// The address.

@@ -165,7 +165,8 @@ impl Coordinator {
         let Self { config, listener, inbox, sessions, stop_sessions, acceptor } = self;
         metrics::describe();
         let address = listener.local_addr()?;
-        tracing::info!(%address, job = %config.engine.job, nodes = config.engine.nodes, "coordinator serves");
+        let (job, nodes) = (&config.engine.job, config.engine.nodes);
+        tracing::info!(%address, %job, nodes, "coordinator serves");
 
         let stop_server = CancellationToken::new();
         // After an outage a stream is to be heard again while there is time. What is accepted has
@@ -186,7 +187,8 @@ impl Coordinator {
         let _beats = match beats.await {
             Ok(beats) => Some(AbortOnDropHandle::new(tokio::spawn(beats.serve()))),
             Err(error) => {
-                tracing::warn!(%address, %error, "no heartbeats by UDP: outages have to be shorter");
+                let what = "no heartbeats by UDP: outages have to be shorter";
+                tracing::warn!(%address, %error, "{what}");
                 None
             }
         };
@@ -201,7 +203,9 @@ impl Coordinator {
                 stop_sessions.cancel();
                 return Err(match ended {
                     Ok(Err(error)) => error.into(),
-                    Ok(Ok(())) => CoordinatorError::Task { task: "server", why: "it stopped".into() },
+                    Ok(Ok(())) => {
+                        CoordinatorError::Task { task: "server", why: "it stopped".into() }
+                    }
                     Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
                 });
             }

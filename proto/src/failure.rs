@@ -140,8 +140,8 @@ pub enum Ending {
 }
 
 impl fmt::Display for Failure {
-    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. After several lines the hint has
-    /// a line of its own.
+    /// `rank 3 on host n1, tensor 'fc.weight': what happened; hint`. After several lines the hint
+    /// has a line of its own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut place = Vec::new();
         match (self.rank, self.host.as_str()) {

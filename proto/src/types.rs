@@ -9,7 +9,8 @@ use crate::pb;
 pub enum TypeError {
     /// A tensor name is empty, too long or holds control characters.
     #[error(
-        "tensor name {given:?} is not usable: it must have 1 to {max} bytes and no control characters",
+        "tensor name {given:?} is not usable: it must have 1 to {max} bytes and no control \
+         characters",
         max = TensorName::MAX_BYTES
     )]
     TensorName {
@@ -18,7 +19,8 @@ pub enum TypeError {
     },
     /// A job id has characters that can't be part of a socket's or a file's name.
     #[error(
-        "job id {given:?} is not usable: it must have 1 to {max} characters of a-z, A-Z, 0-9, '-' and '_'",
+        "job id {given:?} is not usable: it must have 1 to {max} characters of a-z, A-Z, 0-9, '-' \
+         and '_'",
         max = JobId::MAX_BYTES
     )]
     JobId {
@@ -26,7 +28,10 @@ pub enum TypeError {
         given: String,
     },
     /// A shape has too many dimensions or more elements than can be addressed.
-    #[error("shape {given:?} is not usable: at most {max} dimensions and 2^53 elements", max = Shape::MAX_DIMS)]
+    #[error(
+        "shape {given:?} is not usable: at most {max} dimensions and 2^53 elements",
+        max = Shape::MAX_DIMS
+    )]
     Shape {
         /// The dimensions, at most the first 16.
         given: Vec<u64>,

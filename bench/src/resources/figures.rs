@@ -77,8 +77,8 @@ impl Head {
                  then {} in which system calls are counted",
                 self.idle_seconds, self.steps, self.bytes, self.calls_steps
             ),
-            "idle is a share of one core; own is memory that is not shared, after 100 steps and in the \
-             end; all others are per step"
+            "idle is a share of one core; own is memory that is not shared, after 100 steps and in \
+             the end; all others are per step"
                 .to_owned(),
         ]
     }

@@ -140,7 +140,8 @@ impl Job {
     /// Reports a failure of this node. The coordinator finds the first cause among the reports of
     /// all nodes and ends the job with it; the client ends it if no answer comes.
     pub(crate) fn report(&self, failure: Failure) {
-        // The ranks and the launcher report the failure. The log repeats it where that is asked for.
+        // The ranks and the launcher report the failure. The log repeats it where that is asked
+        // for.
         tracing::info!(%failure, "this node can't go on");
         self.send(Outgoing::Failed(failure));
     }

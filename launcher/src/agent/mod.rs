@@ -228,7 +228,8 @@ impl Agent {
                     }
                 }
                 () = sleep(silence.saturating_sub(heard.elapsed())) => {
-                    let text = "gradwire agent: no sign of life from the launcher; ending everything";
+                    let text = "gradwire agent: no sign of life from the launcher; ending \
+                                everything";
                     print_line(text);
                     break unheard("the launcher gives no sign of life".to_owned());
                 }

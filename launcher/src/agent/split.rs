@@ -92,11 +92,15 @@ mod tests {
     proptest! {
         #[test]
         fn no_byte_is_lost_wherever_the_stream_is_cut(
-            bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), any::<u8>()], 0..400),
+            bytes in prop::collection::vec(
+                prop_oneof![Just(b'\n'), Just(b'\r'), any::<u8>()],
+                0..400,
+            ),
             cut in 1usize..50,
         ) {
             let mut splitter = Splitter::default();
-            let mut lines: Vec<_> = bytes.chunks(cut).flat_map(|chunk| splitter.push(chunk)).collect();
+            let chunks = bytes.chunks(cut);
+            let mut lines: Vec<_> = chunks.flat_map(|chunk| splitter.push(chunk)).collect();
             lines.extend(splitter.finish());
             let mut whole = Vec::new();
             for (text, end) in &lines {

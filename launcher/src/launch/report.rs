@@ -177,8 +177,8 @@ fn failure_lines(failure: &Failure) -> Vec<String> {
     lines
 }
 
-/// The first of several causes, in one line, without a table; `None` if there are none. Of a daemon without a
-/// reported failure it has the last line on standard error.
+/// The first of several causes, in one line, without a table; `None` if there are none. Of a daemon
+/// without a reported failure it has the last line on standard error.
 pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     let first = first(causes, failure)?;
     let text = match (first, failure) {
