@@ -15,7 +15,7 @@ use clap::Parser;
 use gradwire_coordinator::host::{self, Hosted};
 use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, Word, metrics};
 use gradwire_proto::{
-    Failure, FailureKind, VERSION,
+    Failure, VERSION,
     launch::{Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
 };
 use gradwire_settings::{Layers, Loaded, Settings, table::LogFormat};
@@ -64,7 +64,7 @@ const OWN_FAULT: u8 = 2;
 
 /// Whether the job failed because the system refused this host's daemon something.
 fn is_own(failure: &Failure, host: &str) -> bool {
-    failure.kind == FailureKind::Resource && failure.rank.is_none() && failure.host == host
+    failure.blames_daemon() && failure.host == host
 }
 
 /// Runs the daemon. Gives how the job ended, and how this host is called.
@@ -265,6 +265,8 @@ fn word(notice: Notice) -> Word {
 #[cfg(test)]
 mod tests {
     use gradwire_proto::{Rank, launch::ProcessEnd};
+
+    use gradwire_proto::FailureKind;
 
     use super::*;
 

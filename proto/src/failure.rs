@@ -81,6 +81,11 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Whether the daemon of [`Self::host`] is at fault itself: the system refused it something.
+    pub fn blames_daemon(&self) -> bool {
+        self.kind == FailureKind::Resource && self.rank.is_none()
+    }
+
     /// A failure with nothing but what happened.
     pub fn new(kind: FailureKind, what: impl Into<String>) -> Self {
         Self {

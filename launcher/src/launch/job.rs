@@ -129,7 +129,7 @@ pub struct Job {
     /// Why the job failed, as the host of the coordinator reports or, without that, the first host
     /// that did; with that host. However well the ranks end, the job has failed.
     failure: Option<(usize, Failure)>,
-    /// The rank at fault has been given the time to end by itself.
+    /// The process at fault has been given the time to end by itself.
     awaited: bool,
     ranks_ran: bool,
     /// Somebody wants it to end, and not to wait for who reads its output.
@@ -173,9 +173,15 @@ impl Job {
         self.failure.as_ref().map(|(_, failure)| failure)
     }
 
-    /// The rank at fault, if the daemons know one.
-    fn blamed(&self) -> Option<u32> {
-        self.failure().and_then(|failure| failure.rank).map(|rank| rank.0)
+    /// Whether the daemons blame this process.
+    fn blames(&self, node: usize, role: Role) -> bool {
+        self.failure().is_some_and(|failure| report::blames(failure, role, self.host(node)))
+    }
+
+    /// Whether the process that the daemons blame still runs.
+    fn blamed_runs(&self) -> bool {
+        let mut running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
+        running.any(|((node, role), _)| self.blames(*node, *role))
     }
 
     /// Whether somebody wants it to end, so that nobody who reads its output is waited for.
@@ -308,7 +314,7 @@ impl Job {
             self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
         }
         let awaited = self.awaited && self.phase == Phase::Gathering;
-        if awaited && matches!(role, Role::Rank(rank) if Some(rank) == self.blamed()) {
+        if awaited && self.blames(node, role) {
             self.stop(self.limits.grace, now);
         }
     }
@@ -366,10 +372,9 @@ impl Job {
             return;
         }
         match self.phase {
-            // The rank at fault may still be on its way out, and how it ended is the cause (TELL).
-            Phase::Gathering
-                if !self.awaited && self.blamed().is_some_and(|r| !self.has_ended(r)) =>
-            {
+            // The process at fault may still be on its way out, and how it ended is the cause
+            // (TELL).
+            Phase::Gathering if !self.awaited && self.blamed_runs() => {
                 self.awaited = true;
                 self.deadline = Some(now + self.limits.grace);
             }

@@ -71,17 +71,17 @@ impl Cause {
     /// that is killed does not react to others, so its end counts as [`TOGETHER`] earlier: others
     /// see the end of its socket before the end itself. Services react to ranks, so the end of a
     /// service counts as later.
-    fn order(&self, blamed: Option<u32>) -> (u8, Duration) {
+    fn order(&self, failure: Option<&Failure>) -> (u8, Duration) {
         match self {
             Self::Interrupted(_) => (0, Duration::ZERO),
             Self::Output(_) => (1, Duration::ZERO),
-            Self::Ended { role: Role::Rank(rank), .. } if blamed == Some(*rank) => {
+            Self::Ended { role, host, .. } if failure.is_some_and(|f| blames(f, *role, host)) => {
                 (2, Duration::ZERO)
             }
             Self::Ended { role: Role::Daemon, end, at, .. }
                 if *end != ProcessEnd::Code(JOB_FAILED) =>
             {
-                // After a rank that is blamed, whatever the time.
+                // After a process that is blamed, whatever the time.
                 (2, at.saturating_sub(OWN_CAUSE).max(Duration::from_nanos(1)))
             }
             Self::Ended { end: ProcessEnd::Signal(_), at, .. } => (2, at.saturating_sub(TOGETHER)),
@@ -196,11 +196,18 @@ pub fn summary(causes: &[Cause], failure: Option<&Failure>) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// The rank that the daemons blame failed before those that ended because of it, whatever the
+/// The process that the daemons blame failed before those that ended because of it, whatever the
 /// clocks of the hosts say.
 fn first<'a>(causes: &'a [Cause], failure: Option<&Failure>) -> Option<&'a Cause> {
-    let blamed = failure.and_then(|failure| failure.rank).map(|rank| rank.0);
-    causes.iter().min_by_key(|cause| cause.order(blamed))
+    causes.iter().min_by_key(|cause| cause.order(failure))
+}
+
+/// Whether a failure puts this process at fault: a rank, or the daemon of a host.
+pub fn blames(failure: &Failure, role: Role, host: &str) -> bool {
+    match role {
+        Role::Rank(rank) => failure.rank.is_some_and(|blamed| blamed.0 == rank),
+        Role::Daemon => failure.blames_daemon() && failure.host == host,
+    }
 }
 
 /// The end of a job.

@@ -159,6 +159,23 @@ fn the_rank_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
 }
 
 #[test]
+fn a_daemon_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
+    let what = "the data plane can't be started";
+    let failure = Failure::new(FailureKind::Resource, what).host("b");
+    let mut job = running();
+    step(&mut job, said(0, Role::Daemon, &to_line(&ServiceReport::Failed { failure })), 1400);
+    step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(1), 1405), 1406);
+    step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 1410), 1411);
+    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "the daemon of b is on its way out");
+    let orders = step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 3900), 3901);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"], "nobody else is waited for");
+    let report = stop_all(&mut job, 4000);
+    assert_eq!(report.code, 1);
+    let line = &report.lines[0];
+    assert!(line.starts_with("gradwire: the daemon on host b (pid 77) ended with exit"), "{line}");
+}
+
+#[test]
 fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
     for rank in [Some(1), None] {
         let mut job = running();
