@@ -1,5 +1,5 @@
-//! What an algorithm costs: seconds for a piece, by itself or as one of many, from the α-β-γ model with a
-//! few terms for what that model leaves out.
+//! What an algorithm costs: seconds for a piece, by itself or as one of many, from the α-β-γ model
+//! with a few terms for what that model leaves out.
 //!
 //! - α: latency of a message, per link class (in the rack, between racks)
 //! - β: seconds per byte. In the rack it is a node's line, sending and receiving at once; between
@@ -7,13 +7,14 @@
 //!   time, whoever of them sends.
 //! - γ: seconds per byte reduced
 //! - a cost per message for the processor, which direct exchange has many of
-//! - a loss of goodput when several send to one at once (incast): their bursts meet in the last queue
-//!   before it. Without it the model would never choose a ring, which wins by not doing that.
+//! - a loss of goodput when several send to one at once (incast): their bursts meet in the last
+//!   queue before it. Without it the model would never choose a ring, which wins by not doing that.
 //!
-//! Pieces of a large tensor follow each other, as many of them under way as there is credit, and hide each other's
-//! latency. What counts then is how long a piece keeps the busiest line or processor, and by Little's law
-//! no more than all that are under way can pass in the time that one takes ([`price_in_a_row`]). So
-//! long chains, which are cheap on lines, are for many pieces, and short ones for few.
+//! Pieces of a large tensor follow each other, as many of them under way as there is credit, and
+//! hide each other's latency. What counts then is how long a piece keeps the busiest line or
+//! processor, and by Little's law no more than all that are under way can pass in the time that one
+//! takes ([`price_in_pipeline`]). So long chains, which are cheap on lines, are for many pieces,
+//! and short ones for few.
 //!
 //! A message is streamed: the next hop begins when the first chunk is there. So a chain of h hops
 //! costs h·(α + chunk·β), and the bytes are paid once, on the busiest line (§1.0 of the algorithms'
@@ -54,16 +55,16 @@ struct Shape {
     blocks: f64,
 }
 
-/// Pieces of one size that follow each other.
+/// Pieces of one size that follow each other, several of them in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
+pub struct Pipeline {
     /// How many there are.
     pub pieces: u32,
     /// How many of them are under way at a time.
     pub in_flight: u32,
 }
 
-impl Row {
+impl Pipeline {
     /// One piece and no other.
     pub const ALONE: Self = Self { pieces: 1, in_flight: 1 };
 }
@@ -92,21 +93,22 @@ pub fn price(
     cost(model, topology, kind, algorithm, bytes).alone
 }
 
-/// Seconds that each of the pieces in a row takes of the time that they take together.
+/// Seconds per piece of a pipeline: the time that all pieces take together, divided by their
+/// number.
 ///
 /// # Panics
 /// As [`price`].
-pub fn price_in_a_row(
+pub fn price_in_pipeline(
     model: &CostModel,
     topology: &Topology,
     kind: Kind,
     algorithm: Algorithm,
     bytes: u64,
-    row: Row,
+    pipeline: Pipeline,
 ) -> f64 {
     let Cost { alone, busy } = cost(model, topology, kind, algorithm, bytes);
-    let pieces = f64::from(row.pieces.max(1));
-    let in_flight = f64::from(row.in_flight.max(1)).min(pieces);
+    let pieces = f64::from(pipeline.pieces.max(1));
+    let in_flight = f64::from(pipeline.in_flight.max(1)).min(pieces);
     // One after the other on the busiest line, and the last one's way to its end is hidden by none.
     let passed = busy + (alone - busy) / pieces;
     passed.max(alone / in_flight)

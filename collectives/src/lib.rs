@@ -1,18 +1,23 @@
 //! What moves where, and why that is right: collectives as data.
 //!
 //! An algorithm is a pure function from the shape of the cluster to a [`Schedule`]: for each
-//! participant an ordered list of steps with their dependencies. The executor runs a schedule, the
-//! verifier proves it, the cost model prices it and the simulator plays it, so what is priced is
-//! what runs, and a new algorithm is one file, proven before it moves a byte. This crate does no
-//! I/O, reads no clock and starts no thread.
+//! participant an ordered list of steps with their dependencies. The executor of the daemon runs a
+//! schedule. The verifier proves it: the tests do that for every algorithm, for 1 to 64 nodes and
+//! racks of all shapes. The interpreter runs it in memory, for tests. The cost model prices the
+//! algorithm, and its closed formulas are tested against the schedules. A new algorithm is one
+//! file. This crate does no I/O, reads no clock and starts no thread.
+//!
+//! The modules, lowest first; each imports only from those above it in this list:
 //!
 //! - [`schedule`]: the language
 //! - [`topology`]: who takes part, and in which racks
+//! - [`kernels`]: the arithmetic on bytes, the only module here with `unsafe` in it
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
-//! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once (ONE)
+//! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once
+//!   (ONE)
 //! - [`interpret`]: runs schedules in memory, in any order that the dependencies allow
-//! - [`cost`], [`select`](mod@select): what an algorithm costs, and which one to take
-//! - [`kernels`]: the arithmetic on bytes, the only room here with `unsafe` in it
+//! - [`cost`]: what an algorithm costs
+//! - [`select`](mod@select): which algorithm to take
 #![deny(unsafe_code)]
 
 pub mod algorithms;
@@ -25,7 +30,7 @@ pub mod topology;
 pub mod verify;
 
 pub use algorithms::{Algorithm, Kind, UnknownAlgorithm, generate};
-pub use cost::{CostModel, LinkCost, Row, price, price_in_a_row};
+pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};
 pub use topology::Topology;

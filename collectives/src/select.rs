@@ -5,7 +5,7 @@
 
 use crate::{
     algorithms::{Algorithm, Kind},
-    cost::{CostModel, Row, price_in_a_row},
+    cost::{CostModel, Pipeline, price_in_pipeline},
     topology::Topology,
 };
 
@@ -14,14 +14,14 @@ use crate::{
 pub struct Choice {
     /// What to run.
     pub algorithm: Algorithm,
-    /// Seconds that the model gives it; of a row of pieces each one's share.
+    /// Seconds that the model predicts; per piece of a pipeline.
     pub predicted_seconds: f64,
     /// Why, with the figures of the candidates.
     pub reason: String,
 }
 
-/// Chooses the algorithm for a piece of `bytes`, one of a row. `forced` is taken as it is. Of equal prices the
-/// first of [`Algorithm::ALL`] wins.
+/// Chooses the algorithm for a piece of `bytes`, one of a pipeline.
+/// `forced` is taken as it is. Of equal prices the first of [`Algorithm::ALL`] wins.
 ///
 /// # Panics
 /// As [`price`](crate::price).
@@ -29,12 +29,13 @@ pub fn select(
     kind: Kind,
     topology: &Topology,
     bytes: u64,
-    row: Row,
+    pipeline: Pipeline,
     forced: Option<Algorithm>,
     model: &CostModel,
 ) -> Choice {
-    let priced =
-        |algorithm| (algorithm, price_in_a_row(model, topology, kind, algorithm, bytes, row));
+    let priced = |algorithm| {
+        (algorithm, price_in_pipeline(model, topology, kind, algorithm, bytes, pipeline))
+    };
     if let Some(algorithm) = forced {
         let (_, predicted_seconds) = priced(algorithm);
         let reason = format!("{algorithm} is forced; {}", of(predicted_seconds, bytes));
@@ -93,11 +94,11 @@ mod tests {
     use super::*;
 
     fn chosen(topology: &Topology, bytes: u64) -> Algorithm {
-        chosen_in(Row::ALONE, topology, bytes)
+        chosen_in(Pipeline::ALONE, topology, bytes)
     }
 
-    fn chosen_in(row: Row, topology: &Topology, bytes: u64) -> Algorithm {
-        select(Kind::Allreduce, topology, bytes, row, None, &CostModel::default()).algorithm
+    fn chosen_in(pipeline: Pipeline, topology: &Topology, bytes: u64) -> Algorithm {
+        select(Kind::Allreduce, topology, bytes, pipeline, None, &CostModel::default()).algorithm
     }
 
     #[test]
@@ -112,17 +113,17 @@ mod tests {
 
     /// What was measured: four nodes, 16 and 64 MiB in pieces of 4 MiB, eight of them under way.
     #[test]
-    fn pieces_in_a_row_go_round_the_ring() {
+    fn pipelines_use_the_ring() {
         let four = Topology::flat(4);
         for pieces in [4, 16] {
-            let row = Row { pieces, in_flight: 8.min(pieces) };
-            assert_eq!(chosen_in(row, &four, 4 << 20), Algorithm::Ring);
+            let pipeline = Pipeline { pieces, in_flight: 8.min(pieces) };
+            assert_eq!(chosen_in(pipeline, &four, 4 << 20), Algorithm::Ring);
         }
         // Nothing hides the latency of a piece by itself, and little that of small ones.
         assert_eq!(chosen(&four, 2 << 20), Algorithm::Hierarchical);
-        let row = Row { pieces: 9, in_flight: 8 };
+        let pipeline = Pipeline { pieces: 9, in_flight: 8 };
         for bytes in [4, 4 << 10, 64 << 10] {
-            assert_ne!(chosen_in(row, &four, bytes), Algorithm::Ring, "{bytes} bytes");
+            assert_ne!(chosen_in(pipeline, &four, bytes), Algorithm::Ring, "{bytes} bytes");
         }
     }
 
@@ -135,19 +136,19 @@ mod tests {
     #[test]
     fn the_reason_names_the_choice_and_its_rivals() {
         let (topology, model) = (Topology::flat(8), CostModel::default());
-        let choice = select(Kind::Allreduce, &topology, 4096, Row::ALONE, None, &model);
+        let choice = select(Kind::Allreduce, &topology, 4096, Pipeline::ALONE, None, &model);
         for algorithm in Algorithm::ALL {
             assert!(choice.reason.contains(algorithm.name()), "{}", choice.reason);
         }
         assert!(choice.reason.contains("8 nodes in 1 rack"), "{}", choice.reason);
         let forced = Some(Algorithm::Ring);
-        let choice = select(Kind::Allreduce, &topology, 4096, Row::ALONE, forced, &model);
+        let choice = select(Kind::Allreduce, &topology, 4096, Pipeline::ALONE, forced, &model);
         assert_eq!(choice.algorithm, Algorithm::Ring);
         assert!(choice.reason.contains("forced"), "{}", choice.reason);
-        let alone = select(Kind::Allreduce, &Topology::flat(1), 9, Row::ALONE, None, &model);
+        let alone = select(Kind::Allreduce, &Topology::flat(1), 9, Pipeline::ALONE, None, &model);
         assert!(alone.reason.contains("one node"), "{}", alone.reason);
         let moved = Kind::Move { from: 1, to: 2 };
-        let moved = select(moved, &topology, 4096, Row::ALONE, None, &model);
+        let moved = select(moved, &topology, 4096, Pipeline::ALONE, None, &model);
         assert!(moved.reason.contains("one way to go"), "{}", moved.reason);
     }
 }

@@ -1,8 +1,8 @@
 //! The closed forms of the cost model against the schedules themselves.
 
 use gradwire_collectives::{
-    Action, Algorithm, Block, CostModel, Kind, Row, Schedule, Step, Topology, cost::critical_path,
-    generate, price, price_in_a_row, select,
+    Action, Algorithm, Block, CostModel, Kind, Pipeline, Schedule, Step, Topology,
+    cost::critical_path, generate, price, price_in_pipeline, select,
 };
 
 fn all(kind: Kind, algorithm: Algorithm, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -57,7 +57,8 @@ fn closed_forms_follow_the_schedules() {
                         let nodes = topology.participants();
                         let racks = topology.members().len();
                         worst.push(format!(
-                            "{algorithm} {kind:?} {nodes} nodes {racks} racks {bytes} B: closed {closed:.2e} exact {exact:.2e} = {ratio:.2}"
+                            "{algorithm} {kind:?} {nodes} nodes {racks} racks {bytes} B: closed \
+                             {closed:.2e} exact {exact:.2e} = {ratio:.2}"
                         ));
                     }
                 }
@@ -77,7 +78,7 @@ fn choices_are_close_to_the_best() {
             for bytes in BYTES {
                 let time = |algorithm| simulated(&model, &topology, kind, algorithm, bytes);
                 let best = Algorithm::ALL.map(time).into_iter().fold(f64::INFINITY, f64::min);
-                let choice = select(kind, &topology, bytes, Row::ALONE, None, &model);
+                let choice = select(kind, &topology, bytes, Pipeline::ALONE, None, &model);
                 let regret = time(choice.algorithm) / best;
                 if regret > 1.3 {
                     regrets.push(format!("{regret:.2} {kind:?} {}", choice.reason));
@@ -109,15 +110,16 @@ fn prices_grow_with_size() {
 #[test]
 fn many_senders_are_avoided() {
     let model = CostModel::default();
-    let choice = select(Kind::Allreduce, &Topology::flat(64), 256 << 20, Row::ALONE, None, &model);
+    let choice =
+        select(Kind::Allreduce, &Topology::flat(64), 256 << 20, Pipeline::ALONE, None, &model);
     assert_ne!(choice.algorithm, Algorithm::Hierarchical, "{}", choice.reason);
-    let few = select(Kind::Allreduce, &Topology::flat(8), 4 << 20, Row::ALONE, None, &model);
+    let few = select(Kind::Allreduce, &Topology::flat(8), 4 << 20, Pipeline::ALONE, None, &model);
     assert_eq!(few.algorithm, Algorithm::Hierarchical, "{}", few.reason);
 }
 
-/// The schedules of pieces in a row as one: the n-th begins on a node when it is done with the one
-/// `in_flight` before.
-fn in_a_row(schedule: &Schedule, row: Row) -> Schedule {
+/// The schedules of the pieces of a pipeline as one: the n-th begins on a node when it is done with
+/// the one `in_flight` before.
+fn in_pipeline(schedule: &Schedule, pipeline: Pipeline) -> Schedule {
     let count: u64 = schedule.blocks.iter().map(|block| block.count).sum();
     let blocks = schedule.blocks.len() as u32;
     let messages = |way: fn(&Action) -> Option<(u32, u32)>, with: u32| {
@@ -127,7 +129,7 @@ fn in_a_row(schedule: &Schedule, row: Row) -> Schedule {
     let mut all = Schedule { blocks: Vec::new(), steps: Vec::new(), ..*schedule };
     // Of each piece, its steps.
     let mut ranges: Vec<std::ops::Range<u32>> = Vec::new();
-    for piece in 0..row.pieces {
+    for piece in 0..pipeline.pieces {
         let first = all.steps.len() as u32;
         let moved =
             |block: &Block| Block { offset: block.offset + u64::from(piece) * count, ..*block };
@@ -149,8 +151,8 @@ fn in_a_row(schedule: &Schedule, row: Row) -> Schedule {
                 }
             }
             let mut after: Vec<u32> = step.after.iter().map(|earlier| first + earlier).collect();
-            if after.is_empty() && piece >= row.in_flight {
-                after.extend(ranges[(piece - row.in_flight) as usize].clone());
+            if after.is_empty() && piece >= pipeline.in_flight {
+                after.extend(ranges[(piece - pipeline.in_flight) as usize].clone());
             }
             all.steps.push(Step { action, after });
         }
@@ -159,26 +161,26 @@ fn in_a_row(schedule: &Schedule, row: Row) -> Schedule {
     all
 }
 
-const ROWS: [Row; 3] = [
-    Row { pieces: 4, in_flight: 4 },
-    Row { pieces: 16, in_flight: 2 },
-    Row { pieces: 16, in_flight: 8 },
+const PIPELINES: [Pipeline; 3] = [
+    Pipeline { pieces: 4, in_flight: 4 },
+    Pipeline { pieces: 16, in_flight: 2 },
+    Pipeline { pieces: 16, in_flight: 8 },
 ];
 
 /// Seconds for each of them.
-fn simulated_in_a_row(
+fn simulated_in_pipeline(
     model: &CostModel,
     topology: &Topology,
     algorithm: Algorithm,
     bytes: u64,
-    row: Row,
+    pipeline: Pipeline,
 ) -> f64 {
     let schedules: Vec<Schedule> = all(Kind::Allreduce, algorithm, topology, bytes / 4)
         .iter()
-        .map(|schedule| in_a_row(schedule, row))
+        .map(|schedule| in_pipeline(schedule, pipeline))
         .collect();
     let together = critical_path(model, topology, &schedules, 4).expect("schedules fit together");
-    together / f64::from(row.pieces)
+    together / f64::from(pipeline.pieces)
 }
 
 /// Pieces that follow each other cost what they do in the schedules, one after the other.
@@ -187,27 +189,36 @@ fn rows_follow_the_schedules() {
     let model = without_incast();
     let mut worst = Vec::new();
     for topology in [2, 3, 4, 8].map(Topology::flat) {
-        for (row, bytes) in
-            ROWS.into_iter().flat_map(|row| [4 << 10, 256 << 10, 4 << 20].map(|b| (row, b)))
+        for (pipeline, bytes) in PIPELINES
+            .into_iter()
+            .flat_map(|pipeline| [4 << 10, 256 << 10, 4 << 20].map(|b| (pipeline, b)))
         {
-            let time = |algorithm| simulated_in_a_row(&model, &topology, algorithm, bytes, row);
+            let time =
+                |algorithm| simulated_in_pipeline(&model, &topology, algorithm, bytes, pipeline);
             for algorithm in Algorithm::ALL {
                 let exact = time(algorithm);
-                let closed =
-                    price_in_a_row(&model, &topology, Kind::Allreduce, algorithm, bytes, row);
+                let closed = price_in_pipeline(
+                    &model,
+                    &topology,
+                    Kind::Allreduce,
+                    algorithm,
+                    bytes,
+                    pipeline,
+                );
                 let ratio = closed / exact;
                 if !(0.5..=2.0).contains(&ratio) {
                     let nodes = topology.participants();
                     worst.push(format!(
-                        "{algorithm} {nodes} nodes {bytes} B {row:?}: closed {closed:.2e} exact {exact:.2e} = {ratio:.2}"
+                        "{algorithm} {nodes} nodes {bytes} B {pipeline:?}: closed {closed:.2e} \
+                         exact {exact:.2e} = {ratio:.2}"
                     ));
                 }
             }
-            let choice = select(Kind::Allreduce, &topology, bytes, row, None, &model);
+            let choice = select(Kind::Allreduce, &topology, bytes, pipeline, None, &model);
             let best = Algorithm::ALL.map(time).into_iter().fold(f64::INFINITY, f64::min);
             let regret = time(choice.algorithm) / best;
             if regret > 1.3 {
-                worst.push(format!("regret {regret:.2} {row:?} {}", choice.reason));
+                worst.push(format!("regret {regret:.2} {pipeline:?} {}", choice.reason));
             }
         }
     }

@@ -86,8 +86,8 @@ fn every_broadcast_is_proven() {
     prove_rooted(|root| Kind::Broadcast { root }, &COUNTS);
 }
 
-/// ONE, WAIT: and for reductions to one node. Their blocks are those of the broadcasts, so there are
-/// fewer sizes.
+/// ONE, WAIT: and for reductions to one node. Their blocks are those of the broadcasts, so there
+/// are fewer sizes.
 #[test]
 fn every_reduction_to_one_is_proven() {
     prove_rooted(|root| Kind::Reduce { root }, &[0, 1001, (4 << 20) + 3]);
@@ -387,10 +387,11 @@ proptest! {
         let mut bytes = || (0..count * dtype.size()).map(|_| random.draw() as u8).collect();
         let contributions: Vec<Vec<Vec<u8>>> =
             ranks.iter().map(|&local| (0..local).map(|_| bytes()).collect()).collect();
+        let postscale = if dtype.is_float() { 0.3 } else { 1.0 };
         let data = Data {
             combine: Combine { dtype, op },
             prescale: 1.0,
-            finish: Finish { dtype, op, contributors: 3, postscale: if dtype.is_float() { 0.3 } else { 1.0 } },
+            finish: Finish { dtype, op, contributors: 3, postscale },
             contributions: &contributions,
         };
         let schedules = all(kind, algorithm, &topology, count as u64);

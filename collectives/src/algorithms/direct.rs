@@ -12,13 +12,13 @@ use crate::schedule::{Action, Schedule, split};
 
 /// Blocks are made about this many elements.
 const BLOCK: u64 = 1 << 17;
-const MOST_BLOCKS: u64 = 256;
+const MAX_BLOCKS: u64 = 256;
 
 pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) -> Schedule {
     if from == to {
         return build::alone(participants, me, count, Kind::Move { from, to });
     }
-    let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MOST_BLOCKS));
+    let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS));
     let mut builder = Builder::default();
     for block in 0..blocks.len() as u32 {
         if me == from {

@@ -15,7 +15,7 @@ use crate::{
 /// About the best block for pipelining, k* = √(h·S / 2αB) blocks per tree, over the sizes that
 /// pieces have. Streaming inside of blocks makes the choice uncritical.
 const BLOCK: u64 = 1 << 13;
-const MOST_BLOCKS: u64 = 64;
+const MAX_BLOCKS: u64 = 64;
 
 /// The first tree over 0..n: in-order, leaves are the odd positions, 0 is the root (NCCL's btree).
 fn parent_in_first(n: u32, at: u32) -> Option<u32> {
@@ -41,7 +41,7 @@ fn parents(n: u32) -> [Vec<Option<u32>>; 2] {
 
 fn blocks_for(count: u64) -> u64 {
     // At least one per tree.
-    count.div_ceil(BLOCK).clamp(2, MOST_BLOCKS)
+    count.div_ceil(BLOCK).clamp(2, MAX_BLOCKS)
 }
 
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {

@@ -25,8 +25,8 @@ const BLOCK: u64 = 1 << 15;
 /// whole rack, the first to reach it is reduced there before.
 const ROOTED_BLOCK: u64 = 1 << 13;
 /// Small ones aren't cut below this: each block is a message for almost everybody.
-const LEAST_BLOCK: u64 = 512;
-const MOST_BLOCKS: u64 = 256;
+const MIN_BLOCK: u64 = 512;
+const MAX_BLOCKS: u64 = 256;
 
 /// The racks, and where `me` is.
 struct Racks {
@@ -70,8 +70,8 @@ impl Racks {
     /// to share out evenly, `homes` times over.
     fn blocks(&self, homes: u32, block: u64, count: u64) -> Vec<Block> {
         let round = u64::from(self.largest) * u64::from(homes);
-        let rounds = (count / (round * block)).clamp(1, (MOST_BLOCKS / round).max(1));
-        split(count, (round * rounds).min(count.div_ceil(LEAST_BLOCK)))
+        let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
+        split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
     }
 }
 

@@ -20,10 +20,10 @@ use crate::{
 
 /// Above this many elements there are several blocks, so that they can use several streams.
 const BLOCK: u64 = 1 << 16;
-const MOST_BLOCKS: u64 = 16;
+const MAX_BLOCKS: u64 = 16;
 
 fn blocks_for(count: u64) -> u64 {
-    count.div_ceil(BLOCK).clamp(1, MOST_BLOCKS)
+    count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS)
 }
 
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {

@@ -16,7 +16,7 @@ use crate::{
 
 /// Blocks are made about this many elements, so that a large share can use several streams.
 const BLOCK: u64 = 1 << 17;
-const MOST_BLOCKS: u64 = 256;
+const MAX_BLOCKS: u64 = 256;
 
 /// The place of position `at` on the path 0 – 1 – … – `nodes`-1, rooted at its end.
 fn on_path(at: u32, nodes: u32, delay: u32, name: impl Fn(u32) -> u32) -> Place {
@@ -37,7 +37,7 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
     let share = count / u64::from(nodes);
-    let per_share = share.div_ceil(BLOCK).clamp(1, (MOST_BLOCKS / u64::from(nodes)).max(1));
+    let per_share = share.div_ceil(BLOCK).clamp(1, (MAX_BLOCKS / u64::from(nodes)).max(1));
     let blocks = split(count, u64::from(nodes) * per_share);
     build::reduce_and_return(nodes, me, blocks, |block| {
         // Block b sets out from position b and ends at the one before it, its owner.
@@ -52,6 +52,6 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     let nodes = order.len() as u32;
     // The root is the end of the path.
     let at = nodes - 1 - build::position(&order, me);
-    let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MOST_BLOCKS));
+    let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS));
     Rooted::new(blocks, move |block| on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize]))
 }

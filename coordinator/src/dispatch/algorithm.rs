@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gradwire_collectives::{Algorithm, CostModel, Kind, Row, Topology, select};
+use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Topology, select};
 use gradwire_proto::{NodeId, Route};
 
 use crate::model::EngineConfig;
@@ -74,8 +74,8 @@ impl Chooser {
         if let Some(&algorithm) = self.made.get(&class) {
             return (algorithm, None);
         }
-        let row = Row { pieces, in_flight: self.credit.min(pieces) };
-        let choice = select(kind, &topology, 1 << size, row, self.forced, &self.cost);
+        let pipeline = Pipeline { pieces, in_flight: self.credit.min(pieces) };
+        let choice = select(kind, &topology, 1 << size, pipeline, self.forced, &self.cost);
         if self.made.len() >= MAX_CHOICES {
             self.made.clear();
         }

@@ -1,5 +1,6 @@
-//! What the reference computes for integers, truth values, complex numbers and 8-bit floats, against
-//! the definition, element by element. That the other levels compute the same is shown elsewhere.
+//! What the reference computes for integers, truth values, complex numbers and 8-bit floats,
+//! against the definition, element by element. That the other levels compute the same is shown
+//! elsewhere.
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 
@@ -35,8 +36,9 @@ macro_rules! integers {
             for _ in 0..3000 {
                 let inputs = 2 + random.below(5);
                 let by = [2, 3, 7, 1000, u32::MAX][random.below(5)];
+                let shifts = [0, 32, 56, 60];
                 let draws: Vec<u64> =
-                    (0..inputs).map(|_| random.draw() >> [0, 32, 56, 60][random.below(4)]).collect();
+                    (0..inputs).map(|_| random.draw() >> shifts[random.below(4)]).collect();
                 $({
                     let values: Vec<$int> = draws.iter().map(|&draw| draw as $int).collect();
                     let bytes: Vec<_> = values.iter().map(|v| v.to_ne_bytes()).collect();
@@ -91,8 +93,9 @@ fn integers_wrap_and_averages_truncate() {
 
 macro_rules! scaled_integers {
     ($($int:ident $dtype:ident),+) => {
-        /// What a factor makes of an integer is computed in f64 and truncated, for each contribution
-        /// and for the result, over more than one tile; what is too large is the largest there is.
+        /// What a factor makes of an integer is computed in f64 and truncated, for each
+        /// contribution and for the result, over more than one tile; what is too large is the
+        /// largest there is.
         #[test]
         #[expect(clippy::cast_lossless, reason = "the casts are of all widths")]
         fn factors_of_integers_are_computed_in_f64_and_truncated() {
@@ -141,7 +144,8 @@ macro_rules! scaled_integers {
                     let values: Vec<_> = inputs.iter().map(|input| input[at]).collect();
                     assert_eq!(
                         is, should,
-                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, seed {seed}"
+                        "{op} of {dtype} {values:?}, factors {prescale} and {postscale}, seed \
+                         {seed}"
                     );
                 }
             })+

@@ -60,8 +60,8 @@ impl Operands {
         out.get().to_vec()
     }
 
-    /// The same in three steps that are known to be right: inputs and partials in f32, reduced by the
-    /// reference of f32, rounded by the library.
+    /// The same in three steps that are known to be right: inputs and partials in f32, reduced by
+    /// the reference of f32, rounded by the library.
     fn by_definition(&self, op: ReduceOp, prescale: f64, to: Form) -> Vec<u8> {
         let combine = Combine { dtype: DType::F32, op };
         let fold = |prescale: f64, slices: &[&[u8]]| {
