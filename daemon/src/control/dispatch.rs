@@ -1,6 +1,6 @@
 //! Carries out what the coordinator orders.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
 use tokio::net::TcpListener;
@@ -56,9 +56,7 @@ impl Dispatch for Dispatcher {
                 .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
         };
         let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
-        // A lane must not keep alive what stops it.
-        let weak: Weak<Node> = Arc::downgrade(node);
-        let events: Arc<dyn LaneEvents> = Arc::new(weak);
+        let events: Arc<dyn LaneEvents> = Arc::new(Arc::downgrade(node));
         let lanes = (0..world.lanes)
             .map(|index| {
                 let lane = LaneConfig {

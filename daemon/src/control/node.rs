@@ -384,62 +384,40 @@ impl Node {
     }
 }
 
-impl LaneEvents for Node {
+/// Lanes must not keep alive what stops them.
+impl LaneEvents for Weak<Node> {
     fn finished(&self, piece: &Piece) {
-        let Some(running) = self.running.get() else { return };
+        let Some(node) = self.upgrade() else { return };
+        let Some(running) = node.running.get() else { return };
         // Out of the queue before any rank is notified: a rank may submit the name again at once.
         let ended = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
         let ended: Vec<_> =
             ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
         // Reported to the coordinator before anything that a rank does after it was notified.
-        self.job.send(Outgoing::Done(piece.sequence));
+        node.job.send(Outgoing::Done(piece.sequence));
         for (key, removed) in ended {
-            self.complete(key, removed, 0);
+            node.complete(key, removed, 0);
         }
         metrics::operation(piece.bytes, piece.ordered.elapsed());
         metrics::queued(running.queue.len());
     }
 
     fn failed(&self, failure: Failure) {
+        let Some(node) = self.upgrade() else { return };
         metrics::failure(failure.kind);
-        self.job.report(failure);
+        node.job.report(failure);
     }
 
     fn moved(&self, peer: NodeId, sent: u64, received: u64) {
-        let Some(running) = self.running.get() else { return };
-        let host = &running.world.nodes[peer.0 as usize].host;
-        metrics::moved(host, sent, received);
+        let Some(node) = self.upgrade() else { return };
+        let Some(running) = node.running.get() else { return };
+        metrics::moved(&running.world.nodes[peer.0 as usize].host, sent, received);
     }
 
     fn disconnected(&self, connection: Disconnected) {
-        if let Some(running) = self.running.get().filter(|_| self.job.ending().is_none()) {
+        let Some(node) = self.upgrade().filter(|node| node.job.ending().is_none()) else { return };
+        if let Some(running) = node.running.get() {
             running.mesh.disconnected(connection);
-        }
-    }
-}
-
-impl LaneEvents for Weak<Node> {
-    fn finished(&self, piece: &Piece) {
-        if let Some(node) = self.upgrade() {
-            node.finished(piece);
-        }
-    }
-
-    fn failed(&self, failure: Failure) {
-        if let Some(node) = self.upgrade() {
-            node.failed(failure);
-        }
-    }
-
-    fn moved(&self, peer: NodeId, sent: u64, received: u64) {
-        if let Some(node) = self.upgrade() {
-            node.moved(peer, sent, received);
-        }
-    }
-
-    fn disconnected(&self, connection: Disconnected) {
-        if let Some(node) = self.upgrade() {
-            node.disconnected(connection);
         }
     }
 }
