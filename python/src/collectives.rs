@@ -16,7 +16,8 @@ use crate::{
     error::{PythonError, Raise},
     handle::Handle,
     options::{Common, apply, object_kind, reduce_op},
-    session::{ProcessSet, Session},
+    process_set::ProcessSet,
+    session::Session,
 };
 
 type Set<'py> = Option<PyRef<'py, ProcessSet>>;

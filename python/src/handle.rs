@@ -12,7 +12,7 @@ use std::{
 use gradwire_worker::{Gathered, GradwireError, ProcessSet, SharedBuffer, WaitError};
 use pyo3::{IntoPyObjectExt, prelude::*, types::PyList};
 
-use crate::{buffer::Buffer, error::PythonError, session};
+use crate::{buffer::Buffer, error::PythonError, process_set};
 
 /// The longest time without a check for signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
@@ -39,7 +39,7 @@ impl Value {
                 let all = all.iter().cloned().map(|(memory, rows)| (Buffer::from(memory), rows));
                 PyList::new(py, all)?.into_py_any(py)
             }
-            Self::Set(set) => session::ProcessSet::from(set.clone()).into_py_any(py),
+            Self::Set(set) => process_set::ProcessSet::from(set.clone()).into_py_any(py),
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - every error is a Python exception with the cause, the rank, the host and the tensor.
 //!
 //! Map: `session` (being a rank), `collectives` and `options` (starting operations), `handle`
-//! (waiting for them), `buffer` and `dlpack` (memory), `at_exit` (leaving with the exit code),
+//! (waiting for them), `process_set`, `buffer` and `dlpack` (memory), `at_exit` (leaving with the exit code),
 //! `error`.
 
 #![deny(unsafe_code)]
@@ -25,17 +25,14 @@ mod dlpack;
 mod error;
 mod handle;
 mod options;
+mod process_set;
 mod session;
 
 /// The module `gradwire._native`.
 #[pymodule(name = "_native", gil_used = true)]
 mod native {
     #[pymodule_export]
-    use crate::{
-        buffer::Buffer,
-        handle::Handle,
-        session::{ProcessSet, Session},
-    };
+    use crate::{buffer::Buffer, handle::Handle, process_set::ProcessSet, session::Session};
 
     /// The version of the package and its programs.
     #[expect(non_upper_case_globals, reason = "Python's name")]

@@ -2,7 +2,7 @@
 
 use gradwire_worker::{ObjectKind, ProcessSet, ReduceOp};
 
-use crate::{error::PythonError, session};
+use crate::{error::PythonError, process_set};
 
 /// Name, priority and process set of an operation.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ impl Common {
     pub(crate) fn new(
         name: Option<String>,
         priority: i32,
-        set: Option<&session::ProcessSet>,
+        set: Option<&process_set::ProcessSet>,
     ) -> Self {
         Self { name, priority, set: set.map(|set| set.inner.clone()) }
     }

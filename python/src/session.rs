@@ -17,45 +17,8 @@ use crate::{
     buffer::{self, Buffer},
     error::{PythonError, Raise},
     handle::{Handle, SLICE},
+    process_set::ProcessSet,
 };
-
-/// A group of ranks that is registered with the job.
-#[pyclass(frozen, eq, module = "gradwire._native")]
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ProcessSet {
-    pub(crate) inner: gradwire_worker::ProcessSet,
-}
-
-impl From<gradwire_worker::ProcessSet> for ProcessSet {
-    fn from(inner: gradwire_worker::ProcessSet) -> Self {
-        Self { inner }
-    }
-}
-
-#[pymethods]
-impl ProcessSet {
-    /// The number of the process set; 0 for all ranks.
-    #[getter]
-    fn id(&self) -> u32 {
-        self.inner.id()
-    }
-
-    /// The ranks of the members, in ascending order.
-    #[getter]
-    fn ranks(&self) -> Vec<u32> {
-        self.inner.ranks().to_vec()
-    }
-
-    /// The place of this rank among the members; None if it is not one.
-    #[getter]
-    fn position(&self) -> Option<usize> {
-        self.inner.position()
-    }
-
-    fn __repr__(&self) -> String {
-        self.inner.to_string()
-    }
-}
 
 /// This process as a rank of a job.
 #[pyclass(frozen, module = "gradwire._native")]

@@ -34,7 +34,7 @@ fn ranks_with_small_tensors_take_a_few_mebibytes_each() {
     let job = cluster.job().to_string();
     let taken = cluster.ranks(move |session| {
         for layer in 0..20 {
-            let options = AllreduceOptions::named(&format!("layer{layer}"));
+            let options = AllreduceOptions::named(format!("layer{layer}"));
             session.allreduce_slice(&mut [1f32; 1000], options).unwrap();
         }
         session.barrier().unwrap();
