@@ -104,6 +104,7 @@ bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP
 
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check
+	python3 scripts/check_text.py
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps

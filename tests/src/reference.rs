@@ -131,13 +131,13 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// Compares the result of reducing `inputs`, by rank. Integers are exact, and what factors make of
-    /// them is computed in f64 and truncated. For floats with the
-    /// unit roundoff u the error is at most ((1+u)^k − 1) times the sum of the absolute values
-    /// (product: the absolute value) that were reduced, where k roundings may happen: of the types
-    /// that are summed in f32 two on each node and one for the result, of the others two for each of
-    /// the n contributions and some for the scaling and the division; where f32 travels as bf16 one to
-    /// that on each node besides (product: two). NaN and infinities are where the reference has them.
+    /// Compares the result of reducing `inputs`, by rank. Integers are exact, and what factors make
+    /// of them is computed in f64 and truncated. For floats with the unit roundoff u the error is
+    /// at most ((1+u)^k − 1) times the sum of the absolute values (product: the absolute value)
+    /// that were reduced, where k roundings may happen: of the types that are summed in f32 two on
+    /// each node and one for the result, of the others two for each of the n contributions and some
+    /// for the scaling and the division; where f32 travels as bf16 one to that on each node besides
+    /// (product: two). NaN and infinities are where the reference has them.
     ///
     /// # Errors
     /// With the first element that is wrong.
@@ -232,7 +232,8 @@ impl Reduction {
             let travels = is_short(part) || self.dtype == DType::F32;
             if compression == Compression::Bf16 && travels && nodes > 1 {
                 let (unit, smallest) = precision(DType::Bf16);
-                // In a product every rounding on every way counts, also those of the other operands.
+                // In a product every rounding on every way counts, also those of the other
+                // operands.
                 let ways = if self.op == ReduceOp::Product { 2.0 } else { 1.0 };
                 logarithm += ways * nodes as f64 * unit.ln_1p();
                 least += ways * nodes as f64 * smallest;
@@ -259,8 +260,8 @@ fn scaled(dtype: DType, value: i128, factor: f64, divisor: i128) -> i128 {
     (product as i128).clamp(*range.start(), *range.end())
 }
 
-/// Adasum by its formula (docs/collectives.md): ranks are combined in pairs, then pairs in pairs; an
-/// odd one waits for the next level.
+/// Adasum by its formula (docs/collectives.md): ranks are combined in pairs, then pairs in pairs;
+/// an odd one waits for the next level.
 pub fn adasum(mut vectors: Vec<Vec<f64>>) -> Vec<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     while vectors.len() > 1 {

@@ -15,6 +15,9 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, Item, UseTree};
 
+/// For each folder the parts in it, each with those that it imports from.
+pub(crate) type Folders = BTreeMap<PathBuf, BTreeMap<String, BTreeSet<String>>>;
+
 /// A position in the list of modules.
 type Id = usize;
 
@@ -303,8 +306,8 @@ pub(crate) fn circles<T: Ord + Clone>(edges: &BTreeMap<T, BTreeSet<T>>) -> Vec<V
 
 /// The imports between the folders and files that lie in one folder of the crate, for each folder:
 /// a folder stands for all that is in it, together with the file of its name.
-pub(crate) fn by_folder(imports: &Imports) -> BTreeMap<PathBuf, BTreeMap<String, BTreeSet<String>>> {
-    let mut folders: BTreeMap<PathBuf, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+pub(crate) fn by_folder(imports: &Imports) -> Folders {
+    let mut folders = Folders::new();
     for (from, targets) in imports {
         for to in targets.keys() {
             let (from, to) = (parts(from), parts(to));
