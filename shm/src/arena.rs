@@ -3,7 +3,7 @@
 //!
 //! An arena is a few segments and one list of what is free in them. It grows by a segment when
 //! nothing fits and gives freed blocks out again (best fit, neighbours are joined). Each segment is
-//! about as large as all before it together ([`ArenaConfig::next_segment`]), so that a small job
+//! about as large as all before it together (`ArenaConfig::next_segment`), so that a small job
 //! takes little and a large one has few. Segments live as long as the arena, because the daemon has
 //! them mapped. Of a daemon that can't be asked to stop, [`take_back`] makes them independent.
 

@@ -24,7 +24,7 @@
 //! - One input alone, neither scaled nor finished, is copied bit for bit, unless it is of truth
 //!   values (which are moved as bytes): so moves go through the same functions. That keeps a NaN's
 //!   payload where only one rank contributes; with two everybody has the computed value (SAME).
-//! - [`ReduceOp::Average`] is a sum whose [`Finish`] divides: floats by the number of contributors
+//! - `Average` is a sum whose [`Finish`] divides: floats by the number of contributors
 //!   in one correctly rounded division, or, where there is a postscale too, in one multiplication
 //!   by `postscale / contributors`, computed in f64; integers with truncation towards zero, and
 //!   where there is a postscale as `sum · postscale / contributors` in f64, truncated once.

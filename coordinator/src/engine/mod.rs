@@ -3,10 +3,9 @@
 //! commands every time.
 //!
 //! An [`Engine`] handles one [`Event`] at a time and passes it to the handler that it concerns:
-//! [`membership`](crate::membership), [`agreement`](crate::agreement) or
-//! [`dispatch`](crate::dispatch). Each owns its state, and none knows the others' beyond what is
-//! passed to it here. `stall` observes all three. Operations go out with [`Event::Drained`], so
-//! what becomes ready together is answered together.
+//! `membership`, `agreement` or `dispatch`. Each owns its state, and none knows the others' beyond
+//! what is passed to it here. `stall` observes all three. Operations go out with
+//! [`Event::Drained`], so what becomes ready together is answered together.
 
 mod stall;
 
