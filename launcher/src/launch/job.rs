@@ -259,8 +259,13 @@ impl Job {
         let (metrics, grpc) = match from_line(line) {
             Ok(ServiceReport::Serving { metrics, grpc, .. }) => (metrics, grpc),
             Ok(ServiceReport::Failed { failure }) => {
-                // The host of the coordinator knows best.
-                if self.failure.as_ref().is_none_or(|(from, _)| node == 0 && *from != 0) {
+                // The host of the coordinator knows best, but for what it reports when it is
+                // stopped.
+                let knows = match &self.failure {
+                    None => true,
+                    Some((from, _)) => node == 0 && *from != 0 && self.phase != Phase::Stopping,
+                };
+                if knows {
                     self.failure = Some((node, failure));
                 }
                 if self.phase == Phase::Leaving {

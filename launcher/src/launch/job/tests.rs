@@ -176,6 +176,21 @@ fn a_daemon_at_fault_gets_time_to_end_so_that_its_end_is_the_cause() {
 }
 
 #[test]
+fn what_a_daemon_reports_when_it_is_stopped_is_not_the_cause() {
+    let report = |what: &str, host: &str| {
+        let failure = Failure::new(FailureKind::CoordinatorLost, what).host(host);
+        to_line(&ServiceReport::Failed { failure })
+    };
+    let mut job = running();
+    step(&mut job, said(1, Role::Daemon, &report("no answer from the coordinator", "b")), 1400);
+    step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(1), 1405), 1406);
+    assert_eq!(step(&mut job, Event::Tick, 1606), ["0:stop 3000", "1:stop 3000"]);
+    step(&mut job, said(0, Role::Daemon, &report("the job was cancelled", "a")), 1610);
+    let lines = stop_all(&mut job, 1700).lines;
+    assert!(lines[0].ends_with("host b: no answer from the coordinator"), "{lines:?}");
+}
+
+#[test]
 fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
     for rank in [Some(1), None] {
         let mut job = running();
