@@ -93,3 +93,8 @@ class Cancelled(GradwireError):
 
 class Forked(GradwireError):
     """A forked child used its parent's session. A forked child is not a rank."""
+
+
+# A traceback shows the name under which programs know them.
+for _error in (GradwireError, *GradwireError.__subclasses__()):
+    _error.__module__ = "gradwire"

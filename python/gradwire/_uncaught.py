@@ -73,7 +73,8 @@ def shortened(error: BaseException | None) -> Iterator[bool]:
 
 
 def _is_ours(error: BaseException) -> bool:
-    return any(kind.__module__ == "gradwire._errors" for kind in type(error).__mro__)
+    base = ("gradwire", "GradwireError")
+    return any((kind.__module__, kind.__name__) == base for kind in type(error).__mro__)
 
 
 def _chain(error: BaseException) -> list[BaseException]:

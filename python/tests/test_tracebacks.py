@@ -78,7 +78,7 @@ def test_it_ends_in_the_users_frame(job: Job, use: str) -> None:
         pytest.importorskip("torch")
     done = job(USES[use])
     assert done.returncode != 0, done.stdout
-    assert f"gradwire._errors.{ERRORS[use]}: " in done.stdout, done.stdout
+    assert f"gradwire.{ERRORS[use]}: " in done.stdout, done.stdout
     every = traces(done.stdout)
     assert every and all(trace[-1].endswith("program.py") for trace in every), done.stdout
     assert not [file for trace in every for file in trace if "/gradwire/" in file], done.stdout
