@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,10 @@ from launching import LAUNCHER, LIMIT, Job
 
 # The tests in ranks/ run on the ranks of jobs that test_jobs.py starts.
 collect_ignore = [] if "GWTEST_RANK" in os.environ else ["ranks"]
+
+# Whoever runs the tests may ignore Ctrl-C (nohup, a job in the background). Programs inherit that,
+# and some tests are about Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
