@@ -21,6 +21,7 @@ use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     runtime::Handle,
+    task::JoinSet,
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -48,9 +49,14 @@ const MIN_HANDSHAKES: usize = 64;
 /// The same for any number of peers.
 const MAX_HANDSHAKES: usize = 4096;
 
-/// How long the peer's kernel may take to answer before another connection is tried. The kernel
-/// sends a lost first packet again after one second, then two, then four.
-const FIRST_ANSWER: Duration = Duration::from_secs(1);
+/// How long the peer's kernel may take to answer before another attempt begins beside the first
+/// one, as in RFC 8305 §5; then twice as long, and so on. The kernel sends a lost first packet
+/// again only after a second.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// How long a handshake may take before another connection is tried; then twice as long, and so
+/// on. Each time a packet of it is lost, the kernel waits longer before it sends it again.
+const FIRST_HANDSHAKE: Duration = Duration::from_secs(1);
 
 /// Limits the log lines about connections that failed, by reason.
 static REFUSALS: Rate = Rate::new();
@@ -174,17 +180,16 @@ impl Mesh {
         totals: Totals,
     ) -> Result<(TcpStream, u32, Duration), String> {
         let deadline = Instant::now() + self.config.connect_timeout;
+        let mut patience = FIRST_HANDSHAKE;
         loop {
+            // The peer takes the attempt with the largest number, so they do not overlap from here.
             let number = self.dialled().attempt(id);
             let attempt = async {
-                let began = Instant::now();
-                let connected = timeout(FIRST_ANSWER, self.open(address)).await;
-                let mut stream = connected.map_err(io::Error::from)??;
-                // Only the kernels took part, so it is the shortest round trip.
-                let round_trip = began.elapsed();
+                let (mut stream, round_trip) = self.open(address).await?;
                 self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
-                handshake::dial(&mut stream, &self.identity, id, attempt).await?;
+                let shake = handshake::dial(&mut stream, &self.identity, id, attempt);
+                timeout(patience, shake).await.map_err(io::Error::from)??;
                 Ok::<_, HandshakeError>((stream, number, round_trip))
             };
             let why = match timeout_at(deadline, attempt).await {
@@ -195,16 +200,26 @@ impl Mesh {
             if Instant::now() + Duration::from_millis(100) >= deadline {
                 return Err(why);
             }
+            patience *= 2;
             sleep(Duration::from_millis(50)).await;
         }
     }
 
-    async fn open(&self, address: SocketAddr) -> io::Result<TcpStream> {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    /// The first connection that the peer's kernel answers, with its round trip. Several attempts
+    /// may be under way: on a line that loses packets, one of them has to get through in time.
+    async fn open(&self, address: SocketAddr) -> io::Result<(TcpStream, Duration)> {
         // From this node's own address: on a host with several nodes or networks the peer should
         // see the address that it knows.
-        socket.bind(SocketAddr::new(self.world.me().address.ip(), 0))?;
-        socket.connect(address).await
+        let from = SocketAddr::new(self.world.me().address.ip(), 0);
+        let mut attempts = JoinSet::new();
+        let mut delay = ATTEMPT_DELAY;
+        loop {
+            attempts.spawn(connect(from, address));
+            tokio::select! {
+                Some(first) = attempts.join_next() => return first?,
+                () = sleep(delay) => delay *= 2,
+            }
+        }
     }
 
     /// Accepts until cancelled.
@@ -360,6 +375,15 @@ impl Connector for Arc<Mesh> {
             self.start(id, totals);
         }
     }
+}
+
+/// One connection. Only the kernels take part, so the time is the shortest round trip.
+async fn connect(from: SocketAddr, to: SocketAddr) -> io::Result<(TcpStream, Duration)> {
+    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.bind(from)?;
+    let began = Instant::now();
+    let stream = socket.connect(to).await?;
+    Ok((stream, began.elapsed()))
 }
 
 /// Whether the system grants sockets buffers of our first size. It is tried on another socket,
