@@ -139,9 +139,7 @@ impl Pair {
         let _ = run(&["tc", "-n", switch, "qdisc", "del", "dev", port, "root"]);
         for command in commands {
             let (what, rest) = command.split_once(' ').unwrap_or((command, ""));
-            let words = ["tc", "-n", switch, what, "add", "dev", port];
-            let words: Vec<&str> = words.into_iter().chain(rest.split_whitespace()).collect();
-            run(&words)?;
+            run(&["sh", "-c", &format!("tc -n {switch} {what} add dev {port} {rest}")])?;
         }
         Ok(())
     }
@@ -175,30 +173,13 @@ impl Pair {
     /// Loses so many packets of 256, in both directions. `None`, with the reason printed, where
     /// that can't be done.
     pub fn lose(&self, of_256: u8) -> Option<()> {
-        let mut commands = SOME.map(str::to_owned).to_vec();
-        // By bytes that are as good as random and change when something is sent again: in a
-        // datagram of the proof, in a segment of the IP header's checksum, which has the packet's
-        // number in it. Those that open a connection have none, but a time.
-        let pass = "filter parent 1: protocol ip prio 2 u32 match ip protocol 6 0xff \
-                    match u16 0 0xffff at 4 flowid 1:1";
-        commands.push(pass.to_owned());
-        // One value of the lowest bits for each bit of the number: packets of a connection are
-        // numbered one after the other, and are not to be lost in a row.
-        let bits = (0..8).rev().filter(|bit| of_256 >> bit & 1 == 1);
-        for (value, bit) in bits.enumerate() {
-            let mask = 0xff >> bit;
-            for (priority, which, at) in [
-                (1, "protocol 17 0xff", 60),
-                (1, "protocol 6 0xff match u16 0 0xffff at 4", 51),
-                (3, "protocol 6 0xff", 11),
-            ] {
-                commands.push(format!(
-                    "filter parent 1: protocol ip prio {priority} u32 match ip {which} \
-                     match u8 {value:#x} {mask:#x} at {at} flowid 1:2"
-                ));
-            }
-        }
-        let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+        // A number of the kernel's random ones for each packet, as `tc-bpf(8)` writes a program:
+        // load it, keep eight bits, and choose the class if they are less than `of_256`.
+        let program = format!(
+            "filter parent 1: protocol ip bpf bytecode \
+             '5,32 0 0 4294963256,84 0 0 255,53 0 1 {of_256},6 0 0 0,6 0 0 4294967295' flowid 1:2"
+        );
+        let commands = [&SOME[..], &[&program]].concat();
         self.set_ports("packets can't be lost here", &commands)
     }
 
