@@ -151,10 +151,19 @@ impl Node {
         }
     }
 
-    /// All processes of this host are being ended, for this reason.
+    /// All processes of this host are being ended, for this reason. If it is a worker that failed
+    /// and whose thread has not come to it, the worker is the cause (TELL).
     pub(crate) fn stopped(&self, why: &str) {
-        if self.job.ending().is_none() {
-            self.asked_to_end(why);
+        if self.job.ending().is_some() {
+            return;
+        }
+        let failed = self.workers.all().into_iter().find_map(|worker| {
+            let end = self.process_ends.failure(worker.local_rank)?;
+            Some((worker.died(&end), worker))
+        });
+        match failed {
+            Some((failure, worker)) => self.worker_failed(&worker, failure),
+            None => self.asked_to_end(why),
         }
     }
 

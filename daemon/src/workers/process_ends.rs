@@ -67,10 +67,19 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
-    /// A rank's process has ended.
+    /// A rank's process has ended. Once all are being ended, that says nothing about it.
     pub(crate) fn ended(&self, local_rank: u32, end: ProcessEnd) {
-        self.lock().ends.insert(local_rank, end);
+        let mut state = self.lock();
+        if state.stopped.is_none() {
+            state.ends.insert(local_rank, end);
+        }
         self.news.notify_all();
+    }
+
+    /// How the process of a rank failed, if that is known.
+    pub(crate) fn failure(&self, local_rank: u32) -> Option<ProcessEnd> {
+        let failed = |end: &&ProcessEnd| matches!(end, ProcessEnd::Failed(_));
+        self.lock().ends.get(&local_rank).filter(failed).cloned()
     }
 
     /// All processes of this host are being ended.
@@ -92,11 +101,11 @@ impl ProcessEnds {
         let deadline = Instant::now() + REPORT_TIMEOUT;
         let mut state = self.lock();
         loop {
-            if let Some(why) = &state.stopped {
-                return Err(why.clone());
-            }
             if let Some(end) = state.ends.get(&local_rank) {
                 return Ok(end.clone());
+            }
+            if let Some(why) = &state.stopped {
+                return Err(why.clone());
             }
             if !state.by_agent || !interesting() || Instant::now() >= deadline {
                 return Ok(ProcessEnd::Unknown);
@@ -122,7 +131,14 @@ mod tests {
             scope.spawn(|| ends.ended(3, ProcessEnd::Succeeded));
             assert_eq!(ends.of(3, || true), Ok(ProcessEnd::Succeeded));
         });
+        ends.ended(5, ProcessEnd::Failed("was killed".to_owned()));
         ends.stop("so it is".to_owned());
+        ends.ended(4, ProcessEnd::Failed("was asked to end".to_owned()));
         assert_eq!(ends.of(4, || true), Err("so it is".to_owned()));
+        assert_eq!(ends.failure(4), None, "it ended because it was asked to");
+        let killed = ProcessEnd::Failed("was killed".to_owned());
+        assert_eq!(ends.of(5, || true), Ok(killed.clone()), "it had ended before");
+        assert_eq!(ends.failure(5), Some(killed));
+        assert_eq!(ends.failure(3), None, "it ended well");
     }
 }
