@@ -17,7 +17,8 @@ use serde::Serialize;
 use super::element::Value;
 
 /// A collective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// Everybody gets the reduction.
     Allreduce(ReduceOp),
@@ -46,6 +47,7 @@ pub enum Operation {
         root: u32,
     },
     /// Everybody gets a share of the reduction.
+    #[strum(serialize = "reducescatter")]
     ReduceScatter(ReduceOp),
     /// Everybody gets a share of everybody's tensor.
     Alltoall,
@@ -179,18 +181,7 @@ impl Operation {
 
     /// What it is called.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Allreduce(_) => "allreduce",
-            Self::Reduce { .. } => "reduce",
-            Self::Broadcast { .. } => "broadcast",
-            Self::Allgather => "allgather",
-            Self::Gather { .. } => "gather",
-            Self::Scatter { .. } => "scatter",
-            Self::ReduceScatter(_) => "reducescatter",
-            Self::Alltoall => "alltoall",
-            Self::SendReceive => "send-receive",
-            Self::Barrier => "barrier",
-        }
+        self.into()
     }
 
     /// What is special about it, for a heading.

@@ -5,6 +5,9 @@
 //! element. Which step goes on, and how far, is drawn from a seed. The result must not depend on
 //! it (SAME). For tests and to try a new algorithm; the arithmetic is that of [`kernels`].
 
+use rand::{RngExt, SeedableRng};
+use rand_xoshiro::SplitMix64;
+
 use crate::{
     algorithms::Kind,
     kernels::{self, Combine, Finish, SliceError, Store},
@@ -55,31 +58,6 @@ pub enum InterpretError {
     Kernel(#[from] SliceError),
 }
 
-/// A small generator of numbers (Steele, Lea & Flood's SplitMix64), so that a seed replays.
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// Starts at a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `limit`, which isn't 0.
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.draw() % limit.max(1) as u64) as usize
-    }
-}
-
 /// Runs `schedules` in an order drawn from `seed`; gives what each participant publishes, nothing
 /// where it gets no result.
 ///
@@ -113,19 +91,19 @@ pub fn run(
         messages: vec![Vec::new(); graph.len()],
         done: vec![0; graph.len()],
     };
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::seed_from_u64(seed);
     let mut waiting = graph.waiting();
     // Steps of which nothing stands in the way of a first element, for all that is known.
     let mut open: Vec<usize> = (0..graph.len()).collect();
     while !open.is_empty() {
-        let pick = random.below(open.len());
+        let pick = random.random_range(0..open.len());
         let node = open[pick];
         let (from, end) = (memory.done[node], memory.length(node));
         let limit = memory.limit(node, &waiting);
-        let to = if limit == end && random.below(2) == 0 {
+        let to = if limit == end && random.random_range(0..2) == 0 {
             end
         } else {
-            from + random.below(limit - from + 1)
+            from + random.random_range(0..(limit - from + 1))
         };
         if to > from {
             memory.advance(node, from, to)?;

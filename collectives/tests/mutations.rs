@@ -1,9 +1,10 @@
 //! The verifier is worth what it catches: every way to break a schedule that we can think of.
 
 use gradwire_collectives::{
-    Action, Algorithm, Block, Kind, Schedule, Step, Topology, VerifyError, generate,
-    interpret::Random, verify,
+    Action, Algorithm, Block, Kind, Schedule, Step, Topology, VerifyError, generate, verify,
 };
+use rand::{Rng, RngExt, SeedableRng};
+use rand_xoshiro::SplitMix64;
 
 fn made(kind: Kind, algorithm: Algorithm, nodes: u32) -> Vec<Schedule> {
     let topology = Topology { racks: (0..nodes).map(|node| node / 3).collect() };
@@ -305,34 +306,38 @@ fn no_step_of_a_rooted_collective_can_be_another() {
 #[test]
 fn garbage_gets_an_answer() {
     for seed in 0..3000u64 {
-        let mut random = Random::new(seed);
-        let algorithm = Algorithm::ALL[random.below(4)];
-        let nodes = 2 + random.below(5);
-        let (root, from, to) = (random.below(nodes) as u32, 0, random.below(nodes) as u32);
+        let mut random = SplitMix64::seed_from_u64(seed);
+        let algorithm = Algorithm::ALL[random.random_range(0..4)];
+        let nodes = 2 + random.random_range(0..5);
+        let (root, from, to) =
+            (random.random_range(0..nodes) as u32, 0, random.random_range(0..nodes) as u32);
         let kind = [
             Kind::Allreduce,
             Kind::Broadcast { root },
             Kind::Reduce { root },
             Kind::Move { from, to },
-        ][random.below(4)];
+        ][random.random_range(0..4)];
         let mut schedules = made(kind, algorithm, nodes as u32);
-        for _ in 0..1 + random.below(4) {
-            let schedule = &mut schedules[random.below(nodes)];
+        for _ in 0..1 + random.random_range(0..4) {
+            let schedule = &mut schedules[random.random_range(0..nodes)];
             let steps = schedule.steps.len();
             if steps == 0 {
                 continue; // it has no part in it
             }
-            let step = &mut schedule.steps[random.below(steps)];
-            let (peer, block, message) =
-                (random.below(8) as u32, random.below(12) as u32, random.below(6) as u32);
-            match random.below(7) {
+            let step = &mut schedule.steps[random.random_range(0..steps)];
+            let (peer, block, message) = (
+                random.random_range(0..8) as u32,
+                random.random_range(0..12) as u32,
+                random.random_range(0..6) as u32,
+            );
+            match random.random_range(0..7) {
                 0 => step.action = Action::Send { peer, block, message },
                 1 => step.action = Action::RecvCopy { peer, block, message },
                 2 => step.action = Action::RecvReduce { peer, block, message },
                 3 => step.action = Action::ReduceLocal { block },
                 4 => step.action = Action::Publish { block },
-                5 => step.after = vec![random.below(steps) as u32],
-                _ => schedule.blocks[0].count = random.draw(),
+                5 => step.after = vec![random.random_range(0..steps) as u32],
+                _ => schedule.blocks[0].count = random.next_u64(),
             }
         }
         // Some mutations change nothing that matters; the answer is all that is asked.

@@ -2,12 +2,16 @@
 
 use gradwire_collectives::{
     Algorithm, Block, Kind, Report, Schedule, Topology, generate,
-    interpret::{self, Data, Random},
+    interpret::{self, Data},
     kernels::{Combine, Finish},
     verify::{cross_rack_elements, verify},
 };
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
-use proptest::prelude::*;
+use proptest::prelude::{
+    Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assume, prop_oneof, proptest,
+};
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::SplitMix64;
 
 fn all(kind: Kind, algorithm: Algorithm, topology: &Topology, count: u64) -> Vec<Schedule> {
     (0..topology.participants()).map(|me| generate(kind, algorithm, topology, me, count)).collect()
@@ -245,8 +249,8 @@ fn bytes_of(dtype: DType, values: &[i64]) -> Vec<u8> {
 
 /// A value of one of `world` ranks, such that every type holds the sums of all that are drawn, and
 /// of any part of them, exactly, and that averages are whole.
-fn draw(dtype: DType, op: ReduceOp, rank: usize, world: usize, random: &mut Random) -> i64 {
-    let draw = random.draw();
+fn draw(dtype: DType, op: ReduceOp, rank: usize, world: usize, random: &mut SplitMix64) -> i64 {
+    let draw = random.next_u64();
     let short = matches!(dtype, DType::F8E4m3 | DType::F8E5m2);
     match op {
         _ if dtype == DType::Bool => (draw % 2) as i64,
@@ -340,7 +344,7 @@ proptest! {
     fn reductions_compute_what_they_should(case in case()) {
         let kind = case.reduction();
         let Case { topology, algorithm, dtype, op, ranks, count, seed, .. } = case;
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::seed_from_u64(seed);
         let world: usize = ranks.iter().map(|&r| usize::from(r)).sum();
         // Their sum isn't 128 any more.
         prop_assume!(!(op == ReduceOp::Average && dtype == DType::I8 && world > 127));
@@ -380,11 +384,11 @@ proptest! {
     fn everybody_gets_the_same_bits(case in case(), other in any::<u64>()) {
         let kind = case.reduction();
         let Case { topology, algorithm, dtype, ranks, count, seed, .. } = case;
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::seed_from_u64(seed);
         let op = ReduceOp::Sum;
         let count = count.min(500);
         // Any bits at all, NaNs and infinities among them.
-        let mut bytes = || (0..count * dtype.size()).map(|_| random.draw() as u8).collect();
+        let mut bytes = || (0..count * dtype.size()).map(|_| random.next_u64() as u8).collect();
         let contributions: Vec<Vec<Vec<u8>>> =
             ranks.iter().map(|&local| (0..local).map(|_| bytes()).collect()).collect();
         let postscale = if dtype.is_float() { 0.3 } else { 1.0 };
@@ -415,8 +419,8 @@ proptest! {
         let dtype = if dtype == DType::Bool { DType::U8 } else { dtype };
         let nodes = topology.participants();
         let from = from.index(nodes as usize) as u32;
-        let mut random = Random::new(seed);
-        let piece: Vec<u8> = (0..count * dtype.size()).map(|_| random.draw() as u8).collect();
+        let mut random = SplitMix64::seed_from_u64(seed);
+        let piece: Vec<u8> = (0..count * dtype.size()).map(|_| random.next_u64() as u8).collect();
         let mut contributions = vec![Vec::new(); nodes as usize];
         contributions[from as usize] = vec![piece.clone()];
         let data = Data {

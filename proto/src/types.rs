@@ -243,19 +243,37 @@ macro_rules! wire_enum {
         }
     ) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(
+            Debug,
+            Clone,
+            Copy,
+            PartialEq,
+            Eq,
+            PartialOrd,
+            Ord,
+            Hash,
+            strum::Display,
+            strum::EnumString,
+            strum::FromRepr,
+            strum::IntoStaticStr,
+            strum::VariantArray,
+            strum::VariantNames,
+        )]
         #[repr(u8)]
         pub enum $name {
-            $($(#[$vdoc])* $variant = pb::$name::$variant as u8),+
+            $($(#[$vdoc])* #[strum(serialize = $text)] $variant = pb::$name::$variant as u8),+
         }
 
         impl $name {
             /// Every value, in the order of the wire.
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
+            pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
+
+            /// Their names, in the same order.
+            pub const NAMES: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
             /// The value with this number on the wire, if there is one.
             pub fn from_wire(number: i32) -> Option<Self> {
-                Self::ALL.iter().copied().find(|v| *v as i32 == number)
+                u8::try_from(number).ok().and_then(Self::from_repr)
             }
 
             /// The number on the wire.
@@ -265,20 +283,13 @@ macro_rules! wire_enum {
 
             /// The name that people read.
             pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $text),+
-                }
+                self.into()
             }
 
             /// What the type is called in an error's text.
             pub const WHAT: &str = $what;
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
-            }
-        }
     };
 }
 

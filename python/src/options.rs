@@ -46,19 +46,16 @@ pub(crate) use apply;
 
 /// The exchange of objects of that name.
 pub(crate) fn object_kind(name: &str) -> Result<ObjectKind, PythonError> {
-    ObjectKind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-        let all = ObjectKind::ALL.map(ObjectKind::name);
-        PythonError::invalid(format!(
-            "objects are not exchanged by {name:?}, but by {}",
-            all.join(", ")
-        ))
+    name.parse().map_err(|_| {
+        let all = ObjectKind::NAMES.join(", ");
+        PythonError::invalid(format!("objects are not exchanged by {name:?}, but by {all}"))
     })
 }
 
 /// The reduction of that name.
 pub(crate) fn reduce_op(name: &str) -> Result<ReduceOp, PythonError> {
-    ReduceOp::ALL.iter().copied().find(|op| op.name() == name).ok_or_else(|| {
-        let all: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
-        PythonError::invalid(format!("there is no reduction {name:?}: they are {}", all.join(", ")))
+    name.parse().map_err(|_| {
+        let all = ReduceOp::NAMES.join(", ");
+        PythonError::invalid(format!("there is no reduction {name:?}: they are {all}"))
     })
 }

@@ -9,25 +9,31 @@
 mod number;
 
 use gradwire_proto::{Compression, DType, ReduceOp};
+use rand_xoshiro::{
+    SplitMix64,
+    rand_core::{Rng, SeedableRng},
+};
 
 use self::number::{float, float_bytes, integer, is_short, part_of, precision, wrap};
 
-/// A small generator of numbers (splitmix64): the same seed gives the same numbers everywhere.
+/// A small generator of numbers: the same seed gives the same numbers everywhere.
 #[derive(Debug, Clone)]
-pub struct Dice(u64);
+pub struct Dice(SplitMix64);
 
 impl Dice {
     /// A generator for a thing that several numbers name.
     pub fn of(parts: &[u64]) -> Self {
-        parts.iter().fold(Self(0), |dice, part| Self(dice.clone().roll() ^ part))
+        let seed = parts.iter().fold(0, |seed, part| Self::at(seed).roll() ^ part);
+        Self::at(seed)
+    }
+
+    fn at(seed: u64) -> Self {
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
     /// The next number.
     pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// A number below `bound`, which is not 0.

@@ -18,24 +18,25 @@ pub(crate) struct Common {
 }
 
 /// The exchanges of objects, by which those without a name are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantNames,
+)]
 pub enum ObjectKind {
     /// The root's object for every rank.
+    #[strum(serialize = "broadcast-object")]
     Broadcast,
     /// All ranks' objects for every rank.
+    #[strum(serialize = "allgather-object")]
     Allgather,
 }
 
 impl ObjectKind {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Broadcast, Self::Allgather];
+    /// The names of all of them.
+    pub const NAMES: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
     /// The name that people read.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Broadcast => "broadcast-object",
-            Self::Allgather => "allgather-object",
-        }
+        self.into()
     }
 }
 

@@ -25,9 +25,10 @@ pub mod ring;
 mod build;
 mod kind;
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use gradwire_proto::{WireError, pb};
+use strum::VariantNames;
 
 pub use self::kind::Kind;
 
@@ -36,7 +37,20 @@ use crate::{schedule::Schedule, topology::Topology};
 
 /// The algorithms, by the name of their allreduce; each has a broadcast and a reduction to
 /// one participant of the same kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    VariantNames,
+)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Algorithm {
     /// Pipelined ring; to or from one participant along a chain.
     Ring,
@@ -50,10 +64,7 @@ pub enum Algorithm {
 
 /// A name that is none of the algorithms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "there is no algorithm {given:?}; use one of ring, recursive-doubling, double-tree, \
-     hierarchical"
-)]
+#[error("there is no algorithm {given:?}; use one of {}", Algorithm::VARIANTS.join(", "))]
 pub struct UnknownAlgorithm {
     /// The name, cut to 80 characters.
     pub given: String,
@@ -66,12 +77,7 @@ impl Algorithm {
 
     /// The name that people read and write.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::RecursiveDoubling => "recursive-doubling",
-            Self::DoubleTree => "double-tree",
-            Self::Hierarchical => "hierarchical",
-        }
+        self.into()
     }
 
     /// The algorithm of that name; case doesn't matter, `_` stands for `-`.
@@ -80,18 +86,7 @@ impl Algorithm {
     /// [`UnknownAlgorithm`], which lists the names.
     pub fn parse(name: &str) -> Result<Self, UnknownAlgorithm> {
         let plain = name.trim().to_ascii_lowercase().replace('_', "-");
-        Self::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.name() == plain)
-            .ok_or_else(|| UnknownAlgorithm { given: name.chars().take(80).collect() })
-    }
-}
-
-impl FromStr for Algorithm {
-    type Err = UnknownAlgorithm;
-
-    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
-        Self::parse(name)
+        plain.parse().map_err(|_| UnknownAlgorithm { given: name.chars().take(80).collect() })
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::OnceLock;
 
 /// An instruction set that the kernels are compiled for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Level {
     /// The reference: one element after the other.
     Scalar,
@@ -21,12 +22,7 @@ impl Level {
 
     /// The name that people read.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Scalar => "scalar",
-            Self::Baseline => "baseline",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-        }
+        self.into()
     }
 
     /// Whether this machine has it.

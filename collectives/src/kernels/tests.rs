@@ -6,12 +6,13 @@ mod partial;
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_xoshiro::SplitMix64;
 
 use super::{
     Combine, Finish, Job, Level, SliceError, Store, dispatch, finish_to, level, reduce,
     reduce_finish_in_place, reduce_finish_slices, reduce_slices,
 };
-use crate::interpret::Random;
 
 fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.into_iter().filter(|l| *l != Level::Scalar && l.is_available())
@@ -27,10 +28,10 @@ fn part(dtype: DType) -> DType {
 }
 
 /// Values that arithmetic stumbles over, as the low bits of an element, or of a part of it.
-fn special(dtype: DType, random: &mut Random) -> u64 {
-    let any = random.draw();
-    let pick = random.below(14);
-    let small = (random.draw() % 32) as i64 - 16;
+fn special(dtype: DType, random: &mut SplitMix64) -> u64 {
+    let any = random.next_u64();
+    let pick = random.random_range(0..14);
+    let small = (random.next_u64() % 32) as i64 - 16;
     let (nan, one) = match dtype {
         DType::F32 => (0x7fc0_1234, 1.0f32.to_bits().into()),
         DType::F64 => (0x7ff8_0000_0001_2345, 1.0f64.to_bits()),
@@ -91,12 +92,12 @@ impl Buffer {
         Self { bytes, start, len }
     }
 
-    fn random(dtype: DType, count: usize, misaligned: usize, random: &mut Random) -> Self {
+    fn random(dtype: DType, count: usize, misaligned: usize, random: &mut SplitMix64) -> Self {
         let mut buffer = Self::new(count * dtype.size(), misaligned);
         let dtype = part(dtype);
         let size = dtype.size();
         // Some runs are of ordinary values, so that not everything ends as NaN.
-        let plain = random.below(2) == 0;
+        let plain = random.random_range(0..2) == 0;
         for element in buffer.get_mut().chunks_exact_mut(size) {
             let bits = loop {
                 let bits = special(dtype, random);
@@ -129,22 +130,22 @@ impl Buffer {
 #[test]
 fn every_level_computes_what_the_reference_does() {
     let seed = 11;
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::seed_from_u64(seed);
     for &dtype in DType::ALL {
         for &op in ReduceOp::ALL {
             for inputs in 1..=9 {
-                for count in [0, 1, 31, 127, 128, 129, 300 + random.below(300)] {
+                for count in [0, 1, 31, 127, 128, 129, 300 + random.random_range(0..300)] {
                     let combine = Combine { dtype, op };
-                    let misaligned = random.below(64);
+                    let misaligned = random.random_range(0..64);
                     let data: Vec<Buffer> = (0..inputs)
                         .map(|i| Buffer::random(dtype, count, (misaligned + i) % 64, &mut random))
                         .collect();
                     let slices: Vec<&[u8]> = data.iter().map(Buffer::get).collect();
-                    let contributors = [1, 3, 8, 1000][random.below(4)];
-                    let postscale = [1.0, 1.0, 0.1][random.below(3)];
-                    let prescale = [1.0, 0.5, 1.0 / 3.0][random.below(3)];
+                    let contributors = [1, 3, 8, 1000][random.random_range(0..4)];
+                    let postscale = [1.0, 1.0, 0.1][random.random_range(0..3)];
+                    let prescale = [1.0, 0.5, 1.0 / 3.0][random.random_range(0..3)];
                     let finish = Finish { dtype, op, contributors, postscale };
-                    let store = [Store::Cached, Store::Streaming][random.below(2)];
+                    let store = [Store::Cached, Store::Streaming][random.random_range(0..2)];
                     let run = |level, misaligned| {
                         let mut one = Buffer::new(count * dtype.size(), misaligned);
                         let mut two = Buffer::new(count * dtype.size(), 0);
@@ -185,7 +186,7 @@ fn every_level_computes_what_the_reference_does() {
 /// A destination may be one of the inputs, for all three functions.
 #[test]
 fn results_may_replace_inputs() {
-    let mut random = Random::new(12);
+    let mut random = SplitMix64::seed_from_u64(12);
     for &dtype in DType::ALL {
         for inputs in 1..=5 {
             for count in [1, 128, 1000] {

@@ -13,7 +13,8 @@ pub(crate) const MAX_PENDING: usize = 100;
 pub(crate) const MAX_SETS: usize = 100;
 
 /// Where the job is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Phase {
     /// Not every node has joined.
     Forming,
@@ -30,13 +31,7 @@ pub enum Phase {
 impl Phase {
     /// The name that people read.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Forming => "forming",
-            Self::Running => "running",
-            Self::Failing => "failing",
-            Self::Failed => "failed",
-            Self::Finished => "finished",
-        }
+        self.into()
     }
 }
 

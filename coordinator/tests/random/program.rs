@@ -3,6 +3,10 @@
 
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
 use proptest::prelude::*;
+use rand_xoshiro::{
+    SplitMix64,
+    rand_core::{Rng, SeedableRng},
+};
 
 /// A part of the program. The small numbers are seeds: what exactly is done follows from them.
 #[derive(Debug, Clone)]
@@ -32,10 +36,7 @@ pub(crate) struct Tensor {
 
 /// A number that looks random and is always the same.
 pub(crate) fn mix(seed: u64, salt: u64) -> u64 {
-    let mut x = seed.wrapping_add(salt.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+    SplitMix64::seed_from_u64(seed ^ salt.rotate_left(32)).next_u64()
 }
 
 fn tensor(collectives: &[Collective]) -> impl Strategy<Value = Tensor> + use<> {

@@ -16,7 +16,20 @@ pub struct Place {
 
 /// Which call of the worker's library an operation is a part of. For metrics: nothing is done
 /// differently because of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(serialize_all = "kebab-case")]
 #[repr(u8)]
 pub enum Origin {
     /// The collective itself.
@@ -36,14 +49,7 @@ pub enum Origin {
 
 impl Origin {
     /// Every value, in the order of their numbers.
-    pub const ALL: &[Self] = &[
-        Self::Plain,
-        Self::SparseRows,
-        Self::SparseDense,
-        Self::Object,
-        Self::Adasum,
-        Self::Count,
-    ];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// The value with this number, if there is one.
     pub fn from_number(number: u8) -> Option<Self> {
@@ -52,14 +58,7 @@ impl Origin {
 
     /// The name that people read.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Plain => "plain",
-            Self::SparseRows => "sparse-rows",
-            Self::SparseDense => "sparse-dense",
-            Self::Object => "object",
-            Self::Adasum => "adasum",
-            Self::Count => "count",
-        }
+        self.into()
     }
 }
 

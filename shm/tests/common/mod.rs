@@ -9,6 +9,10 @@ use std::{
 
 use gradwire_proto::{DType, Part, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::control::{Origin, Place, Submission};
+use rand_xoshiro::{
+    SplitMix64,
+    rand_core::{Rng, SeedableRng},
+};
 
 /// Says what a child is to do; unset in the test itself.
 pub(crate) const ROLE: &str = "GRADWIRE_TEST_ROLE";
@@ -44,13 +48,8 @@ pub(crate) fn open_fds() -> usize {
 /// Which submission the ticket stands for: any kind of name, shape and request, the same for
 /// the same ticket.
 pub(crate) fn submission(ticket: u64) -> Submission {
-    let mut bits = ticket.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = move |below: u64| {
-        bits ^= bits << 13;
-        bits ^= bits >> 7;
-        bits ^= bits << 17;
-        bits % below
-    };
+    let mut random = SplitMix64::seed_from_u64(ticket);
+    let mut next = move |below: u64| random.next_u64() % below;
     let dims: Vec<u64> = (0..next(5)).map(|_| next(9)).collect();
     let name = format!("layer{}.{}", next(100), "é".repeat(next(20) as usize));
     let dtype = DType::ALL[next(DType::ALL.len() as u64) as usize];

@@ -5,6 +5,10 @@ use std::{io::Read, ops::Range};
 
 use anyhow::{Context, ensure};
 use flate2::read::GzDecoder;
+use rand_xoshiro::{
+    SplitMix64,
+    rand_core::{Rng, SeedableRng},
+};
 use tch::{Kind, Tensor};
 
 /// Rows and columns of an image.
@@ -99,20 +103,17 @@ pub(crate) fn share(images: usize, rank: usize, size: usize) -> Range<usize> {
     images * rank / size..images * (rank + 1) / size
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same with every version of every library.
-struct Random(u64);
+/// The same numbers with every version of every library.
+struct Random(SplitMix64);
 
 impl Random {
     fn new(seed: u64, stream: u64) -> Self {
-        Self(seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95))
+        let seed = seed ^ stream.wrapping_mul(0xd134_2543_de82_ef95);
+        Self(SplitMix64::seed_from_u64(seed))
     }
 
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn shuffle<T>(&mut self, items: &mut [T]) {

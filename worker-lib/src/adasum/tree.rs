@@ -49,6 +49,11 @@ pub(crate) fn combine(shares: Vec<Vec<f64>>, products: &[f64]) -> Vec<Vec<f64>> 
 
 #[cfg(test)]
 mod tests {
+    use rand_xoshiro::{
+        SplitMix64,
+        rand_core::{Rng, SeedableRng},
+    };
+
     use super::*;
 
     /// The formula, on whole tensors.
@@ -91,14 +96,8 @@ mod tests {
     }
 
     fn tensor(seed: u64, elements: usize) -> Vec<f64> {
-        let mut bits = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            bits ^= bits << 13;
-            bits ^= bits >> 7;
-            bits ^= bits << 17;
-            bits as f64 / u64::MAX as f64 - 0.5
-        };
-        (0..elements).map(|_| next()).collect()
+        let mut random = SplitMix64::seed_from_u64(seed);
+        (0..elements).map(|_| random.next_u64() as f64 / u64::MAX as f64 - 0.5).collect()
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! elsewhere.
 
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
+use rand::{Rng, RngExt, SeedableRng};
+use rand_xoshiro::SplitMix64;
 
 use super::{
     super::op::Number, Combine, Finish, Level, Store, level, reduce_finish_slices, reduce_slices,
 };
-use crate::interpret::Random;
 
 /// One element of each input, reduced and finished by the reference.
 fn reduced<const N: usize>(
@@ -32,13 +33,13 @@ macro_rules! integers {
         #[test]
         fn integers_are_reduced_as_integers() {
             let seed = 31;
-            let mut random = Random::new(seed);
+            let mut random = SplitMix64::seed_from_u64(seed);
             for _ in 0..3000 {
-                let inputs = 2 + random.below(5);
-                let by = [2, 3, 7, 1000, u32::MAX][random.below(5)];
+                let inputs = 2 + random.random_range(0..5);
+                let by = [2, 3, 7, 1000, u32::MAX][random.random_range(0..5)];
                 let shifts = [0, 32, 56, 60];
                 let draws: Vec<u64> =
-                    (0..inputs).map(|_| random.draw() >> shifts[random.below(4)]).collect();
+                    (0..inputs).map(|_| random.next_u64() >> shifts[random.random_range(0..4)]).collect();
                 $({
                     let values: Vec<$int> = draws.iter().map(|&draw| draw as $int).collect();
                     let bytes: Vec<_> = values.iter().map(|v| v.to_ne_bytes()).collect();
@@ -100,14 +101,14 @@ macro_rules! scaled_integers {
         #[expect(clippy::cast_lossless, reason = "the casts are of all widths")]
         fn factors_of_integers_are_computed_in_f64_and_truncated() {
             let seed = 33;
-            let mut random = Random::new(seed);
+            let mut random = SplitMix64::seed_from_u64(seed);
             let factors = [1.0, 0.5, -2.0, 1.0 / 3.0, 1e300];
             $(for op in
                 [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product]
             {
-                let (prescale, postscale) = (factors[random.below(5)], factors[random.below(5)]);
-                let (count, by) = (1 + random.below(2500), 1 + random.below(6));
-                let mut draw = || random.draw() >> [0, 32, 56, 60][random.below(4)];
+                let (prescale, postscale) = (factors[random.random_range(0..5)], factors[random.random_range(0..5)]);
+                let (count, by) = (1 + random.random_range(0..2500), 1 + random.random_range(0..6));
+                let mut draw = || random.next_u64() >> [0, 32, 56, 60][random.random_range(0..4)];
                 let inputs: Vec<Vec<$int>> =
                     (0..by).map(|_| (0..count).map(|_| draw() as $int).collect()).collect();
                 let bytes: Vec<Vec<u8>> = inputs
@@ -119,7 +120,7 @@ macro_rules! scaled_integers {
                 let finish = Finish { dtype, op, contributors: by as u32, postscale };
                 let mut out = vec![0; bytes[0].len()];
                 let (combine, dsts) = (Combine { dtype, op }, &mut [&mut out[..]]);
-                let store = [Store::Cached, Store::Streaming][random.below(2)];
+                let store = [Store::Cached, Store::Streaming][random.random_range(0..2)];
                 reduce_finish_slices(level(), combine, prescale, &finish, dsts, &slices, store)
                     .unwrap();
                 let times = |value: $int, factor: f64, by: f64| match factor {
@@ -184,7 +185,7 @@ fn scaled_integers_are_truncated_towards_zero() {
 /// The division in floats is the integer division, for the numbers that come closest.
 #[test]
 fn averages_of_integers_are_exact() {
-    let mut random = Random::new(13);
+    let mut random = SplitMix64::seed_from_u64(13);
     for by in (1..=70_000).chain([1 << 24, (1 << 24) + 1, u32::MAX - 1, u32::MAX]) {
         for x in i8::MIN..=i8::MAX {
             assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
@@ -203,7 +204,7 @@ fn averages_of_integers_are_exact() {
             assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
         }
         for _ in 0..20 {
-            let by = (random.draw() as u32 >> random.below(32)).max(1);
+            let by = (random.next_u64() as u32 >> random.random_range(0..32)).max(1);
             let (multiple, below) = ((x as u16).checked_div(by as u16).unwrap_or(0), x as u16);
             for x in [below, multiple.wrapping_mul(by as u16)] {
                 assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
@@ -214,7 +215,7 @@ fn averages_of_integers_are_exact() {
     }
     let edges = [i32::MIN, i32::MIN + 1, -1, 0, 1, i32::MAX - 1, i32::MAX];
     for by in [1u32, 2, 3, 7, 1 << 16, u32::MAX / 2, u32::MAX - 1, u32::MAX] {
-        for x in edges.into_iter().chain((0..10_000).map(|_| random.draw() as i32)) {
+        for x in edges.into_iter().chain((0..10_000).map(|_| random.next_u64() as i32)) {
             let whole = (x / by.min(i32::MAX as u32) as i32).wrapping_mul(by as i32);
             for x in [x, whole, whole.wrapping_sub(1), whole.wrapping_add(1)] {
                 let exact = (i64::from(x) / i64::from(by)) as i32;
@@ -258,13 +259,13 @@ fn truth_values_are_all_any_or_odd() {
 /// Complex numbers are their parts, averages and factors too.
 #[test]
 fn complex_numbers_are_summed_part_by_part() {
-    let mut random = Random::new(32);
+    let mut random = SplitMix64::seed_from_u64(32);
     for (complex, float) in [(DType::C64, DType::F32), (DType::C128, DType::F64)] {
         for op in [ReduceOp::Sum, ReduceOp::Average] {
             for count in [1, 64, 100, 1000] {
                 let bytes = count * complex.size();
                 let inputs: Vec<Vec<u8>> =
-                    (0..3).map(|_| (0..bytes).map(|_| random.draw() as u8).collect()).collect();
+                    (0..3).map(|_| (0..bytes).map(|_| random.next_u64() as u8).collect()).collect();
                 let slices: Vec<&[u8]> = inputs.iter().map(|input| &input[..]).collect();
                 let run = |dtype, postscale| {
                     let finish = Finish { dtype, op, contributors: 3, postscale };

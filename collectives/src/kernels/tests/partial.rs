@@ -26,9 +26,9 @@ impl Operands {
         inputs: usize,
         forms: &[Form],
         count: usize,
-        random: &mut Random,
+        random: &mut SplitMix64,
     ) -> Self {
-        let mut any = |dtype| Buffer::random(dtype, count, random.below(64), random);
+        let mut any = |dtype| Buffer::random(dtype, count, random.random_range(0..64), random);
         Self {
             dtype,
             inputs: (0..inputs).map(|_| any(dtype)).collect(),
@@ -140,7 +140,7 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
     const B: Form = Form::Bf16;
     const F: Form = Form::F32;
     let seed = 23;
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::seed_from_u64(seed);
     let mixtures: [(usize, &[Form]); 11] = [
         (1, &[]),
         (3, &[]),
@@ -156,7 +156,7 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
     ];
     let all = mixtures.iter().flat_map(|mixture| TYPES.map(|dtype| (dtype, mixture)));
     for (dtype, &(inputs, forms)) in all {
-        for count in [1, 127, 129, 2047, 2048, 2049, 4500 + random.below(999)] {
+        for count in [1, 127, 129, 2047, 2048, 2049, 4500 + random.random_range(0..999)] {
             let operands = Operands::random(dtype, inputs, forms, count, &mut random);
             // Minimum and maximum travel as they are, if that is not f32.
             let travels =
@@ -165,7 +165,7 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
                 for (prescale, to) in [(1.0, B), (0.3, B), (1.0, F), (0.3, F)] {
                     let right = operands.by_definition(op, prescale, to);
                     for level in levels().chain([Level::Scalar]) {
-                        let at = random.below(64);
+                        let at = random.random_range(0..64);
                         let got = operands.reduced(level, op, prescale, to, at);
                         let wrong = (0..count).find(|i| {
                             let element = i * to.size()..(i + 1) * to.size();
@@ -186,8 +186,8 @@ fn every_level_reduces_to_the_same_bits_as_the_reference() {
 /// All 2^16 upper halves, with the lower halves that decide: ties, their neighbours, and any.
 #[test]
 fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
-    let mut random = Random::new(5);
-    let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, random.draw() as u32 & 0xffff];
+    let mut random = SplitMix64::seed_from_u64(5);
+    let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, random.next_u64() as u32 & 0xffff];
     for lower in lower {
         let values: Vec<f32> =
             (0..=0xffff_u32).map(|up| f32::from_bits(up << 16 | lower)).collect();
@@ -231,12 +231,12 @@ fn rounding_is_that_of_the_library_and_keeps_what_is_short_already() {
 /// every destination.
 #[test]
 fn every_level_finishes_to_the_same_bits_as_the_reference() {
-    let mut random = Random::new(77);
+    let mut random = SplitMix64::seed_from_u64(77);
     let forms = [(Form::Bf16, DType::Bf16), (Form::F32, DType::F32)];
     let types = TYPES.into_iter().flat_map(|dtype| forms.map(|form| (dtype, form)));
     for (dtype, (form, partial)) in types {
         for count in [1, 63, 2048, 2049, 5000] {
-            let src = Buffer::random(partial, count, random.below(64), &mut random);
+            let src = Buffer::random(partial, count, random.random_range(0..64), &mut random);
             // Bit by bit: what is no number keeps its bits on the way to f32.
             let upper = |b: &[u8]| u32::from(u16::from_ne_bytes([b[0], b[1]])) << 16;
             let wide = match form {
@@ -261,7 +261,7 @@ fn every_level_finishes_to_the_same_bits_as_the_reference() {
                 for store in [Store::Cached, Store::Streaming] {
                     for level in levels().chain([scalar]) {
                         let size = dtype.size();
-                        let mut one = Buffer::new(count * size, size * random.below(16));
+                        let mut one = Buffer::new(count * size, size * random.random_range(0..16));
                         let mut two = Buffer::new(count * size, 0);
                         let dsts = [one.get_mut().as_mut_ptr(), two.get_mut().as_mut_ptr()];
                         let src = (form, src.get().as_ptr());
@@ -284,7 +284,7 @@ fn every_level_finishes_to_the_same_bits_as_the_reference() {
 /// In place, as a partial result is added to.
 #[test]
 fn a_partial_result_may_be_replaced() {
-    let mut random = Random::new(9);
+    let mut random = SplitMix64::seed_from_u64(9);
     let count = 5000;
     for form in [Form::Bf16, Form::F32] {
         let operands = Operands::random(DType::F32, 0, &[form, Form::Bf16], count, &mut random);
