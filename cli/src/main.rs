@@ -167,16 +167,15 @@ fn start(
 }
 
 /// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
-const FEWEST_OPEN_FILES: u64 = 24;
+const MIN_OPEN_FILES: u64 = 24;
 
 /// One thread's runtime; tokio panics where it gets no descriptor, so that is looked at before.
 fn runtime() -> Result<Runtime, CommandError> {
     let most = getrlimit(Resource::Nofile).current;
-    if let Some(most) = most.filter(|most| *most < FEWEST_OPEN_FILES) {
+    if let Some(most) = most.filter(|most| *most < MIN_OPEN_FILES) {
         let error = io::Error::from(Errno::MFILE);
-        let what = format!(
-            "{error}: this process may open {most}, and needs at least {FEWEST_OPEN_FILES}"
-        );
+        let what =
+            format!("{error}: this process may open {most}, and needs at least {MIN_OPEN_FILES}");
         return Err(CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
     }
     let built = Builder::new_current_thread().enable_all().build();

@@ -50,7 +50,7 @@ use std::{
 
 use gradwire_coordinator::SessionAcceptor;
 pub use gradwire_proto::Ending;
-use gradwire_proto::{Failure, FailureKind};
+use gradwire_proto::{Failure, FailureKind, launch::Notice};
 use rustix::io::Errno;
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -58,7 +58,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use self::{config::DaemonConfig, workers::process_ends::Word};
+pub use self::config::DaemonConfig;
 use self::{
     control::{
         client::{self},
@@ -120,7 +120,7 @@ pub struct Daemon {
     data: TcpListener,
     data_address: SocketAddr,
     workers: UnixListener,
-    words: Option<mpsc::UnboundedReceiver<Word>>,
+    notices: Option<mpsc::UnboundedReceiver<Notice>>,
     acceptor: Option<SessionAcceptor>,
 }
 
@@ -157,7 +157,7 @@ impl Daemon {
             },
             reason,
         })?;
-        Ok(Self { config, data, data_address, workers, words: None, acceptor: None })
+        Ok(Self { config, data, data_address, workers, notices: None, acceptor: None })
     }
 
     /// Where the data plane listens.
@@ -168,8 +168,8 @@ impl Daemon {
     /// Receives the agent's reports on the ranks' processes. So nobody waits for ranks that never
     /// attach, and failures say how a process ended.
     #[must_use]
-    pub fn hear_of_ends(mut self, words: mpsc::UnboundedReceiver<Word>) -> Self {
-        self.words = Some(words);
+    pub fn with_agent(mut self, notices: mpsc::UnboundedReceiver<Notice>) -> Self {
+        self.notices = Some(notices);
         self
     }
 
@@ -190,12 +190,12 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, mut words, acceptor } = self;
+        let Self { config, data, data_address, workers, mut notices, acceptor } = self;
         let (job, outgoing) = Job::new();
         let (intake, requests) = Intake::new();
         let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
         intake::reader::start(Arc::downgrade(&node), requests);
-        if words.is_some() {
+        if notices.is_some() {
             node.process_ends.expect(true);
         }
         let stop = CancellationToken::new();
@@ -226,7 +226,7 @@ impl Daemon {
             if has_formed {
                 ready(true);
             }
-            handle_reports(&node, &mut words).await;
+            handle_notices(&node, &mut notices).await;
         };
         let cancelled = async {
             cancel.cancelled().await;
@@ -252,14 +252,14 @@ impl Daemon {
         // The workers have the grace period to read the cause and leave. After a failure those that
         // have yet to attach receive it, too (TELL). They are not waited for if this host is being
         // stopped, or if no agent reports that they will not come.
-        let late = ending != Ending::Finished && words.is_some();
+        let late = ending != Ending::Finished && notices.is_some();
         let deadline = Instant::now() + config.grace;
         let gone = async {
             while node.workers.any(late && !cancel.is_cancelled()) && Instant::now() < deadline {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        tokio::select! { () = gone => {} () = handle_reports(&node, &mut words) => {} }
+        tokio::select! { () = gone => {} () = handle_notices(&node, &mut notices) => {} }
         stop.cancel();
         // A panic of it was reported.
         let _ = accept.await;
@@ -272,10 +272,10 @@ impl Daemon {
 }
 
 /// Handles the agent's reports, without end.
-async fn handle_reports(node: &Node, words: &mut Option<mpsc::UnboundedReceiver<Word>>) {
-    if let Some(words) = words {
-        while let Some(word) = words.recv().await {
-            node.handle_report(word);
+async fn handle_notices(node: &Node, notices: &mut Option<mpsc::UnboundedReceiver<Notice>>) {
+    if let Some(notices) = notices {
+        while let Some(notice) = notices.recv().await {
+            node.handle_notice(notice);
         }
         node.process_ends.expect(false);
     }

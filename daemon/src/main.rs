@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, anyhow};
 use clap::Parser;
 use gradwire_coordinator::host::{self, Hosted};
-use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, Word, metrics};
+use gradwire_daemon::{Daemon, DaemonConfig, DaemonError, Ending, metrics};
 use gradwire_proto::{
     Failure, VERSION,
     launch::{Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
@@ -102,27 +102,27 @@ fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
 }
 
 /// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
-const FEWEST_OPEN_FILES: u64 = 24;
+const MIN_OPEN_FILES: u64 = 24;
 
 /// Address space without which nothing can begin, in bytes: the program itself, its threads' stacks
 /// and a little for each worker.
-const LEAST_ADDRESS_SPACE: u64 = 64 << 20;
+const MIN_ADDRESS_SPACE: u64 = 64 << 20;
 
 /// Takes all the descriptors that this process may have: the usual soft limit is for programs that
 /// use `select`. Where even the hard limits are too low, others would panic before they could say
 /// so.
 fn check_limits() -> anyhow::Result<()> {
-    if let Some(most) = getrlimit(Resource::As).current.filter(|most| *most < LEAST_ADDRESS_SPACE) {
+    if let Some(most) = getrlimit(Resource::As).current.filter(|most| *most < MIN_ADDRESS_SPACE) {
         return Err(anyhow!(
             "this process may have {most} bytes of address space, and needs at least \
-             {LEAST_ADDRESS_SPACE}; raise gradwired's limit of memory (ulimit -v)"
+             {MIN_ADDRESS_SPACE}; raise gradwired's limit of memory (ulimit -v)"
         ));
     }
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    if let Some(most) = limit.maximum.filter(|most| *most < FEWEST_OPEN_FILES) {
+    if let Some(most) = limit.maximum.filter(|most| *most < MIN_OPEN_FILES) {
         return Err(anyhow!(
-            "this process may open {most} files, and needs at least {FEWEST_OPEN_FILES}; raise \
+            "this process may open {most} files, and needs at least {MIN_OPEN_FILES}; raise \
              gradwired's limit of open files (ulimit -n)"
         ));
     }
@@ -164,7 +164,7 @@ async fn serve(
     // Whatever the system may refuse comes before anybody relies on this daemon.
     let (mut terminate, mut interrupt) =
         (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
-    let ends = launcher().map_err(DaemonError::from)?;
+    let notices = launcher().map_err(DaemonError::from)?;
     // The launcher reads this one line, and starts the other daemons and then the ranks.
     report(&ServiceReport::Serving {
         metrics: endpoint.address(),
@@ -188,14 +188,14 @@ async fn serve(
     }
     let coordinator = hosted.map(|hosted| tokio::spawn(coordinate(hosted, cancel.clone())));
     let ending = daemon
-        .hear_of_ends(ends)
+        .with_agent(notices)
         .run(cancel.clone(), move |formed| {
             let state = if formed { Readiness::Ready } else { forming() };
             let _ = readiness.send(state);
         })
         .await?;
     if let Some(coordinator) = coordinator {
-        end(coordinator, &cancel, settings.launch.grace.max(LEAST_GRACE)).await;
+        end(coordinator, &cancel, settings.launch.grace.max(MIN_GRACE)).await;
     }
     if let Some(endpoint) = coordinators {
         endpoint.stop().await;
@@ -205,7 +205,7 @@ async fn serve(
 }
 
 /// What the coordinator's last words to other nodes need in any case.
-const LEAST_GRACE: Duration = Duration::from_millis(200);
+const MIN_GRACE: Duration = Duration::from_millis(200);
 
 /// Serves the job as its coordinator. The launcher learns why the job failed as soon as that is
 /// known: before this node waits for its ranks.
@@ -239,34 +239,23 @@ fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
 
 /// What the launcher's agent reports on standard input. It is read on a thread of its own, because
 /// nothing can take a blocked read of a terminal or pipe back.
-fn launcher() -> io::Result<mpsc::UnboundedReceiver<Word>> {
-    let (sender, words) = mpsc::unbounded_channel();
+fn launcher() -> io::Result<mpsc::UnboundedReceiver<Notice>> {
+    let (sender, notices) = mpsc::unbounded_channel();
     let listen = move || {
         for line in io::stdin().lines().map_while(Result::ok) {
             match from_line(&line) {
-                Ok(notice) => drop(sender.send(word(notice))),
+                Ok(notice) => drop(sender.send(notice)),
                 Err(error) => tracing::warn!(%error, "a line on standard input is ignored"),
             }
         }
     };
     thread::Builder::new().name("gw-launcher".to_owned()).spawn(listen)?;
-    Ok(words)
-}
-
-fn word(notice: Notice) -> Word {
-    match notice {
-        Notice::Ended { rank, end } => {
-            Word::Ended { rank, failed: (!end.is_well()).then(|| end.to_string()) }
-        }
-        Notice::Stopping { why } => Word::Stopping(why),
-    }
+    Ok(notices)
 }
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::{Rank, launch::ProcessEnd};
-
-    use gradwire_proto::FailureKind;
+    use gradwire_proto::{FailureKind, Rank};
 
     use super::*;
 
@@ -278,13 +267,5 @@ mod tests {
         assert!(!is_own(&refused.clone().rank(Rank(1)), "a"), "a rank's");
         let lost = Failure::new(FailureKind::NodeLost, "gone").host("a");
         assert!(!is_own(&lost, "a"));
-    }
-
-    #[test]
-    fn a_rank_that_ended_well_has_not_failed() {
-        let ended = |end| word(Notice::Ended { rank: Rank(3), end });
-        assert_eq!(ended(ProcessEnd::Code(0)), Word::Ended { rank: Rank(3), failed: None });
-        let failed = Some("was killed by SIGKILL".to_owned());
-        assert_eq!(ended(ProcessEnd::Signal(9)), Word::Ended { rank: Rank(3), failed });
     }
 }

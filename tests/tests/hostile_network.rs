@@ -15,7 +15,7 @@ use std::{
 
 use gradwire_daemon::{
     Ending,
-    transport::handshake::{self, Attempt, ConnectionId, HandshakeError, Identity, Verdict},
+    transport::handshake::{self, Admission, Attempt, ConnectionId, HandshakeError, Identity},
 };
 use gradwire_proto::{Epoch, FailureKind, JobId, NodeId, ReduceOp, Secret, auth::NONCE_BYTES};
 use gradwire_tests::{
@@ -181,7 +181,7 @@ fn who_does_not_know_the_secret_is_turned_away() {
     let mut challenge = [0; 64];
     stream.read_exact(&mut challenge).unwrap();
     stream.write_all(&[9; 32]).unwrap();
-    assert_eq!(rest(&stream), [Verdict::Secret as u8]);
+    assert_eq!(rest(&stream), [Admission::Secret as u8]);
 
     // And as the daemon's own code does it.
     let dial = |secret: Secret, job: JobId, epoch| {
@@ -203,7 +203,7 @@ fn who_does_not_know_the_secret_is_turned_away() {
     }
     // Even who knows the secret can't take the place of a connection that stands.
     let taken = dial(secret(), name(), 1);
-    let refused = matches!(taken, Err(HandshakeError::Refused(Verdict::Taken)));
+    let refused = matches!(taken, Err(HandshakeError::Refused(Admission::Taken)));
     assert!(refused, "{taken:?}");
     job.finish();
 }

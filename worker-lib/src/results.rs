@@ -9,14 +9,14 @@
 use std::sync::mpsc;
 
 use gradwire_proto::{
-    Collective, Failure, FailureKind, Request, Shape,
+    Collective, Ending, Failure, FailureKind, Request, Shape,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::arena::Arena;
 
 use crate::{
     memory::{Buffer, Output},
-    shared::{End, Shared, Unwatched},
+    shared::{Shared, Unwatched},
 };
 
 /// Allocates results until the watcher has ended.
@@ -30,14 +30,14 @@ pub(crate) fn serve(shared: &Shared, arena: &Arena, requests: &mpsc::Receiver<pb
                 "the daemon asked for memory for results of operation {ticket}, which is not in \
                  flight or has none of its own"
             );
-            shared.finish(End::Failed(Failure::new(FailureKind::Protocol, what)));
+            shared.finish(Ending::Failed(Failure::new(FailureKind::Protocol, what)));
             return;
         };
         let sizes = match sizes(&request, allocate.outputs) {
             Ok(sizes) => sizes,
             Err(what) => {
                 let what = format!("the daemon's results of a {}: {what}", request.collective);
-                shared.finish(End::Failed(Failure::new(FailureKind::Protocol, what)));
+                shared.finish(Ending::Failed(Failure::new(FailureKind::Protocol, what)));
                 return;
             }
         };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    Compression, DType, Failure, FailureKind, JobId, Shape,
+    Compression, DType, Ending, Failure, FailureKind, JobId, Shape,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::arena::{Arena, ArenaStats};
@@ -20,7 +20,7 @@ use crate::{
     memory::{Buffer, Memory, Tensor},
     naming::Names,
     process_set::{ProcessSet, ProcessSets},
-    shared::{End, FAREWELL, Shared},
+    shared::{FAREWELL, Shared},
     watch::Threads,
 };
 
@@ -285,7 +285,7 @@ impl Inner {
         let threads = self.threads.lock().take();
         let Some(threads) = threads else { return Ok(()) };
         let result = self.say_farewell(farewell);
-        self.shared.finish(End::Closed);
+        self.shared.finish(Ending::Finished);
         threads.join(&self.shared);
         result
     }

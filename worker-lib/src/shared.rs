@@ -24,7 +24,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    Collective, Failure, FailureKind, ProcessSetId, Request, TensorName,
+    Collective, Ending, Failure, FailureKind, ProcessSetId, Request, TensorName,
     pb::{self, worker_message::Message},
 };
 use gradwire_shm::{
@@ -67,20 +67,11 @@ pub(crate) struct Operation {
     pub(crate) movable: bool,
 }
 
-/// How a session stands.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum End {
-    /// It was shut down in good order.
-    Closed,
-    /// It failed; this is the first cause.
-    Failed(Failure),
-}
-
-impl From<End> for GradwireError {
-    fn from(end: End) -> Self {
-        match end {
-            End::Closed => Self::Closed,
-            End::Failed(failure) => Self::Failed(failure),
+impl From<Ending> for GradwireError {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::Finished => Self::Closed,
+            Ending::Failed(failure) => Self::Failed(failure),
         }
     }
 }
@@ -95,7 +86,7 @@ pub(crate) struct Shared {
     doorbell: OwnedFd,
     spin: Duration,
     tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
-    end: OnceLock<End>,
+    end: OnceLock<Ending>,
     /// Why this process gives up, until the daemon has taken notice.
     giving_up: OnceLock<Failure>,
     /// The last error that the program received: likely why it ends, if it does.
@@ -152,7 +143,7 @@ impl Shared {
 
     /// Ends the session; only the first cause counts (TELL). Takes the memory of all that is in
     /// flight back from the daemon, and wakes all waiters.
-    pub(crate) fn finish(&self, end: End) {
+    pub(crate) fn finish(&self, end: Ending) {
         self.finish_once(end, |lent| {
             if let Err(error) = Keep::take_back(lent.iter().flatten()) {
                 // A program that sees an operation end uses its memory again: no error is
@@ -164,11 +155,11 @@ impl Shared {
     }
 
     /// As [`Shared::finish`], where the daemon has reported that its data threads have stopped.
-    pub(crate) fn finish_stopped(&self, end: End) {
+    pub(crate) fn finish_stopped(&self, end: Ending) {
         self.finish_once(end, |_| {});
     }
 
-    fn finish_once(&self, end: End, take_back: impl FnOnce(&[Vec<Keep>])) {
+    fn finish_once(&self, end: Ending, take_back: impl FnOnce(&[Vec<Keep>])) {
         // The end is visible only when the memory is back, and a second cause waits for the first.
         self.end.get_or_init(|| {
             // What had succeeded by now has, and nothing succeeds later: the daemon's results don't
@@ -177,7 +168,7 @@ impl Shared {
             let lent = self.tickets.lock().close();
             take_back(&lent);
             // Its own reason is the first cause where this process gave up by itself.
-            self.giving_up.get().cloned().map_or(end, End::Failed)
+            self.giving_up.get().cloned().map_or(end, Ending::Failed)
         });
         // Under the lock: who waits for a segment either sees the end or is woken. So nobody may
         // call this who holds it.
@@ -187,7 +178,7 @@ impl Shared {
     }
 
     /// How the session ended, if it has.
-    pub(crate) fn ended(&self) -> Option<&End> {
+    pub(crate) fn ended(&self) -> Option<&Ending> {
         self.end.get()
     }
 
@@ -196,7 +187,7 @@ impl Shared {
         if self.ended().is_none() && !self.watched.load(Relaxed) {
             // The watcher reports why before it ends; this is for the case that it could not.
             let what = "the thread that listens to the daemon has ended";
-            self.finish(End::Failed(Failure::new(FailureKind::Internal, what)));
+            self.finish(Ending::Failed(Failure::new(FailureKind::Internal, what)));
         }
         self.ended().map_or(Ok(()), |end| Err(end.clone().into()))
     }
@@ -217,7 +208,7 @@ impl Shared {
             }
         }
         let failure = link::daemon_lost(&format!("or takes no messages ({error})"));
-        self.finish(End::Failed(failure));
+        self.finish(Ending::Failed(failure));
         self.check()
     }
 
@@ -237,7 +228,7 @@ impl Shared {
                 self.control.wait(seen, Duration::from_millis(50), Duration::ZERO);
             }
         }
-        self.finish(End::Failed(failure));
+        self.finish(Ending::Failed(failure));
     }
 
     /// Notes that the daemon has taken a segment.
@@ -312,7 +303,7 @@ impl Shared {
                 Ok(Doorbell::Ring) => {
                     if let Err(error) = link::ring(&self.doorbell) {
                         let what = format!("the daemon's doorbell does not ring: {error}");
-                        self.finish(End::Failed(Failure::new(FailureKind::Internal, what)));
+                        self.finish(Ending::Failed(Failure::new(FailureKind::Internal, what)));
                     }
                     return Ok(());
                 }
@@ -326,7 +317,7 @@ impl Shared {
                 Err(SubmitError::Invalid(error)) => return Err(error.into()),
                 Err(error @ (SubmitError::Damaged(_) | SubmitError::Places { .. })) => {
                     let failure = Failure::new(FailureKind::Internal, error.to_string());
-                    self.finish(End::Failed(failure));
+                    self.finish(Ending::Failed(failure));
                 }
             }
             self.check()?;
@@ -340,7 +331,7 @@ impl Shared {
             let what = format!("the control page is damaged: {nonsense}");
             let failure = Failure::new(FailureKind::Internal, what)
                 .hint("look for writes past the end of a tensor");
-            self.finish(End::Failed(failure));
+            self.finish(Ending::Failed(failure));
         }
     }
 

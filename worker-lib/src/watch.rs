@@ -13,7 +13,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    Failure, FailureKind,
+    Ending, Failure, FailureKind,
     pb::{self, daemon_message::Message},
 };
 use gradwire_shm::{arena::Arena, control::MAX_IN_FLIGHT, handover::HandoverError};
@@ -22,7 +22,7 @@ use crate::{
     error::GradwireError,
     link::{self, LinkError},
     results,
-    shared::{End, Shared, Unwatched},
+    shared::{Shared, Unwatched},
 };
 
 /// How often the worker beats.
@@ -101,7 +101,7 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
                 }
                 Message::Allocate(allocate) => {
                     if request.try_send(allocate).is_err() {
-                        break End::Failed(Failure::new(
+                        break Ending::Failed(Failure::new(
                             FailureKind::Protocol,
                             "the daemon asked for memory for more results than operations are in \
                              flight",
@@ -110,11 +110,11 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
                 }
                 // By then the daemon's data threads have stopped.
                 Message::Aborted(failure) => {
-                    return shared.finish_stopped(End::Failed(failure.into()));
+                    return shared.finish_stopped(Ending::Failed(failure.into()));
                 }
-                Message::Detached(_) => break End::Closed,
+                Message::Detached(_) => break Ending::Finished,
                 Message::Challenge(_) | Message::Attached(_) | Message::Refused(_) => {
-                    break End::Failed(Failure::new(
+                    break Ending::Failed(Failure::new(
                         FailureKind::Protocol,
                         "the daemon greeted a second time",
                     ));
@@ -127,7 +127,7 @@ fn watch(shared: &Shared, request: &mpsc::SyncSender<pb::Allocate>) {
 }
 
 /// What the end of the connection means.
-fn lost(error: &LinkError) -> End {
+fn lost(error: &LinkError) -> Ending {
     let failure = match error {
         LinkError::Ended => link::daemon_lost("while this rank was attached"),
         LinkError::Handover(HandoverError::Io(error)) => {
@@ -135,7 +135,7 @@ fn lost(error: &LinkError) -> End {
         }
         error => Failure::new(FailureKind::Protocol, format!("the daemon's message: {error}")),
     };
-    End::Failed(failure)
+    Ending::Failed(failure)
 }
 
 fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
@@ -156,7 +156,7 @@ fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
             );
             let failure = Failure::new(FailureKind::NodeLost, what)
                 .hint("it is stopped, or the machine is overloaded");
-            shared.finish(End::Failed(failure));
+            shared.finish(Ending::Failed(failure));
             return;
         }
     }

@@ -5,8 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, TensorName};
-
+use gradwire_proto::{
+    Ending, Failure, FailureKind, NodeId, Rank, TensorName,
+    launch::{Notice, ProcessEnd},
+};
 use tokio::task::JoinHandle;
 
 use super::mesh::Mesh;
@@ -24,12 +26,7 @@ use crate::{
     },
     ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
-    workers::{
-        outbox::OutboxError,
-        process_ends::{ProcessEnd, ProcessEnds, Word},
-        slots::Workers,
-        worker::Worker,
-    },
+    workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
 };
 
 /// Names in a failure's text.
@@ -141,10 +138,10 @@ impl Node {
     }
 
     /// Handles a report of the launcher's agent on the processes of this host.
-    pub(crate) fn handle_report(&self, word: Word) {
-        match word {
-            Word::Ended { rank, failed } => self.ended(rank, failed),
-            Word::Stopping(why) => {
+    pub(crate) fn handle_notice(&self, notice: Notice) {
+        match notice {
+            Notice::Ended { rank, end } => self.ended(rank, end),
+            Notice::Stopping { why } => {
                 self.process_ends.stop(why.clone());
                 self.stopped(&why);
             }
@@ -159,7 +156,7 @@ impl Node {
         }
         let failed = self.workers.all().into_iter().find_map(|worker| {
             let end = self.process_ends.failure(worker.local_rank)?;
-            Some((worker.died(&end), worker))
+            Some((worker.died(Some(end)), worker))
         });
         match failed {
             Some((failure, worker)) => self.worker_failed(&worker, failure),
@@ -171,10 +168,9 @@ impl Node {
     /// waits for it; if it failed, it is the cause of the job's failure (TELL). How an attached one
     /// ended is reported when its connection ends. That happens now, even if another process holds
     /// the other end.
-    fn ended(&self, rank: Rank, failed: Option<String>) {
+    fn ended(&self, rank: Rank, end: ProcessEnd) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
-        let end = failed.clone().map_or(ProcessEnd::Succeeded, ProcessEnd::Failed);
         self.process_ends.ended(local, end);
         if let Some(worker) = self.workers.get(local) {
             worker.hang_up();
@@ -182,20 +178,17 @@ impl Node {
         if !self.workers.ended(local) || self.job.ending().is_some() {
             return;
         }
-        match failed {
-            None => {
-                tracing::info!(%rank, "a rank ended without ever attaching");
-                self.leaves(rank, true);
-            }
-            Some(how) => {
-                let what = format!("its process {how} before it had joined the job");
-                let failure = Failure::new(FailureKind::WorkerLost, what)
-                    .rank(rank)
-                    .host(self.config.host.clone())
-                    .hint("see its output");
-                metrics::failure(failure.kind);
-                self.job.report(failure);
-            }
+        if end.is_well() {
+            tracing::info!(%rank, "a rank ended without ever attaching");
+            self.leaves(rank, true);
+        } else {
+            let what = format!("its process {end} before it had joined the job");
+            let failure = Failure::new(FailureKind::WorkerLost, what)
+                .rank(rank)
+                .host(self.config.host.clone())
+                .hint("see its output");
+            metrics::failure(failure.kind);
+            self.job.report(failure);
         }
     }
 

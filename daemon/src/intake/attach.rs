@@ -396,7 +396,7 @@ impl Session {
                 Ok(None) => {
                     let interesting = || self.node.job.ending().is_none();
                     match self.node.process_ends.of(worker.local_rank, interesting) {
-                        Ok(end) => break Some(worker.died(&end)),
+                        Ok(end) => break Some(worker.died(end)),
                         // It goes because it was asked to, as we are.
                         Err(why) => self.node.stopped(&why),
                     }

@@ -5,14 +5,14 @@
 //!     │ Hello: who, to whom, number, epoch, job, nonce ► │  136 bytes, fixed
 //!     │ ◄── Challenge: its nonce, proof over the Hello   │   64 bytes
 //!     │ proof over its nonce and the Hello ────────────► │   32 bytes
-//!     │ ◄── Verdict                                      │    1 byte
+//!     │ ◄── Admission                                    │    1 byte
 //!     │ Begin ─────────────────────────────────────────► │    1 byte
 //! ```
 //!
 //! Each attempt of a dialler's to make a connection has a number of its own, and the latest one
-//! stands: a lost Verdict has no lasting effect. The acceptor sends nothing before it has received
-//! Begin: until then the dialler may not know the verdict. The Hello also carries the byte counts
-//! of the connection that this one replaces.
+//! stands: a lost Admission has no lasting effect. The acceptor sends nothing before it has
+//! received Begin: until then the dialler may not know that it was admitted. The Hello also carries
+//! the byte counts of the connection that this one replaces.
 //!
 //! Both prove the job's secret over the other's nonce, so neither an overheard handshake nor a
 //! daemon of another job or epoch gets through (TRUST). No message of the other side decides how
@@ -51,25 +51,25 @@ pub enum HandshakeError {
     Secret,
     /// The acceptor has refused.
     #[error("the other side refused the connection: {0}")]
-    Refused(Verdict),
+    Refused(Admission),
 }
 
 /// The acceptor's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Verdict {
+pub enum Admission {
     /// The connection stands.
-    Welcome = 0,
+    Granted = 0,
     /// The dialler's proof is wrong.
     Secret = 1,
     /// There is such a connection already, of the same attempt or a later one.
     Taken = 2,
 }
 
-impl std::fmt::Display for Verdict {
+impl std::fmt::Display for Admission {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Welcome => "welcome",
+            Self::Granted => "granted",
             Self::Secret => "the secrets differ",
             Self::Taken => "there is such a connection already",
         })
@@ -174,8 +174,8 @@ where
     stream.write_all(&me.secret.prove(&claim)).await?;
     match stream.read_u8().await? {
         0 => Ok(stream.write_u8(BEGIN).await?),
-        1 => Err(HandshakeError::Refused(Verdict::Secret)),
-        2 => Err(HandshakeError::Refused(Verdict::Taken)),
+        1 => Err(HandshakeError::Refused(Admission::Secret)),
+        2 => Err(HandshakeError::Refused(Admission::Taken)),
         _ => Err(HandshakeError::NotGradwire),
     }
 }
@@ -226,21 +226,21 @@ where
     let mut answer = [0; PROOF_BYTES];
     stream.read_exact(&mut answer).await?;
     let claim = Claim::DataDialler { challenge: &nonce, hello: &received };
-    let verdict = if !me.secret.verify(&claim, &answer) {
-        Verdict::Secret
+    let admission = if !me.secret.verify(&claim, &answer) {
+        Admission::Secret
     } else if !admit(id, attempt, stream) {
-        Verdict::Taken
+        Admission::Taken
     } else {
-        Verdict::Welcome
+        Admission::Granted
     };
-    stream.write_u8(verdict as u8).await?;
-    match verdict {
-        Verdict::Welcome => match stream.read_u8().await? {
+    stream.write_u8(admission as u8).await?;
+    match admission {
+        Admission::Granted => match stream.read_u8().await? {
             BEGIN => Ok((id, attempt)),
             _ => Err(HandshakeError::NotGradwire),
         },
-        Verdict::Secret => Err(HandshakeError::Secret),
-        Verdict::Taken => Err(HandshakeError::Refused(verdict)),
+        Admission::Secret => Err(HandshakeError::Secret),
+        Admission::Taken => Err(HandshakeError::Refused(admission)),
     }
 }
 
@@ -315,7 +315,7 @@ mod tests {
         };
         let acceptor = identity(1);
         let admit = |_, _, _: &_| {
-            // Long enough for a dialler that has received the verdict already.
+            // Long enough for a dialler that has received the Admission already.
             std::thread::sleep(Duration::from_millis(50));
             !welcomed.load(Relaxed)
         };
@@ -369,7 +369,7 @@ mod tests {
             a.read_exact(&mut challenge).await.unwrap();
             let claim = Claim::DataDialler { challenge: &challenge[..NONCE_BYTES], hello: &hello };
             a.write_all(&identity(0).secret.prove(&claim)).await.unwrap();
-            assert_eq!(a.read_u8().await.unwrap(), Verdict::Welcome as u8);
+            assert_eq!(a.read_u8().await.unwrap(), Admission::Granted as u8);
             drop(a);
         };
         let acceptor = identity(1);

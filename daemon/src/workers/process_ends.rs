@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::Rank;
+use gradwire_proto::launch::ProcessEnd;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long the agent may take to report how a process ended whose connection has.
@@ -15,31 +15,6 @@ const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How often to check meanwhile whether somebody else has ended the job.
 const CHECK: Duration = Duration::from_millis(20);
-
-/// A report of the launcher's agent on the processes of this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
-    /// A rank's process has ended.
-    Ended {
-        /// Which.
-        rank: Rank,
-        /// How, if not well: `was killed by SIGKILL`.
-        failed: Option<String>,
-    },
-    /// All processes of this host are about to be asked to end, for this reason.
-    Stopping(String),
-}
-
-/// How a rank's process ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ProcessEnd {
-    /// The agent has not reported it.
-    Unknown,
-    /// With exit code 0.
-    Succeeded,
-    /// The agent's text: `was killed by SIGKILL`.
-    Failed(String),
-}
 
 /// The ends of the processes of this node's ranks, as far as they are known.
 #[derive(Debug, Default)]
@@ -78,8 +53,7 @@ impl ProcessEnds {
 
     /// How the process of a rank failed, if that is known.
     pub(crate) fn failure(&self, local_rank: u32) -> Option<ProcessEnd> {
-        let failed = |end: &&ProcessEnd| matches!(end, ProcessEnd::Failed(_));
-        self.lock().ends.get(&local_rank).filter(failed).cloned()
+        self.lock().ends.get(&local_rank).copied().filter(|end| !end.is_well())
     }
 
     /// All processes of this host are being ended.
@@ -88,8 +62,8 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
-    /// How the process of a rank ended whose connection has. Waits a moment for the report, unless
-    /// it is of no interest any more.
+    /// How the process of a rank ended whose connection has; nothing if the agent has not reported
+    /// it. Waits a moment for the report, unless it is of no interest any more.
     ///
     /// # Errors
     /// Why all processes of this host are being ended, if they are.
@@ -97,18 +71,18 @@ impl ProcessEnds {
         &self,
         local_rank: u32,
         interesting: impl Fn() -> bool,
-    ) -> Result<ProcessEnd, String> {
+    ) -> Result<Option<ProcessEnd>, String> {
         let deadline = Instant::now() + REPORT_TIMEOUT;
         let mut state = self.lock();
         loop {
             if let Some(end) = state.ends.get(&local_rank) {
-                return Ok(end.clone());
+                return Ok(Some(*end));
             }
             if let Some(why) = &state.stopped {
                 return Err(why.clone());
             }
             if !state.by_agent || !interesting() || Instant::now() >= deadline {
-                return Ok(ProcessEnd::Unknown);
+                return Ok(None);
             }
             self.news.wait_for(&mut state, CHECK);
         }
@@ -122,23 +96,23 @@ mod tests {
     #[test]
     fn an_end_is_waited_for_where_an_agent_reports_it() {
         let ends = ProcessEnds::default();
-        let unknown = Ok(ProcessEnd::Unknown);
+        const KILLED: ProcessEnd = ProcessEnd::Signal(9);
+        let unknown = Ok(None);
         assert_eq!(ends.of(3, || true), unknown, "there is no agent");
         ends.expect(true);
         assert_eq!(ends.of(3, || false), unknown, "it is of no interest");
         assert_eq!(ends.of(3, || true), unknown, "WAIT");
         std::thread::scope(|scope| {
-            scope.spawn(|| ends.ended(3, ProcessEnd::Succeeded));
-            assert_eq!(ends.of(3, || true), Ok(ProcessEnd::Succeeded));
+            scope.spawn(|| ends.ended(3, ProcessEnd::Code(0)));
+            assert_eq!(ends.of(3, || true), Ok(Some(ProcessEnd::Code(0))));
         });
-        ends.ended(5, ProcessEnd::Failed("was killed".to_owned()));
+        ends.ended(5, KILLED);
         ends.stop("so it is".to_owned());
-        ends.ended(4, ProcessEnd::Failed("was asked to end".to_owned()));
+        ends.ended(4, ProcessEnd::Signal(15));
         assert_eq!(ends.of(4, || true), Err("so it is".to_owned()));
         assert_eq!(ends.failure(4), None, "it ended because it was asked to");
-        let killed = ProcessEnd::Failed("was killed".to_owned());
-        assert_eq!(ends.of(5, || true), Ok(killed.clone()), "it had ended before");
-        assert_eq!(ends.failure(5), Some(killed));
+        assert_eq!(ends.of(5, || true), Ok(Some(KILLED)), "it had ended before");
+        assert_eq!(ends.failure(5), Some(KILLED));
         assert_eq!(ends.failure(3), None, "it ended well");
     }
 }

@@ -2,17 +2,15 @@
 
 use std::os::unix::net::UnixStream;
 
-use gradwire_proto::{Failure, FailureKind, Rank, pb};
+use gradwire_proto::{Failure, FailureKind, Rank, launch::ProcessEnd, pb};
 use gradwire_shm::{
     control::{Completion, CompletionWriter, RingError},
     handover,
 };
 use prost::Message;
+use rustix::process::Signal;
 
-use super::{
-    outbox::{Outbox, OutboxError},
-    process_ends::ProcessEnd,
-};
+use super::outbox::{Outbox, OutboxError};
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
 /// One attached worker.
@@ -112,19 +110,18 @@ impl Worker {
     }
 
     /// Its connection ended without a message.
-    pub(crate) fn died(&self, end: &ProcessEnd) -> Failure {
+    pub(crate) fn died(&self, end: Option<ProcessEnd>) -> Failure {
         let memory = "see its output, and the kernel's log for the out-of-memory killer";
         let (what, hint) = match end {
-            ProcessEnd::Unknown => {
-                ("ended without leaving the job: killed or crashed".to_owned(), memory)
-            }
-            ProcessEnd::Succeeded => (
+            None => ("ended without leaving the job: killed or crashed".to_owned(), memory),
+            Some(end) if end.is_well() => (
                 "ended with exit code 0 without leaving the job".to_owned(),
                 "shut down before the process ends; os._exit() and exec() don't do that",
             ),
-            ProcessEnd::Failed(how) => {
-                let hint = if how.contains("SIGKILL") { memory } else { "see its output" };
-                (format!("{how} without leaving the job"), hint)
+            Some(end) => {
+                let killed = ProcessEnd::Signal(Signal::KILL.as_raw());
+                let hint = if end == killed { memory } else { "see its output" };
+                (format!("{end} without leaving the job"), hint)
             }
         };
         self.failure(FailureKind::WorkerLost, &what, hint)
