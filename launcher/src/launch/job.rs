@@ -9,7 +9,9 @@
 //! ```
 //!
 //! The launcher does not act on a failure at once. For a moment (`Gathering`) it gathers others, so
-//! that the first by time decides and not the first that is reported.
+//! that the first by time decides and not the first that is reported. It also waits for a daemon's
+//! report of the cause, which may be late on a busy machine, and for the end of the process that is
+//! at fault.
 
 use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, time::Duration};
 
@@ -83,6 +85,8 @@ pub struct Limits {
     pub grace: Duration,
     /// For other failures to become known after the first.
     pub gather: Duration,
+    /// For a daemon to report the cause, after that.
+    pub report: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +133,8 @@ pub struct Job {
     /// Why the job failed, as the host of the coordinator reports or, without that, the first host
     /// that did; with that host. However well the ranks end, the job has failed.
     failure: Option<(usize, Failure)>,
+    /// The daemons have been given more time to report the cause.
+    patient: bool,
     /// The process at fault has been given the time to end by itself.
     awaited: bool,
     ranks_ran: bool,
@@ -151,6 +157,7 @@ impl Job {
             processes: BTreeMap::new(),
             causes: Vec::new(),
             failure: None,
+            patient: false,
             awaited: false,
             ranks_ran: false,
             hurried: false,
@@ -182,6 +189,14 @@ impl Job {
     fn blamed_runs(&self) -> bool {
         let mut running = self.processes.iter().filter(|(_, process)| process.ended.is_none());
         running.any(|((node, role), _)| self.blames(*node, *role))
+    }
+
+    /// Whether a daemon that runs may yet report why the job failed.
+    fn report_may_come(&self) -> bool {
+        let daemon_runs = self.processes.iter().any(|((node, role), process)| {
+            *role == Role::Daemon && process.ended.is_none() && !self.hosts[*node].stopped
+        });
+        self.ranks_ran && self.failure.is_none() && daemon_runs
     }
 
     /// Whether somebody wants it to end, so that nobody who reads its output is waited for.
@@ -268,8 +283,13 @@ impl Job {
                 if knows {
                     self.failure = Some((node, failure));
                 }
-                if self.phase == Phase::Leaving {
-                    self.deadline = Some(now + self.limits.grace);
+                match self.phase {
+                    Phase::Leaving => self.deadline = Some(now + self.limits.grace),
+                    // Other reports of it follow at once.
+                    Phase::Gathering if self.patient && !self.awaited => {
+                        self.deadline = Some(now + self.limits.gather);
+                    }
+                    _ => {}
                 }
                 return;
             }
@@ -318,9 +338,13 @@ impl Job {
         } else if !end.is_well() {
             self.fail(Cause::Ended { role, host, pid, end, at, ran, tail }, now);
         }
-        let awaited = self.awaited && self.phase == Phase::Gathering;
-        if awaited && self.blames(node, role) {
-            self.stop(self.limits.grace, now);
+        if self.phase == Phase::Gathering {
+            if self.awaited && self.blames(node, role) {
+                self.stop(self.limits.grace, now);
+            } else if self.patient && !self.awaited && !self.report_may_come() {
+                // The last daemon has ended. Other ends follow at once.
+                self.deadline = self.deadline.min(Some(now + self.limits.gather));
+            }
         }
     }
 
@@ -377,6 +401,10 @@ impl Job {
             return;
         }
         match self.phase {
+            Phase::Gathering if !self.patient && self.report_may_come() => {
+                self.patient = true;
+                self.deadline = Some(now + self.limits.report);
+            }
             // The process at fault may still be on its way out, and how it ended is the cause
             // (TELL).
             Phase::Gathering if !self.awaited && self.blamed_runs() => {

@@ -52,6 +52,9 @@ const EVENTS: usize = 1024;
 /// How much longer the launcher gathers failures than the coordinator does.
 const MARGIN: Duration = Duration::from_millis(100);
 
+/// How much longer it waits for a daemon's report of the cause on a busy machine.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How a job is to be run.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -121,6 +124,7 @@ pub async fn run(
         grace: settings.launch.grace,
         // The coordinator's word on the cause comes before ours to end (TELL).
         gather: settings.coordinator.cause_window + MARGIN,
+        report: REPORT_TIMEOUT,
     };
     let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
     let mut job = Job::new(plan, limits);

@@ -10,6 +10,7 @@ const LIMITS: Limits = Limits {
     start: Duration::from_secs(30),
     grace: Duration::from_secs(3),
     gather: Duration::from_millis(200),
+    report: Duration::from_secs(1),
 };
 
 fn ms(ms: u64) -> Duration {
@@ -126,15 +127,42 @@ fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
     // Heard of first, but later: it reacts to the other one.
     assert!(step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(1), 1405), 1406).is_empty());
     assert!(step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Signal(9), 1400), 1450).is_empty());
-    assert_eq!(step(&mut job, Event::Tick, 1606), ["0:stop 3000", "1:stop 3000"]);
-    step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Signal(15), 1610), 1610);
-    let report = stop_all(&mut job, 1700);
+    assert!(step(&mut job, Event::Tick, 1606).is_empty(), "a daemon may report the cause yet");
+    assert_eq!(step(&mut job, Event::Tick, 2606), ["0:stop 3000", "1:stop 3000"]);
+    step(&mut job, exited(0, Role::Rank(1), ProcessEnd::Signal(15), 2610), 2610);
+    let report = stop_all(&mut job, 2700);
     assert_eq!(report.code, 137);
     assert_eq!(
         report.lines[0],
         "gradwire: rank 2 on host b (pid 77) was killed by SIGKILL, 0.4 s after start; \
          the other ranks were stopped"
     );
+}
+
+#[test]
+fn a_report_of_the_cause_is_waited_for_while_a_daemon_runs() {
+    // The ranks of b end because its daemon refused them, which is slow to report that.
+    let begun = || {
+        let mut job = running();
+        step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Code(1), 1400), 1400);
+        assert!(step(&mut job, Event::Tick, 1600).is_empty());
+        job
+    };
+    let mut job = begun();
+    let failure = Failure::new(FailureKind::Resource, "no thread").host("b");
+    let blame = to_line(&ServiceReport::Failed { failure });
+    step(&mut job, said(1, Role::Daemon, &blame), 2000);
+    assert!(step(&mut job, Event::Tick, 2200).is_empty(), "it is on its way out");
+    let orders = step(&mut job, exited(1, Role::Daemon, ProcessEnd::Code(2), 2300), 2300);
+    assert_eq!(orders, ["0:stop 3000", "1:stop 3000"]);
+    let line = &stop_all(&mut job, 2400).lines[0];
+    assert!(line.starts_with("gradwire: the daemon on host b (pid 77) ended with exit"), "{line}");
+
+    let mut job = begun();
+    for node in 0..2 {
+        step(&mut job, exited(node, Role::Daemon, ProcessEnd::Signal(9), 1700), 1700);
+    }
+    assert_eq!(step(&mut job, Event::Tick, 1900).len(), 2, "nobody is left to report anything");
 }
 
 #[test]
@@ -283,8 +311,9 @@ fn a_host_that_is_lost_ends_the_job_and_is_not_waited_for() {
     let mut job = running();
     let event = Event::Lost { node: 1, what: "Broken pipe".to_owned(), at: ms(1500) };
     step(&mut job, event, 1500);
-    assert_eq!(step(&mut job, Event::Tick, 1700), ["0:stop 3000"]);
-    step(&mut job, Event::Stopped { node: 0 }, 1800);
+    assert!(step(&mut job, Event::Tick, 1700).is_empty(), "a daemon may know more");
+    assert_eq!(step(&mut job, Event::Tick, 2700), ["0:stop 3000"]);
+    step(&mut job, Event::Stopped { node: 0 }, 2800);
     let report = job.report().unwrap();
     assert!(
         report.lines[0].starts_with("gradwire: the connection to host b was lost: Broken pipe")
