@@ -3,7 +3,7 @@
 //! the harness's patience.
 
 use std::{
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, mpsc},
     thread,
     time::Duration,
 };
@@ -122,10 +122,12 @@ fn a_rank_that_dies_while_its_bytes_move_is_named() {
 #[test]
 fn a_rank_that_dies_between_two_steps_is_named() {
     let cluster = Cluster::start(&patient(&[1, 1])).unwrap();
-    let survivors = cluster.start_ranks([0], |session| {
+    let (done, is_done) = mpsc::channel();
+    let survivors = cluster.start_ranks([0], move |session| {
         let mut tensor = [1.0f32; 10];
         session.allreduce_slice(&mut tensor, sum("step")).unwrap();
         assert_eq!(tensor, [1.0; 10], "the other rank's memory is all zeros");
+        done.send(()).unwrap();
         wait_for_the_end(session, "step")
     });
     let mut raw = RawWorker::attach(&cluster, 1).unwrap();
@@ -135,6 +137,8 @@ fn a_rank_that_dies_between_two_steps_is_named() {
     while raw.control.pop_completion().unwrap().is_none() {
         raw.control.wait(seen, Duration::from_millis(10), Duration::ZERO);
     }
+    // The other node may still be at it.
+    is_done.recv_timeout(Duration::from_secs(60)).unwrap();
     drop(raw);
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));

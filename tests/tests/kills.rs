@@ -76,10 +76,15 @@ fn a_worker_that_is_killed_while_its_daemon_stands_still_is_the_cause() {
 
 #[test]
 fn a_worker_is_killed_while_it_is_waited_for_by_itself() {
-    let mut job = start(TWO_NODES, &["attach", "1/submit:1:1000", "!1/until:go", "submit:1:1000"]);
+    let steps =
+        ["attach", "1/submit:1:1000", "!1/until:go", "3/until:also", "submit:1:1000", "leave"];
+    let mut job = start(TWO_NODES, &steps);
     job.until_said("submitted", 1);
     let fault = job.signal(Role::Rank(1), Signal::KILL);
     job.allow("go");
+    // What it submitted could be done without it, and is not before this rank submits it too.
+    job.until_said("failed", 2);
+    job.allow("also");
     assert_rank_1_killed(&job.finish(), TWO_NODES, fault, ", tensor 'layer.0'");
 }
 
