@@ -39,7 +39,9 @@ macro_rules! integers {
                 let by = [2, 3, 7, 1000, u32::MAX][random.random_range(0..5)];
                 let shifts = [0, 32, 56, 60];
                 let draws: Vec<u64> =
-                    (0..inputs).map(|_| random.next_u64() >> shifts[random.random_range(0..4)]).collect();
+                    (0..inputs)
+                        .map(|_| random.next_u64() >> shifts[random.random_range(0..4)])
+                        .collect();
                 $({
                     let values: Vec<$int> = draws.iter().map(|&draw| draw as $int).collect();
                     let bytes: Vec<_> = values.iter().map(|v| v.to_ne_bytes()).collect();
@@ -106,7 +108,8 @@ macro_rules! scaled_integers {
             $(for op in
                 [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product]
             {
-                let (prescale, postscale) = (factors[random.random_range(0..5)], factors[random.random_range(0..5)]);
+                let mut factor = || factors[random.random_range(0..5)];
+                let (prescale, postscale) = (factor(), factor());
                 let (count, by) = (1 + random.random_range(0..2500), 1 + random.random_range(0..6));
                 let mut draw = || random.next_u64() >> [0, 32, 56, 60][random.random_range(0..4)];
                 let inputs: Vec<Vec<$int>> =
