@@ -3,7 +3,7 @@
 A system is run once in each round, and a run's figure is the median of its iterations. What is
 reported is the median of the rounds; its noise is the range of the rounds, widened by half of it
 either side because a few rounds don't show how far it goes. Two systems whose ranges touch are not
-told apart.
+distinguished.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Gets the peers with their package managers, and builds the programs that drive them.
 
 PyTorch (with Gloo), Horovod, Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and
-iperf3 from apt. What can't be had is told and left out; only a peer at all is needed.
+iperf3 from apt. What can't be had is reported and left out; only a peer at all is needed.
 """
 
 import os

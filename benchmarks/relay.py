@@ -24,7 +24,7 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
-# Each packet is preceded by what a card would be told of it.
+# Each packet is preceded by what a card would learn of it.
 IFF_VNET_HDR = 0x4000
 TUNSETOFFLOAD = 0x400454D0
 TUN_F_CSUM = 0x01

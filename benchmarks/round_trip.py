@@ -13,7 +13,7 @@ TIMES = 21
 
 
 def main() -> None:
-    """Does as it is told."""
+    """Does what it is asked to."""
     what, address, port = sys.argv[1:]
     place = (address, int(port))
     if what == "serve":

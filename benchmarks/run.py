@@ -63,8 +63,7 @@ def arguments() -> argparse.Namespace:
     chosen = parser.parse_args()
     if chosen.rounds < LEAST_ROUNDS:
         parser.error(
-            f"--rounds {chosen.rounds}: with less than {LEAST_ROUNDS} nothing can be told from "
-            "noise"
+            f"--rounds {chosen.rounds}: with less than {LEAST_ROUNDS} no figure differs from noise"
         )
     try:
         re.compile(chosen.only)

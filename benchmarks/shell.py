@@ -19,7 +19,7 @@ Words = Sequence[str | os.PathLike[str]]
 
 
 class Trouble(Exception):
-    """Something that can't go on, told in a way that says what to do."""
+    """Something that can't go on, with a text that says what to do."""
 
 
 def say(text: str) -> None:

@@ -42,7 +42,7 @@ class Target:
     against: str
     most: float
     # How the bound is written where people read it.
-    told: str
+    text: str
     system: str = "gradwire"
 
 
@@ -51,8 +51,8 @@ def _node(
 ) -> list[Target]:
     system = "gradwire" if memory == "arena" else "gradwire-ordinary"
     return [
-        Target(f"node-{ranks}", sizes, against, most, told, system)
-        for against, most, told in bounds
+        Target(f"node-{ranks}", sizes, against, most, text, system)
+        for against, most, text in bounds
     ]
 
 
@@ -106,9 +106,9 @@ class Judgement:
         if self.ours is None or self.theirs is None:
             return "–"
         faster = self.theirs.median / self.ours.median
-        if "%" in self.target.told:
+        if "%" in self.target.text:
             return f"{faster:.0%}"
-        return f"1/{faster:.3g}" if "/" in self.target.told else f"{faster:.3g}×"
+        return f"1/{faster:.3g}" if "/" in self.target.text else f"{faster:.3g}×"
 
     @property
     def times(self) -> str:

@@ -109,16 +109,16 @@ class Reports(unittest.TestCase):
         return Result(scenario, None, [ours, theirs, failed])
 
     def test_a_quiet_machine_has_a_verdict(self) -> None:
-        """With the baseline beside it, and with what failed or is missing told."""
+        """With the baseline beside it, and with what failed or is missing."""
         text = as_markdown(self.head(0.0), [self.result()])
-        for told in (
+        for reported in (
             "was quiet",
             "**2.00×** faster",
             "50% of the baseline",
             "Open MPI failed: it fell over",
             "no luck",
         ):
-            self.assertIn(told, text)
+            self.assertIn(reported, text)
 
     def test_a_busy_machine_has_none(self) -> None:
         """What else runs may hit one system harder than another."""
@@ -133,7 +133,7 @@ class Reports(unittest.TestCase):
         wavering = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [3.0, 11.0, 22.0]})
         self.assertEqual((steady.baseline_share(MIB), wavering.baseline_share(MIB)), (0.55, None))
 
-    def test_setups_that_were_not_tried_are_told(self) -> None:
+    def test_setups_that_were_not_tried_are_listed(self) -> None:
         """A peer that was not tuned must not pass for one at its best."""
         outcome = Outcome(
             System("openmpi-tuned", "Open MPI, tuned", "openmpi", True, OPEN_MPI), {MIB: [1.0] * 3}

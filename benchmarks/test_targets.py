@@ -77,9 +77,9 @@ class Verdicts(unittest.TestCase):
             Target("node-2", (MIB,), "gloo", 1 / 6, "≤ 1/6"),
         ]
         found = judge([Result(scenario, None, outcomes)], targets)
-        told = [(each.against, each.reached, each.verdict) for each in found]
+        reported = [(each.against, each.reached, each.verdict) for each in found]
         self.assertEqual(
-            told,
+            reported,
             [
                 ("Open MPI, tuned", "1/3", Verdict.MISSED),
                 ("Gloo, tuned", "1/10", Verdict.MET),
@@ -102,9 +102,9 @@ class Verdicts(unittest.TestCase):
             Target("1g-2x1", (MIB,), "the same uncompressed", 1 / 1.9, "≥ 1.9×", "gradwire-bf16"),
         ]
         found = judge([Result(scenario, Line(1e9, 0.9e9, 0.1), outcomes)], targets)
-        told = [(each.reached, each.verdict) for each in found]
+        reported = [(each.reached, each.verdict) for each in found]
         self.assertEqual(
-            told, [("90%", Verdict.MISSED), ("100%", Verdict.MET), ("1.95×", Verdict.MET)]
+            reported, [("90%", Verdict.MISSED), ("100%", Verdict.MET), ("1.95×", Verdict.MET)]
         )
 
     def test_every_target_is_of_a_scenario_that_is_run_for_it(self) -> None:

@@ -195,7 +195,9 @@ def arguments() -> argparse.Namespace:
     )
     chosen = parser.parse_args()
     if chosen.jobs * chosen.rounds < LEAST_ROUNDS:
-        parser.error(f"with less than {LEAST_ROUNDS} rounds nothing can be told from noise")
+        parser.error(
+            f"with less than {LEAST_ROUNDS} rounds nothing can be distinguished from noise"
+        )
     for name, known in (("kinds", KINDS), ("ways", WAYS), ("setups", {"tuned", "plain"})):
         unknown = set(getattr(chosen, name).split(",")) - set(known)
         if unknown:
@@ -249,8 +251,8 @@ def measure(
                 for line in said.splitlines():
                     found = re.search(r"\{.*\}", line)
                     if found:
-                        told = json.loads(found[0])
-                        results[setup].tables.setdefault(told["kind"], Table()).add(told)
+                        reported = json.loads(found[0])
+                        results[setup].tables.setdefault(reported["kind"], Table()).add(reported)
     return list(results.values())
 
 

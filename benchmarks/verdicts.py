@@ -14,7 +14,7 @@ def as_json(judgements: list[Judgement]) -> list[dict[str, object]]:
             "size": judgement.size,
             "system": judgement.target.system,
             "against": judgement.against,
-            "target": judgement.target.told,
+            "target": judgement.target.text,
             "reached": judgement.reached,
             "ours_us": judgement.ours and judgement.ours.median,
             "theirs_us": judgement.theirs and judgement.theirs.median,
@@ -49,7 +49,7 @@ def as_markdown(
         ]
         cells += [
             judgement.against,
-            judgement.target.told,
+            judgement.target.text,
             judgement.reached,
             judgement.times,
             _word(judgement.verdict),

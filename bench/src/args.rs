@@ -422,7 +422,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_with_its_reason() {
-        for (line, told) in [
+        for (line, expected) in [
             ("allreduce -b 12X", "'12X' for '--begin <BYTES>': not a size"),
             ("allreduce -b 8 -e 4", "-b 8 is more than -e 4"),
             ("allreduce -f 1", "-f 1 leads nowhere"),
@@ -447,7 +447,7 @@ mod tests {
             ("barrier -b 4", "unexpected argument"),
         ] {
             let error = parse(line).unwrap_err();
-            assert!(error.contains(told), "{line}: {error}");
+            assert!(error.contains(expected), "{line}: {error}");
         }
     }
 }

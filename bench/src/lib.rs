@@ -58,7 +58,7 @@ const DEFAULT_RANKS: u32 = 2;
 /// Whether this process is a rank already. Otherwise it is to start ranks.
 ///
 /// # Errors
-/// [`CommandError`] if it is one, and is told how to start some.
+/// [`CommandError`] if it is one, and learns how to start some.
 pub fn is_rank(bench: &Bench, environment: &HashMap<String, String>) -> Result<bool, CommandError> {
     let common = bench.common();
     if common.started.is_some() {

@@ -1,6 +1,6 @@
 //! The collectives that are measured: what each one is called, what it calls, and how its
-//! bandwidth is told. A further one is a variant of [`Operation`] and an arm of each `match` here
-//! and in [`flow`](super::flow).
+//! bandwidth is reported. A further one is a variant of [`Operation`] and an arm of each `match`
+//! here and in [`flow`](super::flow).
 //!
 //! Sizes are those of nccl-tests: of an allgather and a gather the result that has everything, of a
 //! reducescatter and a scatter the tensor that is divided, of all others a rank's tensor.

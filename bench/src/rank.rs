@@ -17,7 +17,7 @@ use super::{
 ///
 /// # Errors
 /// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for. What
-/// goes wrong later is told here, before the other ranks hear of it (TELL).
+/// goes wrong later is reported here, before it is reported to the other ranks (TELL).
 pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
     let common = bench.common();
     let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);
@@ -53,20 +53,20 @@ fn measure(
             let (warmup, iters) = (common.warmup, common.iters);
             // Every one is checked, in the end, by when it began and ended.
             let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
-            let mut told = begin(settings)?;
-            sweep::barriers(session, rounds, &mut told)?;
-            told.finish()
+            let mut report = begin(settings)?;
+            sweep::barriers(session, rounds, &mut report)?;
+            report.finish()
         }
         Bench::Model { shapes, compute_ms, op, data } => {
-            let mut told = begin(settings)?;
-            model::run(session, *op, data, (shapes, *compute_ms), &mut told)?;
-            told.finish()
+            let mut report = begin(settings)?;
+            model::run(session, *op, data, (shapes, *compute_ms), &mut report)?;
+            report.finish()
         }
         Bench::Sweep(collective) => {
             let (operation, sweep) = collective.parts();
-            let mut told = begin(settings)?;
-            sweep::run(session, operation, sweep, &mut told)?;
-            told.finish()
+            let mut report = begin(settings)?;
+            sweep::run(session, operation, sweep, &mut report)?;
+            report.finish()
         }
         Bench::Resources(options) => resources::run(session, options, settings),
     }

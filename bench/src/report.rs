@@ -1,4 +1,4 @@
-//! What is told of a measurement by ranks.
+//! What is reported of a measurement by ranks.
 
 use std::collections::BTreeMap;
 

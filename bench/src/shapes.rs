@@ -240,7 +240,7 @@ mod tests {
     fn a_file_says_the_same_in_lines() {
         let gradients = parse("# front\nconv.weight 64 3 7 7\n\nscale # one number\n").unwrap();
         assert_eq!((gradients[0].elements(), gradients[1].elements()), (9408, 1));
-        for (text, told) in [
+        for (text, expected) in [
             ("", "has no tensors"),
             ("a 2\nb x", "line 2: 'x' is not a dimension"),
             ("a 0", "line 1: '0' is not a dimension"),
@@ -249,7 +249,7 @@ mod tests {
             ("a 281474976710656\nb 1", "line 2: that makes more than 2^48"),
         ] {
             let error = parse(text).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         let error = load("no/such/file").unwrap_err();
         assert!(error.hint.contains("resnet50") && error.what.contains("no/such/file"), "{error}");

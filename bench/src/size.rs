@@ -115,13 +115,13 @@ mod tests {
         assert_eq!(series(4, 65, 4, 4), Ok(vec![4, 16, 64]));
         assert_eq!(series(10, 10, 2, 4), Ok(vec![8]));
         assert_eq!(series(MAX_BYTES, MAX_BYTES, 1 << 20, 1), Ok(vec![MAX_BYTES]));
-        for (bad, told) in [
+        for (bad, expected) in [
             (series(8, 4, 2, 4), "-b 8 is more than -e 4"),
             (series(4, 8, 1, 4), "-f 1 leads nowhere"),
             (series(4, 8, 0, 4), "-f 0 leads nowhere"),
             (series(4, 8, 2, 8), "less than one element, which has 8 bytes"),
         ] {
-            assert!(bad.clone().is_err_and(|text| text.contains(told)), "{bad:?}");
+            assert!(bad.clone().is_err_and(|text| text.contains(expected)), "{bad:?}");
         }
     }
 }

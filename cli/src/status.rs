@@ -71,7 +71,7 @@ pub fn show(status: &StatusResponse) -> String {
             joined => format!(", joined: {}", list(joined)),
         };
         match set.process_set {
-            // The hosts have told its ranks.
+            // The hosts are in its ranks.
             0 if joined.is_empty() => {}
             0 => line(format!("all ranks{joined}")),
             id => line(format!("process set {id}: ranks {}{joined}", list(&set.ranks))),
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_missing_is_told_by_name() {
+    fn who_is_missing_is_reported_by_name() {
         let status = StatusResponse {
             job: "j1".into(),
             version: "0.1.0".into(),

@@ -67,8 +67,8 @@ fn it_starts_its_ranks_and_tells_their_figures_twice() {
         assert!((row["median_us"].as_f64().unwrap() - number(median)).abs() <= 0.051);
         let seconds = row["median_us"].as_f64().unwrap() / 1e6;
         let bandwidth = row["bytes"].as_f64().unwrap() / 1e9 / seconds;
-        let told = row["algorithm_gb_s"].as_f64().unwrap();
-        assert!((told / bandwidth - 1.0).abs() < 1e-6, "{row}");
+        let reported = row["algorithm_gb_s"].as_f64().unwrap();
+        assert!((reported / bandwidth - 1.0).abs() < 1e-6, "{row}");
         // Two ranks: each byte passes each rank's link once.
         assert_eq!(row["bus_gb_s"], row["algorithm_gb_s"]);
         assert!(row["baseline_us"].as_f64().unwrap() > 0.0);
@@ -113,9 +113,9 @@ fn every_collective_gives_checked_results() {
         let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
         assert_eq!((output.code, output.stderr.as_str()), (Some(0), ""), "{words}: {output:?}");
         let rows = rows(&output.stdout);
-        let told: Vec<_> = rows.iter().map(|row| row[0]).collect();
+        let reported: Vec<_> = rows.iter().map(|row| row[0]).collect();
         let expected: Vec<_> = bytes.into_iter().filter(|bytes| !bytes.is_empty()).collect();
-        assert_eq!(told, expected, "{words}");
+        assert_eq!(reported, expected, "{words}");
         assert!(rows.iter().all(|row| row.len() == 9 && number(row[7]) > 0.0), "{output:?}");
     }
     place.assert_clean(false);
@@ -165,12 +165,12 @@ fn a_long_job_does_not_grow() {
     let json: Value =
         serde_json::from_slice(&fs::read(place.path().join("out.json")).unwrap()).unwrap();
     assert_eq!((&json["command"], &json["steps"]), (&"resources".into(), &3000.into()));
-    let told = json["rows"].as_array().unwrap();
-    let processes: Vec<_> = told.iter().map(|row| row["process"].as_str().unwrap()).collect();
+    let reported = json["rows"].as_array().unwrap();
+    let processes: Vec<_> = reported.iter().map(|row| row["process"].as_str().unwrap()).collect();
     // Whether the coordinator is a process of its own is no matter here.
     let others = processes.iter().filter(|process| **process != "coordinator");
     assert_eq!(others.collect::<Vec<_>>(), [&"daemon", &"rank 0", &"daemon", &"rank 1"]);
-    for (cells, row) in rows(&output.stdout).iter().zip(told) {
+    for (cells, row) in rows(&output.stdout).iter().zip(reported) {
         assert_eq!(Some(cells[0]), row["host"].as_str());
         let at = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
         let looks = row["private_bytes"].as_object().unwrap();
@@ -238,7 +238,7 @@ fn a_models_gradients_are_one_step() {
 #[test]
 fn what_can_not_be_measured_is_refused_before_anything_starts() {
     let place = Place::new();
-    for (words, told) in [
+    for (words, expected) in [
         ("bench allreduce -b 12X", "error: invalid value '12X'"),
         ("bench allreduce -b 8 -e 4", "error: -b 8 is more than -e 4"),
         ("bench allreduce -f 1", "error: -f 1 leads nowhere: it must be 2 at least"),
@@ -259,20 +259,20 @@ fn what_can_not_be_measured_is_refused_before_anything_starts() {
     ] {
         let output = place.run(&words.split(' ').collect::<Vec<_>>());
         assert_eq!(output.code, Some(2), "{output:?}");
-        assert!(output.stderr.starts_with(told), "{output:?}");
+        assert!(output.stderr.starts_with(expected), "{output:?}");
     }
     let line = format!("run -np 1 {GRADWIRE} bench negotiation --nodes 2");
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("not measured by the ranks of a job"), "{output:?}");
-    // What only the ranks can know is told by them.
+    // What only the ranks can know is reported by them.
     let line = format!("run -np 2 {GRADWIRE} bench broadcast --root 2");
     let output = bench(&place, &line.split(' ').collect::<Vec<_>>());
     assert_eq!(output.code, Some(2), "{output:?}");
     assert!(output.stderr.contains("there is no rank 2: the job has 2 ranks"), "{output:?}");
     let output = bench(&place, &["bench", "barrier", "-np", "2", "--json", "no/such/folder"]);
     assert_eq!(output.code, Some(1), "{output:?}");
-    let told = "[0] error: --json no/such/folder can't be written: No such";
-    assert!(output.stderr.contains(told), "{output:?}");
+    let expected = "[0] error: --json no/such/folder can't be written: No such";
+    assert!(output.stderr.contains(expected), "{output:?}");
     place.assert_clean(false);
 }

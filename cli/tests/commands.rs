@@ -96,7 +96,7 @@ fn each_setting_is_shown_with_its_origin() {
 }
 
 #[test]
-fn a_coordinator_serves_status_and_readiness_until_it_is_told_to_end() {
+fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
     let place = Place::new();
     let mut command = place.gradwire(&["coordinator"]);
     command.env("GRADWIRE_JOB", "j1").env("GRADWIRE_SECRET", "ab".repeat(32));

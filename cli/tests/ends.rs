@@ -174,7 +174,7 @@ fn lines_without_an_end_are_not_joined() {
 }
 
 #[test]
-fn too_few_descriptors_are_told_as_such() {
+fn too_few_descriptors_are_reported_as_such() {
     let place = Place::new();
     for limit in [4, 7, 12, 23, 24, 26, 28, 32] {
         let limited = format!("ulimit -n {limit}; exec {GRADWIRE} run -np 4 true");
@@ -186,8 +186,8 @@ fn too_few_descriptors_are_told_as_such() {
         if output.code == Some(0) {
             continue;
         }
-        let told = output.stderr.contains("Too many open files");
-        assert!(told && !output.stderr.contains("panicked"), "ulimit -n {limit}: {output:?}");
+        let reported = output.stderr.contains("Too many open files");
+        assert!(reported && !output.stderr.contains("panicked"), "ulimit -n {limit}: {output:?}");
         assert!(!output.stderr.contains("can't be reached"), "ulimit -n {limit}: {output:?}");
     }
     place.assert_clean(true);

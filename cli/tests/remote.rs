@@ -51,11 +51,11 @@ fn every_host_that_can_not_be_reached_is_listed() {
     let output = place.run(&["run", "-H", "localhost:1,bad-1:1,bad-2:1,bare-3:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     for host in ["bad-1", "bad-2"] {
-        let told = format!(
+        let expected = format!(
             "error: host {host} can't be reached: ssh: connect to host {host} port 22: Connection \
              refused"
         );
-        assert!(output.stderr.contains(&told), "{output:?}");
+        assert!(output.stderr.contains(&expected), "{output:?}");
     }
     assert!(
         output.stderr.contains(
@@ -78,8 +78,8 @@ fn an_ssh_that_is_not_there_is_named() {
     let place = Place::new();
     let output = place.run(&["run", "--set", "launch.ssh=zonk-ssh", "-H", "node-b:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
-    let told = "error: host node-b can't be reached: zonk-ssh can't be run: No such file";
-    assert!(output.stderr.contains(told), "{output:?}");
+    let expected = "error: host node-b can't be reached: zonk-ssh can't be run: No such file";
+    assert!(output.stderr.contains(expected), "{output:?}");
 }
 
 #[test]

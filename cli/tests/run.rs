@@ -103,7 +103,7 @@ fn a_launcher_that_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn an_agent_that_is_killed_leaves_nothing_and_is_told() {
+fn an_agent_that_is_killed_leaves_nothing_and_is_reported() {
     let place = Place::new();
     let child = napping(&place, &["-np", "2"]);
     let children = format!("/proc/{0}/task/{0}/children", child.id());
@@ -111,8 +111,8 @@ fn an_agent_that_is_killed_leaves_nothing_and_is_told() {
     kill("KILL", agent.trim().parse().unwrap());
     let output = finish(child);
     assert_eq!(output.code, Some(1), "{output:?}");
-    let told = "gradwire: the connection to host localhost was lost: was killed by SIGKILL";
-    assert!(output.stderr.contains(told), "{output:?}");
+    let expected = "gradwire: the connection to host localhost was lost: was killed by SIGKILL";
+    assert!(output.stderr.contains(expected), "{output:?}");
     place.assert_clean(false);
 }
 
@@ -122,8 +122,8 @@ fn a_program_that_does_not_exist_is_named_with_each_host() {
     let output = place.run(&["run", "-H", "127.0.0.1:1,127.0.0.2:1", "zonk", "--flag"]);
     assert_eq!(output.code, Some(1), "{output:?}");
     for host in ["127.0.0.1", "127.0.0.2"] {
-        let told = format!("error: program 'zonk' not found on host {host} (PATH=");
-        assert!(output.stderr.contains(&told), "{output:?}");
+        let expected = format!("error: program 'zonk' not found on host {host} (PATH=");
+        assert!(output.stderr.contains(&expected), "{output:?}");
     }
     let path = place.path().join("text");
     fs::write(&path, "x").unwrap();
@@ -131,13 +131,14 @@ fn a_program_that_does_not_exist_is_named_with_each_host() {
     assert!(output.stderr.contains("'./text' on host localhost is not executable"), "{output:?}");
     let mut command = place.gradwire(&["run", "text"]);
     let child = command.env("PATH", format!("/bin:{}", place.path().display())).spawn().unwrap();
-    let told = format!("error: program 'text' is {} on host localhost, which is", path.display());
+    let expected =
+        format!("error: program 'text' is {} on host localhost, which is", path.display());
     let output = finish(child);
-    assert!(output.stderr.starts_with(&told), "{output:?}");
+    assert!(output.stderr.starts_with(&expected), "{output:?}");
     place.script("dos", "#!/bin/sh\r\necho hello\r\n");
     let output = place.run(&["run", "./dos"]);
-    let told = "/dos: its first line asks for \"/bin/sh\\r\", which is not there";
-    assert!(output.code == Some(126) && output.stderr.contains(told), "{output:?}");
+    let expected = "/dos: its first line asks for \"/bin/sh\\r\", which is not there";
+    assert!(output.code == Some(126) && output.stderr.contains(expected), "{output:?}");
     let output = place.run(&["run", "./text/train"]);
     assert!(output.stderr.contains("can't be reached: Not a directory"), "{output:?}");
     place.assert_clean(false);
@@ -150,20 +151,20 @@ fn what_does_not_come_up_in_time_is_named_and_stopped() {
     let output =
         place.run(&["run", "--start-timeout", "0.5", "-H", "127.0.0.1:1,127.0.0.2:1", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
-    let told =
+    let expected =
         "error: the job did not start within 0.5 s: the daemon on host 127.0.0.1 does not serve";
-    assert!(output.stderr.contains(told), "{output:?}");
+    assert!(output.stderr.contains(expected), "{output:?}");
     place.assert_clean(false);
 }
 
 #[test]
-fn a_daemon_that_fails_is_told_with_its_words() {
+fn a_daemon_that_fails_is_reported_with_its_output() {
     let place = Place::new();
     place.script("gradwired", "#!/bin/sh\necho 'error: port 7 is in use' >&2\nexit 1\n");
     let output = place.run(&["run", "true"]);
     assert_eq!(output.code, Some(1), "{output:?}");
-    let told = "ended with exit code 1 before the job began: error: port 7 is in use";
-    assert!(output.stderr.contains(told), "{output:?}");
+    let expected = "ended with exit code 1 before the job began: error: port 7 is in use";
+    assert!(output.stderr.contains(expected), "{output:?}");
 
     place.script(
         "gradwired",

@@ -224,13 +224,13 @@ fn each_kind_holds_what_it_should_and_nothing_else() {
                 let answer = verify(&schedules, claimed);
                 assert_eq!(answer.is_ok(), made == claimed, "{algorithm}: {made:?} as {claimed:?}");
                 let Err(error) = answer else { continue };
-                let told = matches!(
+                let reported = matches!(
                     error,
                     VerifyError::Result { .. }
                         | VerifyError::Published { .. }
                         | VerifyError::Uncalled { .. }
                 );
-                assert!(told, "{algorithm}: {made:?} as {claimed:?}: {error}");
+                assert!(reported, "{algorithm}: {made:?} as {claimed:?}: {error}");
             }
         }
     }
@@ -280,8 +280,9 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                 let block = steps[last].action.block();
                 steps.push(Step { action: Action::Publish { block }, after: vec![last as u32] });
                 let error = wrong(&mutant);
-                let told = matches!(error, VerifyError::Published { times: 1, expected: 0, .. });
-                assert!(told, "{algorithm}: {error}");
+                let reported =
+                    matches!(error, VerifyError::Published { times: 1, expected: 0, .. });
+                assert!(reported, "{algorithm}: {error}");
             }
             // Somebody reduces a contribution that isn't asked for.
             for me in (0..7).filter(|&me| !kind.contributes(me)) {

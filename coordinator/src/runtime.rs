@@ -100,7 +100,7 @@ impl CoordinatorConfig {
 }
 
 /// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
-/// told so (at most [`CoordinatorConfig::grace`] later).
+/// notified (at most [`CoordinatorConfig::grace`] later).
 ///
 /// # Errors
 /// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A

@@ -125,15 +125,15 @@ fn a_tensor_of_too_many_parts_is_refused() {
 fn what_is_too_long_to_travel_by_name_is_refused() {
     let mut job = Job::spread(256, 1, 0);
     let failure = job.refusal("w", alltoall(256));
-    assert!(failure.what.contains("too many parts to be told of without an id"), "{failure}");
-    // With an id it is no problem, nor where fewer nodes have to be told of them.
+    assert!(failure.what.contains("too many parts to be sent without an id"), "{failure}");
+    // With an id it is no problem, nor where they are sent to fewer nodes.
     let mut job = Job::spread(256, 1, 1);
     assert_eq!(job.submit("w", alltoall(256)).failures, []);
     let mut job = Job::spread(8, 32, 0);
     assert_eq!(job.submit("w", alltoall(256)).failures, []);
 }
 
-/// What was agreed on a large alltoall without an id is told once in each operation.
+/// What was agreed on a large alltoall without an id is sent once in each operation.
 #[test]
 fn an_agreement_travels_once_in_an_operation() {
     let execute = Job::new(128, 0).submit("w", alltoall(128));
@@ -141,8 +141,8 @@ fn an_agreement_travels_once_in_an_operation() {
     let segments = operations.iter().map(|operation| operation.segments.len());
     assert_eq!(segments.sum::<usize>(), 128 * 128);
     for operation in operations {
-        let told = operation.segments.iter().map(|segment| segment.agreed.is_some());
-        assert!(told.eq((0..operation.segments.len()).map(|at| at == 0)));
+        let reported = operation.segments.iter().map(|segment| segment.agreed.is_some());
+        assert!(reported.eq((0..operation.segments.len()).map(|at| at == 0)));
     }
 }
 

@@ -2,7 +2,7 @@
 //! that the engine answers with.
 //!
 //! A file is a list of blocks. A block is one or more events, a line `----`, and the expected
-//! answer; an empty line ends it. The events of one block happen together: the engine is told
+//! answer; an empty line ends it. The events of one block happen together: the engine learns
 //! that nothing more is waiting after the last of them. `UPDATE=1 cargo test` writes the answers
 //! anew, for review in the diff.
 

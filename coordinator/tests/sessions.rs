@@ -45,7 +45,7 @@ async fn a_job_from_the_first_node_to_the_last() {
         config.health = Some(shown);
     })
     .await;
-    // The slow joiner is the first by order; nobody is told anything before it comes.
+    // The slow joiner is the first by order; nobody is notified before it comes.
     let mut second = served.joined(1, 1).await;
     let early = timeout(Duration::from_millis(200), second.receive.message()).await;
     assert!(early.is_err(), "{early:?}");
@@ -138,8 +138,8 @@ async fn who_may_not_join_reads_why() {
     let join = pb::Join { protocol, version: "0.2.0".into(), ..served.join(&node, 0, 1) };
     let status = refused(&served, &mut node, join).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
-    let told = format!("gradwired 0.2.0 speaks protocol {protocol}");
-    assert!(status.message().contains(&told), "{status}");
+    let expected = format!("gradwired 0.2.0 speaks protocol {protocol}");
+    assert!(status.message().contains(&expected), "{status}");
 
     let mut node = served.open().await.unwrap();
     node.say(Say::Heartbeat(pb::Heartbeat::default())).await;
@@ -246,7 +246,7 @@ async fn a_message_above_the_limit_is_not_read() {
 }
 
 #[tokio::test]
-async fn a_node_that_goes_is_told_of_by_name() {
+async fn a_node_that_goes_is_reported_by_name() {
     let served = Served::start(3, |_| {}).await;
     let mut nodes = served.world(3).await;
     for (rank, node) in (0..).zip(&mut nodes).take(2) {
@@ -312,7 +312,7 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
     assert_eq!(kind(&failure), FailureKind::NodeLost);
     assert_eq!(failure.host, "host1");
     assert!(failure.what.contains("nothing was heard of it for"), "{failure:?}");
-    // The stopped node is told as well, once it wakes up.
+    // The stopped node is notified as well, once it wakes up.
     assert_eq!(kind(&silent.aborted().await), FailureKind::NodeLost);
 }
 

@@ -217,8 +217,8 @@ async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     }
 }
 
-/// Waits until the coordinator has told the other nodes how the job ended. It may still wait for
-/// nodes that never come, if this daemon could not take part at all.
+/// Waits until the coordinator has reported to the other nodes how the job ended. It may still
+/// wait for nodes that never come, if this daemon could not take part at all.
 async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace: Duration) {
     if timeout(grace, &mut coordinator).await.is_err() {
         cancel.cancel();

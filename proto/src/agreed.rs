@@ -480,7 +480,7 @@ impl Agreed {
     }
 
     /// Whether `rank` gets exactly what it could expect from its own request in a process set of
-    /// `set` members ([`Request::expected`]): then its room fits, and it has nothing to be told.
+    /// `set` members ([`Request::expected`]): then its room fits, and nothing is to be reported.
     pub fn is_expected(&self, members: &[Rank], set: usize, rank: Rank, asked: &Request) -> bool {
         let position = members.iter().position(|member| *member == rank).unwrap_or_default();
         let expected = asked.expected(rank, set, position);

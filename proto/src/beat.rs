@@ -100,7 +100,7 @@ pub struct Limits {
     /// On the stream, while datagrams come: longer by what its system may take to send again what
     /// was lost.
     pub stream: Duration,
-    /// How long the system may take for that, if it can be told.
+    /// How long the system may take for that, if it is known.
     pub retransmission: Duration,
 }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_told_by_what_is_silent() {
+    fn silence_is_reported_with_what_is_silent() {
         let limits = Limits::new(Duration::from_millis(500), Duration::from_secs(3));
         let seconds = Duration::from_secs_f64;
         let heard = Heard::at(seconds(1.0));

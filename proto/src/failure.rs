@@ -1,4 +1,4 @@
-//! One failure, told the same way to everybody (invariant TELL): on every rank's handle, in the
+//! One failure, reported the same way to everybody (invariant TELL): on every rank's handle, in the
 //! logs, in the launcher's last lines.
 
 use std::fmt;

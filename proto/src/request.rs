@@ -58,7 +58,7 @@ impl Request {
     pub const JOIN: &str = "join";
 
     /// A process set is removed although not all of its ranks have submitted what others wait for:
-    /// they are told that nobody will (TELL).
+    /// they learn that nobody will (TELL).
     pub const GIVE_UP: u64 = 1;
 
     /// The most tensors of a group (BOUND).

@@ -222,7 +222,7 @@ impl Handle {
             if let Some(outcome) = py.detach(|| self.wait_slice(within)) {
                 return match outcome {
                     Ok(value) => value.to_python(py),
-                    Err(told) => Err(told.raise(py)),
+                    Err(reported) => Err(reported.raise(py)),
                 };
             }
             py.check_signals()?;

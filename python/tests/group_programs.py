@@ -14,6 +14,6 @@ def start(**options):
     dist.init_process_group("gradwire", **options)
     return dist.get_rank()
 
-def told(error):
+def reported(error):
     print("TOLD", dist.get_rank(), type(error).__name__, " ".join(str(error).split()), flush=True)
 """

@@ -1,4 +1,4 @@
-"""How processes end, and what the others are told: Ctrl-C, exceptions, exits, forks, deaths."""
+"""How processes end, and what the others learn: Ctrl-C, exceptions, exits, forks, deaths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from launching import Job
 
 
-def test_an_exception_is_told_to_the_others(job: Job) -> None:
+def test_an_exception_is_reported_to_the_others(job: Job) -> None:
     done = job(
         """
         import gradwire as gw, numpy as np
@@ -23,8 +23,8 @@ def test_an_exception_is_told_to_the_others(job: Job) -> None:
         """
     )
     assert done.returncode != 0
-    [told] = [line for line in done.stdout.splitlines() if "TOLD" in line]
-    assert "TOLD 1 " in told and "ValueError: the data has a hole" in told, done.stdout
+    [reported] = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert "TOLD 1 " in reported and "ValueError: the data has a hole" in reported, done.stdout
 
 
 def test_a_killed_rank_is_named(job: Job) -> None:
@@ -250,9 +250,11 @@ def test_who_ends_with_an_exit_code_is_named(job: Job, how: str, code: int) -> N
         """,
         ranks=3,
     )
-    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
-    assert len(told) == 2 and all("TOLD 1 rank 1 on host" in line for line in told), done.stdout
-    assert all(f"exit code {code}" in line or "Error: t" in line for line in told), done.stdout
+    reported = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert len(reported) == 2 and all("TOLD 1 rank 1 on host" in line for line in reported), (
+        done.stdout
+    )
+    assert all(f"exit code {code}" in line or "Error: t" in line for line in reported), done.stdout
     assert "gradwire: rank 1 on host localhost (pid " in done.stdout, done.stdout
     assert f") ended with exit code {code}, " in done.stdout and done.returncode == code, (
         done.stdout
@@ -275,7 +277,7 @@ def test_an_exit_code_of_zero_is_a_good_end(job: Job, how: str) -> None:
     assert done.returncode == 0 and "gradwire:" not in done.stdout, done.stdout
 
 
-def test_a_process_that_skips_its_end_is_told_as_that(job: Job) -> None:
+def test_a_process_that_skips_its_end_is_reported_as_that(job: Job) -> None:
     done = job(
         """
         import os
@@ -324,11 +326,11 @@ def test_who_never_comes_is_noticed_in_init(job: Job, how: str, code: int) -> No
         """,
         ranks=3,
     )
-    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
-    assert len(told) == 2 and all("TOLD 1 False " in line for line in told), done.stdout
+    reported = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert len(reported) == 2 and all("TOLD 1 False " in line for line in reported), done.stdout
     assert all(
         "rank 1 on host localhost" in line and " before it had joined the job" in line
-        for line in told
+        for line in reported
     ), done.stdout
     assert done.returncode == code, done.stdout
 

@@ -99,8 +99,10 @@ except gw.GradwireError as error:
     sys.exit(8)
 """
     done = torchrun(program, tmp_path, 3)
-    told = [line for line in done.stdout.splitlines() if "TOLD" in line]
-    assert told and all(f"TOLD {who} " in line and what in line for line in told), done.stdout
+    reported = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    assert reported and all(f"TOLD {who} " in line and what in line for line in reported), (
+        done.stdout
+    )
     assert "is it running on this machine" not in done.stdout and done.returncode != 0, done.stdout
 
 

@@ -159,7 +159,7 @@ fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
     model.check(run);
 }
 
-/// The worker submits, rings if told to; the daemon reads and sleeps by the doorbell only.
+/// The worker submits, rings if asked to; the daemon reads and sleeps by the doorbell only.
 fn submit_and_sleep<B>(records: u64)
 where
     B: Backing<Cell = ModelCell, Flag = ModelSignal>,

@@ -38,7 +38,7 @@ mod common;
 /// No wait of these tests is without an end.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How a child is told where to stop: `ROLE:STEP:RECORDS:JOB`.
+/// How a child learns where to stop: `ROLE:STEP:RECORDS:JOB`.
 struct Part {
     stop_at: String,
     records: u64,

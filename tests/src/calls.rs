@@ -49,7 +49,7 @@ impl Call {
     }
 }
 
-/// The failure that an operation came to, which is told to all.
+/// The failure that an operation came to, which is reported to all.
 ///
 /// # Panics
 /// If it came to anything else.

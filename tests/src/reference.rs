@@ -329,7 +329,7 @@ mod tests {
 
     /// What is lost on the way as bf16 is forgiven there, and nowhere else.
     #[test]
-    fn rounding_on_the_way_is_told_from_mistakes() {
+    fn rounding_on_the_way_is_distinguished_from_mistakes() {
         let check = |dtype, nodes, compression, got: f64| {
             let between = Between { nodes, compression };
             let op = ReduceOp::Sum;

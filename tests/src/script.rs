@@ -135,7 +135,7 @@ impl Script {
         };
         let mut order: Vec<usize> = (0..self.calls.len()).filter(concerns).collect();
         dice.shuffle(&mut order);
-        // Those without a name are told apart by their order within the set.
+        // Those without a name are distinguished by their order within the set.
         for set in 0..self.sets.len() {
             let unnamed = |index: usize| {
                 let planned = &self.calls[index];

@@ -1,5 +1,5 @@
 //! Every collective's bad input: what one rank alone can see is refused at the call, what only all
-//! together can see is told to all of them, with who asked for what (TELL); and the job goes on.
+//! together can see is reported to all of them, with who asked for what (TELL). The job goes on.
 //! (Allreduce and broadcast are in `disagreement.rs`, process sets and join in their own files.)
 
 use gradwire_proto::{Collective, DType, FailureKind, Part, Rank, ReduceOp, Request, Shape};
@@ -111,24 +111,24 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn what_ranks_disagree_on_is_told_to_all_with_who_asked_for_what() {
-    let told = run_job(&Plan::nodes(&[2, 2]), |session| {
+fn what_ranks_disagree_on_is_reported_to_all_with_who_asked_for_what() {
+    let reported = run_job(&Plan::nodes(&[2, 2]), |session| {
         let all = session.global_process_set();
         let ask = |(index, case): (usize, Case)| {
             let name = format!("tensor.{index}");
             let mut call = Call::same(name.clone(), all.ranks(), &case.others);
             call.requests[2] = case.odd;
             // All tensors of a group fail together, and nobody waits for any of them.
-            let told = failure(call.start(session, &all).and_then(|pending| pending.finish()));
-            assert_eq!((told.kind, &told.tensor), (FailureKind::Disagreement, &name));
+            let reported = failure(call.start(session, &all).and_then(|pending| pending.finish()));
+            assert_eq!((reported.kind, &reported.tensor), (FailureKind::Disagreement, &name));
             goes_on(session);
             // The name is not spoilt.
             Call::same(name, all.ranks(), &case.others).run(session, &all, 2).unwrap();
-            told.what
+            reported.what
         };
         cases().into_iter().enumerate().map(ask).collect::<Vec<_>>()
     });
-    for (what, case) in told[0].iter().zip(cases()) {
+    for (what, case) in reported[0].iter().zip(cases()) {
         let (head, table) = what.split_once('\n').unwrap();
         assert_eq!(head, format!("the ranks disagree on {}", case.head), "{what}");
         let lines: Vec<String> = table
@@ -141,7 +141,7 @@ fn what_ranks_disagree_on_is_told_to_all_with_who_asked_for_what() {
             assert_eq!(line.strip_prefix(ranks), Some(cells), "{what}");
         }
     }
-    assert!(told.iter().all(|all| *all == told[0]), "every rank is told the same");
+    assert!(reported.iter().all(|all| *all == reported[0]), "every rank receives the same");
 }
 
 /// What a call says at once, on a job of two ranks.
@@ -331,11 +331,11 @@ fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
         let expected =
             "the object of rank 1 has 70003 bytes, and its worker.max_object_bytes allows 65536";
         let own = (session.rank() == 1).then_some(&large);
-        let told = failure(session.broadcast_object(own, BroadcastOptions::from_rank(1)));
-        assert!(told.what.contains(expected), "{told}");
+        let reported = failure(session.broadcast_object(own, BroadcastOptions::from_rank(1)));
+        assert!(reported.what.contains(expected), "{reported}");
         let mine = if session.rank() == 1 { large.clone() } else { vec![1] };
-        let told = failure(session.allgather_object(&mine, AllgatherOptions::default()));
-        assert!(told.what.contains(expected) && told.rank == Some(Rank(1)), "{told}");
+        let reported = failure(session.allgather_object(&mine, AllgatherOptions::default()));
+        assert!(reported.what.contains(expected) && reported.rank == Some(Rank(1)), "{reported}");
         goes_on(session);
         // Rank 0 says a number, the others want a text.
         let own = (session.rank() == 0).then_some(300u64);
@@ -356,20 +356,20 @@ fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
         let bad = session.rank() == 2;
         let indices = vec![0, if bad { 10 } else { 9 }, if bad { 77 } else { 1 }];
         let rows = SparseRows { rows: 10, cols: 1, indices, values: vec![1.0f32; 3] };
-        let told = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
-        assert_eq!((told.kind, told.rank), (FailureKind::Invalid, Some(Rank(2))));
+        let reported = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
+        assert_eq!((reported.kind, reported.rank), (FailureKind::Invalid, Some(Rank(2))));
         let expected = "index 10 of a sparse allreduce is out of range: its tensor has 10 rows \
                         (2 such indices)";
-        assert!(told.what.contains(expected), "{told}");
+        assert!(reported.what.contains(expected), "{reported}");
         goes_on(session);
         // Another number of columns on one rank.
         let cols = if session.rank() == 1 { 2 } else { 1 };
         let values = vec![1.0f32; cols as usize];
         let rows = SparseRows { rows: 10, cols, indices: vec![3], values };
-        let told = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
-        assert!(told.what.contains("ranks disagree on a sparse allreduce"), "{told}");
+        let reported = failure(session.sparse_allreduce(&rows, SparseOptions::default()));
+        assert!(reported.what.contains("ranks disagree on a sparse allreduce"), "{reported}");
         for line in ["rank 0: average of f32 [10, 1]", "rank 1: average of f32 [10, 2]"] {
-            assert!(told.what.contains(line), "{told}");
+            assert!(reported.what.contains(line), "{reported}");
         }
         goes_on(session);
     });
@@ -377,7 +377,7 @@ fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
 
 /// As the library would never ask: the coordinator tells all, with the rank.
 #[test]
-fn splits_that_no_session_would_give_are_told_to_all() {
+fn splits_that_no_session_would_give_are_reported_to_all() {
     use gradwire_tests::cluster::Cluster;
     let plan = Plan::nodes(&[1, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
     let cluster = Cluster::start(&plan).unwrap();
@@ -397,11 +397,11 @@ fn splits_that_no_session_would_give_are_told_to_all() {
     for (n, (list, rows, _)) in (0..).zip(&cases) {
         let asked = Request { list: list.clone(), ..f32s(Collective::Alltoall, &[*rows]) };
         raw.submit(&submission(n, &format!("rows.{n}"), asked)).unwrap();
-        let (tickets, told) = raw.failed().unwrap();
-        assert_eq!((tickets, told.rank), (vec![n], Some(Rank(1))), "{told}");
+        let (tickets, reported) = raw.failed().unwrap();
+        assert_eq!((tickets, reported.rank), (vec![n], Some(Rank(1))), "{reported}");
     }
-    for (told, (.., expected)) in honest.join().unwrap()[0].iter().zip(&cases) {
-        assert_eq!((told.kind, told.rank), (FailureKind::Invalid, Some(Rank(1))));
-        assert!(told.what.contains(expected), "{told}");
+    for (reported, (.., expected)) in honest.join().unwrap()[0].iter().zip(&cases) {
+        assert_eq!((reported.kind, reported.rank), (FailureKind::Invalid, Some(Rank(1))));
+        assert!(reported.what.contains(expected), "{reported}");
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that do not ask for the same: every rank is told what each of them sent, and the job goes
+//! Ranks that do not ask for the same: every rank reads what each of them sent, and the job goes
 //! on (TELL).
 
 use std::sync::{Arc, Barrier};
@@ -82,7 +82,7 @@ fn rows(failure: &Failure) -> Vec<(String, Vec<String>)> {
 }
 
 #[test]
-fn every_kind_of_difference_is_told_to_every_rank() {
+fn every_kind_of_difference_is_reported_to_every_rank() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
     let failures = cluster
         .ranks(|session| {
@@ -116,7 +116,7 @@ fn every_kind_of_difference_is_told_to_every_rank() {
         assert!(!row(others).iter().any(|cell| cell.contains('*')), "{failure}");
         assert!(failure.hint.contains("the same call on every rank"), "{failure}");
     }
-    assert!(failures.iter().all(|all| *all == failures[0]), "every rank is told the same");
+    assert!(failures.iter().all(|all| *all == failures[0]), "every rank receives the same");
     finish(cluster);
 }
 
@@ -173,16 +173,16 @@ fn a_name_that_one_rank_submits_twice_fails_for_all() {
     }
 
     let mut failed = Vec::new();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while !(failed.contains(&1) && failed.contains(&2)) {
         let Some((Reply::TensorFailed(message), _)) = raw.socket.hear().unwrap() else {
             panic!("the tickets' failures were due");
         };
         failed.extend(message.tickets);
-        told.push(Failure::from(message.failure.unwrap()));
+        reported.push(Failure::from(message.failure.unwrap()));
     }
     let others = others.join().unwrap();
-    for failure in told.iter().chain(&others) {
+    for failure in reported.iter().chain(&others) {
         assert_eq!((failure.kind, failure.tensor.as_str()), (FailureKind::Disagreement, "twice"));
         assert!(failure.what.contains("submitted a second time"), "{failure}");
         assert!(failure.what.contains("rank 1"), "{failure}");
@@ -266,7 +266,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
 #[test]
 fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();
-    let told = Barrier::new(2);
+    let reported = Barrier::new(2);
     let failures = cluster
         .ranks(move |session| {
             goes_on(session);
@@ -278,11 +278,11 @@ fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
                 return None;
             }
             let waiting = failure(ask(session, "waiting", &usual()));
-            // Whoever comes later is told at once.
+            // Whoever comes later is notified at once.
             let later = failure(ask(session, "later", &usual()));
             assert_eq!((later.kind, later.rank), (FailureKind::RankLeft, Some(Rank(1))));
             // Nobody else leaves before.
-            told.wait();
+            reported.wait();
             Some(waiting)
         })
         .unwrap();
@@ -362,7 +362,7 @@ fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
     finish(cluster);
 }
 
-/// One rank's slice is cut, another's is not: it is no other call, and all are told at once.
+/// One rank's slice is cut, another's is not: it is no other call, and all are notified at once.
 #[test]
 fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();

@@ -48,12 +48,12 @@ fn wait_for_the_end(session: &Session, name: &str) -> Failure {
 /// Every rank and every daemon names the same cause; gives it.
 #[track_caller]
 fn one_cause(cluster: Cluster, survivors: Ranks<Failure>) -> Failure {
-    let told = survivors.join().unwrap();
+    let reported = survivors.join().unwrap();
     for ending in cluster.finish().unwrap() {
-        assert_eq!(ending, Ending::Failed(told[0].clone()));
+        assert_eq!(ending, Ending::Failed(reported[0].clone()));
     }
-    assert!(told.iter().all(|failure| *failure == told[0]), "{told:?}");
-    told[0].clone()
+    assert!(reported.iter().all(|failure| *failure == reported[0]), "{reported:?}");
+    reported[0].clone()
 }
 
 /// Its tensor of `elements` f32 at the start of its first segment.
@@ -260,8 +260,8 @@ fn a_coordinator_that_stands_still_ends_the_job_for_all() {
     let ranks = waiting_ranks(&cluster, &begun);
     begun.wait();
     cluster.freeze_coordinator(Duration::from_secs(5));
-    let told = ranks.join().unwrap();
-    for cause in told {
+    let reported = ranks.join().unwrap();
+    for cause in reported {
         assert_eq!(cause.kind, FailureKind::CoordinatorLost);
         assert!(cause.what.contains("has been silent for"), "{cause}");
         assert!(cause.hint.contains("it is stopped"), "{cause}");

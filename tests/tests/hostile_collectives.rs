@@ -171,7 +171,7 @@ fn room_that_was_not_asked_for() {
 }
 
 /// A rank that never makes room holds up its own tensor only, and that for its own node only; that
-/// it dies is told (WAIT, TELL).
+/// it dies is reported (WAIT, TELL).
 #[test]
 fn room_that_is_never_made() {
     let cluster = Cluster::start(&patient()).unwrap();
@@ -200,8 +200,11 @@ fn room_that_is_never_made() {
     for (sum, held) in survivors {
         // What rank 1 gave is whatever its memory held: zeros.
         assert_eq!(sum, 2.0);
-        if let Err(told) = held {
-            assert!(told.contains("rank 1") && told.contains("ended without leaving"), "{told}");
+        if let Err(reported) = held {
+            assert!(
+                reported.contains("rank 1") && reported.contains("ended without leaving"),
+                "{reported}"
+            );
         }
     }
     cluster.finish().unwrap();
@@ -251,10 +254,14 @@ fn sets_and_joins_that_make_no_sense_fail_alone() {
     ];
     let fails = |submission: &Submission, expected: &str| {
         raw.submit(submission).unwrap();
-        let (tickets, told) = raw.failed().unwrap();
-        assert_eq!((tickets, told.rank), (vec![submission.ticket], Some(Rank(1))), "{told}");
-        assert_eq!(told.kind, FailureKind::Invalid, "{told}");
-        assert!(told.what.contains(expected), "{expected:?} is not in: {told}");
+        let (tickets, reported) = raw.failed().unwrap();
+        assert_eq!(
+            (tickets, reported.rank),
+            (vec![submission.ticket], Some(Rank(1))),
+            "{reported}"
+        );
+        assert_eq!(reported.kind, FailureKind::Invalid, "{reported}");
+        assert!(reported.what.contains(expected), "{expected:?} is not in: {reported}");
     };
     for (submission, expected) in &cases {
         fails(submission, expected);

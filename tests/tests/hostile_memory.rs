@@ -52,7 +52,7 @@ fn end_of_job(evil: impl FnOnce(&Cluster, &mut RawWorker) -> Option<Failure>) ->
     let survivors = cluster.start_ranks([0, 2], work).attached();
     let mut raw = RawWorker::attach(&cluster, 1).unwrap();
     raw.add_segment(SEGMENT).unwrap();
-    // The evil one is told as well.
+    // The evil one is notified as well.
     let cause = evil(&cluster, &mut raw).unwrap_or_else(|| raw.aborted().unwrap());
     drop(raw);
     assert!(survivors.join().unwrap().iter().all(|failure| *failure == cause));

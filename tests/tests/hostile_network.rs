@@ -24,7 +24,7 @@ use gradwire_tests::{
 };
 use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 
-/// Allreduces until rank 0 is told to stop, and how many there were; calls `done` after each.
+/// Allreduces until rank 0 is asked to stop, and how many there were; calls `done` after each.
 fn work(session: &Session, stop: &AtomicBool, done: impl Fn(usize)) -> usize {
     for round in 1.. {
         // The decision to stop is part of what is reduced: all ranks stop together.
@@ -54,11 +54,11 @@ impl Working {
         let plan = Plan::nodes(&[1, 1]).set("data.connect_timeout_ms=1000");
         let cluster = Cluster::start(&plan).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let reported = stop.clone();
         let (sender, begun) = mpsc::channel();
         let ranks = cluster.start_ranks(0..2, move |session| {
             let lanes = 2;
-            work(session, &told, |round| {
+            work(session, &reported, |round| {
                 if round == lanes {
                     sender.send(()).unwrap();
                 }
@@ -283,9 +283,9 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
     }
 }
 
-/// A daemon that can't belong to the job is refused, its worker is told why, the job goes on.
+/// A daemon that can't belong to the job is refused, its worker learns why, the job goes on.
 #[test]
-fn a_daemon_of_another_job_is_refused_and_its_worker_is_told() {
+fn a_daemon_of_another_job_is_refused_and_its_worker_learns_why() {
     let job = Working::start();
     let secret = Secret::generate();
     let cases = [
@@ -307,9 +307,9 @@ fn a_daemon_of_another_job_is_refused_and_its_worker_is_told() {
         assert_eq!(failure.kind, FailureKind::Invalid, "{failure}");
         assert!(failure.what.contains("the coordinator at 127.0.0.1:"), "{failure}");
         assert!(failure.what.contains("refused") && failure.what.contains(expected), "{failure}");
-        let told = worker.unwrap_err();
-        let GradwireError::Refused(told) = told else { panic!("{told}") };
-        assert_eq!(told, failure);
+        let reported = worker.unwrap_err();
+        let GradwireError::Refused(reported) = reported else { panic!("{reported}") };
+        assert_eq!(reported, failure);
     }
     job.finish();
 }

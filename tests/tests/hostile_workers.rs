@@ -62,7 +62,7 @@ fn page() -> OwnedFd {
 }
 
 #[test]
-fn who_does_not_belong_here_is_told_why() {
+fn who_does_not_belong_here_learns_why() {
     let (cluster, first) = half_a_job();
     let job = cluster.job().to_string();
     let pid = format!("local rank 0 is taken by process {} on this host", std::process::id());

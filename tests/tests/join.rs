@@ -121,7 +121,7 @@ fn a_join_is_of_one_process_set() {
 
 #[test]
 fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
-    let told = run_job(&Plan::nodes(&[2, 1]), |session| {
+    let reported = run_job(&Plan::nodes(&[2, 1]), |session| {
         if session.rank() == 1 {
             assert_eq!(session.join(JoinOptions::default()).unwrap(), 2);
             return Vec::new();
@@ -165,13 +165,14 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
         assert_eq!(session.join(JoinOptions::default()).unwrap(), 2);
         failures.drain(..).map(|failure| (failure.kind, failure.what)).collect()
     });
-    assert_eq!(told[0], told[2]);
+    assert_eq!(reported[0], reported[2]);
     let without = ["reducescatter", "alltoall", "scatter", "add-process-set"];
-    for ((kind, what), collective) in told[0].iter().zip(without) {
+    for ((kind, what), collective) in reported[0].iter().zip(without) {
         let expected = format!("rank 1 has joined, and {collective} can't do without");
         assert!(*kind == FailureKind::Invalid && what.contains(&expected), "{what}");
     }
-    for ((kind, what), collective) in told[0][4..].iter().zip(["broadcast", "reduce", "gather"]) {
+    for ((kind, what), collective) in reported[0][4..].iter().zip(["broadcast", "reduce", "gather"])
+    {
         let expected = format!("the root 1 of this {collective} has joined");
         assert!(*kind == FailureKind::Invalid && what.contains(&expected), "{what}");
     }

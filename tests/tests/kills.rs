@@ -1,9 +1,9 @@
 //! Each process of a job is killed, and stopped, at every moment that differs: every rank that is
-//! left is told within five seconds which one it was (TELL), the launcher says it too, and
+//! left learns within five seconds which one it was (TELL), the launcher reports it too, and
 //! nothing stays (CLEAN).
 //!
-//! The ranks are deaf to SIGTERM. So what they are told they were told by Gradwire, and not spared
-//! by the launcher, which asks the others to end soon after the first one has.
+//! The ranks are deaf to SIGTERM. So what they learn comes from Gradwire. The launcher would
+//! spare it them: it asks the others to end soon after the first one has.
 
 use std::{thread::sleep, time::Duration};
 
@@ -24,12 +24,12 @@ fn others(world: (u32, &str), gone: u32) -> Vec<u32> {
     (0..world.0).filter(|rank| *rank != gone).collect()
 }
 
-/// That a killed rank 1 was told of everywhere.
+/// That a killed rank 1 was reported everywhere.
 #[track_caller]
 fn assert_rank_1_killed(report: &Report, world: (u32, &str), fault: u64, tensor: &str) {
     let place = format!("rank 1 on host 127.0.0.1{tensor}");
     let what = ") was killed by SIGKILL without leaving the job";
-    report.assert_told(&others(world, 1), fault, &[&place, "its process (pid ", what]);
+    report.assert_notified(&others(world, 1), fault, &[&place, "its process (pid ", what]);
     report.assert_code(128 + 9);
     report.assert_verdict(&["gradwire: rank 1 on host 127.0.0.1 (pid ", "was killed by SIGKILL"]);
 }
@@ -102,7 +102,7 @@ fn a_worker_is_killed_in_the_middle_of_a_transfer() {
 }
 
 #[test]
-fn a_worker_that_is_stopped_is_told_as_stopped() {
+fn a_worker_that_is_stopped_is_reported_as_stopped() {
     for world in [ONE_NODE, TWO_NODES] {
         let mut job = start(world, &["attach", "loop:100000:1000"]);
         job.until_said("looping", world.0 as usize);
@@ -110,16 +110,16 @@ fn a_worker_that_is_stopped_is_told_as_stopped() {
         let report = job.finish();
         let what =
             ["rank 1 on host 127.0.0.1", "no sign of life for ", "the process is stopped (SIGSTOP"];
-        report.assert_told(&others(world, 1), fault, &what);
+        report.assert_notified(&others(world, 1), fault, &what);
         // The first to go because of it gives the exit code, and its last words the reason.
         report.assert_code(1);
         report.assert_verdict(&what);
     }
 }
 
-/// It reads nothing for a while, and far more is to be told than its socket takes (TELL).
+/// It reads nothing for a while, and far more is to be sent than its socket takes (TELL).
 #[test]
-fn a_worker_that_is_stopped_for_a_while_is_told_everything() {
+fn a_worker_that_is_stopped_for_a_while_receives_everything() {
     let steps = ["attach", "0/lonely:350", "1/until:go", "1/leave", "0/until:gone", "0/leave"];
     let mut job = start((2, "127.0.0.1:2"), &steps);
     job.until_said("submitted", 1);
@@ -129,8 +129,8 @@ fn a_worker_that_is_stopped_for_a_while_is_told_everything() {
     job.until_said("left", 1);
     sleep(Duration::from_millis(2000));
     job.signal(Role::Rank(0), Signal::CONT);
-    let told = job.until_said("lonely", 1);
-    assert_eq!(told[0].text, "350");
+    let reported = job.until_said("lonely", 1);
+    assert_eq!(reported[0].text, "350");
     job.allow("gone");
     job.finish().assert_code(0);
 }
@@ -146,8 +146,12 @@ fn a_daemon_is_killed() {
         let report = job.finish();
         let all: Vec<u32> = (0..world.0).collect();
         let (near, far): (Vec<u32>, Vec<u32>) = all.into_iter().partition(|r| own.contains(r));
-        report.assert_told(&near, fault, &["the daemon of this node (gradwired) ended"]);
-        report.assert_told(&far, fault, &[&format!("host {host}"), "the daemon of ", "is lost"]);
+        report.assert_notified(&near, fault, &["the daemon of this node (gradwired) ended"]);
+        report.assert_notified(
+            &far,
+            fault,
+            &[&format!("host {host}"), "the daemon of ", "is lost"],
+        );
         report.assert_code(1);
         let verdict = format!("gradwire: the daemon on host {host} (pid ");
         report.assert_verdict(&[&verdict, ") was killed by SIGKILL"]);
@@ -155,15 +159,15 @@ fn a_daemon_is_killed() {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_is_told_by_its_silence() {
+fn a_daemon_that_is_stopped_is_reported_as_silent() {
     let mut job = start(TWO_NODES, &["attach", "loop:100000:1000"]);
     job.until_said("looping", 4);
     let fault = job.signal(Role::Daemon(1), Signal::STOP);
     let report = job.finish();
     let near = ["the daemon of this node (gradwired) has given no sign of life for "];
-    report.assert_told(&[2, 3], fault, &near);
+    report.assert_notified(&[2, 3], fault, &near);
     let far = ["host 127.0.0.2", "the daemon of ", "is lost: nothing was heard of it for "];
-    report.assert_told(&[0, 1], fault, &far);
+    report.assert_notified(&[0, 1], fault, &far);
     report.assert_code(1);
 }
 
@@ -180,8 +184,8 @@ fn a_daemon_that_is_continued_writes_to_no_tensor_any_more() {
         job.until_said("looping", 2);
         sleep(Duration::from_micros((seed >> round) % 300_000));
         job.signal(Role::Daemon(0), Signal::STOP);
-        let told = job.until_said("told", 2);
-        for said in told {
+        let reported = job.until_said("notified", 2);
+        for said in reported {
             assert!(said.text.contains("has given no sign of life for"), "{said:?}");
         }
         job.signal(Role::Daemon(0), Signal::CONT);
@@ -201,15 +205,15 @@ fn the_daemon_that_hosts_the_coordinator_is_killed_or_stopped() {
         job.until_said("looping", 4);
         let fault = job.signal(Role::Daemon(0), signal);
         let report = job.finish();
-        report.assert_told(&[2, 3], fault, &["the coordinator at 127.0.0.1:"]);
+        report.assert_notified(&[2, 3], fault, &["the coordinator at 127.0.0.1:"]);
         report.assert_code(1);
         if signal == Signal::KILL {
-            report.assert_told(&[0, 1], fault, &["the daemon of this node (gradwired) ended"]);
+            report.assert_notified(&[0, 1], fault, &["the daemon of this node (gradwired) ended"]);
             report.assert_verdict(&["gradwire: the daemon on host 127.0.0.1 (pid "]);
             report.assert_verdict(&[") was killed by SIGKILL"]);
         } else {
             let silent = "the daemon of this node (gradwired) has given no sign of life for ";
-            report.assert_told(&[0, 1], fault, &[silent]);
+            report.assert_notified(&[0, 1], fault, &[silent]);
         }
     }
 }
@@ -224,7 +228,7 @@ fn an_agent_is_killed() {
         // Its processes are tied to its life: they go with it, in any order.
         let fault = job.signal(Role::Agent(agent), Signal::KILL);
         let report = job.finish();
-        report.assert_told(&left, fault, &[&format!("host {host}")]);
+        report.assert_notified(&left, fault, &[&format!("host {host}")]);
         report.assert_code(1);
         let verdict =
             format!("gradwire: the connection to host {host} was lost: was killed by SIGKILL");
@@ -239,5 +243,5 @@ fn an_agent_that_is_asked_to_end_is_the_cause_and_not_its_ranks() {
     let fault = job.signal(Role::Agent(1), Signal::TERM);
     let report = job.finish();
     let what = "host 127.0.0.2: gradwired was asked to end: the agent of this host got SIGTERM";
-    report.assert_told(&[0, 1], fault, &[what]);
+    report.assert_notified(&[0, 1], fault, &[what]);
 }

@@ -211,7 +211,7 @@ fn a_port_that_is_taken_is_named_with_its_setting() {
 }
 
 #[test]
-fn a_daemon_that_fails_after_it_served_is_told_with_its_words() {
+fn a_daemon_that_fails_after_it_served_is_reported_with_its_output() {
     let launch = Launch::new().ranks(2);
     let text = "#!/bin/sh\necho '{\"event\":\"serving\",\"metrics\":\"127.0.0.1:1\",\
                 \"data\":\"127.0.0.1:2\",\"grpc\":\"127.0.0.1:3\"}'\n\
@@ -286,30 +286,30 @@ fn ranks_that_never_attach_are_not_waited_for() {
     let parts =
         ["rank 1 on host 127.0.0.1, tensor 'loop.10': its process ended before it had joined the \
          job"];
-    report.assert_told(&[0, 2, 3], report.began_us, &parts);
+    report.assert_notified(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(1);
     // One that failed is itself the cause.
     let steps = ["1/exit:4", "deaf", "attach", "loop:1:10", "leave"];
     let report = Launch::new().two_by_two().rank(&steps).run();
     let parts =
         ["rank 1 on host 127.0.0.1: its process ended with exit code 4 before it had joined"];
-    report.assert_told(&[0, 2, 3], report.began_us, &parts);
+    report.assert_notified(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(4);
 }
 
 #[test]
-fn long_waits_for_a_rank_are_told_with_its_number() {
+fn long_waits_for_a_rank_are_reported_with_its_number() {
     for (hosts, ranks) in [("127.0.0.1:2", 2), ("127.0.0.1:2,127.0.0.2:2", 4)] {
         let launch = Launch::new().hosts(hosts).set("negotiation.stall_warning_ms=300");
         let mut job = launch.rank(&["attach", "1/until:go", "loop:1:10", "leave"]).start();
         // WAIT: of all that are there, the one that is missing is named, again and again.
-        let told = |line: &&Line| {
+        let reported = |line: &&Line| {
             line.text.starts_with("[daemon 127.0.0.1] ")
                 && line.text.contains("tensor 'loop.10' waited ")
                 && line.text.ends_with(" s for rank 1 on host 127.0.0.1")
         };
         job.wait_for("two warnings", || {
-            (job.lines().iter().filter(told).count() >= 2).then_some(())
+            (job.lines().iter().filter(reported).count() >= 2).then_some(())
         });
         job.allow("go");
         let report = job.finish();
@@ -334,8 +334,9 @@ fn strangers_do_not_fill_the_log() {
     job.allow("go");
     let report = job.finish();
     report.assert_code(0);
-    let told = report.all().matches("a worker's connection ended before it was attached").count();
-    assert!((1..=10).contains(&told), "{}", report.all());
+    let reported =
+        report.all().matches("a worker's connection ended before it was attached").count();
+    assert!((1..=10).contains(&reported), "{}", report.all());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use gradwire_tests::launched::{Job, network::Pair, now_us};
 
-/// Deaf ranks that work until they are told of a failure.
+/// Deaf ranks that work until they are notified of a failure.
 fn busy(pair: &Pair) -> Job {
     let job = pair.launch().words(&["--verbose"]).rank(&["deaf", "attach", "loop:100000:100000"]);
     let job = job.start();
@@ -30,23 +30,27 @@ fn sums_are_exact_over_a_slow_cable_that_loses_packets() {
 }
 
 #[test]
-fn a_cable_that_is_cut_is_told_on_both_sides() {
+fn a_cable_that_is_cut_is_reported_on_both_sides() {
     let Some(pair) = Pair::new() else { return };
     let job = busy(&pair);
     let fault = now_us();
     pair.cut();
     let report = job.finish();
-    report.assert_told(
+    report.assert_notified(
         &[0, 1],
         fault,
         &["host 10.213.0.2", "is lost: nothing was heard of it for "],
     );
-    report.assert_told(&[2, 3], fault, &["the coordinator at 10.213.0.1:", "has been silent for "]);
+    report.assert_notified(
+        &[2, 3],
+        fault,
+        &["the coordinator at 10.213.0.1:", "has been silent for "],
+    );
     report.assert_code(1);
 }
 
 #[test]
-fn data_ports_that_nothing_gets_through_to_are_told_although_the_nodes_are_heard() {
+fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_alive() {
     let Some(pair) = Pair::new() else { return };
     let job = busy(&pair);
     let ports: Vec<u16> = job
@@ -57,6 +61,10 @@ fn data_ports_that_nothing_gets_through_to_are_told_although_the_nodes_are_heard
     let fault = now_us();
     pair.swallow_ports(1, &ports);
     let report = job.finish();
-    report.assert_told(&[0, 1, 2, 3], fault, &["host 10.213.0.", "no data has moved for 4000 ms"]);
+    report.assert_notified(
+        &[0, 1, 2, 3],
+        fault,
+        &["host 10.213.0.", "no data has moved for 4000 ms"],
+    );
     report.assert_code(1);
 }

@@ -1,4 +1,4 @@
-//! Every way in which a network may be bad: a job on it goes on, or all of its ranks are told in
+//! Every way in which a network may be bad: a job on it goes on, or all of its ranks learn in
 //! time what it is that does not work, with the right host. Needs root, `ip`, `tc` and `ss`; where
 //! something is missing the test says so and passes.
 //!
@@ -50,17 +50,17 @@ fn one_packet_in_twenty_is_lost() {
     survives_loss(13, &["loop:10:200000"]);
 }
 
-/// It may happen that none of the copies of a packet arrives within the limit: then all are told.
+/// It may happen that none of the copies of a packet arrives within the limit: then all learn it.
 fn survives_much_loss_or_says_so(steps: &[&str]) {
     let Some(pair) = Pair::new() else { return };
     if pair.lose(51).is_some() {
         let steps = [&["attach"], steps, &["leave"]].concat();
         let report = pair.launch().rank(&steps).run();
-        // The fault has no moment: all are told when the first one is.
+        // The fault has no moment: all are notified when the first one is.
         match report.said("failed").iter().map(|said| said.at_us).min() {
             None => assert_went_on(&report, "looped"),
             Some(first) => {
-                report.assert_told(&[0, 1, 2, 3], first, &["10.213.0."]);
+                report.assert_notified(&[0, 1, 2, 3], first, &["10.213.0."]);
                 report.assert_code(1);
             }
         }
@@ -136,9 +136,9 @@ fn idle_connections_that_are_reset_are_made_again() {
     assert_eq!(report.said("looped").len(), 3 * 4, "{}", report.all());
 }
 
-/// Those that break while something is under way are told at once, with a limit that is far away.
+/// Those that break while something is under way are reported at once, long before the limit.
 #[test]
-fn busy_connections_that_are_reset_are_told_at_once() {
+fn busy_connections_that_are_reset_are_reported_at_once() {
     for host in [0, 1] {
         let Some(pair) = Pair::new() else { return };
         if pair.narrow(100).is_none() {
@@ -153,7 +153,7 @@ fn busy_connections_that_are_reset_are_told_at_once() {
         assert_eq!(count, 2, "one for each lane");
         let report = job.finish();
         let what = ["host 10.213.0.", "the data connection with this host failed"];
-        report.assert_told(&[0, 1, 2, 3], fault, &what);
+        report.assert_notified(&[0, 1, 2, 3], fault, &what);
         report.assert_code(1);
     }
 }
@@ -212,7 +212,7 @@ fn small_packets_are_enough() {
 
 /// Nothing gets to one of the hosts any more, while what it sends arrives.
 #[test]
-fn a_line_that_is_cut_in_one_direction_is_told_on_both_sides() {
+fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
     for towards in [0, 1] {
         let Some(pair) = Pair::new() else { return };
         let mut job = begun(pair.launch(), &["loop:100000:100000"]);
@@ -222,15 +222,15 @@ fn a_line_that_is_cut_in_one_direction_is_told_on_both_sides() {
         pair.cut_towards(towards);
         let report = job.finish();
         // Whoever hears nothing any more tells, and the launcher may be the one to tell the others.
-        report.assert_told(&[0, 1], fault, &[HOST]);
-        report.assert_told(&[2, 3], fault, &["10.213.0."]);
+        report.assert_notified(&[0, 1], fault, &[HOST]);
+        report.assert_notified(&[2, 3], fault, &["10.213.0."]);
         report.assert_code(1);
     }
 }
 
 /// Where TCP does not get through to the coordinator, but everything else does.
 #[test]
-fn a_coordinator_whose_port_is_blocked_is_told_with_its_address() {
+fn a_coordinator_whose_port_is_blocked_is_reported_with_its_address() {
     let Some(pair) = Pair::new() else { return };
     pair.swallow_ports(0, &[29_999]);
     let listen = "coordinator.listen=10.213.0.1:29999";
@@ -245,7 +245,7 @@ fn a_coordinator_whose_port_is_blocked_is_told_with_its_address() {
 }
 
 #[test]
-fn a_coordinator_whose_port_is_blocked_later_is_told_on_both_sides() {
+fn a_coordinator_whose_port_is_blocked_later_is_reported_on_both_sides() {
     let Some(pair) = Pair::new() else { return };
     let launch = pair.launch().set("coordinator.listen=10.213.0.1:29999");
     // A stream may be silent for longer than a node, by what its system may take to send again.
@@ -256,7 +256,7 @@ fn a_coordinator_whose_port_is_blocked_later_is_told_on_both_sides() {
     let fault = now_us();
     pair.swallow_ports(0, &[29_999]);
     let report = job.finish();
-    report.assert_told(&[0, 1], fault, &[HOST, "nothing has come on its stream"]);
-    report.assert_told(&[2, 3], fault, &["the coordinator at 10.213.0.1:29999"]);
+    report.assert_notified(&[0, 1], fault, &[HOST, "nothing has come on its stream"]);
+    report.assert_notified(&[2, 3], fault, &["the coordinator at 10.213.0.1:29999"]);
     report.assert_code(1);
 }

@@ -190,7 +190,7 @@ fn sets_that_can_not_be_made_are_refused_at_the_call() {
 }
 
 #[test]
-fn ranks_that_disagree_on_a_set_are_told_who_gave_what() {
+fn ranks_that_disagree_on_a_set_read_who_gave_what() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
         let mine: &[u32] = if session.rank() == 2 { &[0, 2] } else { &[0, 1] };
         let failure = failure(session.add_process_set(mine));

@@ -58,7 +58,7 @@ fn any_job_gives_the_results_of_the_reference() {
     });
 }
 
-/// TELL, WAIT: whatever is under way when a rank gives up, every other rank is told why and nobody
+/// TELL, WAIT: whatever is under way when a rank gives up, every other rank learns why and nobody
 /// waits for ever; or it has all of its results by then, and they are right.
 #[test]
 fn whoever_gives_up_ends_any_job_for_all() {
@@ -88,15 +88,17 @@ fn whoever_gives_up_ends_any_job_for_all() {
         for (rank, outcome) in (0..).zip(outcomes.map_err(fail)?) {
             match outcome {
                 Ok(results) => script.check_rank(rank, &results).map_err(TestCaseError::fail)?,
-                Err(told) => prop_assert!(rank == evil || told.contains("had enough"), "{}", told),
+                Err(reported) => {
+                    prop_assert!(rank == evil || reported.contains("had enough"), "{}", reported)
+                }
             }
         }
         let endings = cluster.finish().map_err(fail)?;
-        let told = |ending: &Ending| match ending {
+        let reported = |ending: &Ending| match ending {
             Ending::Finished => true,
             Ending::Failed(cause) => cause.what.contains("had enough"),
         };
-        prop_assert!(endings.iter().all(told), "{:?}", endings);
+        prop_assert!(endings.iter().all(reported), "{:?}", endings);
         ended
             .set(ended.get() + u32::from(endings.iter().any(|ending| *ending != Ending::Finished)));
         Ok(())

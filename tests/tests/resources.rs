@@ -1,5 +1,5 @@
 //! A process that may not have the memory or the descriptors it needs: its error names what it
-//! wanted, what it may have and how to change that, and all others are told who it was.
+//! wanted, what it may have and how to change that, and all others learn who it was.
 
 use gradwire_tests::launched::{Launch, Line, Report, programs};
 
@@ -37,8 +37,8 @@ fn a_rank_without_the_right_to_large_files_says_so() {
     assert_own(&report, &parts);
     assert_own(&report, &["raise it with ulimit -f"]);
     // TELL: the others hear its reason, not only that it is gone.
-    let told = ["rank 1 on host 127.0.0.1", "gave up: shared memory of 4194304 bytes is over"];
-    report.assert_told(&OTHERS, report.began_us, &told);
+    let expected = ["rank 1 on host 127.0.0.1", "gave up: shared memory of 4194304 bytes is over"];
+    report.assert_notified(&OTHERS, report.began_us, &expected);
 }
 
 #[test]
@@ -49,8 +49,8 @@ fn a_rank_without_address_space_says_so() {
         "raise the address space limit (ulimit -v)",
     ];
     assert_own(&report, &parts);
-    let told = ["rank 1 on host 127.0.0.1", "gave up: could not map memory for shared memory"];
-    report.assert_told(&OTHERS, report.began_us, &told);
+    let expected = ["rank 1 on host 127.0.0.1", "gave up: could not map memory for shared memory"];
+    report.assert_notified(&OTHERS, report.began_us, &expected);
 }
 
 /// It learns only afterwards how large its result is, and can't take it.
@@ -60,8 +60,8 @@ fn a_rank_without_memory_for_what_others_gather_says_so() {
         ["deaf", "attach", "gather:1000", "1/limit:as=+2000000", "gather:20000000", "leave"];
     let report = launch().rank(&steps).run();
     assert_own(&report, &["there is no room for a result of u8 [60000000]"]);
-    let told = ["rank 1 on host 127.0.0.1", "gave up: there is no room for a result of u8"];
-    report.assert_told(&OTHERS, report.began_us, &told);
+    let expected = ["rank 1 on host 127.0.0.1", "gave up: there is no room for a result of u8"];
+    report.assert_notified(&OTHERS, report.began_us, &expected);
     assert_eq!(report.said("gathered").len(), 4, "{}", report.all());
 }
 
@@ -71,7 +71,7 @@ fn a_rank_without_descriptors_says_so() {
     assert_own(&report, &["Too many open files", "raise the limit of open files (ulimit -n)"]);
     let parts =
         ["rank 1 on host 127.0.0.1: its process ended with exit code 1 before it had joined"];
-    report.assert_told(&OTHERS, report.began_us, &parts);
+    report.assert_notified(&OTHERS, report.began_us, &parts);
 }
 
 /// Runs with a limit on the second node's daemon.
@@ -87,7 +87,7 @@ fn with_limited_daemon(limit: &str) -> Report {
 }
 
 #[test]
-fn a_daemon_without_memory_is_told_with_its_reason() {
+fn a_daemon_without_memory_is_reported_with_its_reason() {
     // From what is too little even for the program itself, which the system ends then, to enough.
     let mut said = 0;
     for megabytes in [8, 16, 32, 48, 60, 100] {
@@ -96,8 +96,8 @@ fn a_daemon_without_memory_is_told_with_its_reason() {
             continue;
         }
         report.assert_verdict(&["the daemon on host 127.0.0.2 (pid "]);
-        let told = |line: &Line| line.text.contains("ulimit -v");
-        said += usize::from(report.lines.iter().any(told));
+        let expected = |line: &Line| line.text.contains("ulimit -v");
+        said += usize::from(report.lines.iter().any(expected));
     }
     assert!(said > 0, "where it comes as far as to look at its limits it names them");
 }
@@ -114,8 +114,8 @@ fn wherever_a_daemon_runs_out_of_descriptors_it_says_so_and_no_rank_waits_for_it
             continue;
         }
         report.assert_code(1);
-        let told = |line: &Line| line.text.contains("ulimit -n");
-        assert!(report.lines.iter().any(told), "--nofile={limit}: {}", report.all());
+        let expected = |line: &Line| line.text.contains("ulimit -n");
+        assert!(report.lines.iter().any(expected), "--nofile={limit}: {}", report.all());
     }
     assert_eq!(with_limited_daemon("--nofile=256").code(), 0, "a usual limit is enough");
     println!("finished with {finished} of the limits");

@@ -59,6 +59,10 @@ fn four_ranks_train_as_one_process_does() {
         four["hashes"].as_array().unwrap().iter().map(|hash| hash.as_str().unwrap()).collect();
     assert_eq!(hashes.len(), 4);
     assert!(hashes.iter().all(|hash| *hash == hashes[0]), "SAME: {hashes:?}");
-    let told = format!("[0] all 4 ranks hold bit-identical parameters: {}", hashes.join(" "));
-    assert!(report.lines.iter().any(|line| line.text == told), "no {told:?} in {}", report.all());
+    let expected = format!("[0] all 4 ranks hold bit-identical parameters: {}", hashes.join(" "));
+    assert!(
+        report.lines.iter().any(|line| line.text == expected),
+        "no {expected:?} in {}",
+        report.all()
+    );
 }

@@ -248,7 +248,7 @@ impl SharedBuffer {
     }
 
     /// The mapping that it lies in, first byte and size in bytes: for a GPU's driver, which has to
-    /// be told of memory before it copies by itself. It stays as long as the session.
+    /// be informed of memory before it copies by itself. It stays as long as the session.
     pub fn mapping(&self) -> (*mut u8, u64) {
         self.memory.block.mapping()
     }

@@ -22,7 +22,7 @@ pub struct Planned {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// Two parameters have one name.
-    #[error("two parameters are called '{name}': their gradients could not be told apart")]
+    #[error("two parameters are called '{name}': their gradients could not be distinguished")]
     Duplicate {
         /// The name.
         name: String,

@@ -27,7 +27,7 @@ struct Part {
 }
 
 /// The program. It has a thread for each rank. Who has what is decided by the barriers; the locks,
-/// never waited for, are how the compiler is told.
+/// never waited for, are how the compiler knows.
 #[derive(Debug)]
 pub(super) struct Apart<'a> {
     dtype: DType,

@@ -12,7 +12,7 @@ use super::round::{Program, SpinBarrier};
 const WINDOW: usize = 4 << 20;
 
 /// One rank's tensor, cut so that each thread can have its slice of all. Who has which is decided
-/// by the barriers; the locks, never waited for, are how the compiler is told.
+/// by the barriers; the locks, never waited for, are how the compiler knows.
 type Slices<'a> = Vec<Mutex<&'a mut [u8]>>;
 
 /// The program. It has a thread for each tensor.

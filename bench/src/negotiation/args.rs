@@ -89,7 +89,7 @@ mod tests {
         assert_eq!((&default.nodes[..], default.ready), (&[2, 16, 256][..], 1));
         assert_eq!(default.tensors().unwrap().len(), 161);
         assert_eq!(parse("--nodes 1,4096").unwrap().nodes, [1, 4096]);
-        for (line, told) in [
+        for (line, expected) in [
             ("--nodes 0", "0 is not in 1..=4096"),
             ("--nodes 2,4097", "4097 is not in 1..=4096"),
             ("--nodes two", "invalid value 'two'"),
@@ -97,7 +97,7 @@ mod tests {
             ("--iters 0", "0 is not in 1.."),
         ] {
             let error = parse(line).unwrap_err();
-            assert!(error.contains(told), "{line}: {error}");
+            assert!(error.contains(expected), "{line}: {error}");
         }
         assert!(parse("--ready 161").unwrap().tensors().is_ok());
         let error = parse("--ready 162").unwrap().tensors().unwrap_err();

@@ -1,4 +1,4 @@
-//! What is told of a number of nodes.
+//! What is reported for a number of nodes.
 
 use std::collections::BTreeMap;
 

@@ -9,7 +9,7 @@
 //! - [`args`]: what is asked for
 //! - [`service`]: the coordinator
 //! - [`node`]: a node; [`step`]: what it announces and must be given for it (pure)
-//! - [`meter`], [`figures`]: what is counted and told
+//! - [`meter`], [`figures`]: what is counted and reported
 
 pub mod args;
 pub mod figures;

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_few_descriptors_are_told_before_anything_starts() {
+    fn too_few_descriptors_are_reported_before_anything_starts() {
         assert!(allow(1).is_ok());
         match getrlimit(Resource::Nofile).maximum.and_then(|most| u32::try_from(most).ok()) {
             Some(most) => {

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_once_and_the_last_layer_first() {
+    fn names_are_sent_once_and_the_last_layer_first() {
         let mut node = node();
         let first = node.begin(1);
         let [ready] = &first[..] else { panic!("{first:?}") };
@@ -240,8 +240,8 @@ mod tests {
             |id: u32, name: &str| pb::Registration { id, name: name.into(), ..Default::default() };
         let registrations = vec![name(7, "bench.c"), name(8, "bench.b"), name(9, "bench.a")];
         let whole = operation(1, &[("7", 1), ("8", 5), ("bench.a", 6)]);
-        let told = pb::Execute { registrations, operations: vec![whole], ..Default::default() };
-        assert_eq!(node.execute(&told), Ok(vec![1]));
+        let execute = pb::Execute { registrations, operations: vec![whole], ..Default::default() };
+        assert_eq!(node.execute(&execute), Ok(vec![1]));
         assert!(node.is_done());
         let second = node.begin(2);
         assert_eq!(
@@ -262,16 +262,16 @@ mod tests {
     fn an_evicted_id_is_a_name_again() {
         let mut node = node();
         let registration = pb::Registration { id: 7, name: "bench.c".into(), ..Default::default() };
-        let told = pb::Execute { registrations: vec![registration], ..Default::default() };
-        node.execute(&told).unwrap();
+        let execute = pb::Execute { registrations: vec![registration], ..Default::default() };
+        node.execute(&execute).unwrap();
         node.execute(&pb::Execute { evicted: vec![7, 8], ..Default::default() }).unwrap();
         let again = &node.begin(1)[0].announcements[0];
         assert_eq!(again.submitted.len(), 1, "{again:?}");
     }
 
     #[test]
-    fn what_makes_no_sense_is_told() {
-        for (operations, told) in [
+    fn what_makes_no_sense_is_reported() {
+        for (operations, expected) in [
             (vec![operation(3, &[]), operation(3, &[])], "operation 3 is out of order"),
             (vec![operation(1, &[("bench.z", 1)])], "there is no tensor"),
             (vec![operation(1, &[("70", 1)])], "there is no tensor"),
@@ -283,13 +283,13 @@ mod tests {
             let mut node = node();
             node.begin(1);
             let error = node.execute(&execute(&operations)).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
             assert!(!node.is_done() && node.waits_for().starts_with("bench."));
         }
         let mut node = node();
         let failure = pb::Failure { what: "ranks disagree".into(), ..Default::default() };
         let failed = pb::TensorFailure { failure: Some(failure), ..Default::default() };
-        let told = pb::Execute { failures: vec![failed], ..Default::default() };
-        assert_eq!(node.execute(&told), Err("ranks disagree".into()));
+        let execute = pb::Execute { failures: vec![failed], ..Default::default() };
+        assert_eq!(node.execute(&execute), Err("ranks disagree".into()));
     }
 }

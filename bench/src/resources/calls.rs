@@ -53,8 +53,8 @@ impl Counter {
             // It tells what it has counted when it is interrupted.
             let _ = kill_process(pid, Signal::INT);
         }
-        let told = words(&mut self.child);
-        count(&told).ok_or_else(|| format!("perf can't count: {}", reason(&told)))
+        let output = words(&mut self.child);
+        count(&output).ok_or_else(|| format!("perf can't count: {}", reason(&output)))
     }
 }
 
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_read_and_a_refusal_told() {
+    fn the_count_is_read_and_a_refusal_reported() {
         let text = "\n145;;raw_syscalls:sys_enter;1072880;100.00;;\n";
         assert_eq!(count(text), Some(145));
         let refused = "<not supported>;;raw_syscalls:sys_enter;0;100.00;;\n";

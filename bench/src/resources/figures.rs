@@ -1,4 +1,4 @@
-//! From what was seen to what is told. Pure.
+//! From what was seen to what is reported. Pure.
 
 use std::collections::BTreeMap;
 

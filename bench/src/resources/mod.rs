@@ -8,7 +8,7 @@
 //!
 //! - [`watch`]: samples the processes of a node, one rank for all
 //! - [`calls`]: counts system calls
-//! - [`figures`]: from what was seen to what is told (pure)
+//! - [`figures`]: from what was seen to what is reported (pure)
 
 pub mod calls;
 pub mod figures;

@@ -160,7 +160,7 @@ pub(super) fn possible_by_name(plan: &Plan, text: Text) -> Result<(), Failure> {
     }
     let request = plan.agreed.request();
     let what = format!(
-        "{} of {} consists of too many parts to be told of without an id",
+        "{} of {} has too many parts to be sent without an id",
         request.collective,
         text::count(request.parts(), "tensor"),
     );

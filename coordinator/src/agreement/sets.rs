@@ -109,7 +109,7 @@ impl ProcessSets {
             return Ok(false);
         }
         Err(Violation::Protocol(format!(
-            "announced a tensor of process set {id}, where all have joined and were not told so yet"
+            "announced a tensor of process set {id}, where all have joined and do not know it yet"
         )))
     }
 

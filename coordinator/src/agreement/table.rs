@@ -405,7 +405,7 @@ impl ReadyTable {
         match ids.iter().find(|id| !self.evicted.confirmed(node, **id)) {
             None => Ok(()),
             Some(id) => Err(Violation::Protocol(format!(
-                "says that it has forgotten the tensor id {id}, which it was not told to"
+                "says that it has forgotten the tensor id {id}, which it was not asked to"
             ))),
         }
     }

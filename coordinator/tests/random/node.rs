@@ -1,4 +1,4 @@
-//! A node that behaves as a daemon does, and believes nothing that it is told.
+//! A node that behaves as a daemon does, and checks all that it receives.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -72,7 +72,7 @@ pub(crate) struct Node {
     /// What it has not read yet.
     pub(crate) inbox: VecDeque<Execute>,
     todo: VecDeque<(Sequence, Vec<Segment>)>,
-    /// The last operation that it has been told of.
+    /// The last operation that it has received.
     seen: u64,
     /// What ranks' handles are complete.
     pub(crate) complete: Vec<(Rank, Key)>,
@@ -110,7 +110,7 @@ impl Node {
         members.iter().copied().filter(|&rank| world.node_of(rank) == self.id).collect()
     }
 
-    /// A local rank submits something. Gives what is to be told.
+    /// A local rank submits something. Gives what is to be sent.
     pub(crate) fn submit(
         &mut self,
         world: &World,
@@ -132,7 +132,7 @@ impl Node {
                     duplicate: false,
                 }],
             });
-            // Those that waited here for this rank alone are told of with it.
+            // Those that waited here for this rank alone are sent with it.
             let of_set = self.tensors.keys().filter(|other| other.0 == key.0);
             for other in of_set.cloned().collect::<Vec<_>>() {
                 announcements.extend(self.announce(world, &other));
@@ -250,7 +250,7 @@ impl Node {
             assert!(operation.absent.is_sorted());
             let mut ways = BTreeSet::new();
             let mut segments = Vec::new();
-            let mut told: Option<(Key, Arc<Agreed>)> = None;
+            let mut reported: Option<(Key, Arc<Agreed>)> = None;
             for segment in operation.segments {
                 let key = self.key(operation.set, &segment.tensor);
                 let agreed = match &segment.tensor {
@@ -261,15 +261,15 @@ impl Node {
                         Arc::clone(&registered.agreed)
                     }
                     // Told with its first segment, and with that alone.
-                    TensorRef::Name(_) => match told.filter(|(before, _)| *before == key) {
+                    TensorRef::Name(_) => match reported.filter(|(before, _)| *before == key) {
                         None => segment.agreed.expect("it has no id"),
                         Some((_, agreed)) => {
-                            assert!(segment.agreed.is_none(), "{key:?} was told before");
+                            assert!(segment.agreed.is_none(), "{key:?} was received before");
                             agreed
                         }
                     },
                 };
-                told = Some((key.clone(), Arc::clone(&agreed)));
+                reported = Some((key.clone(), Arc::clone(&agreed)));
                 let members = members(&set, agreed.request(), &operation.absent);
                 assert!(agreed.is_of(&members), "{agreed:?} is not of {members:?}");
                 let (flow, offset, count) = (segment.flow, segment.offset, segment.count);

@@ -159,11 +159,11 @@ pub(crate) fn output(output: &Output) -> String {
         };
     }
     // The text of a report is its reason, and a refusal's or an abort's is in it.
-    let told = output
+    let reported = output
         .commands
         .iter()
         .any(|c| matches!(c, Command::Report { .. } | Command::Refuse { .. } | Command::Abort(_)));
-    if !output.reason.is_empty() && !told {
+    if !output.reason.is_empty() && !reported {
         // What the cost model predicts is its own business.
         let parts = output.reason.split("; ").filter(|part| !part.contains(" predicted for "));
         let _ = writeln!(text, "because {}", parts.collect::<Vec<_>>().join("; "));

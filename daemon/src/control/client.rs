@@ -122,9 +122,9 @@ impl Session<'_> {
                 }
                 Some(first) = outgoing.recv() => {
                     // WAIT: a coordinator that reads nothing must not keep the end from us.
-                    let (job, told) = (self.job, self.send_pending(first, &mut outgoing));
+                    let (job, sent) = (self.job, self.send_pending(first, &mut outgoing));
                     tokio::select! {
-                        () = told => {}
+                        () = sent => {}
                         ending = job.over() => return Ok(ending),
                     }
                 }

@@ -140,7 +140,7 @@ impl Sink for Arrivals<'_> {
         if notice.root.0 >= self.inbound.nodes {
             return Err(LinkError::NoNode(notice.root));
         }
-        self.inbound.activity.told(notice, Instant::now());
+        self.inbound.activity.receive(notice, Instant::now());
         Ok(())
     }
 

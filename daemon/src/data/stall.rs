@@ -23,7 +23,7 @@ pub(crate) const NOTICES_PER_LIMIT: u32 = 8;
 pub(crate) struct Activity {
     /// When bytes moved last.
     moved: Instant,
-    told: Option<Received>,
+    received: Option<Received>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,7 @@ struct Received {
 impl Activity {
     /// Of a link on which something moved at `moved`, and no notice has come.
     pub(crate) fn new(moved: Instant) -> Self {
-        Self { moved, told: None }
+        Self { moved, received: None }
     }
 
     /// Bytes have moved.
@@ -47,14 +47,14 @@ impl Activity {
     }
 
     /// A notice has come.
-    pub(crate) fn told(&mut self, notice: Notice, now: Instant) {
+    pub(crate) fn receive(&mut self, notice: Notice, now: Instant) {
         // A peer may send any duration (TRUST). Time before the start of the clock does not matter.
         let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);
-        self.told = Some(Received { at: now, moved, root: notice.root });
+        self.received = Some(Received { at: now, moved, root: notice.root });
     }
 
     fn last(&self) -> Instant {
-        self.told.map_or(self.moved, |told| told.moved.max(self.moved))
+        self.received.map_or(self.moved, |received| received.moved.max(self.moved))
     }
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct Wait {
 
 impl Wait {
     /// The same without the notice of `peer` itself: it is not sent its own news.
-    pub(crate) fn as_told_to(mut self, peer: NodeId) -> Self {
+    pub(crate) fn as_reported_to(mut self, peer: NodeId) -> Self {
         if self.peer == peer {
-            self.activity.told = None;
+            self.activity.received = None;
         }
         self
     }
@@ -98,10 +98,11 @@ impl Stall {
             waits.min_by_key(|(_, wait)| wait.activity.last()).map(|(node, _)| node)
         };
         let is_silent = |wait: &&Wait| {
-            let told = wait.activity.told;
-            told.is_none_or(|told| now.saturating_duration_since(told.at) > limit / 2)
+            let received = wait.activity.received;
+            received.is_none_or(|received| now.saturating_duration_since(received.at) > limit / 2)
         };
-        let root_of = |wait: &Wait| wait.activity.told.map_or(wait.peer, |told| told.root);
+        let root_of =
+            |wait: &Wait| wait.activity.received.map_or(wait.peer, |received| received.root);
         let root = longest(&mut waits.iter().filter(is_silent).map(|wait| (wait.peer, wait)))
             .or_else(|| {
                 let roots = waits.iter().map(|wait| (root_of(wait), wait));
@@ -181,7 +182,7 @@ mod tests {
         let mut from_a = Activity::new(start);
         for tick in 1..9 {
             let now = at(f64::from(tick) * 0.5);
-            from_a.told(Stall::of(A, start, &to_b, LIMIT, now).notice(now), now);
+            from_a.receive(Stall::of(A, start, &to_b, LIMIT, now).notice(now), now);
         }
         let now = at(4.2);
         let ours = Stall::of(ME, start, &[Wait { peer: A, activity: from_a }], LIMIT, now);
@@ -199,9 +200,9 @@ mod tests {
         let start = Instant::now();
         let now = start + seconds(5.0);
         let mut from_a = Activity::new(start);
-        from_a.told(Notice { root: ME, stalled: seconds(5.0) }, now);
+        from_a.receive(Notice { root: ME, stalled: seconds(5.0) }, now);
         let mut from_b = Activity::new(start);
-        from_b.told(Notice { root: C, stalled: seconds(5.0) }, now);
+        from_b.receive(Notice { root: C, stalled: seconds(5.0) }, now);
         let a = Wait { peer: A, activity: from_a };
         let waits = [a, Wait { peer: B, activity: from_b }];
         assert_eq!(Stall::of(ME, start, &waits, LIMIT, now).root, C);
@@ -213,7 +214,7 @@ mod tests {
     fn an_old_notice_excuses_nobody() {
         let start = Instant::now();
         let mut from_a = Activity::new(start);
-        from_a.told(Notice { root: B, stalled: Duration::ZERO }, start + seconds(1.0));
+        from_a.receive(Notice { root: B, stalled: Duration::ZERO }, start + seconds(1.0));
         let wait = [Wait { peer: A, activity: from_a }];
         assert_eq!(stall(start, &wait, 2.0).root, B);
         assert_eq!(stall(start, &wait, 5.5), Stall { since: start + seconds(1.0), root: A });
@@ -221,19 +222,19 @@ mod tests {
 
     /// Two that wait for each other must not keep each other waiting by saying so.
     #[test]
-    fn nobody_is_told_what_he_said() {
+    fn nobody_receives_what_it_sent() {
         let start = Instant::now();
         let at = |tick: u32| start + seconds(f64::from(tick) * 0.5);
         let mut ends = [Activity::new(start), Activity::new(start)];
         for tick in 1..10 {
-            let told = [(ME, A), (A, ME)].map(|(me, peer)| {
+            let received = [(ME, A), (A, ME)].map(|(me, peer)| {
                 let activity = ends[me.0 as usize];
-                let wait = Wait { peer, activity }.as_told_to(peer);
+                let wait = Wait { peer, activity }.as_reported_to(peer);
                 Stall::of(me, start, &[wait], LIMIT, at(tick)).notice(at(tick))
             });
             // A notice takes its time, too.
-            ends[0].told(told[1], at(tick) + seconds(0.4));
-            ends[1].told(told[0], at(tick) + seconds(0.4));
+            ends[0].receive(received[1], at(tick) + seconds(0.4));
+            ends[1].receive(received[0], at(tick) + seconds(0.4));
         }
         let now = at(10);
         let stall = Stall::of(ME, start, &[Wait { peer: A, activity: ends[0] }], LIMIT, now);
@@ -246,7 +247,7 @@ mod tests {
     fn a_notice_from_before_the_clock_began_is_harmless() {
         let start = Instant::now();
         let mut from_a = Activity::new(start);
-        from_a.told(Notice { root: A, stalled: Duration::MAX }, start + seconds(1.0));
+        from_a.receive(Notice { root: A, stalled: Duration::MAX }, start + seconds(1.0));
         let wait = [Wait { peer: A, activity: from_a }];
         assert_eq!(stall(start, &wait, 1.0).since, start);
     }

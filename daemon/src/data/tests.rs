@@ -425,7 +425,7 @@ fn a_peer_that_never_comes_is_named() {
 }
 
 #[test]
-fn nonsense_and_a_closed_connection_are_told_apart() {
+fn nonsense_and_a_closed_connection_are_distinguished() {
     for (bytes, kind, text) in [
         (&b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n"[..], FailureKind::Protocol, "nonsense"),
         (&[][..], FailureKind::ConnectionLost, "the data connection with this host failed"),

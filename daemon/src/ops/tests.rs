@@ -319,7 +319,7 @@ proptest! {
         for (node, (operations, _)) in nodes.iter().zip(&started) {
             let completed = node.finish(*operations);
             let concerned = takers.iter().any(|rank| node.world.local(*rank).is_some());
-            prop_assert_eq!(completed, usize::from(concerned), "told once that it is done");
+            prop_assert_eq!(completed, usize::from(concerned), "reported done once");
         }
         nodes.iter().flat_map(|node| &node.lanes).for_each(Lane::stop);
         prop_assert!(pair(&case.takers[0].request).is_none() || case.takers.len() <= 2);
@@ -346,9 +346,9 @@ fn asked_for_room() -> TestNode {
     node
 }
 
-/// WAIT: who is asked for room and does not answer is told of, once.
+/// WAIT: who is asked for room and does not answer is reported, once.
 #[test]
-fn who_makes_no_room_is_told_of() {
+fn who_makes_no_room_is_reported() {
     let node = asked_for_room();
     let (now, limit) = (Instant::now(), Duration::from_secs(5));
     assert_eq!(node.pending.overdue(now, limit), []);

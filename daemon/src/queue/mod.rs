@@ -373,11 +373,11 @@ impl TensorQueue {
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
         for mut item in self.entries.iter_mut() {
             let (key, entry) = item.pair_mut();
-            let Some((since, told)) = &mut entry.waits else { continue };
-            if entry.announced.is_some() || now.saturating_duration_since(*told) < limit {
+            let Some((since, reported)) = &mut entry.waits else { continue };
+            if entry.announced.is_some() || now.saturating_duration_since(*reported) < limit {
                 continue;
             }
-            *told = now;
+            *reported = now;
             let waited = now.saturating_duration_since(*since);
             let Some(state) = sets.get(key.set) else { continue };
             let missing = entry.missing(state, self.first_rank).map(|local| self.rank(local));

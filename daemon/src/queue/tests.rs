@@ -77,7 +77,7 @@ fn a_tensor_is_announced_once_by_the_last_local_rank() {
 }
 
 #[test]
-fn local_ranks_that_disagree_are_told_apart() {
+fn local_ranks_that_disagree_are_distinguished() {
     let queue = queue();
     queue.submit(key("w"), local(0, 8));
     let announced = announced(queue.submit(key("w"), local(1, 9)));
@@ -86,7 +86,7 @@ fn local_ranks_that_disagree_are_told_apart() {
 }
 
 #[test]
-fn a_second_submission_is_told_with_or_after_the_announcement() {
+fn a_second_submission_is_sent_with_or_after_the_announcement() {
     let queue = queue();
     queue.submit(key("w"), local(0, 8));
     assert_eq!(queue.submit(key("w"), local(0, 8)), Submitted::Waits);
@@ -139,7 +139,7 @@ fn after_it_is_done_a_name_is_free_again() {
 }
 
 #[test]
-fn a_wait_for_a_local_rank_is_told_after_each_limit() {
+fn a_wait_for_a_local_rank_is_reported_after_each_limit() {
     let queue = queue_of(&node(3));
     queue.submit(key("b"), local(1, 8));
     queue.submit(key("a"), local(1, 8));
@@ -150,11 +150,12 @@ fn a_wait_for_a_local_rank_is_told_after_each_limit() {
     }
     let (begin, limit) = (Instant::now(), Duration::from_secs(10));
     assert_eq!(queue.stalled(begin, limit), []);
-    let told = queue.stalled(begin + limit, limit);
-    let told: Vec<_> = told.iter().map(|s| (s.missing.as_slice(), s.names.as_slice())).collect();
+    let reported = queue.stalled(begin + limit, limit);
+    let reported: Vec<_> =
+        reported.iter().map(|s| (s.missing.as_slice(), s.names.as_slice())).collect();
     let (alone, both) = (["c".to_owned()], ["a".to_owned(), "b".to_owned()]);
     let expected: [(&[Rank], &[String]); 2] = [(&[Rank(4), Rank(6)], &both), (&[Rank(6)], &alone)];
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     assert_eq!(queue.stalled(begin + limit * 3 / 2, limit), [], "not before the next limit");
     let again = queue.stalled(begin + limit * 2, limit);
     assert!(again.len() == 2 && again[0].waited >= limit * 2, "{again:?}");
@@ -227,11 +228,11 @@ fn who_has_joined_is_not_waited_for() {
     let queue = queue();
     queue.submit(key("before"), local(1, 8));
     queue.submit(key("w"), local(0, 8));
-    let told = join(&queue, 0, 1);
-    assert_eq!(told.iter().map(|a| a.key.name.as_str()).collect::<Vec<_>>(), ["join", "w"]);
-    let joins = told[0].variants.iter().all(|v| v.request.collective == Collective::Join);
-    assert_eq!((ranks(&told[0]), joins), (vec![5], true));
-    assert_eq!((ranks(&told[1]), told[1].all_there), (vec![4], false));
+    let reported = join(&queue, 0, 1);
+    assert_eq!(reported.iter().map(|a| a.key.name.as_str()).collect::<Vec<_>>(), ["join", "w"]);
+    let joins = reported[0].variants.iter().all(|v| v.request.collective == Collective::Join);
+    assert_eq!((ranks(&reported[0]), joins), (vec![5], true));
+    assert_eq!((ranks(&reported[1]), reported[1].all_there), (vec![4], false));
     let before = announced(queue.submit(key("before"), local(0, 8)));
     assert_eq!(ranks(&before), [4, 5], "what it submitted before counts");
     assert!(!before.all_there, "and yet its id alone would say too much");
@@ -297,9 +298,9 @@ fn an_agreement_has_to_be_what_was_asked() {
     let absent = agreement(&world, &[Rank(5)], &asked(8)[1..]);
     assert!(tensor.agree(&absent).is_err(), "without one that takes part");
     assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]));
-    assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]), "told again");
+    assert_eq!(tensor.agree(&agreement(&world, &[], &asked(8))), Ok(vec![]), "the same again");
     let fewer = agreement(&world, &[Rank(0)], &asked(8)[1..]);
-    assert!(tensor.agree(&fewer).is_err(), "told something else");
+    assert!(tensor.agree(&fewer).is_err(), "something else");
     assert_eq!(tensor.bytes(), 32);
 }
 

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_second_connection_is_told_so() {
+    async fn a_second_connection_is_refused_with_the_reason() {
         let (dialled, _) = shake(identity(0), identity(1), ID, false).await;
         assert_eq!(
             dialled.unwrap_err().to_string(),

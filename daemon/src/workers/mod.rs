@@ -1,4 +1,4 @@
-//! The attached training processes of this node, and what they are told.
+//! The attached training processes of this node, and the messages to them.
 //!
 //! - `outbox`: messages to a worker over its socket
 //! - `process_ends`: how the workers' processes end, as the launcher's agent says

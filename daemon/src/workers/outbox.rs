@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_reads_is_told_of_and_who_is_gone_is_not() {
+    fn who_never_reads_is_reported_and_who_is_gone_is_not() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let outbox = Outbox::new(ours);
         let full = (0..1000).find_map(|number| outbox.send(failure(number, 100_000)).err());

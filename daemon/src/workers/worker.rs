@@ -77,7 +77,7 @@ impl Worker {
         let sent = self.outbox.send(pb::daemon_message::Message::Aborted(brief(failure)));
         if let Err(error) = sent {
             let rank = self.rank;
-            tracing::warn!(%rank, %error, "a worker can't be told that the job is over");
+            tracing::warn!(%rank, %error, "a worker can't be notified that the job is over");
         }
     }
 

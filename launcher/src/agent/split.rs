@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_and_progress_bars_are_told_apart() {
+    fn lines_and_progress_bars_are_distinguished() {
         use LineEnd::{Newline, Open, Return};
         let expected =
             [("a", Newline), ("10%", Return), ("20%", Return), ("b", Newline), ("c", Open)]

@@ -51,11 +51,11 @@ impl Drain<'_> {
 
 /// Prints lines where the writing thread can't, to a standard error that may be blocked too.
 pub fn print_all(lines: Vec<String>) {
-    let (done, told) = mpsc::channel();
+    let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         lines.iter().for_each(print_line);
         // Nobody listens after a while.
         let _ = done.send(());
     });
-    let _ = told.recv_timeout(PRINT_TIMEOUT);
+    let _ = is_done.recv_timeout(PRINT_TIMEOUT);
 }

@@ -105,7 +105,7 @@ fn a_large_guess_is_not_made() {
     let gather = plain(Collective::Gather, &[5, 1 << 20]);
     assert_eq!(expected(&gather), Expected::default());
     assert_eq!(large.expected(Rank(0), 1, 0)[0].shape, Some(large.shape.clone()), "no guess");
-    // What nobody could expect is told to all, also where all are alike.
+    // What nobody could expect is reported to all, also where all are alike.
     let agreed = agree(&members, &vec![large.clone(); 5]).unwrap();
     assert!(members.iter().all(|rank| !agreed.is_expected(&members, 5, *rank, &large)));
     // A group counts as a whole.

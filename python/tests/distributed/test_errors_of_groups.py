@@ -68,7 +68,7 @@ try:
     call()
     print("SUCCESS", rank, flush=True)
 except Exception as error:
-    told(error)
+    reported(error)
     print("LAST", type(last_error()).__name__, last_error().rank, flush=True)
 """
 
@@ -80,7 +80,7 @@ def needs(use: str) -> None:
 
 
 @pytest.mark.parametrize("use", ["call", "ddp", "fsdp2"])
-def test_a_peers_death_is_told(job: Job, use: str) -> None:
+def test_a_peers_death_is_reported(job: Job, use: str) -> None:
     needs(use)
     done = job(START + WAITS, ranks=3, USE=use, WAY="safe")
     said = [line for line in done.stdout.splitlines() if "TOLD" in line]
@@ -163,7 +163,7 @@ if rank == 0:
             call()
             print("SUCCESS", flush=True)
         except RuntimeError as error:
-            told(error)
+            reported(error)
     assert time.monotonic() - started > 6.0
     dist.all_reduce(torch.ones(3), group=patient)
 else:
@@ -192,7 +192,7 @@ if rank == 0:
     try:
         dist.all_reduce(torch.ones(3))
     except gw.PeerLost as error:
-        told(error)
+        reported(error)
 """
     )
     assert re.search(r"TOLD 0 PeerLost .*rank 1", done.stdout), done.stdout

@@ -172,7 +172,7 @@ else:
         dist.new_group([0, 1], use_local_synchronization=True)
         print("SUCCESS", flush=True)
     except gw.GradwireError as error:
-        told(error)
+        reported(error)
 """,
         ranks=3,
     )
@@ -223,7 +223,7 @@ if dist.get_rank() < 2:
         dist.new_group([0, 1], backend="gradwire", use_local_synchronization=True)
         print("SUCCESS", flush=True)
     except gw.GradwireError as error:
-        told(error)
+        reported(error)
 dist.barrier()
 """,
         ranks=3,

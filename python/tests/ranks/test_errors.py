@@ -129,7 +129,7 @@ def test_a_name_is_in_flight_once() -> None:
     first.wait()
 
 
-def test_ranks_that_disagree_are_told_who_wanted_what() -> None:
+def test_ranks_that_disagree_read_who_wanted_what() -> None:
     if alone():
         pytest.skip("needs two ranks")
     mine = np.zeros((2, 3 if gw.rank() else 4), "f4")

@@ -124,7 +124,7 @@ def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> Non
         assert bool((gpu.read(result) == at).all())
 
 
-def test_what_is_refused_is_told_to_who_waits(gpu: FakeCuda) -> None:
+def test_what_is_refused_is_reported_to_who_waits(gpu: FakeCuda) -> None:
     with pytest.raises(hvd.InvalidRequest, match="name"):
         hvd.allreduce(gpu.made(torch.ones(2)), name="bad\nname")
     if hvd.size() > 1:

@@ -6,8 +6,8 @@
 //!
 //! A step may begin with the ranks it is for: `0,2/step`, or `!1/step` for all but rank 1. Each
 //! line of output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`, so that a test can tell
-//! how long after a fault a rank was told of it. A step that fails ends the rank: it says `failed`
-//! with the error's text, on standard error too, and exits with code 1.
+//! how long after a fault a rank was notified of it. A step that fails ends the rank: it prints
+//! `failed` with the error's text, on standard error too, and exits with code 1.
 
 #![forbid(unsafe_code)]
 
@@ -188,7 +188,7 @@ impl Rank {
             step += 1;
         };
         let before = [tensor.as_slice().to_vec(), slice.clone()];
-        say("told", &error);
+        say("notified", &error);
         until(Path::new("go"))?;
         let now = [tensor.as_slice(), &slice];
         let changed = before.iter().zip(now).map(|(before, now)| {

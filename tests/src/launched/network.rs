@@ -155,12 +155,12 @@ impl Pair {
         Some(())
     }
 
-    /// Nothing that is sent to one of the hosts, 0 or 1, arrives any more, and nobody is told.
+    /// Nothing that is sent to one of the hosts, 0 or 1, arrives any more, and nobody is notified.
     pub fn cut_towards(&self, host: usize) {
         self.at_once(&format!("qdisc replace dev {} root pfifo limit 0\n", PORTS[host]));
     }
 
-    /// Nothing arrives any more, and nobody is told.
+    /// Nothing arrives any more, and nobody is notified.
     pub fn cut(&self) {
         [0, 1].into_iter().for_each(|host| self.cut_towards(host));
     }

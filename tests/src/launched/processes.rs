@@ -1,4 +1,4 @@
-//! Who of a job is alive: found by the mark in the environment, told apart by the command line.
+//! Who of a job is alive: found by the mark in the environment, distinguished by the command line.
 
 use std::{collections::HashMap, fs};
 

@@ -4,7 +4,7 @@ use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration}
 
 /// The README promises five seconds after a fault. A machine with more work than processors may add
 /// as much; a wait without a deadline of its own would take longer than this.
-const TOLD_WITHIN: Duration = Duration::from_secs(10);
+const NOTIFIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A line of the launcher's output.
 #[derive(Debug, Clone)]
@@ -101,24 +101,24 @@ impl Report {
     /// TELL: each of these ranks failed once, with an error that has all these parts, and within
     /// the promised time after `fault` (as [`super::now_us`]).
     #[track_caller]
-    pub fn assert_told(&self, ranks: &[u32], fault: u64, parts: &[&str]) {
+    pub fn assert_notified(&self, ranks: &[u32], fault: u64, parts: &[&str]) {
         let failed = self.said("failed");
         for rank in ranks {
             let theirs: Vec<_> = failed.iter().filter(|said| said.rank == *rank).collect();
-            let [told] = theirs[..] else {
-                panic!("TELL: rank {rank} was told {} times: {}", theirs.len(), self.all());
+            let [reported] = theirs[..] else {
+                panic!("TELL: rank {rank} was notified {} times: {}", theirs.len(), self.all());
             };
             for part in parts {
                 assert!(
-                    told.text.contains(part),
+                    reported.text.contains(part),
                     "TELL: no {part:?} on rank {rank}: {}",
                     self.all()
                 );
             }
-            let after = Duration::from_micros(told.at_us.saturating_sub(fault));
+            let after = Duration::from_micros(reported.at_us.saturating_sub(fault));
             assert!(
-                after <= TOLD_WITHIN,
-                "TELL: rank {rank} was told after {after:?}: {}",
+                after <= NOTIFIED_WITHIN,
+                "TELL: rank {rank} was notified after {after:?}: {}",
                 self.all()
             );
         }

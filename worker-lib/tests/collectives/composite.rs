@@ -47,7 +47,7 @@ fn objects_are_given_to_all() {
 }
 
 #[test]
-fn an_object_that_is_too_large_is_told_to_all() {
+fn an_object_that_is_too_large_is_reported_to_all() {
     // Only the giver's limit counts.
     let settings = |rank, builder: gradwire_worker::SessionBuilder| {
         builder.max_object_bytes(if rank == 1 { 1000 } else { 10 })
@@ -367,7 +367,7 @@ impl<'de> Deserialize<'de> for Trap {
 }
 
 #[test]
-fn a_panic_in_a_thread_of_its_own_ends_the_wait_and_is_told() {
+fn a_panic_in_a_thread_of_its_own_ends_the_wait_and_is_reported() {
     ranks(2, |session| {
         let held = session.allreduce_async(
             session.zeros::<f32>(&[1]).unwrap(),
@@ -391,7 +391,7 @@ fn a_panic_in_a_thread_of_its_own_ends_the_wait_and_is_told() {
 }
 
 #[test]
-fn a_panic_in_the_callers_thread_is_told() {
+fn a_panic_in_the_callers_thread_is_reported() {
     ranks(2, |session| {
         let options = || BroadcastOptions::from_rank(0).name("trap");
         if session.rank() == 0 {

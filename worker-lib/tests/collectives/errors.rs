@@ -1,5 +1,5 @@
-//! What is refused, and in which words. At the call, nothing is started; otherwise all ranks are
-//! told.
+//! What is refused, and in which words. At the call, nothing is started; otherwise all ranks
+//! receive the error.
 
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, Buffer, Complex,
@@ -149,7 +149,7 @@ fn what_only_all_requests_show_fails_on_all_ranks() {
 }
 
 #[test]
-fn a_rank_without_room_for_its_result_gives_up_and_all_are_told() {
+fn a_rank_without_room_for_its_result_gives_up_and_all_are_notified() {
     let settings = |rank, builder: gradwire_worker::SessionBuilder| {
         let builder = builder.huge_pages(HugePages::Never);
         if rank == 0 { builder.arena_max_bytes(1 << 20) } else { builder }

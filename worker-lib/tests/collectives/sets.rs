@@ -121,7 +121,7 @@ fn a_set_joins_for_itself() {
 }
 
 #[test]
-fn disagreement_is_told_to_all() {
+fn disagreement_is_reported_to_all() {
     ranks(2, |session| {
         let ranks: &[u32] = if session.rank() == 0 { &[0] } else { &[1] };
         let error = session.add_process_set(ranks).unwrap_err();

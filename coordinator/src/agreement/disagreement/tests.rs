@@ -97,7 +97,7 @@ fn lists_are_shown_where_they_matter() {
 
 /// Cells are compared in full, and shown where they differ.
 #[test]
-fn long_lists_that_differ_late_are_told_apart() {
+fn long_lists_that_differ_late_are_distinguished() {
     let adds = |rank: u32, last: u64| {
         let list: Vec<u64> = (0..100).map(|at| 2 * at).chain([last]).collect();
         asks(rank, Request { list, ..Request::empty(Collective::AddProcessSet) })

@@ -104,7 +104,7 @@ fn once_registered_an_announcement_is_an_id() {
     assert_eq!(second.tensor, id(7));
     assert!(second.submitted.is_empty());
     let changed = registry.announcement(announced(&[request(8), request(9)]));
-    assert_eq!(changed.submitted.len(), 2, "another shape is told");
+    assert_eq!(changed.submitted.len(), 2, "another shape is sent");
     let partly = registry.announcement(announced(&[request(8)]));
     assert_eq!(partly.submitted.len(), 1, "not all local ranks take part");
     let joined = registry.announcement(Announced { all_there: false, ..same() });
@@ -247,7 +247,7 @@ fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
 }
 
 #[test]
-fn what_was_agreed_is_told_once_in_an_operation() {
+fn what_was_agreed_is_sent_once_in_an_operation() {
     let mut registry = registry();
     let terms = all(&plain(Collective::Alltoall, &[5, 3]));
     let of = |tensor: &str, agreed: Option<&pb::Agreed>, flow| pb::Segment {

@@ -97,7 +97,7 @@ fn a_piece_takes_as_long_as_its_line_does() {
 }
 
 #[test]
-fn a_line_that_stands_still_is_told_with_the_host_at_its_end() {
+fn a_line_that_stands_still_is_reported_with_the_host_at_its_end() {
     let waiting = Waiting::new(0);
     let mut there = waiting.connect(1, None);
     waiting.start();
@@ -111,7 +111,7 @@ fn a_line_that_stands_still_is_told_with_the_host_at_its_end() {
 
 /// What the peer's system has not taken has not moved, however much our own has.
 #[test]
-fn a_peer_that_takes_nothing_is_told() {
+fn a_peer_that_takes_nothing_is_reported() {
     let cluster = Cluster::new(2, 1, 1 << 16, LIMIT);
     let job = Job::new("grad", 2, 1, 5_000_000, Way { source: Some(0), target: None });
     let (stream, _there) = connection();
@@ -180,7 +180,7 @@ fn what_has_come_before_a_connection_is_replaced_counts() {
     waiting.finishes();
 }
 
-/// Bytes that were under way are gone: that is told at once, by the side that compares.
+/// Bytes that were under way are gone: that is reported at once, by the side that compares.
 #[test]
 fn a_connection_that_lost_bytes_has_no_successor() {
     for (written, read) in [(432, 0), (0, 32)] {
@@ -228,7 +228,7 @@ fn notices_are_given_while_a_piece_waits_and_not_before() {
 
 /// TELL: what a lane was to do is not dropped in silence.
 #[test]
-fn a_panic_is_told_as_an_internal_failure() {
+fn a_panic_is_reported_as_an_internal_failure() {
     let waiting = Waiting::new(0);
     waiting.send(Order::Panic);
     waiting.start();

@@ -240,7 +240,7 @@ fn a_job_that_failed_has_failed_however_well_its_ranks_end() {
 }
 
 #[test]
-fn all_hosts_that_can_not_be_reached_are_told_at_once() {
+fn all_hosts_that_can_not_be_reached_are_reported_at_once() {
     let mut job = job("a:1,b:1,c:1");
     assert!(step(&mut job, refused(1, "host b: Permission denied"), 10).is_empty());
     assert!(step(&mut job, ready(0), 20).is_empty(), "c has not answered yet");
@@ -281,7 +281,7 @@ fn what_has_not_come_up_in_time_is_named() {
 }
 
 #[test]
-fn a_service_that_ends_before_the_job_begins_is_told_with_its_last_line() {
+fn a_service_that_ends_before_the_job_begins_is_reported_with_its_last_line() {
     let mut job = job("a:1");
     step(&mut job, ready(0), 1);
     step(&mut job, exited(0, Role::Daemon, ProcessEnd::Code(1), 5), 5);
@@ -351,7 +351,7 @@ fn output_that_is_read_slowly_is_waited_for_unless_somebody_hurries() {
     let orders = step(&mut job, Event::Interrupted { signal: 2 }, 9000);
     assert_eq!(orders, ["0:stop 0", "1:stop 0"]);
     step(&mut job, Event::Unread, 14_000);
-    assert_eq!(job.report().unwrap().code, 130, "what is lost is not told as well");
+    assert_eq!(job.report().unwrap().code, 130, "what is lost is not reported as well");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 """Keeps PyTorch's compiler out of the calls of process groups.
 
 The compiler ends the program when it follows a call of DDP into a group that is written in Python.
-It does not follow functions that it is told to skip. That is possible only once it is loaded, and
+It does not follow functions that it is asked to skip. That is possible only once it is loaded, and
 loading it takes a second, so it is not loaded for this. A program that compiles DDP has created DDP
 before, and DDP's constructor both loads the compiler and makes calls.
 """

@@ -601,7 +601,7 @@ class Player:
     # Calls that fail; the job goes on.
 
     def call_refused(self) -> None:
-        """By some of the members, who are told so at once."""
+        """By some of the members, who learn it at once."""
         group, one, rank = self.at.group, torch.ones(1), self.at.members[0]
         calls: list[Callable[[], Any]] = [
             lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG, group),
@@ -622,7 +622,7 @@ class Player:
                 call()
 
     def call_disagreed(self) -> None:
-        """One member makes another call: all are told so."""
+        """One member makes another call: all learn it."""
         if self.at.size == 1:
             return
         odd, group = self.chance.randrange(self.at.size) == self.at.place, self.at.group
