@@ -1,7 +1,7 @@
 //! Heartbeats that come as datagrams, at the port of the same number as that of the streams (see
 //! [`gradwire_proto::beat`]). Each is answered; the answer is the heartbeat of the coordinator.
 //!
-//! A node that sends none is heard on its stream only. So are all nodes if the port is taken.
+//! A node that sends none shows life on its stream only. So are all nodes if the port is taken.
 
 use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
 
@@ -21,7 +21,7 @@ pub(crate) struct Heartbeats {
     secret: Secret,
     epoch: Epoch,
     inbox: mpsc::Sender<Inbound>,
-    /// How many heartbeats each node had sent before the latest that was heard. At most one for
+    /// How many heartbeats each node had sent before the latest that was received. At most one for
     /// each node of the job, because nobody else knows the secret (BOUND).
     latest: HashMap<NodeId, u64>,
 }
@@ -56,7 +56,8 @@ impl Heartbeats {
                 Beat::decode(&bytes[..length], Side::Node, self.epoch, &self.job, &self.secret);
             let Some(beat) = beat.filter(|beat| self.is_new(*beat)) else { continue };
             // Where the engine has no room, it is busy with other signs of life.
-            let _ = self.inbox.try_send(Inbound::Event(Event::Felt { node: beat.node }));
+            let _ =
+                self.inbox.try_send(Inbound::Event(Event::DatagramReceived { node: beat.node }));
             let answer = Beat { side: Side::Coordinator, ..beat }.encode(&self.job, &self.secret);
             let _ = self.socket.try_send_to(&answer, from);
         }

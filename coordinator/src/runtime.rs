@@ -169,7 +169,7 @@ impl Coordinator {
         tracing::info!(%address, %job, nodes, "coordinator serves");
 
         let stop_server = CancellationToken::new();
-        // After an outage a stream is to be heard again while there is time. What is accepted has
+        // After an outage a stream is to continue while there is time. What is accepted has
         // the listener's options.
         let limits = config.engine.silence();
         let limited = gradwire_net::limit_retransmission_interval(&listener, limits.retransmission);

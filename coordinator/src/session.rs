@@ -186,7 +186,7 @@ where
                 Ok(Incoming::Event(event)) => event,
                 Ok(Incoming::Heartbeat { sent_ns }) => {
                     self.echo.store(sent_ns, Ordering::Relaxed);
-                    Event::Heard { connection }
+                    Event::MessageReceived { connection }
                 }
                 Err(error) => Event::Nonsense { connection, what: error.to_string() },
             };

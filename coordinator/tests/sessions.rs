@@ -105,7 +105,7 @@ async fn a_job_from_the_first_node_to_the_last() {
 
 async fn refused(served: &Served, node: &mut Node, join: pb::Join) -> tonic::Status {
     node.say(Say::Join(join)).await;
-    let status = node.hear().await.expect_err("the node is refused");
+    let status = node.receive().await.expect_err("the node is refused");
     assert!(!served.cancel.is_cancelled());
     status
 }
@@ -143,7 +143,7 @@ async fn who_may_not_join_reads_why() {
 
     let mut node = served.open().await.unwrap();
     node.say(Say::Heartbeat(pb::Heartbeat::default())).await;
-    let status = node.hear().await.unwrap_err();
+    let status = node.receive().await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("must be Join"), "{status}");
 
@@ -180,7 +180,7 @@ async fn strangers_are_few() {
 async fn a_stranger_that_does_not_join_is_sent_away() {
     let served = Served::start(1, |config| config.join_timeout = Duration::from_millis(100)).await;
     let mut stranger = served.open().await.unwrap();
-    let status = stranger.hear().await.unwrap_err();
+    let status = stranger.receive().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert!(status.message().contains("no Join came within 100ms"), "{status}");
     // WAIT: nor does it hold up the end of the job.
@@ -297,7 +297,7 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
     let mut alive = nodes.pop().unwrap();
     let (mut beats, mut echoed) = (0, 0);
     let failure = loop {
-        match alive.hear().await.unwrap() {
+        match alive.receive().await.unwrap() {
             Message::Heartbeat(beat) => {
                 echoed = echoed.max(beat.echo_ns);
                 beats += 1;
@@ -311,7 +311,7 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
     assert!(beats >= 3 && echoed > 1000, "{beats} beats, {echoed} echoed");
     assert_eq!(kind(&failure), FailureKind::NodeLost);
     assert_eq!(failure.host, "host1");
-    assert!(failure.what.contains("nothing was heard of it for"), "{failure:?}");
+    assert!(failure.what.contains("nothing has come from it for"), "{failure:?}");
     // The stopped node is notified as well, once it wakes up.
     assert_eq!(kind(&silent.aborted().await), FailureKind::NodeLost);
 }

@@ -13,7 +13,7 @@
 //!
 //! Numbers are little endian. A node counts its heartbeats; the coordinator answers each with the
 //! same count. Both prove the job's secret over all of it (TRUST), and what was overheard is of no
-//! use a second time, because counts that are not new are not heard.
+//! use a second time, because counts that are not new are ignored.
 
 use std::time::Duration;
 
@@ -115,9 +115,9 @@ impl Limits {
     }
 }
 
-/// When the other side was heard last, by a clock of one's own.
+/// When something last came from the other side, by a clock of one's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heard {
+pub struct LastReceived {
     /// On the stream.
     pub stream: Duration,
     /// By datagram.
@@ -133,18 +133,18 @@ pub enum Silence {
     Stream(Duration),
 }
 
-impl Heard {
-    /// As if it had been heard in every way.
+impl LastReceived {
+    /// As if something had just come in every way.
     pub fn at(now: Duration) -> Self {
         Self { stream: now, datagram: now }
     }
 
-    /// When it was heard in any way.
+    /// When something last came in any way.
     pub fn last(&self) -> Duration {
         self.stream.max(self.datagram)
     }
 
-    /// When [`Heard::silence`] is more than is allowed, if nothing is heard until then.
+    /// When [`LastReceived::silence`] is more than is allowed, if nothing comes until then.
     pub fn deadline(&self, limits: &Limits) -> Duration {
         (self.last() + limits.all).min(self.stream + limits.stream)
     }
@@ -172,27 +172,27 @@ mod tests {
         let begin = Duration::from_secs(10);
         let between = interval / BEATS_PER_INTERVAL;
         // The last datagram came just before the outage, the next one is sent just after it.
-        let heard = Heard { stream: begin - interval, datagram: begin - between };
+        let last = LastReceived { stream: begin - interval, datagram: begin - between };
         let back = begin + timeout + between;
-        assert_eq!(heard.silence(&limits, back), None);
-        let heard = Heard { datagram: back, ..heard };
+        assert_eq!(last.silence(&limits, back), None);
+        let last = LastReceived { datagram: back, ..last };
         // The stream follows when its system sends again.
         let again = begin + timeout + limits.retransmission;
-        assert_eq!(heard.silence(&limits, again - Duration::from_millis(1)), None);
+        assert_eq!(last.silence(&limits, again - Duration::from_millis(1)), None);
     }
 
     #[test]
     fn silence_is_reported_with_what_is_silent() {
         let limits = Limits::new(Duration::from_millis(500), Duration::from_secs(3));
         let seconds = Duration::from_secs_f64;
-        let heard = Heard::at(seconds(1.0));
-        assert_eq!(heard.deadline(&limits), seconds(4.5));
-        assert_eq!(heard.silence(&limits, seconds(4.4)), None);
-        assert_eq!(heard.silence(&limits, seconds(4.5)), Some(Silence::All(seconds(3.5))));
+        let last = LastReceived::at(seconds(1.0));
+        assert_eq!(last.deadline(&limits), seconds(4.5));
+        assert_eq!(last.silence(&limits, seconds(4.4)), None);
+        assert_eq!(last.silence(&limits, seconds(4.5)), Some(Silence::All(seconds(3.5))));
         // No datagram gets through, ever.
-        let only_stream = Heard { stream: seconds(9.0), datagram: Duration::ZERO };
+        let only_stream = LastReceived { stream: seconds(9.0), datagram: Duration::ZERO };
         assert_eq!(only_stream.deadline(&limits), seconds(12.5));
-        let only_datagrams = Heard { stream: seconds(1.0), datagram: seconds(5.4) };
+        let only_datagrams = LastReceived { stream: seconds(1.0), datagram: seconds(5.4) };
         assert_eq!(only_datagrams.deadline(&limits), seconds(5.5));
         assert_eq!(only_datagrams.silence(&limits, seconds(5.4)), None);
         let silence = only_datagrams.silence(&limits, seconds(5.5));

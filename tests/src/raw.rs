@@ -98,7 +98,7 @@ impl Stranger {
     ///
     /// # Errors
     /// When nothing comes in time, or no message.
-    pub fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+    pub fn receive(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
         let frame = match handover::receive(&self.0) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(None),
@@ -132,7 +132,7 @@ impl Stranger {
     /// # Errors
     /// When it says anything else.
     pub fn challenge(&self) -> Result<pb::Challenge> {
-        match self.hear()? {
+        match self.receive()? {
             Some((Reply::Challenge(challenge), _)) => Ok(challenge),
             other => bail!("a challenge was due, {other:?} came"),
         }
@@ -143,7 +143,7 @@ impl Stranger {
     /// # Errors
     /// When it says anything else.
     pub fn refusal(&self) -> Result<String> {
-        match self.hear()? {
+        match self.receive()? {
             Some((Reply::Refused(failure), _)) => {
                 self.wait_for_end()?;
                 Ok(gradwire_proto::Failure::from(failure).to_string())
@@ -228,7 +228,7 @@ impl RawWorker {
         let socket = Stranger::connect(&cluster.socket(order))?;
         let attach = attach(cluster, local_rank, &socket.challenge()?, |_| ());
         socket.say(attach, &[fd.as_fd()])?;
-        let Some((Reply::Attached(attached), mut fds)) = socket.hear()? else {
+        let Some((Reply::Attached(attached), mut fds)) = socket.receive()? else {
             bail!("the daemon refuses a worker");
         };
         ensure!(attached.rank == rank, "the daemon takes rank {rank} for {}", attached.rank);
@@ -245,7 +245,7 @@ impl RawWorker {
         let (segment, fd) = Segment::create("gradwire-test-segment", bytes, HugePages::Never)?;
         let add = pb::AddSegment { segment: number, bytes };
         self.socket.say(Wish::AddSegment(add), &[fd.as_fd()])?;
-        match self.socket.hear()? {
+        match self.socket.receive()? {
             Some((Reply::SegmentAdded(added), _)) if added.segment == number => {}
             other => bail!("the daemon does not take a segment: {other:?}"),
         }
@@ -319,7 +319,7 @@ impl RawWorker {
     /// # Errors
     /// When it says anything else.
     pub fn failed(&self) -> Result<(Vec<u64>, gradwire_proto::Failure)> {
-        match self.socket.hear()? {
+        match self.socket.receive()? {
             Some((Reply::TensorFailed(pb::TensorFailed { tickets, failure: Some(why) }), _)) => {
                 Ok((tickets, why.into()))
             }
@@ -334,7 +334,7 @@ impl RawWorker {
     /// When it does not come.
     pub fn aborted(&self) -> Result<gradwire_proto::Failure> {
         loop {
-            match self.socket.hear()?.context("the daemon has gone without a word")?.0 {
+            match self.socket.receive()?.context("the daemon has gone without a word")?.0 {
                 Reply::Aborted(failure) => return Ok(failure.into()),
                 Reply::TensorFailed(_) | Reply::Allocate(_) => {}
                 other => bail!("the end was due, {other:?} came"),

@@ -175,7 +175,7 @@ fn a_name_that_one_rank_submits_twice_fails_for_all() {
     let mut failed = Vec::new();
     let mut reported = Vec::new();
     while !(failed.contains(&1) && failed.contains(&2)) {
-        let Some((Reply::TensorFailed(message), _)) = raw.socket.hear().unwrap() else {
+        let Some((Reply::TensorFailed(message), _)) = raw.socket.receive().unwrap() else {
             panic!("the tickets' failures were due");
         };
         failed.extend(message.tickets);
@@ -250,7 +250,7 @@ fn a_root_that_is_not_in_the_job_is_refused() {
         raw.submit(&submission(5, "start", request)).unwrap();
     }
     for raw in &workers {
-        let Some((Reply::TensorFailed(failed), _)) = raw.socket.hear().unwrap() else {
+        let Some((Reply::TensorFailed(failed), _)) = raw.socket.receive().unwrap() else {
             panic!("a failure of the tensor was due");
         };
         assert_eq!(failed.tickets, [5]);

@@ -85,7 +85,7 @@ fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
     // What can't be is answered at once: the daemon has read what was submitted before.
     let nowhere = submission(2, "nowhere", Request::barrier());
     raw.submit(&Submission { process_set: 9, ..nowhere }).unwrap();
-    assert!(raw.socket.hear().unwrap().is_some());
+    assert!(raw.socket.receive().unwrap().is_some());
     drop(raw);
     let cause = one_cause(cluster, survivors);
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(3))));
@@ -332,7 +332,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
     });
     let leaver = cluster.start_ranks([1], |session| {
         let join = session.join_async(JoinOptions::default()).unwrap();
-        // Long enough for the daemon to have heard of it.
+        // Long enough for the daemon to have noticed it.
         drop(join.wait_deadline(Duration::from_millis(300)).unwrap_err());
         failure(session.shutdown())
     });

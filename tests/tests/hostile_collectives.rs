@@ -124,7 +124,7 @@ fn places_are_checked_for_what_they_are_for() {
 /// Submits what meets the others' one row with 16 rows, and waits to be asked for room.
 fn asked_for_room(raw: &RawWorker) {
     raw.submit(&submission(7, "rows.0", f32s(Collective::Allgather, &[16, 16]))).unwrap();
-    let Some((Reply::Allocate(asked), _)) = raw.socket.hear().unwrap() else {
+    let Some((Reply::Allocate(asked), _)) = raw.socket.receive().unwrap() else {
         panic!("it should be asked for room");
     };
     assert_eq!(asked.ticket, 7);

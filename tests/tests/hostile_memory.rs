@@ -207,7 +207,7 @@ fn messages_that_come_at_the_wrong_time() {
     nonsense("it was opened before", |_, raw| {
         let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
         raw.socket.say(add(1, 4096), &[fd.as_fd()]).unwrap();
-        assert!(matches!(raw.socket.hear().unwrap(), Some((Reply::SegmentAdded(_), _))));
+        assert!(matches!(raw.socket.receive().unwrap(), Some((Reply::SegmentAdded(_), _))));
         raw.socket.say(add(2, 4096), &[fd.as_fd()]).unwrap();
     });
     nonsense("a frame of 4294967295 bytes was announced", |_, raw| {

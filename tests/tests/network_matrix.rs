@@ -221,7 +221,7 @@ fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
         let fault = now_us();
         pair.cut_towards(towards);
         let report = job.finish();
-        // Whoever hears nothing any more tells, and the launcher may be the one to tell the others.
+        // Who receives nothing any more reports it; the launcher may pass it on to the others.
         report.assert_notified(&[0, 1], fault, &[HOST]);
         report.assert_notified(&[2, 3], fault, &["10.213.0."]);
         report.assert_code(1);

@@ -36,7 +36,7 @@ fn a_rank_without_the_right_to_large_files_says_so() {
         ["shared memory of 4194304 bytes is over this process's file size limit of 2000000 bytes"];
     assert_own(&report, &parts);
     assert_own(&report, &["raise it with ulimit -f"]);
-    // TELL: the others hear its reason, not only that it is gone.
+    // TELL: the others learn its reason, not only that it is gone.
     let expected = ["rank 1 on host 127.0.0.1", "gave up: shared memory of 4194304 bytes is over"];
     report.assert_notified(&OTHERS, report.began_us, &expected);
 }

@@ -143,7 +143,7 @@ fn a_world_that_does_not_form_is_given_up() {
     let cancel = Arc::new(AtomicBool::new(true));
     let error = daemon.rank(0).cancel(cancel).attach().unwrap_err();
     assert_eq!(failure(error).kind, FailureKind::Cancelled);
-    // Lets the fake's thread go: the second rank comes after all, and may hear that the first is
+    // Lets the fake's thread go: the second rank comes after all, and may learn that the first is
     // gone.
     drop(two.rank(1).attach());
 }

@@ -84,7 +84,7 @@ impl Head {
                 self.tensors, self.ready
             ),
             format!(
-                "{} steps after {} for warm-up, from the first message to the last order heard; \
+                "{} steps after {} for warm-up, from the first message to the last order received; \
                  simulated nodes share {} threads",
                 self.iters, self.warmup, self.threads
             ),
@@ -138,7 +138,7 @@ pub struct Row {
 pub struct Steps {
     /// The time of each, in seconds.
     pub times: Vec<f64>,
-    /// What all nodes said and heard.
+    /// What all nodes sent and received.
     pub counts: Counts,
     /// What the coordinator had used before and after.
     pub coordinator: [Usage; 2],

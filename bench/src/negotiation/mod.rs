@@ -2,8 +2,8 @@
 //!
 //! The coordinator is the real one, a process of its own. The nodes are streams of this process
 //! that say all that daemons say and move no data: nothing but negotiation is in the time of a
-//! step, which begins with the first message of any node and ends when the last one has heard the
-//! last of what it is to do. All of them announce at the same moment, which is the most a
+//! step, which begins with the first message of any node and ends when the last one has received
+//! the last of what it is to do. All of them announce at the same moment, which is the most a
 //! coordinator can be asked for at once.
 //!
 //! - [`args`]: what is asked for

@@ -1,5 +1,5 @@
 //! A node without data: a daemon's stream to the coordinator, with all that is said on it, and
-//! nothing behind it. Operations are done as soon as they are heard of.
+//! nothing behind it. Operations are done as soon as they are received.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use gradwire_proto::{
     Failure, MAX_CONTROL_MESSAGE, PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
     pb::{
-        self, coordinator_client::CoordinatorClient, coordinator_message::Message as Heard,
+        self, coordinator_client::CoordinatorClient, coordinator_message::Message as Received,
         node_message::Message as Said,
     },
 };
@@ -55,7 +55,7 @@ pub struct Job {
 pub struct Span {
     /// Just before its first message.
     pub begin: Instant,
-    /// When it had heard the last of what it is to do.
+    /// When it had received the last of what it is to do.
     pub end: Instant,
 }
 
@@ -76,7 +76,7 @@ pub struct Node {
     negotiated: Negotiated,
 }
 
-/// What nodes have said and heard.
+/// What nodes have sent and received.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     /// To the coordinator.
@@ -120,7 +120,7 @@ impl Node {
             operations: 0,
             negotiated,
         };
-        let Heard::Challenge(challenge) = node.hear().await? else {
+        let Received::Challenge(challenge) = node.receive().await? else {
             return Err(wrong("the first message is no challenge".to_owned()));
         };
         let join = node.introduction(&challenge.nonce);
@@ -165,7 +165,7 @@ impl Node {
     /// # Errors
     /// [`CommandError`] if the coordinator refuses, or does not know the secret.
     pub async fn welcome(&mut self) -> Result<Duration, CommandError> {
-        let Heard::World(world) = self.hear().await? else {
+        let Received::World(world) = self.receive().await? else {
             return Err(self.wrong("the coordinator did not tell it the world"));
         };
         let claim = Claim::World { nonce: &self.nonce, job: &self.job.id, epoch: world.epoch };
@@ -207,7 +207,7 @@ impl Node {
         }
         let mut end = begin;
         while !self.negotiated.is_done() {
-            let Heard::Execute(execute) = self.hear().await? else {
+            let Received::Execute(execute) = self.receive().await? else {
                 return Err(self.wrong("the coordinator sent something else than operations"));
             };
             end = Instant::now();
@@ -230,13 +230,13 @@ impl Node {
     /// [`CommandError`] if it does not end well.
     pub async fn leave(mut self) -> Result<(), CommandError> {
         self.say(Said::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
-        match self.hear().await? {
-            Heard::Shutdown(_) => Ok(()),
+        match self.receive().await? {
+            Received::Shutdown(_) => Ok(()),
             _ => Err(self.wrong("the coordinator goes on after all nodes have left")),
         }
     }
 
-    /// What was said and heard since the last time.
+    /// What was sent and received since the last time.
     pub fn counted(&mut self) -> Counts {
         let wire = self.wire.bytes();
         let [out, into] = [0, 1].map(|i| wire[i].saturating_sub(self.carried[i]) as f64);
@@ -249,7 +249,7 @@ impl Node {
         }
     }
 
-    /// Where the stream has ended nobody hears it, and what is left to be read says why.
+    /// Where the stream has ended nobody reads it, and what is left to be read says why.
     async fn say(&mut self, message: Said) {
         let message = pb::NodeMessage { message: Some(message) };
         self.sent.count(&message);
@@ -257,7 +257,7 @@ impl Node {
     }
 
     /// The next message that is no heartbeat.
-    async fn hear(&mut self) -> Result<Heard, CommandError> {
+    async fn receive(&mut self) -> Result<Received, CommandError> {
         loop {
             let Ok(message) = timeout(PATIENCE, self.from.message()).await else {
                 let waits = self.negotiated.waits_for();
@@ -267,16 +267,16 @@ impl Node {
             let message = message.map_err(|status| self.wrong(status.message()))?;
             let message = message.ok_or_else(|| self.wrong("the coordinator closed the stream"))?;
             match &message.message {
-                Some(Heard::Heartbeat(_)) | None => {}
-                Some(Heard::Abort(abort)) => {
+                Some(Received::Heartbeat(_)) | None => {}
+                Some(Received::Abort(abort)) => {
                     let failure = abort.failure.clone().map(Failure::from);
                     let why = failure.map_or_else(String::new, |failure| failure.to_string());
                     return Err(self.wrong(&format!("the coordinator ended the job: {why}")));
                 }
                 Some(_) => {
                     self.received.count(&message);
-                    if let Some(heard) = message.message {
-                        return Ok(heard);
+                    if let Some(received) = message.message {
+                        return Ok(received);
                     }
                 }
             }
@@ -298,7 +298,7 @@ pub async fn beat(nodes: Vec<Sender>, every: Duration) {
         for node in &nodes {
             // The coordinator measures round trips with the echo; nobody reads that here.
             let heartbeat = Said::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0 });
-            // A node that has more to say is heard without it.
+            // A node that has more to say is alive without it.
             let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
         }
     }

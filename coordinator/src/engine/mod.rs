@@ -58,7 +58,7 @@ impl Engine {
     pub fn step(&mut self, event: Event, now: Duration) -> Output {
         let mut out = Output::default();
         if let Some(connection) = event.connection() {
-            self.membership.heard(connection, now);
+            self.membership.received(connection, now);
         }
         match event {
             Event::Joined { connection, join } => {
@@ -79,8 +79,8 @@ impl Engine {
             Event::Cancel { why } => self.membership.cancel(why, &mut out),
             Event::Tick => self.tick(now, &mut out),
             Event::Drained => self.drained(now, &mut out),
-            Event::Heard { .. } => {}
-            Event::Felt { node } => self.membership.heard_datagram(node, now),
+            Event::MessageReceived { .. } => {}
+            Event::DatagramReceived { node } => self.membership.received_datagram(node, now),
             Event::Nonsense { connection, .. }
             | Event::Ready { connection, .. }
             | Event::Done { connection, .. }

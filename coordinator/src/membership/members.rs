@@ -9,7 +9,7 @@ use std::{
 
 use gradwire_proto::{
     NodeId, Rank,
-    beat::{Heard, Limits},
+    beat::{LastReceived, Limits},
 };
 
 use crate::model::{ConnectionId, command::Node, text};
@@ -20,7 +20,7 @@ pub(crate) struct Member {
     pub(crate) connection: ConnectionId,
     pub(crate) node: Node,
     /// When something of it was last received.
-    pub(crate) heard: Heard,
+    pub(crate) last_received: LastReceived,
     /// Its ranks that have left in good order, and how many of the job had left before.
     pub(crate) left: BTreeMap<Rank, u32>,
     /// Those of them that never joined.
@@ -63,7 +63,7 @@ impl Members {
             members.all.push(Member {
                 connection,
                 node,
-                heard: Heard::at(now),
+                last_received: LastReceived::at(now),
                 left: BTreeMap::new(),
                 absent: BTreeSet::new(),
                 gone: false,
@@ -136,11 +136,13 @@ impl Members {
     /// alive.
     pub(crate) fn first_due(&self, limits: &Limits) -> Option<(NodeId, Duration)> {
         let alive = self.iter().filter(|(_, member)| !member.gone);
-        alive.map(|(id, member)| (id, member.heard.deadline(limits))).min_by_key(|due| due.1)
+        alive
+            .map(|(id, member)| (id, member.last_received.deadline(limits)))
+            .min_by_key(|due| due.1)
     }
 
     /// Ignores all silence up to now: the coordinator itself was stopped.
-    pub(crate) fn hear_all(&mut self, now: Duration) {
-        self.all.iter_mut().for_each(|m| m.heard = Heard::at(now));
+    pub(crate) fn received_from_all(&mut self, now: Duration) {
+        self.all.iter_mut().for_each(|m| m.last_received = LastReceived::at(now));
     }
 }

@@ -1,6 +1,6 @@
 //! Who is in the job, and where the job is in its life: forming, running, failing, over.
 //!
-//! - `members`: the nodes of the complete world, when each was last heard, who has left
+//! - `members`: the nodes of the complete world, when each was last last_received, who has left
 //! - `forming`: who may join, while the world is not complete
 //! - `causes`: the first cause of a failure
 //!
@@ -106,7 +106,7 @@ impl Membership {
     pub(crate) fn status(&self, now: Duration) -> Vec<NodeStatus> {
         let status = self.members.iter().map(|(_, member)| NodeStatus {
             node: member.node.clone(),
-            silent: now.saturating_sub(member.heard.last()),
+            silent: now.saturating_sub(member.last_received.last()),
             left: member.left.keys().copied().collect(),
         });
         status.collect()
@@ -123,17 +123,17 @@ impl Membership {
     }
 
     /// Something has come on a stream.
-    pub(crate) fn heard(&mut self, connection: ConnectionId, now: Duration) {
+    pub(crate) fn received(&mut self, connection: ConnectionId, now: Duration) {
         let node = self.members.id(connection);
         if let Some(member) = node.and_then(|node| self.members.get_mut(node)) {
-            member.heard.stream = now;
+            member.last_received.stream = now;
         }
     }
 
     /// A heartbeat datagram of a node has come.
-    pub(crate) fn heard_datagram(&mut self, node: NodeId, now: Duration) {
+    pub(crate) fn received_datagram(&mut self, node: NodeId, now: Duration) {
         if let Some(member) = self.members.get_mut(node) {
-            member.heard.datagram = now;
+            member.last_received.datagram = now;
         }
     }
 
@@ -370,8 +370,8 @@ impl Membership {
         out: &mut Output,
     ) -> Option<(NodeId, String)> {
         if now > due + self.config.heartbeat_timeout / 2 {
-            // The coordinator itself was stopped, and did not hear who sent something meanwhile.
-            self.members.hear_all(now);
+            // The coordinator itself was stopped, and did not read what was sent meanwhile.
+            self.members.received_from_all(now);
             let late = text::seconds(now - due);
             let text =
                 format!("the coordinator woke up {late} late; nobody is blamed for that time");
@@ -379,8 +379,8 @@ impl Membership {
         }
         let limits = self.config.silence();
         let (node, _) = self.members.first_due(&limits)?;
-        let why = match self.members.get(node)?.heard.silence(&limits, now)? {
-            Silence::All(time) => format!("nothing was heard of it for {}", text::seconds(time)),
+        let why = match self.members.get(node)?.last_received.silence(&limits, now)? {
+            Silence::All(time) => format!("nothing has come from it for {}", text::seconds(time)),
             Silence::Stream(time) => format!(
                 "nothing has come on its stream for {}, although it is there: something between \
                  holds up what goes over TCP to or from the coordinator's port",

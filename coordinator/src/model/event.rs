@@ -119,13 +119,13 @@ pub enum Event {
         /// They end without ever having joined.
         absent: bool,
     },
-    /// A node is alive.
-    Heard {
+    /// A node is alive: a message has come.
+    MessageReceived {
         /// Its stream.
         connection: ConnectionId,
     },
     /// A node is alive, although its stream may say nothing: a datagram of it has come.
-    Felt {
+    DatagramReceived {
         /// The node.
         node: NodeId,
     },
@@ -152,8 +152,10 @@ impl Event {
             | Self::Forgotten { connection, .. }
             | Self::Failed { connection, .. }
             | Self::Left { connection, .. }
-            | Self::Heard { connection } => Some(*connection),
-            Self::Felt { .. } | Self::Drained | Self::Tick | Self::Cancel { .. } => None,
+            | Self::MessageReceived { connection } => Some(*connection),
+            Self::DatagramReceived { .. } | Self::Drained | Self::Tick | Self::Cancel { .. } => {
+                None
+            }
         }
     }
 }

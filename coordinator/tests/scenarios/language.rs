@@ -275,8 +275,8 @@ impl Scenario {
             "left" => Event::Left { connection, ranks: ranks(rest)?, absent: false },
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },
             "lost" => Event::Lost { connection, why: rest.to_owned() },
-            "heard" => Event::Heard { connection },
-            "felt" => Event::Felt { node: NodeId(node) },
+            "message" => Event::MessageReceived { connection },
+            "datagram" => Event::DatagramReceived { node: NodeId(node) },
             "nonsense" => Event::Nonsense { connection, what: rest.to_owned() },
             _ => return Err("no such event".to_owned()),
         };

@@ -58,7 +58,7 @@ impl Served {
         let mut client = CoordinatorClient::new(self.channel().await);
         let receive = client.session(ReceiverStream::new(messages)).await?.into_inner();
         let mut node = Node { send, receive, nonce: nonce(), challenge: Vec::new() };
-        match node.hear().await? {
+        match node.receive().await? {
             Message::Challenge(challenge) => {
                 assert_eq!((challenge.protocol, challenge.version.as_str()), (PROTOCOL, VERSION));
                 node.challenge = challenge.nonce;
@@ -131,7 +131,7 @@ impl Node {
     }
 
     /// The next message; `Err` if the stream ended with an error.
-    pub(crate) async fn hear(&mut self) -> Result<Message, Status> {
+    pub(crate) async fn receive(&mut self) -> Result<Message, Status> {
         let message = timeout(LIMIT, self.receive.message()).await.expect("a message comes")?;
         Ok(message.expect("the stream goes on").message.expect("a message"))
     }
@@ -139,7 +139,7 @@ impl Node {
     /// The next message that is no heartbeat.
     pub(crate) async fn next(&mut self) -> Message {
         loop {
-            match self.hear().await.unwrap() {
+            match self.receive().await.unwrap() {
                 Message::Heartbeat(_) => {}
                 message => return message,
             }

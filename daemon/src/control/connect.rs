@@ -144,10 +144,10 @@ pub(super) async fn open(
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
     if let Some(acceptor) = &introduction.acceptor {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let heard = acceptor
+        let messages = acceptor
             .accept(ReceiverStream::new(receiver).map(Ok))
             .map_err(|status| from_status(&status, introduction.coordinator))?;
-        return Ok((sender, Box::pin(heard)));
+        return Ok((sender, Box::pin(messages)));
     }
     let deadline = Instant::now() + introduction.start_timeout;
     let mut client = connect(introduction).await?;

@@ -5,21 +5,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::beat::{Heard, Limits, Silence};
+use gradwire_proto::beat::{LastReceived, Limits, Silence};
 
 /// When the last messages of the coordinator came.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     begin: Instant,
-    heard_ns: AtomicU64,
-    felt_ns: AtomicU64,
+    stream_ns: AtomicU64,
+    datagram_ns: AtomicU64,
     pub(super) echo_ns: AtomicU64,
 }
 
 impl Liveness {
     pub(crate) fn new() -> Self {
-        let [heard_ns, felt_ns, echo_ns] = [0; 3].map(AtomicU64::new);
-        Self { begin: Instant::now(), heard_ns, felt_ns, echo_ns }
+        let [stream_ns, datagram_ns, echo_ns] = [0; 3].map(AtomicU64::new);
+        Self { begin: Instant::now(), stream_ns, datagram_ns, echo_ns }
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -27,18 +27,19 @@ impl Liveness {
     }
 
     pub(super) fn stream_received(&self) {
-        self.heard_ns.store(self.now_ns(), Ordering::Relaxed);
+        self.stream_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
     /// The coordinator has answered a datagram.
     pub(crate) fn datagram_received(&self) {
-        self.felt_ns.store(self.now_ns(), Ordering::Relaxed);
+        self.datagram_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
     /// Whether the coordinator has been silent for too long.
     pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
         let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let stream_received = Heard { stream: when(&self.heard_ns), datagram: when(&self.felt_ns) };
+        let stream_received =
+            LastReceived { stream: when(&self.stream_ns), datagram: when(&self.datagram_ns) };
         stream_received.silence(limits, Duration::from_nanos(self.now_ns()))
     }
 }

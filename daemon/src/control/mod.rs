@@ -1,7 +1,7 @@
 //! What is decided elsewhere and carried out here: the stream to the coordinator, and what hangs on
 //! it. Runs on the control thread, but for `heartbeat`.
 //!
-//! - `liveness`: when the coordinator was heard last
+//! - `liveness`: when the coordinator last sent something
 //! - `connect`: opens the stream to the coordinator
 //! - `registry`: ids and names, messages and domain types; the only place where the coordinator's
 //!   messages are checked (TRUST)

@@ -247,7 +247,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     /// Every collective gives every rank what it means, whichever ranks of the job are in the set
-    /// and have not joined, on one node and on several; and every node hears once that it is done.
+    /// and have not joined, on one node and on several; and every node learns once that it is done.
     #[test]
     fn every_collective_does_what_it_means(
         slots in prop::collection::vec(1u32..4, 1..5),

@@ -202,12 +202,12 @@ impl Agent {
         };
         let mut reap = interval(REAP);
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut heard = tokio::time::Instant::now();
+        let mut last_order = tokio::time::Instant::now();
         let unheard = |why: String| End { why, grace, flush: FLUSH_UNHEARD };
         let end = loop {
             tokio::select! {
                 order = orders.next::<Order>() => {
-                    heard = tokio::time::Instant::now();
+                    last_order = tokio::time::Instant::now();
                     match order {
                         Some(Ok(Order::Stop { grace_ms, why })) => {
                             let grace = Duration::from_millis(grace_ms);
@@ -227,7 +227,7 @@ impl Agent {
                         self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
                     }
                 }
-                () = sleep(silence.saturating_sub(heard.elapsed())) => {
+                () = sleep(silence.saturating_sub(last_order.elapsed())) => {
                     let text = "gradwire agent: no sign of life from the launcher; ending \
                                 everything";
                     print_line(text);

@@ -185,7 +185,7 @@ fn say(stream: &UnixStream, message: Message, fd: Option<&OwnedFd>) -> bool {
     handover::send(stream, &frame, fd.map(AsFd::as_fd).as_slice()).is_ok()
 }
 
-fn hear(stream: &UnixStream) -> Option<(worker_message::Message, Vec<OwnedFd>)> {
+fn receive(stream: &UnixStream) -> Option<(worker_message::Message, Vec<OwnedFd>)> {
     let frame = handover::receive(stream).ok()??;
     let message = pb::WorkerMessage::decode(frame.bytes.as_slice()).unwrap().message.unwrap();
     Some((message, frame.fds))
@@ -197,7 +197,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
     let challenge =
         pb::Challenge { nonce: nonce.clone(), protocol: PROTOCOL, version: "test".into() };
     say(&stream, Message::Challenge(challenge), None);
-    let Some((worker_message::Message::Attach(attach), mut fds)) = hear(&stream) else { return };
+    let Some((worker_message::Message::Attach(attach), mut fds)) = receive(&stream) else { return };
     let rank = attach.local_rank;
     let claim = Claim::Attach { challenge: &nonce, job: &attach.job, local_rank: rank };
     if !secret.verify(&claim, &attach.proof) {
@@ -251,7 +251,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         if !news {
             continue;
         }
-        match hear(&stream) {
+        match receive(&stream) {
             Some((worker_message::Message::AddSegment(add), mut fds)) => {
                 segments.lock().unwrap().push(File::from(fds.remove(0)));
                 say(

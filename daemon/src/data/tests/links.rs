@@ -19,7 +19,7 @@ fn connection() -> (TcpStream, TcpStream) {
     (stream, there)
 }
 
-/// Breaks a connection: the other end hears of it with a reset.
+/// Breaks a connection: the other end gets a reset.
 fn reset(stream: TcpStream) {
     SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }

@@ -124,7 +124,7 @@ fn services_that_stay_are_stopped_a_moment_after_the_last_rank() {
 #[test]
 fn the_rank_that_failed_first_decides_and_the_others_get_the_grace_period() {
     let mut job = running();
-    // Heard of first, but later: it reacts to the other one.
+    // Reported first, but later: it reacts to the other one.
     assert!(step(&mut job, exited(0, Role::Rank(0), ProcessEnd::Code(1), 1405), 1406).is_empty());
     assert!(step(&mut job, exited(1, Role::Rank(2), ProcessEnd::Signal(9), 1400), 1450).is_empty());
     assert!(step(&mut job, Event::Tick, 1606).is_empty(), "a daemon may report the cause yet");
