@@ -7,11 +7,12 @@ use std::{fs, path::Path, process::Command};
 use common::{GRADWIRE, Place, finish};
 use serde_json::Value;
 
-/// The real daemon, which is a program of another crate, built as this test was.
+/// The real daemon, which is a program of another crate. It is built as `make test` builds it: for
+/// one crate alone, dependencies with other features would be built anew.
 fn gradwired() -> String {
     let folder = Path::new(GRADWIRE).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "-p", "gradwire-daemon", "--bins"]);
+    cargo.args(["build", "--workspace", "--bins"]);
     cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     if folder.ends_with("release") {
         cargo.arg("--release");

@@ -59,7 +59,9 @@ pub fn gradwire() -> PathBuf {
     let gradwire = beside("gradwire");
     BUILT.get_or_init(|| {
         if !is_fresh(&gradwire) || !is_fresh(&beside("gradwired")) {
-            build(&["-p", "gradwire-cli", "-p", "gradwire-daemon", "--bins"]);
+            // As `make test` does: for some crates alone, dependencies with other features would be
+            // built anew.
+            build(&["--workspace", "--bins"]);
         }
     });
     gradwire
