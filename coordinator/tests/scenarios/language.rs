@@ -275,7 +275,7 @@ impl Scenario {
             "left" => Event::Left { connection, ranks: ranks(rest)?, absent: false },
             "absent" => Event::Left { connection, ranks: ranks(rest)?, absent: true },
             "lost" => Event::Lost { connection, why: rest.to_owned() },
-            "message" => Event::MessageReceived { connection },
+            "alive" => Event::MessageReceived { connection },
             "datagram" => Event::DatagramReceived { node: NodeId(node) },
             "nonsense" => Event::Nonsense { connection, what: rest.to_owned() },
             _ => return Err("no such event".to_owned()),
