@@ -38,8 +38,8 @@ impl Liveness {
     /// Whether the coordinator has been silent for too long.
     pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
         let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));
-        let stream_received =
+        let last =
             LastReceived { stream: when(&self.stream_ns), datagram: when(&self.datagram_ns) };
-        stream_received.silence(limits, Duration::from_nanos(self.now_ns()))
+        last.silence(limits, Duration::from_nanos(self.now_ns()))
     }
 }

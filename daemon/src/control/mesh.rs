@@ -189,7 +189,11 @@ impl Mesh {
                 self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
                 let shake = handshake::dial(&mut stream, &self.identity, id, attempt);
-                timeout(patience, shake).await.map_err(io::Error::from)??;
+                let Ok(shaken) = timeout(patience, shake).await else {
+                    patience *= 2;
+                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                };
+                shaken?;
                 Ok::<_, HandshakeError>((stream, number, round_trip))
             };
             let why = match timeout_at(deadline, attempt).await {
@@ -200,7 +204,6 @@ impl Mesh {
             if Instant::now() + Duration::from_millis(100) >= deadline {
                 return Err(why);
             }
-            patience *= 2;
             sleep(Duration::from_millis(50)).await;
         }
     }

@@ -280,13 +280,14 @@ impl Job {
                     None => true,
                     Some((from, _)) => node == 0 && *from != 0 && self.phase != Phase::Stopping,
                 };
+                let is_first = self.failure.is_none();
                 if knows {
                     self.failure = Some((node, failure));
                 }
                 match self.phase {
                     Phase::Leaving => self.deadline = Some(now + self.limits.grace),
                     // Other reports of it follow at once.
-                    Phase::Gathering if self.patient && !self.awaited => {
+                    Phase::Gathering if self.patient && is_first => {
                         self.deadline = Some(now + self.limits.gather);
                     }
                     _ => {}
