@@ -68,3 +68,22 @@ fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_a
     );
     report.assert_code(1);
 }
+
+/// Many attempts fail, because each takes no time.
+#[test]
+fn data_ports_that_refuse_connections_are_reported_after_the_time_to_connect() {
+    let Some(pair) = Pair::new() else { return };
+    let launch = pair.launch().set("data.connect_timeout_ms=5000").set("job.timeout_ms=20000");
+    let steps = ["deaf", "attach", "say:begun", "until:go", "loop:10:1000"];
+    let mut job = launch.words(&["--verbose"]).rank(&steps).start();
+    job.until_said("said", 4);
+    let address = |address: String| address.strip_prefix("10.213.0.2:")?.parse().ok();
+    let ports: Vec<u16> = job.served("data").into_iter().filter_map(address).collect();
+    pair.refuse_ports(0, &ports);
+    let began = now_us();
+    job.allow("go");
+    let report = job.finish();
+    let what = ["host 10.213.0.2", "can't be reached from 10.213.0.1: Permission denied"];
+    report.assert_notified(&[0, 1, 2, 3], began + 5_000_000, &what);
+    report.assert_code(1);
+}

@@ -37,7 +37,7 @@ use crate::{
     transport::{
         connections::Connections,
         frame::Totals,
-        handshake::{self, Attempt, ConnectionId, HandshakeError, Identity},
+        handshake::{self, Attempt, ConnectionId, Identity},
         window::Window,
     },
 };
@@ -185,20 +185,22 @@ impl Mesh {
             // The peer takes the attempt with the largest number, so they do not overlap from here.
             let number = self.dialled().attempt(id);
             let attempt = async {
-                let (mut stream, round_trip) = self.open(address).await?;
+                let opened = self.open(address).await;
+                let (mut stream, round_trip) = opened.map_err(|error| error.to_string())?;
                 self.set_receive_buffer(&stream, round_trip);
                 let attempt = Attempt { number, totals };
                 let shake = handshake::dial(&mut stream, &self.identity, id, attempt);
                 let Ok(shaken) = timeout(patience, shake).await else {
+                    let why = format!("no answer to the handshake in {patience:?}");
                     patience *= 2;
-                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                    return Err(why);
                 };
-                shaken?;
-                Ok::<_, HandshakeError>((stream, number, round_trip))
+                shaken.map_err(|error| error.to_string())?;
+                Ok((stream, number, round_trip))
             };
             let why = match timeout_at(deadline, attempt).await {
                 Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(error)) => error.to_string(),
+                Ok(Err(why)) => why,
                 Err(_) => return Err(format!("no answer in {:?}", self.config.connect_timeout)),
             };
             if Instant::now() + Duration::from_millis(100) >= deadline {

@@ -244,6 +244,15 @@ impl Pair {
         Some(count)
     }
 
+    /// Refuses what a host would send to these TCP ports: a connection to one fails at once.
+    pub fn refuse_ports(&self, host: usize, ports: &[u16]) {
+        for port in ports {
+            let port = port.to_string();
+            let rule = ["rule", "add", "ipproto", "tcp", "dport", &port, "prohibit"];
+            must(&[&["ip", "-n", &self.names[host]], &rule[..]].concat());
+        }
+    }
+
     /// Swallows what is sent to or from these TCP ports of a host.
     pub fn swallow_ports(&self, host: usize, ports: &[u16]) {
         // At which byte of a packet the port is, towards the host and away from it.
