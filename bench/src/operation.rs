@@ -6,7 +6,7 @@
 //! reducescatter and a scatter the tensor that is divided, of all others a rank's tensor.
 
 use clap::ValueEnum;
-use gradwire_proto::{Collective, DType, ReduceOp};
+use gradwire_proto::{DType, ReduceOp, Request, Shape};
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, GatherOptions,
     GradwireError, ReceiveOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions,
@@ -175,7 +175,9 @@ impl Operation {
     /// The element type in which tensors travel between nodes.
     pub fn wire_dtype(self, session: &Session, dtype: DType) -> DType {
         // All that reduces is alike in this.
-        let travels = |op| session.compression().between_nodes(Collective::Allreduce, dtype, op);
+        let travels = |op| {
+            session.compression().between_nodes(&Request::allreduce(dtype, Shape::default(), op))
+        };
         self.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
     }
 

@@ -187,3 +187,44 @@ fn averages_near_the_ends_of_the_range_do_not_depend_on_the_nodes() {
         }
     }
 }
+
+/// Minimum and maximum of all values from 1 to 2, with a factor before and one after.
+fn scaled_extremes<T: Float + Debug>(session: &Session) -> Vec<f64> {
+    let (prescale, postscale) = (1.0 / 3.0, -1.5);
+    let value = |index: usize, rank: usize| T::of(1.0 + (index * (rank + 5) % 256) as f64 / 256.0);
+    let rank = session.rank() as usize;
+    let mine: Vec<T> = (0..256).map(|index| value(index, rank)).collect();
+    let mut results = Vec::new();
+    for op in [ReduceOp::Min, ReduceOp::Max] {
+        let mut tensor = session.tensor(&mine, &[mine.len()]).unwrap();
+        let options = AllreduceOptions::named(format!("{}.{op}", T::DTYPE)).op(op);
+        let options = options.prescale(prescale).postscale(postscale);
+        session.allreduce(&mut tensor, options).unwrap();
+        for (index, got) in tensor.as_slice().iter().enumerate() {
+            let values = (0..RANKS).map(|rank| value(index, rank).value());
+            let extreme = if op == ReduceOp::Min { f64::min } else { f64::max };
+            let right = values.reduce(extreme).unwrap() * prescale * postscale;
+            let got = got.value();
+            let bound = T::UNIT * right.abs() * (1.0 + 1e-6);
+            assert!((got - right).abs() <= bound, "{op} of {}: {got:e} not {right:e}", T::DTYPE);
+            results.push(got);
+        }
+    }
+    results
+}
+
+#[test]
+fn extremes_with_two_factors_are_rounded_once_whatever_the_nodes() {
+    let [one_node, two, four] = [&[4][..], &[2, 2], &[1, 1, 1, 1]].map(|slots| {
+        run_job(&Plan::nodes(slots), |session| {
+            [
+                scaled_extremes::<f16>(session),
+                scaled_extremes::<bf16>(session),
+                scaled_extremes::<F8E4m3>(session),
+                scaled_extremes::<F8E5m2>(session),
+            ]
+        })
+    });
+    assert_eq!(two, one_node);
+    assert_eq!(four, one_node);
+}

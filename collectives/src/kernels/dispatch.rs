@@ -59,30 +59,31 @@ pub(super) unsafe fn run(level: Level, job: &Job<'_>) {
     }
 }
 
-/// Results in another type than the inputs: f32 of shorter floats, or those of f32. Only sums and
-/// products are made of them in two types.
+/// Results in another type than the inputs: f32 of shorter floats, or those of f32.
 unsafe fn converted(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match (job.combine.dtype, job.result) {
-            (DType::F16, DType::F32) => summed::<F16, f32>(level, job),
-            (DType::Bf16, DType::F32) => summed::<Bf16, f32>(level, job),
-            (DType::F8E4m3, DType::F32) => summed::<F8E4m3, f32>(level, job),
-            (DType::F8E5m2, DType::F32) => summed::<F8E5m2, f32>(level, job),
-            (DType::F32, DType::F16) => summed::<f32, F16>(level, job),
-            (DType::F32, DType::Bf16) => summed::<f32, Bf16>(level, job),
-            (DType::F32, DType::F8E4m3) => summed::<f32, F8E4m3>(level, job),
-            (DType::F32, DType::F8E5m2) => summed::<f32, F8E5m2>(level, job),
+            (DType::F16, DType::F32) => computed::<F16, f32>(level, job),
+            (DType::Bf16, DType::F32) => computed::<Bf16, f32>(level, job),
+            (DType::F8E4m3, DType::F32) => computed::<F8E4m3, f32>(level, job),
+            (DType::F8E5m2, DType::F32) => computed::<F8E5m2, f32>(level, job),
+            (DType::F32, DType::F16) => computed::<f32, F16>(level, job),
+            (DType::F32, DType::Bf16) => computed::<f32, Bf16>(level, job),
+            (DType::F32, DType::F8E4m3) => computed::<f32, F8E4m3>(level, job),
+            (DType::F32, DType::F8E5m2) => computed::<f32, F8E5m2>(level, job),
             (from, to) => unreachable!("{from} is not converted to {to}"),
         }
     }
 }
 
-unsafe fn summed<E: Element, D: Element<Number = E::Number>>(level: Level, job: &Job<'_>) {
+unsafe fn computed<E: Element, D: Element<Number = E::Number>>(level: Level, job: &Job<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match job.combine.op {
             ReduceOp::Product => at_level::<E, Product, D>(level, job),
+            ReduceOp::Min => at_level::<E, Min, D>(level, job),
+            ReduceOp::Max => at_level::<E, Max, D>(level, job),
             _ => at_level::<E, Sum, D>(level, job),
         }
     }

@@ -53,7 +53,7 @@ impl Kind {
 
     /// How many bytes `bytes` of the ranks' elements take between nodes.
     pub(crate) fn wire_bytes(&self, compression: Compression, bytes: u64) -> u64 {
-        let wire = compression.between_nodes(self.collective, self.dtype, self.reduce_op);
+        let wire = compression.between_nodes(&self.request());
         bytes / self.dtype.size() as u64 * wire.size() as u64
     }
 

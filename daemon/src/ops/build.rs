@@ -90,8 +90,7 @@ impl Builder {
     ) -> Result<(Piece, Vec<AllocationRequest>), Failure> {
         let Operation { sequence, request, algorithm, route, members, segments } = operation;
         let element = request.dtype.size() as u64;
-        let Request { collective, dtype, reduce_op, .. } = request;
-        let wire = self.compression.between_nodes(collective, dtype, reduce_op);
+        let wire = self.compression.between_nodes(&request);
         let mut wanted = Vec::new();
         let mut start = 0;
         let mut parts = Vec::with_capacity(segments.len());
@@ -115,7 +114,7 @@ impl Builder {
             combine,
             prescale,
             finish,
-            wire: Form::of(wire).filter(|_| wire != dtype),
+            wire: Form::of(wire).filter(|_| wire != request.dtype),
             segments: parts,
             bytes: start,
             plan,
