@@ -6,7 +6,7 @@ mod peer;
 mod short;
 
 use std::{
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, OnceLock,
         mpsc::{Receiver, Sender, channel},
@@ -442,7 +442,8 @@ fn nonsense_and_a_closed_connection_are_distinguished() {
         cluster.lanes[0][0].send(connected(NodeId(1), 0, stream));
         std::io::Write::write_all(&mut there, bytes).unwrap();
         if bytes.is_empty() {
-            drop(there);
+            // Not dropped: that would reset the connection if data has come by then.
+            there.shutdown(Shutdown::Write).unwrap();
         }
         let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };
         assert_eq!(failure.kind, kind, "{failure}");
