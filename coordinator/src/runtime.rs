@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 use gradwire_proto::{
     Ending, Failure, JobId, Secret,
     auth::Claim,
+    beat::Suspension,
     pb::{self, coordinator_message::Message},
 };
 use gradwire_settings::{Settings, variables::VariableError};
@@ -243,6 +244,7 @@ struct Runtime {
     epoch: u64,
     grace: Duration,
     heartbeat_interval: Duration,
+    heartbeat_timeout: Duration,
     start: Instant,
     nodes: BTreeMap<ConnectionId, Node>,
     hosts: Vec<String>,
@@ -259,6 +261,7 @@ impl Runtime {
             epoch: config.engine.epoch.0,
             grace: config.grace,
             heartbeat_interval: config.engine.heartbeat_interval,
+            heartbeat_timeout: config.engine.heartbeat_timeout,
             start: Instant::now(),
             nodes: BTreeMap::new(),
             hosts: Vec::new(),
@@ -275,6 +278,7 @@ impl Runtime {
         cancel: CancellationToken,
     ) -> Ending {
         let mut next_beat = self.start + self.heartbeat_interval;
+        let mut suspension = Suspension::new(self.start.into_std());
         self.show();
         loop {
             let due = self.engine.next_deadline().map(|after| self.start + after);
@@ -293,6 +297,9 @@ impl Runtime {
                 self.take(inbound);
             }
             let now = Instant::now();
+            if let Some(time) = suspension.check(now.into_std(), self.heartbeat_timeout) {
+                self.step(Event::Suspended { time });
+            }
             if due.is_some_and(|due| now >= due) {
                 self.step(Event::Tick);
             }

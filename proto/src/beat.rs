@@ -15,7 +15,7 @@
 //! same count. Both prove the job's secret over all of it (TRUST), and what was overheard is of no
 //! use a second time, because counts that are not new are ignored.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{
     Epoch, JobId, NodeId, Secret,
@@ -161,9 +161,41 @@ impl LastReceived {
     }
 }
 
+/// Notices that this process was suspended: stopped by a signal, or frozen together with its
+/// machine. The others may have been suspended with it, so their silence meanwhile means nothing.
+#[derive(Debug)]
+pub struct Suspension {
+    last_check: Instant,
+}
+
+impl Suspension {
+    /// Begins to watch.
+    pub fn new(now: Instant) -> Self {
+        Self { last_check: now }
+    }
+
+    /// For how long this process has been suspended since the last call, if it was. `limit` is how
+    /// long others may be silent; calls come much more often.
+    pub fn check(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
+        let gap = now.saturating_duration_since(self.last_check);
+        self.last_check = now;
+        (gap > limit / 2).then_some(gap)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_does_not_check_for_half_the_limit_was_suspended() {
+        let (limit, begin) = (Duration::from_secs(4), Instant::now());
+        let mut suspension = Suspension::new(begin);
+        let mut check = |seconds| suspension.check(begin + Duration::from_secs(seconds), limit);
+        assert_eq!([1, 3].map(&mut check), [None; 2]);
+        assert_eq!(check(6), Some(Duration::from_secs(3)));
+        assert_eq!(check(7), None);
+    }
 
     #[test]
     fn an_outage_as_long_as_the_limit_is_survived() {

@@ -7,7 +7,7 @@
 
 use std::{thread::sleep, time::Duration};
 
-use gradwire_tests::launched::{Job, Launch, Report, now_us, processes::Role};
+use gradwire_tests::launched::{Job, Launch, Report, now_us, processes::Role, send_signal};
 use rustix::process::Signal;
 
 /// The worlds of these tests: the nodes' ranks, with the hosts.
@@ -132,6 +132,23 @@ fn a_worker_that_is_stopped_for_a_while_receives_everything() {
     let reported = job.until_said("lonely", 1);
     assert_eq!(reported[0].text, "350");
     job.allow("gone");
+    job.finish().assert_code(0);
+}
+
+/// A batch system, a container's freezer or the host of a virtual machine may stop everything for
+/// longer than any part may be silent.
+#[test]
+fn a_job_that_is_suspended_as_a_whole_goes_on() {
+    let steps = ["attach", "0/say:begun", "0/until:go", "loop:20:1000000", "leave"];
+    let mut job = start(TWO_NODES, &steps);
+    for (word, ranks) in [("said", 1), ("looping", 4)] {
+        job.until_said(word, ranks);
+        let suspended = job.processes();
+        suspended.iter().for_each(|process| send_signal(process.pid, Signal::STOP));
+        sleep(Duration::from_secs(6));
+        suspended.iter().for_each(|process| send_signal(process.pid, Signal::CONT));
+        job.allow("go");
+    }
     job.finish().assert_code(0);
 }
 

@@ -14,6 +14,7 @@ use std::{
 
 use gradwire_proto::{
     Ending, Failure, FailureKind,
+    beat::Suspension,
     pb::{self, daemon_message::Message},
 };
 use gradwire_shm::{arena::Arena, control::MAX_IN_FLIGHT, handover::HandoverError};
@@ -139,17 +140,18 @@ fn lost(error: &LinkError) -> Ending {
 }
 
 fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
-    let mut daemon = (shared.control.daemon_beats(), Instant::now());
+    let mut last = (shared.control.daemon_beats(), Instant::now());
+    let mut suspension = Suspension::new(Instant::now());
     loop {
         shared.control.beat();
         match stopped.recv_timeout(BEAT) {
             Err(RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
-        let beats = shared.control.daemon_beats();
-        if beats != daemon.0 {
-            daemon = (beats, Instant::now());
-        } else if beats != 0 && daemon.1.elapsed() > silence {
+        let (beats, now) = (shared.control.daemon_beats(), Instant::now());
+        if suspension.check(now, silence).is_some() || beats != last.0 {
+            last = (beats, now);
+        } else if beats != 0 && now - last.1 > silence {
             // 0: it has not begun to beat. WAIT: a stopped daemon's socket stays open.
             let what = format!(
                 "the daemon of this node (gradwired) has given no sign of life for {silence:?}"

@@ -77,6 +77,7 @@ impl Engine {
                 self.membership.reported(connection, failure, now, &mut out);
             }
             Event::Cancel { why } => self.membership.cancel(why, &mut out),
+            Event::Suspended { time } => self.membership.suspended(time, now, &mut out),
             Event::Tick => self.tick(now, &mut out),
             Event::Drained => self.drained(now, &mut out),
             Event::MessageReceived { .. } => {}
@@ -200,8 +201,7 @@ impl Engine {
             return self.membership.tick(now, out);
         }
         // Silent nodes are lost, stalled tensors are reported (WAIT).
-        let due = self.next_deadline().unwrap_or(now);
-        if let Some((node, why)) = self.membership.silent(now, due, out) {
+        if let Some((node, why)) = self.membership.silent(now) {
             return self.lose(node, &why, now, out);
         }
         let members = self.membership.members();

@@ -141,7 +141,7 @@ impl Members {
             .min_by_key(|due| due.1)
     }
 
-    /// Ignores all silence up to now: the coordinator itself was stopped.
+    /// Ignores all silence up to now: the coordinator itself was suspended.
     pub(crate) fn received_from_all(&mut self, now: Duration) {
         self.all.iter_mut().for_each(|m| m.last_received = LastReceived::at(now));
     }

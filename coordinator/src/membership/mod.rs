@@ -361,22 +361,17 @@ impl Membership {
         }
     }
 
-    /// The node that has been silent for too long, and how (WAIT). The event for this was due at
-    /// `due`.
-    pub(crate) fn silent(
-        &mut self,
-        now: Duration,
-        due: Duration,
-        out: &mut Output,
-    ) -> Option<(NodeId, String)> {
-        if now > due + self.config.heartbeat_timeout / 2 {
-            // The coordinator itself was stopped, and did not read what was sent meanwhile.
-            self.members.received_from_all(now);
-            let late = text::seconds(now - due);
-            let text =
-                format!("the coordinator woke up {late} late; nobody is blamed for that time");
-            out.commands.push(Command::Report { severity: Severity::Warning, text });
-        }
+    /// The coordinator itself was suspended. The nodes may have been suspended with it.
+    pub(crate) fn suspended(&mut self, time: Duration, now: Duration, out: &mut Output) {
+        self.members.received_from_all(now);
+        let time = text::seconds(time);
+        let text =
+            format!("the coordinator was suspended for {time}; nobody is blamed for that time");
+        out.commands.push(Command::Report { severity: Severity::Warning, text });
+    }
+
+    /// The node that has been silent for too long, and how (WAIT).
+    pub(crate) fn silent(&self, now: Duration) -> Option<(NodeId, String)> {
         let limits = self.config.silence();
         let (node, _) = self.members.first_due(&limits)?;
         let why = match self.members.get(node)?.last_received.silence(&limits, now)? {

@@ -1,5 +1,7 @@
 //! What may happen to the engine, in checked domain types.
 
+use std::time::Duration;
+
 use gradwire_proto::{
     Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
 };
@@ -133,6 +135,11 @@ pub enum Event {
     Drained,
     /// The time of [`Engine::next_deadline`](crate::engine::Engine::next_deadline) has come.
     Tick,
+    /// The coordinator itself was suspended: nobody is blamed for that time.
+    Suspended {
+        /// How long.
+        time: Duration,
+    },
     /// The user ends the job.
     Cancel {
         /// Why, for the failure's text.
@@ -153,9 +160,11 @@ impl Event {
             | Self::Failed { connection, .. }
             | Self::Left { connection, .. }
             | Self::MessageReceived { connection } => Some(*connection),
-            Self::DatagramReceived { .. } | Self::Drained | Self::Tick | Self::Cancel { .. } => {
-                None
-            }
+            Self::DatagramReceived { .. }
+            | Self::Drained
+            | Self::Tick
+            | Self::Suspended { .. }
+            | Self::Cancel { .. } => None,
         }
     }
 }

@@ -223,6 +223,7 @@ impl Scenario {
                 let deadline = self.engine.next_deadline();
                 return Ok(format!("deadline: {deadline:?}\n"));
             }
+            "suspended" => return Ok(self.step(Event::Suspended { time: time(rest)? })),
             "tick" => return Ok(self.step(Event::Tick)),
             "cancel" => return Ok(self.step(Event::Cancel { why: rest.to_owned() })),
             _ => {}

@@ -11,7 +11,7 @@ use std::{
 
 use gradwire_proto::{
     Ending, Failure, FailureKind,
-    beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence},
+    beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence, Suspension},
 };
 
 use super::{liveness::Liveness, node::Node};
@@ -47,6 +47,7 @@ pub(crate) fn start(node: &Arc<Node>, liveness: Arc<Liveness>, is_local: bool) -
 fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
     let mut datagrams: Option<io::Result<Datagrams>> = None;
     let mut next = Instant::now();
+    let mut suspension = Suspension::new(next);
     while let Some(there) = node.upgrade() {
         let Some(world) = there.job.world() else {
             drop(there);
@@ -56,6 +57,9 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
         if Instant::now() >= next {
             there.job.send(Outgoing::Heartbeat);
             next = Instant::now() + world.heartbeat_interval;
+        }
+        if suspension.check(Instant::now(), world.heartbeat_timeout).is_some() {
+            liveness.restart();
         }
         check_silence(&there, liveness, &world);
         if !is_local && datagrams.is_none() {

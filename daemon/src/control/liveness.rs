@@ -35,6 +35,12 @@ impl Liveness {
         self.datagram_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
+    /// Ignores all silence up to now: this process itself was suspended.
+    pub(super) fn restart(&self) {
+        self.stream_received();
+        self.datagram_received();
+    }
+
     /// Whether the coordinator has been silent for too long.
     pub(crate) fn silence(&self, limits: &Limits) -> Option<Silence> {
         let when = |ns: &AtomicU64| Duration::from_nanos(ns.load(Ordering::Relaxed));

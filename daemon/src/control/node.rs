@@ -207,6 +207,13 @@ impl Node {
         self.running.get().map(|running| &running.operations)
     }
 
+    /// Gives ranks that have to allocate their time anew: this process itself was suspended.
+    pub(crate) fn restart_allocations(&self, now: Instant) {
+        if let Some(operations) = self.operations() {
+            operations.restart_allocations(now);
+        }
+    }
+
     /// A rank that does not allocate memory for its result is waited for as long as data is, and
     /// for the time that its memory may take (WAIT).
     pub(crate) fn report_overdue_allocations(&self, now: Instant) {

@@ -15,7 +15,7 @@ use std::{
 };
 
 use gradwire_collectives::kernels::Store;
-use gradwire_proto::{Failure, FailureKind, NodeId, Sequence};
+use gradwire_proto::{Failure, FailureKind, NodeId, Sequence, beat::Suspension};
 use mio::{Events, Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 
@@ -130,6 +130,7 @@ impl Lane {
             ordered: Ordered::default(),
             spare: Vec::new(),
             next_check: Instant::now(),
+            suspension: Suspension::new(Instant::now()),
             events,
         };
         let thread = std::thread::Builder::new().name(name).spawn(move || runner.run())?;
@@ -201,6 +202,7 @@ struct Runner {
     spare: Vec<Vec<u8>>,
     /// When to check next whether a piece is late, and to send notices to peers.
     next_check: Instant,
+    suspension: Suspension,
     events: Arc<dyn LaneEvents>,
 }
 
@@ -437,8 +439,12 @@ impl Runner {
         }
         let limit = self.config.limit;
         self.next_check = now + limit / NOTICES_PER_LIMIT;
+        let was_suspended = self.suspension.check(now, limit).is_some();
         for link in self.links.iter_mut().flatten() {
-            link.look(now);
+            link.look(now, was_suspended);
+        }
+        if was_suspended {
+            self.pieces.values_mut().for_each(Running::mark_progress);
         }
         let me = self.config.me;
         let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();

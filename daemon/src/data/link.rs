@@ -390,9 +390,9 @@ impl Link {
     }
 
     /// Checks what the peer's system has acknowledged. What waits for a piece to be started here
-    /// counts as moving.
-    pub(crate) fn look(&mut self, now: Instant) {
-        let mut has_moved = false;
+    /// counts as moving, and so does everything if this process `was_suspended`.
+    pub(crate) fn look(&mut self, now: Instant, was_suspended: bool) {
+        let mut has_moved = was_suspended;
         for stream in self.streams() {
             has_moved |= stream.has_been_acknowledged() || stream.is_held();
         }

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_proto::{Failure, FailureKind};
+use gradwire_proto::{Failure, FailureKind, beat::Suspension};
 use gradwire_shm::control::{Heartbeats, SubmissionReader};
 use procfs::process::Process;
 use tokio::{
@@ -136,6 +136,7 @@ impl Reader {
         let mut clock = interval(CHECK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut checked, mut looked) = (Instant::now(), Instant::now());
+        let mut suspension = Suspension::new(checked);
         let _panics =
             self.node.upgrade().map(|n| n.report_panic("the reader of the workers' rings"));
         while let Some(node) = self.node.upgrade() {
@@ -146,7 +147,13 @@ impl Reader {
             if checked.elapsed() >= CHECK {
                 checked = Instant::now();
                 node.flush_workers();
-                self.check(&node);
+                if let Some(limit) = node.job.world().map(|world| world.heartbeat_timeout) {
+                    if suspension.check(checked, limit).is_some() {
+                        self.sources.iter_mut().for_each(|watched| watched.since = checked);
+                        node.restart_allocations(checked);
+                    }
+                    self.check(&node, limit);
+                }
                 node.report_overdue_allocations(checked);
                 // Waits that began together are reported together.
                 if looked.elapsed() >= node.config.stall_warning / 10 {
@@ -226,8 +233,7 @@ impl Reader {
     }
 
     /// A worker without new heartbeats is alive and does nothing: it is stopped or swapped out.
-    fn check(&mut self, node: &Node) {
-        let Some(limit) = node.job.world().map(|w| w.heartbeat_timeout) else { return };
+    fn check(&mut self, node: &Node, limit: Duration) {
         self.sources.retain_mut(|watched| {
             let beats = watched.heartbeats.count();
             watched.heartbeats.beat();

@@ -121,6 +121,11 @@ impl OperationManager {
         self.pending.overdue(now, limit)
     }
 
+    /// Gives every rank that has to allocate its time anew.
+    pub(crate) fn restart_allocations(&self, now: Instant) {
+        self.pending.restart(now);
+    }
+
     /// Removes everything: the job is over.
     pub(crate) fn clear(&self) {
         self.pending.clear();

@@ -155,6 +155,11 @@ impl PendingAllocations {
         overdue
     }
 
+    /// Gives every rank its time anew.
+    pub(super) fn restart(&self, now: Instant) {
+        self.lock().asked.values_mut().for_each(|asked| asked.since = now);
+    }
+
     pub(super) fn clear(&self) {
         *self.lock() = State::default();
     }
