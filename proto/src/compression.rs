@@ -15,11 +15,6 @@ use crate::{
 };
 
 impl Compression {
-    /// The compression of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|compression| compression.name() == name)
-    }
-
     /// The type as which elements of a request travel between nodes.
     pub fn between_nodes(self, request: &Request) -> DType {
         let Request { collective, dtype, reduce_op: op, prescale, postscale, .. } = *request;
@@ -89,10 +84,11 @@ mod tests {
     #[test]
     fn names_are_found_and_0_on_the_wire_is_none() {
         for &compression in Compression::ALL {
-            assert_eq!(Compression::named(compression.name()), Some(compression));
+            assert_eq!(compression.name().parse(), Ok(compression));
             assert_eq!(Compression::from_wire(compression.to_wire()), Some(compression));
         }
-        assert_eq!((Compression::named("fp16"), Compression::from_wire(2)), (None, None));
+        assert!("fp16".parse::<Compression>().is_err());
+        assert_eq!(Compression::from_wire(2), None);
         assert_eq!(Compression::None.to_wire(), 0);
     }
 }

@@ -14,12 +14,9 @@ use crate::{
 
 /// The element type of that name.
 pub(crate) fn dtype(name: &str) -> Result<DType, PythonError> {
-    DType::ALL.iter().copied().find(|dtype| dtype.name() == name).ok_or_else(|| {
-        let all: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        PythonError::invalid(format!(
-            "there is no element type {name:?}: they are {}",
-            all.join(", ")
-        ))
+    name.parse().map_err(|_| {
+        let all = DType::NAMES.join(", ");
+        PythonError::invalid(format!("there is no element type {name:?}: they are {all}"))
     })
 }
 

@@ -25,8 +25,6 @@ pub mod ring;
 mod build;
 mod kind;
 
-use std::fmt;
-
 use gradwire_proto::{WireError, pb};
 use strum::VariantNames;
 
@@ -46,6 +44,7 @@ use crate::{schedule::Schedule, topology::Topology};
     PartialOrd,
     Ord,
     Hash,
+    strum::Display,
     strum::EnumString,
     strum::IntoStaticStr,
     VariantNames,
@@ -87,12 +86,6 @@ impl Algorithm {
     pub fn parse(name: &str) -> Result<Self, UnknownAlgorithm> {
         let plain = name.trim().to_ascii_lowercase().replace('_', "-");
         plain.parse().map_err(|_| UnknownAlgorithm { given: name.chars().take(80).collect() })
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -85,8 +85,8 @@ impl EngineConfig {
             ),
         };
         let name = settings.data.compression.as_str();
-        let compression = Compression::named(name)
-            .ok_or_else(|| invalid("data.compression", name, "it is none or bf16".to_owned()))?;
+        let known = || format!("it is {}", Compression::NAMES.join(" or "));
+        let compression = name.parse().map_err(|_| invalid("data.compression", name, known()))?;
         Ok(Self {
             job,
             nodes,

@@ -144,15 +144,12 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
         duplicate: false,
     };
     for word in text.split_whitespace() {
-        let dtype = DType::ALL.iter().find(|dtype| dtype.name() == word);
-        let op = ReduceOp::ALL.iter().find(|op| op.name() == word);
-        let collective = Collective::ALL.iter().find(|collective| collective.name() == word);
         let part = request.more.last_mut();
-        if let Some(dtype) = dtype {
-            *part.map_or(&mut request.dtype, |part| &mut part.dtype) = *dtype;
-        } else if let Some(op) = op {
-            request.reduce_op = *op;
-        } else if let Some(collective) = collective {
+        if let Ok(dtype) = word.parse() {
+            *part.map_or(&mut request.dtype, |part| &mut part.dtype) = dtype;
+        } else if let Ok(op) = word.parse() {
+            request.reduce_op = op;
+        } else if let Ok(collective) = word.parse() {
             let empty = matches!(
                 collective,
                 Collective::Barrier
@@ -160,9 +157,9 @@ fn submitted(text: &str, all: &[Rank]) -> Parsed<Submitted> {
                     | Collective::AddProcessSet
                     | Collective::RemoveProcessSet
             );
-            request.collective = *collective;
+            request.collective = collective;
             if empty {
-                request = Request::empty(*collective);
+                request = Request::empty(collective);
             }
         } else if let Some(dims) = word.strip_prefix('[').and_then(|w| w.strip_suffix(']')) {
             *part.map_or(&mut request.shape, |part| &mut part.shape) = shape(dims)?;
