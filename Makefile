@@ -5,6 +5,9 @@ CARGO ?= cargo
 # Where nextest is installed it runs the tests, side by side and each with a time limit.
 NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
 TORCH := torch=$$(scripts/libtorch.sh) && eval "$$torch" &&
+# All crates, and the optimizer around libtorch. For one crate alone the crates that it needs would
+# be built anew, with fewer features.
+WITH_TCH := --workspace --features gradwire-worker/tch
 DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -35,14 +38,14 @@ demo-rust: ## the same in Rust: a trainer that is linked against libtorch
 
 test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins
-	$(TORCH) $(CARGO) build -p gradwire-worker --features tch --examples
+	$(TORCH) $(CARGO) build $(WITH_TCH) --examples
 	cd benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
-	$(TORCH) $(CARGO) nextest run -p gradwire-worker --features tch
+	$(TORCH) $(CARGO) nextest run $(WITH_TCH) --lib --test tch -E 'package(gradwire-worker)'
 	$(TORCH) $(CARGO) nextest run --workspace
 else
-	$(TORCH) $(CARGO) test -p gradwire-worker --features tch
+	$(TORCH) $(CARGO) test -p gradwire-worker --features tch --lib --test tch
 	$(TORCH) $(CARGO) test --workspace
 endif
 	$(MAKE) python-test
@@ -105,9 +108,8 @@ bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check
 	python3 scripts/check_text.py
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(TORCH) $(CARGO) clippy -p gradwire-worker --features tch --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(TORCH) $(CARGO) clippy $(WITH_TCH) --all-targets -- -D warnings
+	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WITH_TCH) --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
 	.venv-lint/bin/ruff check benchmarks scripts python examples
 	.venv-lint/bin/ruff format --check benchmarks scripts python examples
