@@ -3,9 +3,15 @@
 
 mod common;
 
-use std::fs;
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::Stdio,
+    thread::sleep,
+    time::Duration,
+};
 
-use common::Place;
+use common::{Place, kill};
 
 #[test]
 fn the_secret_and_the_environment_travel_on_standard_input() {
@@ -104,4 +110,38 @@ fn another_release_on_a_host_is_refused() {
     let output = place.run(&["run", "--set", &setting, "-H", "node-b:1", "true"]);
     assert!(output.stderr.starts_with("error: host node-b can't be reached: "), "{output:?}");
     assert!(output.stderr.contains("ended with exit code 3"), "{output:?}");
+}
+
+/// An agent ends when the launcher is silent, because a broken network sends no goodbye. Time in
+/// which the agent was suspended does not count: the launcher may have been suspended with it.
+#[test]
+fn an_agent_that_was_suspended_does_not_blame_the_launcher() {
+    let place = Place::new();
+    let mut child = place.gradwire(&["agent"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut orders = child.stdin.take().unwrap();
+    let mut reports = BufReader::new(child.stdout.take().unwrap()).lines();
+    let begin = serde_json::json!({
+        "order": "begin",
+        "version": env!("CARGO_PKG_VERSION"),
+        "host": "here",
+        "grace_ms": 0,
+        "silence_ms": 2000,
+        "directory": "",
+        "environment": {},
+        "program": "true",
+        "gradwired": place.path().join("gradwired"),
+    });
+    writeln!(orders, "{begin}").unwrap();
+    let mut report = || reports.next().unwrap().unwrap();
+    assert!(report().starts_with(r#"{"report":"ready""#));
+    kill("STOP", child.id());
+    sleep(Duration::from_secs(3));
+    kill("CONT", child.id());
+    sleep(Duration::from_millis(500));
+    writeln!(orders, r#"{{"order":"clock"}}"#).unwrap();
+    assert!(report().starts_with(r#"{"report":"clock""#));
+    // It ends by itself, although its standard input stays open.
+    let output = common::finish(child);
+    assert!(output.stderr.contains("no sign of life from the launcher"), "{output:?}");
+    drop(orders);
 }

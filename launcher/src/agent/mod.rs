@@ -26,6 +26,7 @@ use std::{
 
 use gradwire_proto::{
     Rank,
+    beat::Suspension,
     launch::{Begin, Notice, Order, ProcessEnd, Report, Role, Start, Stream, signal_name, to_line},
 };
 use tokio::{
@@ -202,12 +203,22 @@ impl Agent {
         };
         let mut reap = interval(REAP);
         reap.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut last_order = tokio::time::Instant::now();
+        let mut last_order = Instant::now();
+        let mut suspension = Suspension::new(last_order);
         let unheard = |why: String| End { why, grace, flush: FLUSH_UNHEARD };
         let end = loop {
+            let now = Instant::now();
+            if suspension.check(now, silence).is_some() {
+                last_order = now;
+            }
+            let silent = now - last_order;
+            if silent >= silence {
+                print_line("gradwire agent: no sign of life from the launcher; ending everything");
+                break unheard("the launcher gives no sign of life".to_owned());
+            }
             tokio::select! {
                 order = orders.next::<Order>() => {
-                    last_order = tokio::time::Instant::now();
+                    last_order = Instant::now();
                     match order {
                         Some(Ok(Order::Stop { grace_ms, why })) => {
                             let grace = Duration::from_millis(grace_ms);
@@ -227,12 +238,8 @@ impl Agent {
                         self.notify_daemon(Notice::Ended { rank: Rank(rank), end });
                     }
                 }
-                () = sleep(silence.saturating_sub(last_order.elapsed())) => {
-                    let text = "gradwire agent: no sign of life from the launcher; ending \
-                                everything";
-                    print_line(text);
-                    break unheard("the launcher gives no sign of life".to_owned());
-                }
+                // Often, so that only a suspended process checks seldom.
+                () = sleep((silence - silent).min(silence / 4)) => {}
                 signal = endings.next() => {
                     let name = signal_name(signal).unwrap_or("a signal");
                     break unheard(format!("the agent of this host got {name}"));
