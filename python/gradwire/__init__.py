@@ -13,26 +13,28 @@ print(gw.rank(), "of", gw.size(), mean)
 ``GradwireError`` and says which rank, which host, which tensor, and what to do.
 """
 
-from gradwire._array_ops import (
+from gradwire._array_move_ops import (
     allgather,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     broadcast,
     broadcast_,
     broadcast_async,
     gather,
     grouped_allgather,
+    receive,
+    scatter,
+    send,
+)
+from gradwire._array_reduce_ops import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
     grouped_allreduce,
     grouped_allreduce_async,
     grouped_reducescatter,
-    receive,
     reduce,
     reducescatter,
-    scatter,
-    send,
 )
 from gradwire._errors import (
     Cancelled,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire import _native
 from gradwire._errors import InvalidRequest
+from gradwire._ops import Collectives
 
 if TYPE_CHECKING:
     import numpy as np
@@ -112,3 +113,6 @@ class NumpyAdapter:
         if not array.flags.writeable:
             raise InvalidRequest("this array can't be written to", kind="invalid")
         _module().copyto(array, self._memory(buffer, array.dtype), casting="no")
+
+
+collectives: Collectives[Any] = Collectives(NumpyAdapter())

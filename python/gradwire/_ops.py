@@ -187,7 +187,8 @@ class Adapter(Protocol[Array]):
 class Collectives(Generic[Array]):
     """The collectives of one kind of array. Each method starts an operation and returns its handle.
 
-    The arguments are those of the functions in ``gradwire._array_ops``.
+    The arguments are those of the functions in ``gradwire._array_reduce_ops`` and
+    ``gradwire._array_move_ops``.
     """
 
     def __init__(self, adapter: Adapter[Array]) -> None:

@@ -1,4 +1,4 @@
-"""The collectives on NumPy arrays and on objects that support DLPack.
+"""The collectives on arrays that reduce: NumPy arrays, and objects that support DLPack.
 
 The element types are float16, float32, float64, bfloat16, float8_e4m3fn, float8_e5m2, int8 to
 int64, uint8 to uint64, bool, complex64 and complex128. NumPy has bfloat16 and the 8-bit floats with
@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradwire._numpy import NumpyAdapter
-from gradwire._ops import Collectives, Handle, ReduceOp
+from gradwire._numpy import collectives
+from gradwire._ops import Handle, ReduceOp
 from gradwire._world import ProcessSet, global_process_set
-
-_all: Collectives[Any] = Collectives(NumpyAdapter())
 
 
 def allreduce_async(
@@ -57,7 +55,7 @@ def allreduce_async(
         mean = handle.wait()
         ```
     """
-    return _all.allreduce(array, name, op, prescale_factor, postscale_factor, process_set)
+    return collectives.allreduce(array, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce(
@@ -130,7 +128,9 @@ def allreduce_async_(
         NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is not usable. Nothing was started.
     """
-    return _all.allreduce(array, name, op, prescale_factor, postscale_factor, process_set, True)
+    return collectives.allreduce(
+        array, name, op, prescale_factor, postscale_factor, process_set, True
+    )
 
 
 def allreduce_(
@@ -197,7 +197,9 @@ def grouped_allreduce_async(
         NotInitialized: ``init()`` has not been called.
         InvalidRequest: An argument is not usable. Nothing was started.
     """
-    return _all.grouped_allreduce(arrays, name, op, prescale_factor, postscale_factor, process_set)
+    return collectives.grouped_allreduce(
+        arrays, name, op, prescale_factor, postscale_factor, process_set
+    )
 
 
 def grouped_allreduce(
@@ -273,210 +275,9 @@ def reduce(
         PeerLost: A rank or a node that takes part has ended or does not answer.
         GradwireError: The operation failed for another reason.
     """
-    return _all.reduce(
+    return collectives.reduce(
         array, root_rank, name, op, prescale_factor, postscale_factor, process_set
     ).wait()
-
-
-def broadcast_async(
-    array: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[Any]:
-    """Starts a ``broadcast`` and returns at once.
-
-    Args:
-        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        root_rank: The rank in the job whose array all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        The operation in flight. Its ``wait`` returns what ``broadcast`` returns.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-    """
-    return _all.broadcast(array, root_rank, name, process_set)
-
-
-def broadcast(
-    array: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Copies the root's array to every rank.
-
-    Args:
-        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-            All ranks give the same dtype and shape. It is copied before the call returns.
-        root_rank: The rank in the job whose array all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        A new array with the root's elements.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    return broadcast_async(array, root_rank, name, process_set).wait()
-
-
-def broadcast_(
-    array: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Copies the root's array to every rank, in place.
-
-    Args:
-        array: A writable NumPy array, or a writable object that supports DLPack. All ranks give the
-            same dtype and shape. It receives the result.
-        root_rank: The rank in the job whose array all ranks get.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        The array that was given, with the root's elements in it.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    return _all.broadcast(array, root_rank, name, process_set, True).wait()
-
-
-def allgather(
-    array: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Concatenates all ranks' arrays along the first dimension; every rank gets the result.
-
-    Args:
-        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first. An array without dimensions counts as one row.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        A new array with the rows of all ranks, in rank order.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-
-    Example:
-        ```python
-        everybody = gw.allgather(np.arange(gw.rank() + 1))  # the number of rows may differ
-        ```
-    """
-    return _all.allgather([array], name, process_set).wait()[0][0]
-
-
-def grouped_allgather(
-    arrays: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Gathers several arrays, each as ``allgather`` does, in one request.
-
-    Args:
-        arrays: Arrays as ``allgather`` takes them; at least one. All ranks give as many.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        New arrays in the order of the arguments, each with the rows of all ranks.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    return [result for result, _ in _all.allgather(arrays, name, process_set).wait()]
-
-
-def gather(
-    array: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Concatenates all ranks' arrays along the first dimension; only the root gets the result.
-
-    Args:
-        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first. An array without dimensions counts as one row.
-        root_rank: The rank in the job that gets the result.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        A new array with the rows of all ranks at the root, None on the other ranks.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    result = _all.gather(array, root_rank, name, process_set).wait()
-    return None if result is None else result[0]
-
-
-def scatter(
-    array: Any,
-    root_rank: int = 0,
-    splits: Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Splits the root's array along the first dimension and gives each rank its part.
-
-    Args:
-        array: At the root the array to split. On the other ranks an array of the same dtype; only
-            its kind and dtype are used.
-        root_rank: The rank in the job whose array is split.
-        splits: At the root the number of rows for each rank, in rank order. They add up to at most
-            the rows of the array. The default is the same number for each, which must divide the
-            rows. Ignored on the other ranks.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        A new array with this rank's rows.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    return _all.scatter(array, root_rank, splits, name, process_set).wait()
 
 
 def reducescatter(
@@ -512,7 +313,7 @@ def reducescatter(
         PeerLost: A rank or a node that takes part has ended or does not answer.
         GradwireError: The operation failed for another reason.
     """
-    return _all.reducescatter(
+    return collectives.reducescatter(
         [array], name, op, prescale_factor, postscale_factor, process_set
     ).wait()[0]
 
@@ -549,92 +350,6 @@ def grouped_reducescatter(
         PeerLost: A rank or a node that takes part has ended or does not answer.
         GradwireError: The operation failed for another reason.
     """
-    return _all.reducescatter(
+    return collectives.reducescatter(
         arrays, name, op, prescale_factor, postscale_factor, process_set
     ).wait()
-
-
-def alltoall(
-    array: Any,
-    splits: Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Splits every rank's array along the first dimension and gives each rank its part of all.
-
-    Args:
-        array: A NumPy array, or an object that supports DLPack. All ranks give the same dtype and
-            the same dimensions but the first. An array without dimensions counts as one row.
-        splits: The number of rows for each rank, in rank order. They add up to at most the rows of
-            the array. The default is the same number for each, which must divide the rows.
-        name: Pairs the calls of different ranks: calls of one name belong together. Calls without a
-            name are paired by their order.
-        process_set: The ranks that take part. The default is all ranks.
-
-    Returns:
-        A new array with the rows from all ranks, in rank order. With ``splits`` a pair: that array,
-        and a list with the number of rows from each rank.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    result, received = _all.alltoall(array, splits, name, process_set).wait()
-    return result if splits is None else (result, received)
-
-
-def send(
-    array: Any, to_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set
-) -> None:
-    """Sends an array to another rank, and waits until it has been received.
-
-    Args:
-        array: A NumPy array, or an object that supports DLPack, of any supported dtype and shape.
-        to_rank: The rank in the job that receives it.
-        tag: A number from 0 to 2**32 - 1. The receiver gives the same.
-        process_set: A process set that both ranks are members of. The default is all ranks.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-    """
-    _all.send(array, to_rank, tag, process_set).wait()
-
-
-def receive(
-    like: Any, from_rank: int, tag: int = 0, process_set: ProcessSet = global_process_set
-) -> Any:
-    """Receives an array from another rank.
-
-    Args:
-        like: An array of the dtype and the kind of the result. A good guess of the shape saves a
-            round trip; the shape may be another.
-        from_rank: The rank in the job that sends it.
-        tag: A number from 0 to 2**32 - 1. The sender gives the same.
-        process_set: A process set that both ranks are members of. The default is all ranks.
-
-    Returns:
-        A new array of the shape that was sent.
-
-    Raises:
-        NotInitialized: ``init()`` has not been called.
-        InvalidRequest: An argument is not usable. Nothing was started.
-        Disagreement: The ranks asked for different things under one name.
-        PeerLost: A rank or a node that takes part has ended or does not answer.
-        GradwireError: The operation failed for another reason.
-
-    Example:
-        ```python
-        if gw.rank() == 0:
-            gw.send(np.arange(5), to_rank=1)
-        else:
-            row = gw.receive(np.empty(5, np.int64), from_rank=0)
-        ```
-    """
-    return _all.receive(like, from_rank, tag, process_set).wait()
