@@ -11,7 +11,7 @@ from enum import Enum
 from statistics import median
 
 # With fewer rounds a range says nothing.
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 class Verdict(Enum):
@@ -47,7 +47,7 @@ def figure(rounds: list[float]) -> Figure:
 
 def verdict(ours: Figure, theirs: Figure) -> Verdict:
     """Which is faster, if that can be said."""
-    if min(ours.rounds, theirs.rounds) < LEAST_ROUNDS:
+    if min(ours.rounds, theirs.rounds) < MIN_ROUNDS:
         return Verdict.NOISE
     if ours.high < theirs.low:
         return Verdict.FASTER

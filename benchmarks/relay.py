@@ -33,7 +33,7 @@ MTU = 1500
 LARGEST = 10 + (1 << 16)
 # A queue as long as this is a line's whole buffer; what comes then is lost, as it is on a line
 # (BOUND).
-MOST_PACKETS = 4096
+MAX_PACKETS = 4096
 
 
 def enter(namespace: str) -> None:
@@ -75,7 +75,7 @@ def forward(a: int, b: int, delay: float) -> None:
                     packet = os.read(source, LARGEST)
                 except BlockingIOError:
                     break
-                if len(queue) < MOST_PACKETS:
+                if len(queue) < MAX_PACKETS:
                     queue.append((time.monotonic() + delay, packet))
             while queue and queue[0][0] <= time.monotonic():
                 # A device that is full or not up loses packets, as a line does.

@@ -26,7 +26,7 @@ import plan
 import resources
 import targets
 import verdicts
-from figures import LEAST_ROUNDS
+from figures import MIN_ROUNDS
 from machine import Noise, describe
 from measure import Bench, Result
 from net import may_make_namespaces, sweep_stale
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
         help="what the targets are judged by, each with its verdict",
     )
     parser.add_argument(
-        "--rounds", type=int, default=LEAST_ROUNDS, help="how often each system runs [%(default)s]"
+        "--rounds", type=int, default=MIN_ROUNDS, help="how often each system runs [%(default)s]"
     )
     parser.add_argument(
         "--only", default="", metavar="REGEX", help="only scenarios with such a name"
@@ -61,9 +61,9 @@ def arguments() -> argparse.Namespace:
         "--out", type=Path, default=install.ROOT / "bench-results", help="the folder for results"
     )
     chosen = parser.parse_args()
-    if chosen.rounds < LEAST_ROUNDS:
+    if chosen.rounds < MIN_ROUNDS:
         parser.error(
-            f"--rounds {chosen.rounds}: with less than {LEAST_ROUNDS} no figure differs from noise"
+            f"--rounds {chosen.rounds}: with less than {MIN_ROUNDS} no figure differs from noise"
         )
     try:
         re.compile(chosen.only)

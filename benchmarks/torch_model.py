@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from figures import LEAST_ROUNDS, Figure, Verdict, figure, time_text, verdict
+from figures import MIN_ROUNDS, Figure, Verdict, figure, time_text, verdict
 from install import ROOT
 from machine import Noise, describe, is_quiet, noise_text
 from net import Network, machine_congestion_control, may_make_namespaces, network, sweep_stale
@@ -172,7 +172,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--jobs",
         type=int,
-        default=LEAST_ROUNDS,
+        default=MIN_ROUNDS,
         help="how often the ranks are started [%(default)s]",
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds in each job [%(default)s]")
@@ -194,9 +194,9 @@ def arguments() -> argparse.Namespace:
         "--out", type=Path, default=ROOT / "bench-results", help="the folder for results"
     )
     chosen = parser.parse_args()
-    if chosen.jobs * chosen.rounds < LEAST_ROUNDS:
+    if chosen.jobs * chosen.rounds < MIN_ROUNDS:
         parser.error(
-            f"with less than {LEAST_ROUNDS} rounds nothing can be distinguished from noise"
+            f"with less than {MIN_ROUNDS} rounds nothing can be distinguished from noise"
         )
     for name, known in (("kinds", KINDS), ("ways", WAYS), ("setups", {"tuned", "plain"})):
         unknown = set(getattr(chosen, name).split(",")) - set(known)

@@ -18,9 +18,9 @@ const CASES: u32 = 25;
 const GIVEN_UP: u32 = 15;
 /// Of real processes, which take longer.
 const LAUNCHED: u32 = 4;
-const MOST_CALLS: usize = 20;
+const MAX_CALLS: usize = 20;
 /// The largest tensor, in bytes: many of the smallest pieces.
-const MOST_BYTES: u64 = 640 << 10;
+const MAX_BYTES: u64 = 640 << 10;
 
 /// Runs jobs of random seeds and numbers of calls.
 fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
@@ -38,14 +38,14 @@ fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
         println!("PROPTEST_RNG_SEED={seed}");
     }
     // A job with fewer calls is the beginning of one with more: that is how it gets smaller.
-    let any = (any::<u64>().no_shrink(), 1..=MOST_CALLS);
+    let any = (any::<u64>().no_shrink(), 1..=MAX_CALLS);
     TestRunner::new(config).run(&any, |(seed, calls)| job(seed, calls)).unwrap();
 }
 
 #[test]
 fn any_job_gives_the_results_of_the_reference() {
     jobs(CASES, |seed, calls| {
-        let script = Script::of(seed, calls, MOST_BYTES);
+        let script = Script::of(seed, calls, MAX_BYTES);
         let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
         let cluster = Cluster::start(&script.plan).map_err(fail)?;
         let program = script.clone();
@@ -64,7 +64,7 @@ fn any_job_gives_the_results_of_the_reference() {
 fn whoever_gives_up_ends_any_job_for_all() {
     let ended = Cell::new(0);
     jobs(GIVEN_UP, |seed, calls| {
-        let script = Script::of(seed, calls, MOST_BYTES / 4);
+        let script = Script::of(seed, calls, MAX_BYTES / 4);
         let fail = |error: anyhow::Error| TestCaseError::fail(error.to_string());
         let cluster = Cluster::start(&script.plan).map_err(fail)?;
         let mut dice = Dice::of(&[seed, 5]);
@@ -111,7 +111,7 @@ fn whoever_gives_up_ends_any_job_for_all() {
 #[test]
 fn real_processes_get_the_results_of_the_reference() {
     jobs(LAUNCHED, |seed, calls| {
-        let script = Script::of(seed, calls, MOST_BYTES);
+        let script = Script::of(seed, calls, MAX_BYTES);
         let slots = &script.plan.slots;
         let hosts: Vec<String> =
             (1..).zip(slots).map(|(host, slots)| format!("127.0.0.{host}:{slots}")).collect();
@@ -119,7 +119,7 @@ fn real_processes_get_the_results_of_the_reference() {
         for setting in &script.plan.set {
             launch = launch.set(setting);
         }
-        let random = format!("random:{seed}:{calls}:{MOST_BYTES}");
+        let random = format!("random:{seed}:{calls}:{MAX_BYTES}");
         let report = launch.rank(&["attach", &random, "leave"]).run();
         prop_assert_eq!(report.code(), 0, "{}", report.all());
         let mut digests = vec![BTreeMap::new(); slots.iter().sum::<u32>() as usize];

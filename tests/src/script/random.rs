@@ -8,13 +8,13 @@ use crate::{
     reference::{Dice, Values},
 };
 
-const MOST_RANKS: u32 = 8;
+const MAX_RANKS: u32 = 8;
 const SMALLEST_PIECE: u64 = 64 << 10;
 
 pub(super) fn plan(dice: &mut Dice) -> Plan {
     let nodes = 1 + dice.below(4) as usize;
     let mut slots = vec![1; nodes];
-    for _ in 0..dice.below(u64::from(MOST_RANKS) - nodes as u64 + 1) {
+    for _ in 0..dice.below(u64::from(MAX_RANKS) - nodes as u64 + 1) {
         slots[dice.below(nodes as u64) as usize] += 1;
     }
     let algorithms = ["auto", "ring", "recursive_doubling", "double_tree", "hierarchical"];
