@@ -385,7 +385,7 @@ impl<T> Ranks<T> {
     /// As [`Ranks::join`], for ranks that have much to do.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Ranks::join`].
     pub fn join_within(self, time: Duration) -> Result<Vec<T>> {
         let deadline = Instant::now() + time;
         let mut results = BTreeMap::new();

@@ -108,7 +108,7 @@ pub unsafe fn finish_partial(
 /// [`reduce_partials`] at a level.
 ///
 /// # Safety
-/// As there; this machine has the level.
+/// As for [`reduce_partials`]; this machine has the level.
 pub(super) unsafe fn reduce_at(
     level: Level,
     combine: Combine,
@@ -190,7 +190,7 @@ unsafe fn reduce_tile(
 /// [`finish_partial`] at a level.
 ///
 /// # Safety
-/// As there; this machine has the level.
+/// As for [`finish_partial`]; this machine has the level.
 pub(super) unsafe fn finish_at(
     level: Level,
     finish: &Finish,
