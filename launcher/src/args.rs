@@ -25,7 +25,7 @@ pub struct JobOptions {
     /// Hosts with their slots, filled in order [default: this machine].
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,…", conflicts_with = "hostfile")]
     pub hosts: Option<String>,
-    /// A file with a line `host slots=N` for each host.
+    /// A file with a line `host slots=N` for each host; `rack=LABEL` may follow.
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
     /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].

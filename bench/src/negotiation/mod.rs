@@ -78,7 +78,12 @@ async fn measure(
     count: u32,
     tensors: &Arc<Tensors>,
 ) -> Result<Row, CommandError> {
-    let node = |order| plan::Node { host: format!("node{order}"), first_rank: order, ranks: 1 };
+    let node = |order| plan::Node {
+        host: format!("node{order}"),
+        first_rank: order,
+        ranks: 1,
+        rack: String::new(),
+    };
     let nodes = (0..count).map(node).collect();
     let plan = plan::Plan::new(nodes, ITSELF.to_owned(), Vec::new(), settings);
     let service =

@@ -9,6 +9,8 @@ pub struct Host {
     pub name: String,
     /// At least 1.
     pub slots: u32,
+    /// The label of its rack; empty for none.
+    pub rack: String,
 }
 
 impl fmt::Display for Host {
@@ -22,6 +24,9 @@ impl fmt::Display for Host {
 
 /// The most ranks of a job: a limit for slips of the finger, not a property of the protocol.
 pub const MAX_RANKS: u32 = 1 << 20;
+
+/// The longest label of a rack, in bytes; the coordinator's limit.
+const MAX_LABEL: usize = 255;
 
 /// Why a list of hosts is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,8 +43,13 @@ pub enum HostsError {
          [{given}] or [{address}]:{slots}"
     )]
     Ambiguous { place: String, given: String, address: String, slots: String },
-    #[error("{place}: '{given}' is not understood; a line is `host slots=N`")]
+    #[error("{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL`")]
     Word { place: String, given: String },
+    #[error(
+        "{place}: '{given}' is not a rack's label; it must have 1 to {MAX_LABEL} bytes and no \
+         control characters"
+    )]
+    Rack { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
     Twice { place: String, name: String },
     #[error("{place}: no hosts are given")]
@@ -56,8 +66,9 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
     collect("-H", hosts.map(|(place, entry)| entry_of(place, entry)))
 }
 
-/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank; `#` begins a
-/// comment; blank lines don't count, nor does a byte order mark. `file` is its name, for errors.
+/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank, and may have
+/// `rack=LABEL` behind it; `#` begins a comment; blank lines don't count, nor does a byte order
+/// mark. `file` is its name, for errors.
 ///
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
@@ -91,16 +102,24 @@ fn collect(all: &str, hosts: impl Iterator<Item = Placed>) -> Result<Vec<Host>, 
 
 fn line_of(place: String, line: &str) -> Placed {
     let mut words = line.split_whitespace();
-    let (mut placed, mut slots) = (entry_of(place, words.next().unwrap_or_default())?, None);
+    let (place, mut host) = entry_of(place, words.next().unwrap_or_default())?;
+    let (mut slots, mut rack) = (None, None);
     for word in words {
-        let given = match word.split_once('=') {
-            Some(("slots", number)) if slots.is_none() => number,
-            _ => return Err(HostsError::Word { place: placed.0, given: word.to_owned() }),
-        };
-        slots = Some(count(&placed.0, given)?);
+        match word.split_once('=') {
+            Some(("slots", number)) if slots.is_none() => slots = Some(count(&place, number)?),
+            Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(&place, label)?),
+            _ => return Err(HostsError::Word { place, given: shown(word) }),
+        }
     }
-    placed.1.slots = slots.unwrap_or(placed.1.slots);
-    Ok(placed)
+    host.slots = slots.unwrap_or(host.slots);
+    host.rack = rack.unwrap_or_default();
+    Ok((place, host))
+}
+
+fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
+    let fits = (1..=MAX_LABEL).contains(&label.len()) && !label.chars().any(char::is_control);
+    let refused = || HostsError::Rack { place: place.to_owned(), given: shown(label) };
+    if fits { Ok(label.to_owned()) } else { Err(refused()) }
 }
 
 fn entry_of(place: String, entry: &str) -> Placed {
@@ -120,7 +139,7 @@ fn entry_of(place: String, entry: &str) -> Placed {
         return Err(HostsError::Name { place, given: shown(name) });
     }
     let slots = count(&place, slots)?;
-    Ok((place, Host { name: name.to_owned(), slots }))
+    Ok((place, Host { name: name.to_owned(), slots, rack: String::new() }))
 }
 
 fn count(place: &str, given: &str) -> Result<u32, HostsError> {
@@ -159,7 +178,7 @@ mod tests {
     use super::*;
 
     fn host(name: &str, slots: u32) -> Host {
-        Host { name: name.to_owned(), slots }
+        Host { name: name.to_owned(), slots, rack: String::new() }
     }
 
     #[test]
@@ -180,6 +199,11 @@ mod tests {
         assert_eq!(
             parse_file("hosts", text).unwrap(),
             [host("a", 2), host("b", 4), host("c", 3), host("d", 1)]
+        );
+        let in_rack = |host: Host, rack: &str| Host { rack: rack.to_owned(), ..host };
+        assert_eq!(
+            parse_file("h", "a rack=pod1/r3 slots=2\nb:4 rack=r4\nc").unwrap(),
+            [in_rack(host("a", 2), "pod1/r3"), in_rack(host("b", 4), "r4"), host("c", 1)]
         );
     }
 
@@ -213,6 +237,9 @@ mod tests {
             ("a\nb slots=x\n", "hostfile h line 2: 'x' is not a slot count"),
             ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
             ("a slots=2 slots=3", "hostfile h line 1: 'slots=3' is not understood"),
+            ("a rack=x rack=y", "hostfile h line 1: 'rack=y' is not understood"),
+            ("a\nb rack=", "hostfile h line 2: '' is not a rack's label; it must have 1 to 255"),
+            ("a rack=\u{7}", "hostfile h line 1: '\\u{7}' is not a rack's label"),
             ("a\n\na slots=3", "hostfile h line 3: host a is given twice"),
             ("# nothing\n", "hostfile h: no hosts are given"),
         ];

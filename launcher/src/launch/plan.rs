@@ -22,6 +22,8 @@ pub struct Node {
     pub first_rank: u32,
     /// How many ranks it runs; at least 1.
     pub ranks: u32,
+    /// The label of its rack, in the place of the setting `node.rack`; empty for that.
+    pub rack: String,
 }
 
 /// A job before anything is started.
@@ -61,7 +63,8 @@ impl Plan {
     /// # Errors
     /// [`CommandError`] if there are more ranks than slots.
     pub fn nodes(hosts: &[Host], np: Option<u32>) -> Result<Vec<Node>, CommandError> {
-        let here = [Host { name: "localhost".to_owned(), slots: np.unwrap_or(1) }];
+        let here =
+            [Host { name: "localhost".to_owned(), slots: np.unwrap_or(1), rack: String::new() }];
         let hosts = if hosts.is_empty() { &here[..] } else { hosts };
         let slots: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
         let np = np.map_or(slots, u64::from);
@@ -84,7 +87,8 @@ impl Plan {
             if ranks == 0 {
                 break;
             }
-            nodes.push(Node { host: host.name.clone(), first_rank: next, ranks });
+            let (host, rack) = (host.name.clone(), host.rack.clone());
+            nodes.push(Node { host, first_rank: next, ranks, rack });
             next += ranks;
         }
         Ok(nodes)
@@ -147,6 +151,9 @@ impl Plan {
             ("GRADWIRE_SOCKET", self.socket(node)),
             (REPORTS_ARE_READ, "1".to_owned()),
         ]));
+        if !self.nodes[node].rack.is_empty() {
+            all.extend(variables([("GRADWIRE_NODE__RACK", self.nodes[node].rack.clone())]));
+        }
         match coordinator {
             Some(address) => {
                 all.extend(variables([("GRADWIRE_COORDINATOR", address.to_string())]));
@@ -242,7 +249,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::launch::hosts::parse_list;
+    use crate::launch::hosts::{parse_file, parse_list};
 
     fn plan(hosts: &str, np: Option<u32>) -> Plan {
         let nodes = Plan::nodes(&parse_list(hosts).unwrap(), np).unwrap();
@@ -315,6 +322,18 @@ mod tests {
     }
 
     #[test]
+    fn the_rack_of_a_host_is_its_daemons_in_the_place_of_the_setting() {
+        let hosts = parse_file("h", "a rack=r1\nb\n").unwrap();
+        let layers = Layers { flags: vec!["node.rack=r0".into()], ..Layers::default() };
+        let (nodes, settings) =
+            (Plan::nodes(&hosts, None).unwrap(), Settings::load(&layers).unwrap());
+        let plan = Plan::new(nodes, "train".into(), Vec::new(), &settings);
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let racks = [0, 1].map(|node| plan.daemon_variables(node, address, None));
+        assert_eq!(racks.map(|daemon| daemon["GRADWIRE_NODE__RACK"].clone()), ["r1", "r0"]);
+    }
+
+    #[test]
     fn what_belongs_to_this_login_does_not_travel() {
         let here = ["PATH", "HOME", "SSH_AUTH_SOCK", "GRADWIRE_SECRET", "WANDB_API_KEY"]
             .map(|name| (name.to_owned(), "x".to_owned()));
@@ -326,7 +345,7 @@ mod tests {
         #[test]
         fn every_rank_has_one_node(slots in prop::collection::vec(1u32..9, 1..6), cut in 0u32..5) {
             let hosts: Vec<_> = slots.iter().enumerate()
-                .map(|(i, n)| Host { name: format!("h{i}"), slots: *n }).collect();
+                .map(|(i, n)| Host { name: format!("h{i}"), slots: *n, rack: String::new() }).collect();
             let np = slots.iter().sum::<u32>().saturating_sub(cut).max(1);
             let nodes = Plan::nodes(&hosts, Some(np)).unwrap();
             let ranks: Vec<u32> =
