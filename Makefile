@@ -5,8 +5,8 @@ CARGO ?= cargo
 # Where nextest is installed it runs the tests, side by side and each with a time limit.
 NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
 TORCH := torch=$$(scripts/libtorch.sh) && eval "$$torch" &&
-# All crates, and the optimizer around libtorch. For one crate alone the crates that it needs would
-# be built anew, with fewer features.
+# All crates, and the optimizer around libtorch: for the worker library alone clippy would check the
+# crates that it needs anew, with fewer features.
 WITH_TCH := --workspace --features gradwire-worker/tch
 DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
@@ -38,11 +38,11 @@ demo-rust: ## the same in Rust: a trainer that is linked against libtorch
 
 test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins
-	$(TORCH) $(CARGO) build $(WITH_TCH) --examples
+	$(TORCH) $(CARGO) build -p gradwire-worker --features tch --examples
 	cd benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
-	$(TORCH) $(CARGO) nextest run $(WITH_TCH) --lib --test tch -E 'package(gradwire-worker)'
+	$(TORCH) $(CARGO) nextest run -p gradwire-worker --features tch --lib --test tch
 	$(TORCH) $(CARGO) nextest run --workspace
 else
 	$(TORCH) $(CARGO) test -p gradwire-worker --features tch --lib --test tch

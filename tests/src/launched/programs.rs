@@ -74,7 +74,7 @@ pub fn digits() -> PathBuf {
     let digits = beside("examples/digits");
     BUILT.get_or_init(|| {
         if !is_fresh(&digits) {
-            build(&["--workspace", "--features", "gradwire-worker/tch", "--example", "digits"]);
+            build(&["-p", "gradwire-worker", "--features", "tch", "--example", "digits"]);
         }
     });
     digits
