@@ -195,9 +195,7 @@ def arguments() -> argparse.Namespace:
     )
     chosen = parser.parse_args()
     if chosen.jobs * chosen.rounds < MIN_ROUNDS:
-        parser.error(
-            f"with less than {MIN_ROUNDS} rounds nothing can be distinguished from noise"
-        )
+        parser.error(f"with less than {MIN_ROUNDS} rounds nothing can be distinguished from noise")
     for name, known in (("kinds", KINDS), ("ways", WAYS), ("setups", {"tuned", "plain"})):
         unknown = set(getattr(chosen, name).split(",")) - set(known)
         if unknown:

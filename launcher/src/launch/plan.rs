@@ -345,7 +345,8 @@ mod tests {
         #[test]
         fn every_rank_has_one_node(slots in prop::collection::vec(1u32..9, 1..6), cut in 0u32..5) {
             let hosts: Vec<_> = slots.iter().enumerate()
-                .map(|(i, n)| Host { name: format!("h{i}"), slots: *n, rack: String::new() }).collect();
+                .map(|(i, n)| Host { name: format!("h{i}"), slots: *n, rack: String::new() })
+                .collect();
             let np = slots.iter().sum::<u32>().saturating_sub(cut).max(1);
             let nodes = Plan::nodes(&hosts, Some(np)).unwrap();
             let ranks: Vec<u32> =
