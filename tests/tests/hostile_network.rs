@@ -295,15 +295,21 @@ fn a_daemon_of_another_job_is_refused_and_its_worker_learns_why() {
     for (variable, value, expected) in cases {
         let socket = format!("@gradwire-{}-stray-{variable}", job.cluster.job());
         let changes = [(variable, value), ("GRADWIRE_SOCKET", socket.clone())];
-        let stray = job.cluster.daemon(1, &changes).unwrap();
         let (secret, name) = match variable {
             "GRADWIRE_SECRET" => (secret.clone(), job.cluster.job().clone()),
             _ => (job.cluster.secret().clone(), JobId::new("another").unwrap()),
         };
-        let worker = Session::builder(name, secret, socket, 0).start_timeout(PATIENCE).attach();
-        let Ending::Failed(failure) = job.cluster.ended(stray).unwrap() else {
-            panic!("a stray daemon was let in");
-        };
+        // The daemon ends when it is refused: a worker that comes later finds none.
+        let attempts = (0..20).map(|_| {
+            let stray = job.cluster.daemon(1, &changes).unwrap();
+            let builder = Session::builder(name.clone(), secret.clone(), &socket, 0);
+            let worker = builder.start_timeout(PATIENCE).attach();
+            (job.cluster.ended(stray).unwrap(), worker)
+        });
+        let in_time =
+            |(_, worker): &(_, Result<_, _>)| !matches!(worker, Err(GradwireError::Connect { .. }));
+        let (ending, worker) = attempts.into_iter().find(in_time).expect("a worker in time");
+        let Ending::Failed(failure) = ending else { panic!("a stray daemon was let in") };
         assert_eq!(failure.kind, FailureKind::Invalid, "{failure}");
         assert!(failure.what.contains("the coordinator at 127.0.0.1:"), "{failure}");
         assert!(failure.what.contains("refused") && failure.what.contains(expected), "{failure}");
