@@ -52,7 +52,6 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
         let Some(world) = there.job.world() else {
             drop(there);
             sleep(FORMING_POLL);
-            suspension = Suspension::new(Instant::now());
             continue;
         };
         if Instant::now() >= next {

@@ -153,8 +153,6 @@ impl Reader {
                         node.restart_allocations(checked);
                     }
                     self.check(&node, limit);
-                } else {
-                    suspension = Suspension::new(checked);
                 }
                 node.report_overdue_allocations(checked);
                 // Waits that began together are reported together.
