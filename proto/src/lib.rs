@@ -47,6 +47,9 @@ pub const PROTOCOL: u32 = 4;
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The longest name of a host or label of a rack, in bytes (BOUND).
+pub const MAX_LABEL_BYTES: usize = 255;
+
 /// The most lanes of a daemon (BOUND).
 pub const MAX_LANES: u32 = 16;
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{PROTOCOL, Rank, VERSION};
+use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION};
 
 use super::members::Members;
 use crate::model::{
@@ -14,9 +14,6 @@ use crate::model::{
 
 /// The most local ranks of one node: as many as a job can have.
 const MAX_SLOTS: u32 = Rank::MAX;
-
-/// The longest host name or rack label, in bytes.
-const MAX_LABEL: usize = 255;
 
 /// Why a node may not join.
 #[derive(Debug)]
@@ -33,7 +30,7 @@ fn refuse(kind: RefusalKind, text: impl Into<String>) -> Result<(), Refusal> {
 /// another release can't be asked for a proof, and a node without a proof learns nothing of the
 /// job.
 pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refusal> {
-    let host = text::excerpt(&join.host, MAX_LABEL);
+    let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
     if join.protocol != PROTOCOL {
         return refuse(
             RefusalKind::Version,
@@ -65,9 +62,9 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
     }
     let invalid = |text: String| refuse(RefusalKind::Invalid, text);
     for (what, label) in [("host name", &join.host), ("rack label", &join.rack)] {
-        if label.len() > MAX_LABEL || label.chars().any(char::is_control) {
+        if label.len() > MAX_LABEL_BYTES || label.chars().any(char::is_control) {
             return invalid(format!(
-                "the {what} {:?} is not usable: at most {MAX_LABEL} bytes and no control \
+                "the {what} {:?} is not usable: at most {MAX_LABEL_BYTES} bytes and no control \
                  characters",
                 text::excerpt(label, 80)
             ));

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
+use gradwire_proto::MAX_LABEL_BYTES;
+
 /// A host and how many ranks it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
@@ -25,9 +27,6 @@ impl fmt::Display for Host {
 /// The most ranks of a job: a limit for slips of the finger, not a property of the protocol.
 pub const MAX_RANKS: u32 = 1 << 20;
 
-/// The longest label of a rack, in bytes; the coordinator's limit.
-const MAX_LABEL: usize = 255;
-
 /// Why a list of hosts is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
@@ -46,8 +45,8 @@ pub enum HostsError {
     #[error("{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL`")]
     Word { place: String, given: String },
     #[error(
-        "{place}: '{given}' is not a rack's label; it must have 1 to {MAX_LABEL} bytes and no \
-         control characters"
+        "{place}: '{given}' is not a rack's label; it must have 1 to {MAX_LABEL_BYTES} bytes and \
+         no control characters"
     )]
     Rack { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
@@ -117,7 +116,7 @@ fn line_of(place: String, line: &str) -> Placed {
 }
 
 fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
-    let fits = (1..=MAX_LABEL).contains(&label.len()) && !label.chars().any(char::is_control);
+    let fits = (1..=MAX_LABEL_BYTES).contains(&label.len()) && !label.chars().any(char::is_control);
     let refused = || HostsError::Rack { place: place.to_owned(), given: shown(label) };
     if fits { Ok(label.to_owned()) } else { Err(refused()) }
 }
@@ -132,7 +131,7 @@ fn entry_of(place: String, entry: &str) -> Placed {
     };
     // A name goes to ssh as an argument: one that begins with '-' would be an option there.
     let fits = !name.is_empty()
-        && name.len() <= 255
+        && name.len() <= MAX_LABEL_BYTES
         && !name.starts_with('-')
         && name.chars().all(|c| c.is_alphanumeric() || ".-_:@%".contains(c));
     if !fits {
