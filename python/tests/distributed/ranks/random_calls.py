@@ -9,13 +9,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from random_player import Player, groups
+from random_player import Group, Player, groups
 from random_tensors import (
     FLOATS,
     MOVED,
@@ -33,6 +33,11 @@ FIRST = int(os.environ.get("GWTEST_FIRST", "0"))
 
 class Calls(Player):
     """All kinds of calls."""
+
+    def __init__(self, name: str, groups: Sequence[Group]) -> None:
+        super().__init__(name, groups)
+        # What callbacks are still going to start calls for.
+        self.continued: list[torch.futures.Future[Any]] = []
 
     def call_all_reduce(self) -> None:
         (dtype, name, op, close), shape = self.reduction(), shape_of(self.chance)
@@ -273,6 +278,10 @@ class Calls(Player):
         shapes = [(self.chance.randint(0, 5),) for _ in range(self.chance.randint(1, 3))]
         wide = [(self.at.size, *shape) for shape in shapes]
         kind = self.chance.choice(["all_reduce", "all_gather", "reduce_scatter"])
+        # PyTorch collects every call that is made for the group meanwhile, whichever thread makes
+        # it: a callback's, too.
+        torch.futures.wait_all(self.continued)
+        self.continued.clear()
         with manager(group=group):
             if kind == "all_reduce":
                 places = [self.mine(dtype, shape, number) for number, shape in enumerate(shapes)]
@@ -432,6 +441,7 @@ class Calls(Player):
         if self.own.random() < 0.5:
             work.wait()
         future = work.get_future().then(further).then(further)
+        self.continued.append(future)
         once = (reduced(parts, "SUM") + 1) * self.at.size
         twice = (once + 1) * self.at.size
 
