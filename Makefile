@@ -122,7 +122,8 @@ soak: ## the property tests, and calls that must leave nothing behind, for as lo
 	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test random_collectives real
 	$(CARGO) test --release -p gradwire-tests --test large -- --include-ignored --test-threads=1
 	$(CARGO) test --release -p gradwire-tests --test network_matrix -- --include-ignored --test-threads=2
-	GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
+	GLIBC_TUNABLES=glibc.malloc.tcache_count=0 GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) \
+	    $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
 
 sanitize: ## the crates with unsafe code under the address sanitizer, where there is a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
