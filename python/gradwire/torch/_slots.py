@@ -224,8 +224,25 @@ class Slot:
         where, version = _stamp(gradient)
         if where == self.stamp[0] and (exchanged or version == self.stamp[1]):
             return self.content
+        if self.content is Content.COMMON and self._was_moved(gradient):
+            return Content.COMMON
         # Zeros that stand for no gradient may have been moved, as ``module.double()`` does.
         return Content.NOTHING if self.absent and not gradient.any() else Content.OWN
+
+    def _was_moved(self, gradient: torch.Tensor) -> bool:
+        """Returns whether a gradient is the result of the exchange in another storage.
+
+        ``gradient.data = gradient.data.clone()`` moves it, and so does ``module.half()``, which may
+        round it. The place still holds it.
+        """
+        place = self.place
+        if place is None or place.holds(gradient) or gradient.layout != torch.strided:
+            return False
+        if gradient.shape != place.memory.shape or not gradient.is_floating_point():
+            return False
+        there = gradient.detach().to(place.memory)
+        # The precision of bf16, and the smallest number of f16.
+        return torch.allclose(there, place.memory, rtol=2**-7, atol=2**-24, equal_nan=True)
 
     @property
     def seen(self) -> tuple[int, int] | None:

@@ -117,10 +117,12 @@ def test_a_scheduler_that_was_made_before(op: Any) -> None:
         parameters_are_near(net, expected)
 
 
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum])
 @pytest.mark.parametrize("swap", ["data", "type", "share"])
-def test_gradients_whose_storage_is_swapped(swap: str) -> None:
+def test_gradients_whose_storage_is_swapped(swap: str, op: Any) -> None:
     expected, net = model(), model()
-    plain, ours = sgd(expected), distributed(net)
+    plain, ours = sgd(expected), distributed(net, op=op)
+    parts = hvd.size() if op == hvd.Sum else 1
 
     def swapped(given: torch.nn.Module) -> None:
         for parameter in given.parameters():
@@ -134,12 +136,12 @@ def test_gradients_whose_storage_is_swapped(swap: str) -> None:
     for step in range(4):
         plain.zero_grad(), ours.zero_grad()
         loss_of(expected, *batch(step)).backward()
-        loss_of(net, *map(part, batch(step))).backward()
+        (loss_of(net, *map(part, batch(step))) / parts).backward()
         if step == 2:  # in the middle of an accumulation
             ours.synchronize()
             swapped(expected), swapped(net)
             loss_of(expected, *batch(step + 9)).backward()
-            loss_of(net, *map(part, batch(step + 9))).backward()
+            (loss_of(net, *map(part, batch(step + 9))) / parts).backward()
         ours.step(), plain.step()
         swapped(expected), swapped(net)
     parameters_are_near(net, expected)
