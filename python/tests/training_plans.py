@@ -133,6 +133,8 @@ def plan(seed: int) -> Plan:
         made.groups_of_parameters = chance(0.3)
     if chance(0.5):
         made.scheduler, made.scheduled_before = dice.choice(SCHEDULERS), chance(0.5)
+        if made.scheduler == "OneCycleLR" and made.optimizer == "SGD" and made.way == "fused":
+            made.scheduler = "StepLR"  # the other one sets a momentum
     if not made.closure:
         made.clip = dice.choice([None, None, "norm", "value", "norm of groups", "by hand"])
         made.passes = dice.choice([1, 1, 2, 3])
