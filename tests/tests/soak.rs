@@ -26,11 +26,6 @@ fn heap_slack(before: u64) -> u64 {
     (1 << 20) + before / 50
 }
 
-/// By how much the heap may grow once beyond that. A hash table in which names replace each other
-/// doubles once, when the gaps of removed names have used up its free places, and then reuses them:
-/// that of the daemon's 65,536 names takes 5 MB more.
-const TABLE: u64 = 6 << 20;
-
 /// The same for the process. Names that replace each other in full tables leave gaps of other
 /// sizes, which the allocator keeps: 1 to 3 % of 186 MB on an idle machine, and 9 % once where 90
 /// threads shared two busy cores. The heap shows that nothing is kept by us.
@@ -183,12 +178,8 @@ fn flat(
     }
     let at = |number| measured.iter().find(|(n, _)| *n == number).expect("it was measured").1;
     let (before, after) = (at(full), at(calls));
-    let later = measured.iter().filter(|(number, _)| *number >= full);
-    let heaps: Vec<u64> = later.map(|(_, usage)| usage.heap).collect();
-    let steps = heaps.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
-    let doubled = steps.max().unwrap_or_default().min(TABLE);
     for (which, before, after, slack) in [
-        ("on the heap", before.heap, after.heap - doubled, heap_slack(before.heap)),
+        ("on the heap", before.heap, after.heap, heap_slack(before.heap)),
         ("in RAM", before.resident, after.resident, resident_slack(before.resident)),
     ] {
         let grown = after.saturating_sub(before);
