@@ -148,6 +148,24 @@ def test_gradients_whose_storage_is_swapped(swap: str, op: Any) -> None:
     bits_are_the_same_everywhere(net)
 
 
+def test_small_gradients_that_the_program_sets_are_exchanged() -> None:
+    """They are near the last result, and not it."""
+    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    ours = hvd.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=1.0), [("parameter", parameter)], op=hvd.Sum
+    )
+    (parameter.sum() * 1e-9).backward()
+    ours.synchronize()
+    assert parameter.grad is not None
+    parameter.grad.data = torch.full_like(parameter, 1e-9 * (hvd.rank() + 10))
+    (parameter.sum() * 1e-9).backward()
+    ours.step()
+    expected = -1e-9 * sum(range(11, hvd.size() + 11))
+    torch.testing.assert_close(
+        parameter.detach(), torch.full_like(parameter, expected), rtol=1e-12, atol=0.0
+    )
+
+
 @pytest.mark.parametrize("options", [{"groups": 2}, {"backward_passes_per_step": 2}, {}])
 @pytest.mark.parametrize("broadcast", [False, True])
 def test_a_synchronize_without_a_step(options: dict[str, Any], broadcast: bool) -> None:
