@@ -41,6 +41,8 @@ pub(crate) struct Registry {
     sets: HashMap<ProcessSetId, Arc<Members>>,
     by_key: HashMap<TensorKey, Registered>,
     by_id: HashMap<TensorId, TensorKey>,
+    /// For how many tensors with ids there is room while they replace each other.
+    room: usize,
     /// What was agreed on tensors without an id: a large tensor has many segments.
     unregistered: HashMap<TensorKey, Arc<Agreement>>,
 }
@@ -61,6 +63,7 @@ impl Registry {
             sets: HashMap::from([(ProcessSetId::GLOBAL, everybody)]),
             by_key: HashMap::new(),
             by_id: HashMap::new(),
+            room: 0,
             unregistered: HashMap::new(),
         }
     }
@@ -193,6 +196,19 @@ impl Registry {
         }
         self.by_id.insert(id, key);
         Ok(())
+    }
+
+    /// Makes the tables as large at once as they will ever be for so many tensors. From the first
+    /// eviction on tensors replace each other. The gaps that they leave in a hash table which is
+    /// more than half full make it grow one day, long after the job has settled; in one that is at
+    /// most half full they are cleared in place (BOUND).
+    fn make_room(&mut self) {
+        let tensors = self.by_key.len();
+        if tensors > self.room {
+            self.by_key.reserve(tensors);
+            self.by_id.reserve(tensors);
+            self.room = tensors;
+        }
     }
 
     fn resolve(
@@ -338,6 +354,9 @@ impl Registry {
         }
         for removed in wire.sets_removed {
             instructions.push(self.remove_set(removed)?);
+        }
+        if !wire.evicted.is_empty() {
+            self.make_room();
         }
         for id in wire.evicted {
             // An unknown one was removed with its set, or its tensor has another id now.

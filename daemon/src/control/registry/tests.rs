@@ -130,6 +130,26 @@ fn an_evicted_id_is_used_no_more() {
 }
 
 #[test]
+fn tables_in_which_tensors_replace_each_other_do_not_grow() {
+    let mut registry = registry();
+    let named = |id: u32| pb::Registration {
+        name: format!("w.{id}"),
+        ..registration(id, all(&request(9)))
+    };
+    registry.instructions(execute((0..1000).map(named).collect())).unwrap();
+    let replace = |registry: &mut Registry, new: u32| {
+        let execute = pb::Execute { evicted: vec![new - 1000], ..execute(vec![named(new)]) };
+        registry.instructions(execute).unwrap();
+        (registry.by_key.capacity(), registry.by_id.capacity())
+    };
+    let (keys, ids) = replace(&mut registry, 1000);
+    for new in 1001..20_000 {
+        let (keys_now, ids_now) = replace(&mut registry, new);
+        assert!(keys_now <= keys && ids_now <= ids, "grown by {new}");
+    }
+}
+
+#[test]
 fn each_rank_may_have_rows_of_its_own_under_an_id() {
     let mut registry = registry();
     let rows = |rows| plain(Collective::Allgather, &[rows, 2]);
