@@ -1,7 +1,7 @@
 //! Runs schedules in memory, in any order that their dependencies allow.
 //!
-//! Steps progress piecewise and interleaved, as the executor's do: a step may use every prefix that
-//! the steps of the same block before it are done with, and receivers follow senders element by
+//! Steps progress piecewise and interleaved, as the executor's do: a step may use every element that
+//! the steps before it which share it are done with, and receivers follow senders element by
 //! element. Which step goes on, and how far, is drawn from a seed. The result must not depend on
 //! it (SAME). For tests and to try a new algorithm; the arithmetic is that of [`kernels`].
 
@@ -11,7 +11,8 @@ use rand_xoshiro::SplitMix64;
 use crate::{
     algorithms::Kind,
     kernels::{self, Combine, Finish, SliceError, Store},
-    schedule::{Action, Schedule},
+    layout::{self, Follow, Stretch},
+    schedule::{Action, Schedule, Step},
     verify::{Graph, VerifyError, verify},
 };
 
@@ -88,6 +89,13 @@ pub fn run(
         results: (0..schedules.len() as u32)
             .map(|me| vec![0; if kind.publishes(me) { expected } else { 0 }])
             .collect(),
+        stretches: (0..graph.len())
+            .map(|node| {
+                let (participant, step) = graph.step(node);
+                let schedule = &schedules[participant];
+                layout::joined(&layout::stretches(schedule, &schedule.steps[step]))
+            })
+            .collect(),
         messages: vec![Vec::new(); graph.len()],
         done: vec![0; graph.len()],
     };
@@ -120,61 +128,65 @@ struct Memory<'a> {
     schedules: &'a [Schedule],
     graph: &'a Graph,
     data: &'a Data<'a>,
+    /// Where the elements of each step are.
+    stretches: Vec<Vec<Stretch>>,
     work: Vec<Vec<u8>>,
     results: Vec<Vec<u8>>,
     /// What each send has sent so far.
     messages: Vec<Vec<u8>>,
-    /// Elements that each step is done with.
+    /// Elements that each step is done with, from the beginning of its message on.
     done: Vec<usize>,
 }
 
 impl Memory<'_> {
-    fn action(&self, node: usize) -> Action {
+    fn step(&self, node: usize) -> &Step {
         let (participant, step) = self.graph.step(node);
-        self.schedules[participant].steps[step].action
+        &self.schedules[participant].steps[step]
     }
 
     fn length(&self, node: usize) -> usize {
-        let (participant, _) = self.graph.step(node);
-        let block = self.action(node).block();
-        self.schedules[participant].blocks[block as usize].count as usize
+        self.stretches[node].iter().map(|stretch| stretch.count as usize).sum()
     }
 
     /// How far a step may go now.
     fn limit(&self, node: usize, waiting: &[u32]) -> usize {
+        let length = self.length(node);
         if waiting[node] == 0 {
-            return self.length(node);
+            return length;
         }
-        let (participant, step) = self.graph.step(node);
-        let steps = &self.schedules[participant].steps;
-        let block = steps[step].action.block();
-        let before = steps[step].after.iter().map(|&after| {
+        let (participant, _) = self.graph.step(node);
+        let step = self.step(node);
+        let before = step.after.iter().map(|&after| {
             let earlier = self.graph.node(participant, after as usize);
-            let same = steps[after as usize].action.block() == block;
-            let over = self.done[earlier] == self.length(earlier) && waiting[earlier] == 0;
-            if same {
-                self.done[earlier]
-            } else if over {
-                usize::MAX
-            } else {
-                0
+            let is_over = self.done[earlier] == self.length(earlier) && waiting[earlier] == 0;
+            if is_over {
+                return length;
             }
+            let follow = Follow::new(&self.stretches[node], &self.stretches[earlier]);
+            follow.map_or(0, |f| f.limit(self.done[earlier] as u64, length as u64) as usize)
         });
         let sent = self.graph.sender(node).map(|send| self.done[send]);
-        before.chain(sent).min().unwrap_or(usize::MAX).min(self.length(node))
+        before.chain(sent).min().unwrap_or(usize::MAX).min(length)
     }
 
-    /// Does elements `from..to` of a step's block.
+    /// Does elements `from..to` of a step's message.
     fn advance(&mut self, node: usize, from: usize, to: usize) -> Result<(), InterpretError> {
+        let parts: Vec<Stretch> =
+            layout::part(&self.stretches[node], from as u64, to as u64).collect();
+        parts.into_iter().try_for_each(|part| self.act(node, part))?;
+        self.done[node] = to;
+        Ok(())
+    }
+
+    fn act(&mut self, node: usize, part: Stretch) -> Result<(), InterpretError> {
         let (me, _) = self.graph.step(node);
-        let action = self.action(node);
+        let action = self.step(node).action;
         let &Data { combine, prescale, ref finish, contributions } = self.data;
         let size = combine.dtype.size();
-        let offset = self.schedules[me].blocks[action.block() as usize].offset as usize;
-        let range = (offset + from) * size..(offset + to) * size;
-        let sent = from * size..to * size;
+        let bytes = |from: u64| from as usize * size..(from + part.count) as usize * size;
+        let (range, sent) = (bytes(part.offset), bytes(part.at));
         match action {
-            Action::ReduceLocal { .. } => {
+            Action::ReduceLocal => {
                 let local = contributions.get(me).map_or(&[][..], Vec::as_slice);
                 if local.is_empty() {
                     return Err(InterpretError::NoContribution { participant: me });
@@ -189,16 +201,15 @@ impl Memory<'_> {
                 let send = self.graph.sender(node).unwrap_or(node);
                 self.work[me][range].copy_from_slice(&self.messages[send][sent]);
             }
-            Action::RecvReduce { peer, .. } => {
+            Action::RecvReduce { theirs_first, .. } => {
                 let send = self.graph.sender(node).unwrap_or(node);
                 let received = &self.messages[send][sent];
                 let mine = self.work[me][range.clone()].to_vec();
-                // The lower participant on the left (SAME).
                 let inputs: [&[u8]; 2] =
-                    if (peer as usize) < me { [received, &mine] } else { [&mine, received] };
+                    if theirs_first { [received, &mine] } else { [&mine, received] };
                 kernels::reduce_slices(combine, 1.0, &mut self.work[me][range], &inputs)?;
             }
-            Action::Publish { .. } => {
+            Action::Publish => {
                 let src = &self.work[me][range.clone()];
                 let dst = &mut self.results[me][range];
                 let level = kernels::level();
@@ -207,7 +218,6 @@ impl Memory<'_> {
                 kernels::reduce_finish_slices(level, combine, 1.0, finish, dsts, &[src], store)?;
             }
         }
-        self.done[node] = to;
         Ok(())
     }
 }

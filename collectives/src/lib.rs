@@ -10,6 +10,7 @@
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
 //! - [`schedule`]: the language
+//! - [`layout`]: where the elements of a step are, in its message and in the piece
 //! - [`topology`]: who takes part, and in which racks
 //! - [`kernels`]: the arithmetic on bytes, the only module here with `unsafe` in it
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
@@ -24,6 +25,7 @@ pub mod algorithms;
 pub mod cost;
 pub mod interpret;
 pub mod kernels;
+pub mod layout;
 pub mod schedule;
 pub mod select;
 pub mod topology;

@@ -3,17 +3,20 @@
 //!
 //! A *participant* is a node (one daemon), numbered from 0; a *block* is a range of the piece's
 //! elements; `work[block]` is the participant's scratch for it. Every participant's schedule is
-//! made from the same arguments, so all know the same blocks.
+//! made from the same arguments, so all know the same blocks. A step covers one block or many: a
+//! list of ranges of blocks ([`Step::ranges`]). What it sends or receives is one message, the bytes
+//! of its blocks in the order of that list.
 //!
 //! # What a dependency means
 //!
 //! [`Step::after`] names earlier steps of the same participant.
 //!
-//! - A dependency on a step of the **same block** may be followed at byte granularity: the later
-//!   step may use every prefix of the block that the earlier step is done with. A `Send` after a
-//!   `RecvReduce` forwards what has been reduced while more comes in; a `RecvCopy` after a `Send`
-//!   overwrites what has been handed to the network already.
-//! - A dependency on a step of **another block** means: wait for its end.
+//! - A dependency on a step that **shares blocks** with this one may be followed byte by byte: of
+//!   the blocks that both cover, the later step may use every byte that the earlier step is done
+//!   with. A `Send` after a `RecvReduce` forwards what has been reduced while more comes in; a
+//!   `RecvCopy` after a `Send` overwrites what has been handed to the network already. It says
+//!   nothing of the blocks that only one of them covers.
+//! - A dependency on a step of **other blocks** only means: wait for its end.
 //!
 //! Steps without a path of dependencies between them may run in any order and at the same time.
 //! Two of them never touch the same block unless both only read it; [`verify`](mod@crate::verify)
@@ -23,10 +26,12 @@
 //! # Messages
 //!
 //! `message` counts the sends from one participant to another, from 0, in list order: the n-th
-//! `Send` of A to B is what the n-th receive at B of A takes, and both name the same block. A send
+//! `Send` of A to B is what the n-th receive at B of A takes, and both name the same ranges. A send
 //! is over once its bytes are handed to the network; it doesn't wait for the receiver to read, so
 //! the network has to buffer at least one chunk of each message under way (recursive doubling
 //! sends both ways at once and reads after it has sent).
+
+use std::ops::Range;
 
 /// A range of the piece. Blocks tile the piece in order; [`Schedule::blocks`] holds no empty block
 /// but the one block of an empty piece.
@@ -38,71 +43,64 @@ pub struct Block {
     pub count: u64,
 }
 
-/// What one step does. Peers are participant numbers, blocks index [`Schedule::blocks`].
+/// What one step does with its blocks. Peers are participant numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// `work[block]` := the reduction of the local contributors, in rank order (SAME).
-    ReduceLocal {
-        /// What is reduced.
-        block: u32,
-    },
+    ReduceLocal,
     /// Sends `work[block]` to a peer.
     Send {
         /// To whom.
         peer: u32,
-        /// What.
-        block: u32,
         /// The number of this send to this peer.
         message: u32,
     },
-    /// `work[block]` := the received block combined with `work[block]`. The left operand is that of
-    /// the participant with the lower number, so that both sides of an exchange compute the same
-    /// bits (SAME).
+    /// `work[block]` := the received block combined with `work[block]`.
     RecvReduce {
         /// From whom.
         peer: u32,
-        /// What.
-        block: u32,
         /// The number of this receive from this peer.
         message: u32,
+        /// Whether the received block is the left operand. All that compute the same sum have to
+        /// agree on that: which of two NaN stays depends on it (SAME).
+        theirs_first: bool,
     },
     /// `work[block]` := the received block.
     RecvCopy {
         /// From whom.
         peer: u32,
-        /// What.
-        block: u32,
         /// The number of this receive from this peer.
         message: u32,
     },
     /// Hands `work[block]`, finished (averaged, scaled), to the local ranks.
-    Publish {
-        /// What is published.
-        block: u32,
-    },
+    Publish,
 }
 
 impl Action {
-    /// The block that the step touches.
-    pub fn block(&self) -> u32 {
-        match *self {
-            Self::ReduceLocal { block }
-            | Self::Send { block, .. }
-            | Self::RecvReduce { block, .. }
-            | Self::RecvCopy { block, .. }
-            | Self::Publish { block } => block,
-        }
+    /// Sends to a peer; the message gets its number when the schedule is finished.
+    pub(crate) fn send(peer: u32) -> Self {
+        Self::Send { peer, message: 0 }
+    }
+
+    /// Receives from a peer and combines.
+    pub(crate) fn reduce(peer: u32, theirs_first: bool) -> Self {
+        Self::RecvReduce { peer, message: 0, theirs_first }
+    }
+
+    /// Receives from a peer and keeps.
+    pub(crate) fn copy(peer: u32) -> Self {
+        Self::RecvCopy { peer, message: 0 }
     }
 
     /// Whether the step changes `work[block]`.
     pub fn writes(&self) -> bool {
-        matches!(self, Self::ReduceLocal { .. } | Self::RecvReduce { .. } | Self::RecvCopy { .. })
+        matches!(self, Self::ReduceLocal | Self::RecvReduce { .. } | Self::RecvCopy { .. })
     }
 
     /// For a send: peer and message number.
     pub fn sends_to(&self) -> Option<(u32, u32)> {
         match *self {
-            Self::Send { peer, message, .. } => Some((peer, message)),
+            Self::Send { peer, message } => Some((peer, message)),
             _ => None,
         }
     }
@@ -110,7 +108,7 @@ impl Action {
     /// For a receive: peer and message number.
     pub fn receives_from(&self) -> Option<(u32, u32)> {
         match *self {
-            Self::RecvReduce { peer, message, .. } | Self::RecvCopy { peer, message, .. } => {
+            Self::RecvReduce { peer, message, .. } | Self::RecvCopy { peer, message } => {
                 Some((peer, message))
             }
             _ => None,
@@ -123,9 +121,30 @@ impl Action {
 pub struct Step {
     /// What to do.
     pub action: Action,
+    /// With which blocks: ranges of indices of [`Schedule::blocks`], none empty, no block twice.
+    /// A message holds them in this order.
+    pub ranges: Vec<Range<u32>>,
     /// Indices of earlier steps of the same participant; see the module's text for what a
     /// dependency means.
     pub after: Vec<u32>,
+}
+
+impl Step {
+    /// The blocks that the step covers, in order.
+    pub fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ranges.iter().cloned().flatten()
+    }
+
+    /// Whether the step covers this block.
+    pub fn covers(&self, block: u32) -> bool {
+        self.ranges.iter().any(|range| range.contains(&block))
+    }
+
+    /// Whether both steps cover some block.
+    pub fn shares_blocks(&self, other: &Self) -> bool {
+        let meets = |a: &Range<u32>, b: &Range<u32>| a.start < b.end && b.start < a.end;
+        self.ranges.iter().any(|a| other.ranges.iter().any(|b| meets(a, b)))
+    }
 }
 
 /// What one participant does for one piece.
@@ -140,6 +159,13 @@ pub struct Schedule {
     /// The steps, dependencies before dependents. None for a participant that has no part in it,
     /// like all others in a move from one to another.
     pub steps: Vec<Step>,
+}
+
+impl Schedule {
+    /// How many elements a step covers.
+    pub fn elements(&self, step: &Step) -> u64 {
+        step.blocks().map(|block| self.blocks[block as usize].count).sum()
+    }
 }
 
 /// Blocks begin at multiples of this many elements: a cache line of the smallest element type.

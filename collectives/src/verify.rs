@@ -9,10 +9,13 @@
 //!   dependencies. So every order gives the same bits (SAME), and one order stands for all;
 //! - each participant that gets the result publishes each block once, when it holds every
 //!   contribution that it should exactly once and no other (ONE), and doesn't touch it afterwards;
-//!   others publish nothing, and whose contribution isn't asked for doesn't reduce it.
+//!   others publish nothing, and whose contribution isn't asked for doesn't reduce it;
+//! - all that publish a block have added it up in the same order, and rounded the same partial sums
+//!   where what is sent is rounded, so all publish the same bits (SAME).
 //!
-//! Steps of one block may follow each other at byte granularity, but each byte goes through the
-//! same steps in the same order, so what is proven of the block holds for each of its bytes.
+//! Steps that share blocks may follow each other byte by byte, but each byte of a block goes
+//! through the same steps in the same order, so what is proven of the block holds for each of its
+//! bytes.
 
 mod error;
 mod graph;
@@ -74,7 +77,7 @@ pub fn cross_rack_elements(schedules: &[Schedule], topology: &Topology) -> u64 {
 fn sent(schedule: &Schedule, counts: impl Fn(u32) -> bool) -> u64 {
     let sends = schedule.steps.iter().filter_map(|step| {
         let (peer, _) = step.action.sends_to()?;
-        counts(peer).then(|| schedule.blocks[step.action.block() as usize].count)
+        counts(peer).then(|| schedule.elements(step))
     });
     sends.sum()
 }
@@ -84,11 +87,12 @@ fn takes_part(schedule: &Schedule, kind: Kind) -> Result<(), VerifyError> {
     let participant = schedule.me;
     let expected = u32::from(kind.publishes(participant));
     let mut times = vec![0u32; schedule.blocks.len()];
-    for (step, Step { action, .. }) in (0..).zip(&schedule.steps) {
-        match *action {
-            Action::Publish { block } => times[block as usize] += 1,
-            Action::ReduceLocal { block } if !kind.contributes(participant) => {
-                return Err(VerifyError::Uncalled { participant, step, block });
+    for (at, step) in (0..).zip(&schedule.steps) {
+        match step.action {
+            Action::Publish => step.blocks().for_each(|block| times[block as usize] += 1),
+            Action::ReduceLocal if !kind.contributes(participant) => {
+                let block = step.blocks().next().unwrap_or_default();
+                return Err(VerifyError::Uncalled { participant, step: at, block });
             }
             _ => {}
         }
@@ -99,29 +103,62 @@ fn takes_part(schedule: &Schedule, kind: Kind) -> Result<(), VerifyError> {
     }
 }
 
-/// Of two steps that touch a block, one of them writing, one comes first (SAME).
+/// Of two steps that touch a block, one of them writing, one comes first (SAME). It is enough that
+/// each write comes after the one before it and after what was read since then.
 fn no_race(schedule: &Schedule) -> Result<(), VerifyError> {
-    // For each step the set of all that come before it.
-    let words = schedule.steps.len().div_ceil(64);
-    let mut before: Vec<Vec<u64>> = Vec::with_capacity(schedule.steps.len());
-    let mut of_block: Vec<Vec<usize>> = vec![Vec::new(); schedule.blocks.len()];
-    for (at, step) in schedule.steps.iter().enumerate() {
-        let mut set = vec![0u64; words];
-        for &after in &step.after {
-            let after = after as usize;
-            set.iter_mut().zip(&before[after]).for_each(|(to, from)| *to |= from);
-            set[after / 64] |= 1 << (after % 64);
-        }
-        let block = step.action.block();
-        for &earlier in &of_block[block as usize] {
-            let writes = step.action.writes() || schedule.steps[earlier].action.writes();
-            if writes && set[earlier / 64] & (1 << (earlier % 64)) == 0 {
-                let (first, second) = (earlier as u32, at as u32);
-                return Err(VerifyError::Race { participant: schedule.me, first, second, block });
+    let steps = &schedule.steps;
+    let mut touching: Vec<Vec<usize>> = vec![Vec::new(); schedule.blocks.len()];
+    for (at, step) in steps.iter().enumerate() {
+        step.blocks().for_each(|block| touching[block as usize].push(at));
+    }
+    for (block, touching) in (0..).zip(touching) {
+        let ordered = |first: usize, second: usize| {
+            let (first_step, second_step) = (first as u32, second as u32);
+            comes_first(steps, block, first, second).then_some(()).ok_or(VerifyError::Race {
+                participant: schedule.me,
+                first: first_step,
+                second: second_step,
+                block,
+            })
+        };
+        // The last write, and what has read it.
+        let (mut written, mut read) = (None, Vec::new());
+        for at in touching {
+            if let Some(written) = written {
+                ordered(written, at)?;
+            }
+            if steps[at].action.writes() {
+                read.drain(..).try_for_each(|read| ordered(read, at))?;
+                written = Some(at);
+            } else {
+                read.push(at);
             }
         }
-        of_block[block as usize].push(at);
-        before.push(set);
     }
     Ok(())
+}
+
+/// Whether what one step does to a block comes before what another one does to it. Dependencies
+/// lead from one to the other, and each of them holds for the block: it waits for the end of a
+/// step, or both steps cover the block.
+fn comes_first(steps: &[Step], block: u32, first: usize, second: usize) -> bool {
+    let mut seen = vec![false; second - first + 1];
+    let mut open = vec![second];
+    while let Some(at) = open.pop() {
+        for &before in &steps[at].after {
+            let before = before as usize;
+            if before < first || seen[before - first] {
+                continue;
+            }
+            let both_cover = steps[before].covers(block) && steps[at].covers(block);
+            if both_cover || !steps[before].shares_blocks(&steps[at]) {
+                if before == first {
+                    return true;
+                }
+                seen[before - first] = true;
+                open.push(before);
+            }
+        }
+    }
+    false
 }

@@ -128,7 +128,7 @@ fn in_pipeline(schedule: &Schedule, pipeline: Pipeline) -> Schedule {
     };
     let mut all = Schedule { blocks: Vec::new(), steps: Vec::new(), ..*schedule };
     // Of each piece, its steps.
-    let mut ranges: Vec<std::ops::Range<u32>> = Vec::new();
+    let mut pieces: Vec<std::ops::Range<u32>> = Vec::new();
     for piece in 0..pipeline.pieces {
         let first = all.steps.len() as u32;
         let moved =
@@ -137,26 +137,25 @@ fn in_pipeline(schedule: &Schedule, pipeline: Pipeline) -> Schedule {
         for step in &schedule.steps {
             let mut action = step.action;
             match &mut action {
-                Action::ReduceLocal { block } | Action::Publish { block } => {
-                    *block += piece * blocks
-                }
-                Action::Send { peer, block, message } => {
-                    *block += piece * blocks;
+                Action::ReduceLocal | Action::Publish => {}
+                Action::Send { peer, message } => {
                     *message += piece * messages(Action::sends_to, *peer);
                 }
-                Action::RecvReduce { peer, block, message }
-                | Action::RecvCopy { peer, block, message } => {
-                    *block += piece * blocks;
+                Action::RecvReduce { peer, message, .. } | Action::RecvCopy { peer, message } => {
                     *message += piece * messages(Action::receives_from, *peer);
                 }
             }
+            let moved = |range: &std::ops::Range<u32>| {
+                range.start + piece * blocks..range.end + piece * blocks
+            };
+            let ranges = step.ranges.iter().map(moved).collect();
             let mut after: Vec<u32> = step.after.iter().map(|earlier| first + earlier).collect();
             if after.is_empty() && piece >= pipeline.in_flight {
-                after.extend(ranges[(piece - pipeline.in_flight) as usize].clone());
+                after.extend(pieces[(piece - pipeline.in_flight) as usize].clone());
             }
-            all.steps.push(Step { action, after });
+            all.steps.push(Step { action, ranges, after });
         }
-        ranges.push(first..all.steps.len() as u32);
+        pieces.push(first..all.steps.len() as u32);
     }
     all
 }

@@ -29,6 +29,40 @@ fn steps(schedules: &[Schedule], wanted: impl Fn(&Action) -> bool) -> Vec<(usize
     found
 }
 
+fn reduce(peer: u32, message: u32) -> Action {
+    Action::RecvReduce { peer, message, theirs_first: false }
+}
+
+/// SAME: two that compute a sum each, with the operands the other way round on one of them.
+#[test]
+fn sums_are_added_up_in_one_order() {
+    for algorithm in [Algorithm::RecursiveDoubling, Algorithm::Ring] {
+        let schedules = all(algorithm, 7);
+        for (p, s) in steps(&schedules, |a| matches!(a, Action::RecvReduce { .. })) {
+            let mut mutant = schedules.clone();
+            if let Action::RecvReduce { theirs_first, .. } = &mut mutant[p].steps[s].action {
+                *theirs_first = !*theirs_first;
+            }
+            let answer = verify(&mutant, Kind::Allreduce);
+            match algorithm {
+                // One owner computes each block, so its order is everybody's.
+                Algorithm::Ring => assert!(answer.is_ok(), "{answer:?}"),
+                // In a fold one computes alone what the others get of it.
+                _ if answer.is_ok() => {
+                    let steps = &schedules[p].steps;
+                    let before = steps[s].after[0] as usize;
+                    assert_eq!(steps[before].action, Action::ReduceLocal);
+                }
+                _ => {
+                    let error = answer.unwrap_err();
+                    assert!(matches!(error, VerifyError::Association { .. }), "{error}");
+                    assert!(error.to_string().contains("in another order"), "{error}");
+                }
+            }
+        }
+    }
+}
+
 /// Every single dependency is needed: generators add none in vain.
 #[test]
 fn no_dependency_can_be_dropped() {
@@ -52,8 +86,8 @@ fn contributions_are_counted_once() {
         let schedules = all(algorithm, 7);
         for (p, s) in steps(&schedules, |a| matches!(a, Action::RecvReduce { .. })) {
             let mut mutant = schedules.clone();
-            if let Action::RecvReduce { peer, block, message } = mutant[p].steps[s].action {
-                mutant[p].steps[s].action = Action::RecvCopy { peer, block, message };
+            if let Action::RecvReduce { peer, message, .. } = mutant[p].steps[s].action {
+                mutant[p].steps[s].action = Action::RecvCopy { peer, message };
             }
             let error = broken(&mutant);
             // What was there is overwritten: somebody is missing at the end, or arrives twice.
@@ -64,16 +98,15 @@ fn contributions_are_counted_once() {
         }
         for (p, s) in steps(&schedules, |a| matches!(a, Action::RecvCopy { .. })) {
             let mut mutant = schedules.clone();
-            if let Action::RecvCopy { peer, block, message } = mutant[p].steps[s].action {
-                mutant[p].steps[s].action = Action::RecvReduce { peer, block, message };
+            if let Action::RecvCopy { peer, message } = mutant[p].steps[s].action {
+                mutant[p].steps[s].action = reduce(peer, message);
             }
             let error = broken(&mutant);
             assert!(matches!(error, VerifyError::Twice { .. }), "{algorithm}: {error}");
         }
-        for (p, s) in steps(&schedules, |a| matches!(a, Action::ReduceLocal { .. })) {
+        for (p, s) in steps(&schedules, |a| matches!(a, Action::ReduceLocal)) {
             let mut mutant = schedules.clone();
-            let block = mutant[p].steps[s].action.block();
-            mutant[p].steps[s].action = Action::Publish { block };
+            mutant[p].steps[s].action = Action::Publish;
             let error = broken(&mutant);
             assert!(matches!(error, VerifyError::Published { times: 2, .. }), "{error}");
         }
@@ -87,24 +120,44 @@ fn messages_pair_up() {
         let schedules = all(algorithm, 7);
         let blocks = schedules[0].blocks.len() as u32;
         for (p, s) in steps(&schedules, |a| a.sends_to().is_some()) {
-            let Action::Send { peer, block, message } = schedules[p].steps[s].action else {
+            let Action::Send { peer, message } = schedules[p].steps[s].action else {
                 unreachable!("only sends were picked")
             };
             let others = (0..7).filter(|&other| other != peer && other as usize != p);
-            let mutants = others
-                .map(|peer| Action::Send { peer, block, message })
-                .chain([Action::Send { peer, block, message: message + 1 }])
-                .chain((blocks > 1).then_some(Action::Send {
-                    peer,
-                    block: (block + 1) % blocks,
-                    message,
-                }));
-            for action in mutants {
+            let mut mutants: Vec<Step> = others
+                .map(|peer| Action::Send { peer, message })
+                .chain([Action::Send { peer, message: message + 1 }])
+                .map(|action| Step { action, ..schedules[p].steps[s].clone() })
+                .collect();
+            // Another block, one more, one less, another order.
+            let step = &schedules[p].steps[s];
+            let block = step.blocks().last().unwrap();
+            let outside = (0..blocks).find(|&block| !step.covers(block));
+            let all: Vec<u32> = step.blocks().collect();
+            let less = all[1..].to_vec();
+            let reversed: Vec<u32> = all.iter().rev().copied().collect();
+            let another = outside
+                .map(|outside| all.iter().map(|&b| if b == block { outside } else { b }).collect());
+            let more = outside.map(|outside| [&all[..], &[outside]].concat());
+            for covered in [Some(less), Some(reversed), another, more].into_iter().flatten() {
+                if !covered.is_empty() && covered != all {
+                    let ranges = covered.into_iter().map(|block| block..block + 1).collect();
+                    mutants.push(Step { ranges, ..step.clone() });
+                }
+            }
+            for step in mutants {
                 let mut mutant = schedules.clone();
-                mutant[p].steps[s].action = action;
+                mutant[p].steps[s] = step;
                 let error = broken(&mutant);
+                // A dependency may wait for the end of what it shared a block with, or the other
+                // way round.
                 assert!(
-                    matches!(error, VerifyError::Number { .. } | VerifyError::Unpaired { .. }),
+                    matches!(
+                        error,
+                        VerifyError::Number { .. }
+                            | VerifyError::Unpaired { .. }
+                            | VerifyError::Race { .. }
+                    ),
                     "{algorithm}: {error}"
                 );
             }
@@ -118,8 +171,7 @@ fn lost_receives_are_noticed() {
         let schedules = all(algorithm, 4);
         for (p, s) in steps(&schedules, |a| a.receives_from().is_some()) {
             let mut mutant = schedules.clone();
-            let block = mutant[p].steps[s].action.block();
-            mutant[p].steps[s].action = Action::ReduceLocal { block };
+            mutant[p].steps[s].action = Action::ReduceLocal;
             let error = broken(&mutant);
             assert!(
                 matches!(error, VerifyError::Number { .. } | VerifyError::Unpaired { .. }),
@@ -148,11 +200,10 @@ fn cycles_are_found() {
 fn writes_after_publication_are_late() {
     let mut schedules = all(Algorithm::Ring, 3);
     let steps = &mut schedules[1].steps;
-    let publish = steps.iter().position(|s| matches!(s.action, Action::Publish { .. })).unwrap();
-    let block = steps[publish].action.block();
-    let after =
-        (0..steps.len() as u32).filter(|&s| steps[s as usize].action.block() == block).collect();
-    steps.push(Step { action: Action::ReduceLocal { block }, after });
+    let publish = steps.iter().position(|s| matches!(s.action, Action::Publish)).unwrap();
+    let ranges = steps[publish].ranges.clone();
+    let after = (0..steps.len() as u32).filter(|&s| steps[s as usize].ranges == ranges).collect();
+    steps.push(Step { action: Action::ReduceLocal, ranges, after });
     let error = broken(&schedules);
     assert!(matches!(error, VerifyError::Late { participant: 1, .. }), "{error}");
 }
@@ -177,18 +228,22 @@ fn form_is_checked() {
     assert!(matches!(broken(&mutant), VerifyError::Names { .. } | VerifyError::Blocks { .. }));
 
     let mut mutant = schedules.clone();
-    mutant[3].steps[0].action = Action::Send { peer: 3, block: 0, message: 0 };
+    mutant[3].steps[0].action = Action::Send { peer: 3, message: 0 };
     assert!(matches!(broken(&mutant), VerifyError::Names { participant: 3, step: 0, .. }));
     let mut mutant = schedules.clone();
-    mutant[3].steps[0].action = Action::ReduceLocal { block: 99 };
-    assert!(matches!(broken(&mutant), VerifyError::Names { .. }));
+    for ranges in [vec![99..100], vec![0..99], vec![], vec![1..1], vec![3..2]] {
+        mutant[3].steps[0].ranges = ranges;
+        assert!(matches!(broken(&mutant), VerifyError::Names { participant: 3, step: 0, .. }));
+    }
+    mutant[3].steps[0].ranges = vec![0..2, 1..2];
+    assert!(matches!(broken(&mutant), VerifyError::Repeated { participant: 3, block: 1, .. }));
     let mut mutant = schedules.clone();
     mutant[3].steps[1].after = vec![1];
     assert!(matches!(broken(&mutant), VerifyError::After { after: 1, .. }));
 
     let mut mutant = schedules;
     for schedule in &mut mutant {
-        schedule.steps.retain(|s| !matches!(s.action, Action::Publish { block: 0 }));
+        schedule.steps.retain(|s| s.action != Action::Publish || !s.covers(0));
         // Nothing depends on a publication, but indices after it move.
     }
     let error = verify(&mutant, Kind::Allreduce).unwrap_err();
@@ -258,15 +313,11 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                 let mut mutant = schedules.clone();
                 let action = &mut mutant[p].steps[s].action;
                 *action = match *action {
-                    Action::ReduceLocal { block } => Action::Publish { block },
-                    Action::Publish { block } => Action::ReduceLocal { block },
-                    Action::RecvReduce { peer, block, message } => {
-                        Action::RecvCopy { peer, block, message }
-                    }
-                    Action::RecvCopy { peer, block, message } => {
-                        Action::RecvReduce { peer, block, message }
-                    }
-                    Action::Send { block, .. } => Action::Publish { block },
+                    Action::ReduceLocal => Action::Publish,
+                    Action::Publish => Action::ReduceLocal,
+                    Action::RecvReduce { peer, message, .. } => Action::RecvCopy { peer, message },
+                    Action::RecvCopy { peer, message } => reduce(peer, message),
+                    Action::Send { .. } => Action::Publish,
                 };
                 wrong(&mutant);
             }
@@ -277,8 +328,8 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                 };
                 let mut mutant = schedules.clone();
                 let steps = &mut mutant[me as usize].steps;
-                let block = steps[last].action.block();
-                steps.push(Step { action: Action::Publish { block }, after: vec![last as u32] });
+                let ranges = steps[last].ranges.clone();
+                steps.push(Step { action: Action::Publish, ranges, after: vec![last as u32] });
                 let error = wrong(&mutant);
                 let reported =
                     matches!(error, VerifyError::Published { times: 1, expected: 0, .. });
@@ -288,7 +339,8 @@ fn no_step_of_a_rooted_collective_can_be_another() {
             for me in (0..7).filter(|&me| !kind.contributes(me)) {
                 let mut mutant = schedules.clone();
                 let steps = &mut mutant[me as usize].steps;
-                steps.insert(0, Step { action: Action::ReduceLocal { block: 0 }, after: vec![] });
+                let first = Step { action: Action::ReduceLocal, ranges: vec![0..1], after: vec![] };
+                steps.insert(0, first);
                 for step in &mut steps[1..] {
                     step.after.iter_mut().for_each(|after| *after += 1);
                     step.after.push(0);
@@ -308,7 +360,7 @@ fn no_step_of_a_rooted_collective_can_be_another() {
 fn garbage_gets_an_answer() {
     for seed in 0..3000u64 {
         let mut random = SplitMix64::seed_from_u64(seed);
-        let algorithm = Algorithm::ALL[random.random_range(0..4)];
+        let algorithm = Algorithm::ALL[random.random_range(0..Algorithm::ALL.len())];
         let nodes = 2 + random.random_range(0..5);
         let (root, from, to) =
             (random.random_range(0..nodes) as u32, 0, random.random_range(0..nodes) as u32);
@@ -331,13 +383,14 @@ fn garbage_gets_an_answer() {
                 random.random_range(0..12) as u32,
                 random.random_range(0..6) as u32,
             );
-            match random.random_range(0..7) {
-                0 => step.action = Action::Send { peer, block, message },
-                1 => step.action = Action::RecvCopy { peer, block, message },
-                2 => step.action = Action::RecvReduce { peer, block, message },
-                3 => step.action = Action::ReduceLocal { block },
-                4 => step.action = Action::Publish { block },
-                5 => step.after = vec![random.random_range(0..steps) as u32],
+            match random.random_range(0..8) {
+                0 => step.action = Action::Send { peer, message },
+                1 => step.action = Action::RecvCopy { peer, message },
+                2 => step.action = reduce(peer, message),
+                3 => step.action = Action::ReduceLocal,
+                4 => step.action = Action::Publish,
+                5 => step.ranges.push(block..random.random_range(0..12) as u32),
+                6 => step.after = vec![random.random_range(0..steps) as u32],
                 _ => schedule.blocks[0].count = random.next_u64(),
             }
         }

@@ -130,12 +130,11 @@ fn reductions_mirror_broadcasts() {
     let links = |schedules: &[Schedule], up: bool| {
         let mut links = Vec::new();
         for schedule in schedules {
-            let sends = schedule.steps.iter().filter_map(|step| {
-                let (peer, _) = step.action.sends_to()?;
+            for step in &schedule.steps {
+                let Some((peer, _)) = step.action.sends_to() else { continue };
                 let ends = if up { (peer, schedule.me) } else { (schedule.me, peer) };
-                Some((ends, step.action.block()))
-            });
-            links.extend(sends);
+                links.extend(step.blocks().map(|block| (ends, block)));
+            }
         }
         links.sort_unstable();
         links

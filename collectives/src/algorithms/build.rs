@@ -5,6 +5,8 @@
 //! both ends of a link agree, growing along every path. They order the list of steps, and as both
 //! ends order their messages by the same (time, block), both count the same messages.
 
+use std::ops::Range;
+
 use super::kind::Kind;
 use crate::{
     schedule::{Action, Block, Schedule, Step},
@@ -44,36 +46,75 @@ impl Rooted {
     }
 }
 
-/// Collects steps in any order that has dependencies first, and puts them in order at the end.
-#[derive(Debug, Default)]
+/// Collects steps and puts them in order at the end. A step is added after those that it depends
+/// on, and its dependencies follow from the blocks: whoever reads a block waits for the last that
+/// wrote it, and whoever writes one waits for those that have read it since, or else for the last
+/// that wrote it.
+#[derive(Debug)]
 pub(super) struct Builder {
     drafts: Vec<Draft>,
+    touched: Vec<Touched>,
 }
 
 #[derive(Debug)]
 struct Draft {
     time: u32,
     action: Action,
+    ranges: Vec<Range<u32>>,
     after: Vec<usize>,
 }
 
-/// A step that has been added to a [`Builder`].
-pub(super) type Added = usize;
+/// The steps that the next one with a block may have to wait for.
+#[derive(Debug, Clone, Default)]
+struct Touched {
+    written_by: Option<usize>,
+    read_since_by: Vec<usize>,
+}
 
 impl Builder {
-    /// Adds a step. The message number of `action` is set later; `time` must not be smaller than
-    /// that of any step in `after`.
-    pub(super) fn add(&mut self, time: u32, action: Action, after: &[Added]) -> Added {
+    /// For steps of as many blocks.
+    pub(super) fn new(blocks: usize) -> Self {
+        Self { drafts: Vec::new(), touched: vec![Touched::default(); blocks] }
+    }
+
+    /// Adds a step of one block. `time` must not be smaller than that of any step before it that
+    /// touches the block.
+    pub(super) fn add(&mut self, time: u32, action: Action, block: u32) {
+        self.add_ranges(time, action, vec![block..block + 1]);
+    }
+
+    /// Adds a step of several blocks; `time` as in [`Builder::add`]. The message number of `action`
+    /// is set later.
+    pub(super) fn add_ranges(&mut self, time: u32, action: Action, ranges: Vec<Range<u32>>) {
+        let added = self.drafts.len();
+        let mut after = Vec::new();
+        for block in ranges.iter().cloned().flatten() {
+            let Touched { written_by, read_since_by } = &mut self.touched[block as usize];
+            if !action.writes() {
+                after.extend(*written_by);
+                read_since_by.push(added);
+                continue;
+            }
+            if read_since_by.is_empty() {
+                after.extend(*written_by);
+            }
+            after.append(read_since_by);
+            *written_by = Some(added);
+        }
+        after.sort_unstable();
+        after.dedup();
         debug_assert!(after.iter().all(|&a| self.drafts[a].time <= time), "time runs backwards");
-        self.drafts.push(Draft { time, action, after: after.to_vec() });
-        self.drafts.len() - 1
+        self.drafts.push(Draft { time, action, ranges, after });
     }
 
     /// The schedule: steps by (time, block), messages numbered in that order.
     pub(super) fn finish(mut self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
         let mut order: Vec<usize> = (0..self.drafts.len()).collect();
         // Stable, so steps of one block at one time stay as they were added.
-        order.sort_by_key(|&i| (self.drafts[i].time, self.drafts[i].action.block()));
+        order.sort_by_key(|&i| {
+            let draft = &self.drafts[i];
+            (draft.time, draft.ranges.first().map(|range| range.start))
+        });
         let mut place = vec![0u32; order.len()];
         for (at, &i) in (0..).zip(&order) {
             place[i] = at;
@@ -85,13 +126,15 @@ impl Builder {
             .map(|&i| {
                 let draft = &mut self.drafts[i];
                 match &mut draft.action {
-                    Action::Send { peer, message, .. } => next(&mut sent, *peer, message),
+                    Action::Send { peer, message } => next(&mut sent, *peer, message),
                     Action::RecvReduce { peer, message, .. }
-                    | Action::RecvCopy { peer, message, .. } => next(&mut received, *peer, message),
-                    Action::ReduceLocal { .. } | Action::Publish { .. } => {}
+                    | Action::RecvCopy { peer, message } => {
+                        next(&mut received, *peer, message);
+                    }
+                    Action::ReduceLocal | Action::Publish => {}
                 }
                 let after = draft.after.iter().map(|&a| place[a]).collect();
-                Step { action: draft.action, after }
+                Step { action: draft.action, ranges: std::mem::take(&mut draft.ranges), after }
             })
             .collect();
         Schedule { participants, me, blocks, steps }
@@ -107,11 +150,12 @@ fn next(counts: &mut [u32], peer: u32, message: &mut u32) {
 ///
 /// Who gets a result publishes it, even an empty one; who gets none has nothing to do.
 pub(super) fn alone(participants: u32, me: u32, count: u64, kind: Kind) -> Schedule {
-    let mut builder = Builder::default();
-    let reduces = count > 0 && kind.contributes(me);
-    let reduced = reduces.then(|| builder.add(0, Action::ReduceLocal { block: 0 }, &[]));
+    let mut builder = Builder::new(1);
+    if count > 0 && kind.contributes(me) {
+        builder.add(0, Action::ReduceLocal, 0);
+    }
     if kind.publishes(me) {
-        builder.add(0, Action::Publish { block: 0 }, reduced.as_slice());
+        builder.add(0, Action::Publish, 0);
     }
     builder.finish(participants, me, vec![Block { offset: 0, count }])
 }
@@ -123,20 +167,17 @@ pub(super) fn reduce_and_return(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    let mut builder = Builder::default();
+    let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         let place = place(block);
-        let (mut last, mut now) = gather(&mut builder, block, &place);
+        let mut now = gather(&mut builder, me, block, &place);
         let Place { parent, children } = place;
         if let Some(link) = parent {
-            let send = Action::Send { peer: link.peer, block, message: 0 };
-            let sent = builder.add(link.up, send, &[last]);
-            // The result overwrites what was sent, so it waits for the send.
-            let copy = Action::RecvCopy { peer: link.peer, block, message: 0 };
-            last = builder.add(link.down, copy, &[sent]);
+            builder.add(link.up, Action::send(link.peer), block);
+            builder.add(link.down, Action::copy(link.peer), block);
             now = link.down;
         }
-        hand_out(&mut builder, block, last, now, children);
+        hand_out(&mut builder, block, now, children);
     }
     builder.finish(participants, me, blocks)
 }
@@ -149,30 +190,29 @@ pub(super) fn reduce_up(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    let mut builder = Builder::default();
+    let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         let place = place(block);
-        let (last, now) = gather(&mut builder, block, &place);
-        if let Some(link) = place.parent {
-            builder.add(link.up, Action::Send { peer: link.peer, block, message: 0 }, &[last]);
-        } else {
-            builder.add(now, Action::Publish { block }, &[last]);
+        let now = gather(&mut builder, me, block, &place);
+        match place.parent {
+            Some(link) => builder.add(link.up, Action::send(link.peer), block),
+            None => builder.add(now, Action::Publish, block),
         }
     }
     builder.finish(participants, me, blocks)
 }
 
-/// The own contribution and those of everybody below: the last step, and when it is.
-fn gather(builder: &mut Builder, block: u32, place: &Place) -> (Added, u32) {
+/// The own contribution and those of everybody below; returns when the last one is in.
+fn gather(builder: &mut Builder, me: u32, block: u32, place: &Place) -> u32 {
     let mut children = place.children.clone();
     // One fixed order of reduction, whoever arrives first (SAME).
     children.sort_by_key(|link| (link.up, link.peer));
     let first = children.iter().chain(&place.parent).map(|link| link.up).min().unwrap_or(0);
-    let local = builder.add(first, Action::ReduceLocal { block }, &[]);
-    children.iter().fold((local, first), |(last, _), link| {
-        let action = Action::RecvReduce { peer: link.peer, block, message: 0 };
-        (builder.add(link.up, action, &[last]), link.up)
-    })
+    builder.add(first, Action::ReduceLocal, block);
+    for link in &children {
+        builder.add(link.up, Action::reduce(link.peer, link.peer < me), block);
+    }
+    children.last().map_or(first, |link| link.up)
 }
 
 /// A broadcast: each block comes down its tree. The trees of all blocks have the same root.
@@ -182,30 +222,30 @@ pub(super) fn send_down(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    let mut builder = Builder::default();
+    let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         let Place { parent, children } = place(block);
-        let (last, now) = if let Some(link) = parent {
-            let copy = Action::RecvCopy { peer: link.peer, block, message: 0 };
-            (builder.add(link.down, copy, &[]), link.down)
+        let now = if let Some(link) = parent {
+            builder.add(link.down, Action::copy(link.peer), block);
+            link.down
         } else {
             let first = children.iter().map(|link| link.down).min().unwrap_or(0);
-            (builder.add(first, Action::ReduceLocal { block }, &[]), first)
+            builder.add(first, Action::ReduceLocal, block);
+            first
         };
-        hand_out(&mut builder, block, last, now, children);
+        hand_out(&mut builder, block, now, children);
     }
     builder.finish(participants, me, blocks)
 }
 
-/// `last` has finished the block: everybody below gets it, and the local ranks.
-fn hand_out(builder: &mut Builder, block: u32, last: Added, now: u32, mut children: Vec<Link>) {
+/// The block is finished: everybody below gets it, and the local ranks.
+fn hand_out(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>) {
     children.sort_by_key(|link| (link.down, link.peer));
     for link in &children {
-        builder.add(link.down, Action::Send { peer: link.peer, block, message: 0 }, &[last]);
+        builder.add(link.down, Action::send(link.peer), block);
     }
     // Others wait for the sends, only the own ranks for this.
-    let time = children.last().map_or(now, |link| link.down);
-    builder.add(time, Action::Publish { block }, &[last]);
+    builder.add(children.last().map_or(now, |link| link.down), Action::Publish, block);
 }
 
 /// A tree given by parents, with the times of its links: up by height, down by depth.

@@ -19,15 +19,14 @@ pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) 
         return build::alone(participants, me, count, Kind::Move { from, to });
     }
     let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS));
-    let mut builder = Builder::default();
+    let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         if me == from {
-            let local = builder.add(block, Action::ReduceLocal { block }, &[]);
-            builder.add(block, Action::Send { peer: to, block, message: 0 }, &[local]);
+            builder.add(block, Action::ReduceLocal, block);
+            builder.add(block, Action::send(to), block);
         } else if me == to {
-            let copy = Action::RecvCopy { peer: from, block, message: 0 };
-            let copied = builder.add(block, copy, &[]);
-            builder.add(block, Action::Publish { block }, &[copied]);
+            builder.add(block, Action::copy(from), block);
+            builder.add(block, Action::Publish, block);
         }
     }
     builder.finish(participants, me, blocks)

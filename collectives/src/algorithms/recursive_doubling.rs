@@ -6,7 +6,7 @@
 //! even one gives its contribution to the odd one, stays out, and gets the result at the end.
 //!
 //! Here each element is finished by everybody rather than by one owner, so identical bits (SAME)
-//! rest on both sides of each exchange putting the lower participant on the left.
+//! rest on all participants putting the lower position on the left.
 //!
 //! The broadcast goes down a binomial tree: log2 M rounds too, farthest first, so that each rack
 //! is entered early and then served from inside. The reduction to one participant comes up it,
@@ -33,20 +33,17 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let blocks = split(count, blocks_for(count));
     let rounds = nodes.ilog2();
     let folded = nodes - (1 << rounds);
-    let mut builder = Builder::default();
+    let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
-        let local = builder.add(0, Action::ReduceLocal { block }, &[]);
-        let send = |peer: u32| Action::Send { peer: order[peer as usize], block, message: 0 };
-        let reduce =
-            |peer: u32| Action::RecvReduce { peer: order[peer as usize], block, message: 0 };
-        let finished = if at < 2 * folded && at.is_multiple_of(2) {
-            let sent = builder.add(0, send(at + 1), &[local]);
-            let peer = order[at as usize + 1];
-            builder.add(rounds + 1, Action::RecvCopy { peer, block, message: 0 }, &[sent])
+        let send = |at: u32| Action::send(order[at as usize]);
+        let reduce = |peer: u32| Action::reduce(order[peer as usize], peer < at);
+        builder.add(0, Action::ReduceLocal, block);
+        if at < 2 * folded && at.is_multiple_of(2) {
+            builder.add(0, send(at + 1), block);
+            builder.add(rounds + 1, Action::copy(order[at as usize + 1]), block);
         } else {
-            let mut last = local;
             if at < 2 * folded {
-                last = builder.add(0, reduce(at - 1), &[last]);
+                builder.add(0, reduce(at - 1), block);
             }
             // Numbers of those who stay in, and back.
             let number = if at < 2 * folded { at / 2 } else { at - folded };
@@ -55,15 +52,14 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
             };
             for round in 0..rounds {
                 let peer = position(number ^ (1 << round));
-                let sent = builder.add(1 + round, send(peer), &[last]);
-                last = builder.add(1 + round, reduce(peer), &[sent]);
+                builder.add(1 + round, send(peer), block);
+                builder.add(1 + round, reduce(peer), block);
             }
             if at < 2 * folded {
-                builder.add(rounds + 1, send(at - 1), &[last]);
+                builder.add(rounds + 1, send(at - 1), block);
             }
-            last
-        };
-        builder.add(rounds + 1, Action::Publish { block }, &[finished]);
+        }
+        builder.add(rounds + 1, Action::Publish, block);
     }
     builder.finish(nodes, me, blocks)
 }

@@ -69,7 +69,7 @@ pub fn critical_path(
         let schedule = &schedules[participant];
         let from = begin(&graph, schedules, &times, &lines.arrivals, node);
         let action = schedule.steps[step].action;
-        let bytes = (schedule.blocks[action.block() as usize].count * element_bytes) as f64;
+        let bytes = (schedule.elements(&schedule.steps[step]) * element_bytes) as f64;
         times[node] = lines.take(node, participant, action, bytes, from);
         end = end.max(times[node].last);
         for &next in graph.successors(node) {
@@ -96,9 +96,9 @@ fn begin(
     let mut from = Times::default();
     for &before in &steps[step].after {
         let done = times[graph.node(participant, before as usize)];
-        let same = steps[before as usize].action.block() == steps[step].action.block();
-        // The same block is followed chunk by chunk.
-        from.first = from.first.max(if same { done.first } else { done.last });
+        // A step of the same blocks is followed chunk by chunk.
+        let follows = steps[before as usize].shares_blocks(&steps[step]);
+        from.first = from.first.max(if follows { done.first } else { done.last });
         from.last = from.last.max(done.last);
     }
     if let Some(sender) = graph.sender(node) {
@@ -149,7 +149,7 @@ impl Lines<'_> {
                 Times { first, last: received.max(first + (bytes - chunk) * gamma) }
             }
             // The same for every algorithm, so no part of the comparison.
-            Action::ReduceLocal { .. } | Action::Publish { .. } => from,
+            Action::ReduceLocal | Action::Publish => from,
         }
     }
 

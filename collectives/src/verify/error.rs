@@ -43,6 +43,16 @@ pub enum VerifyError {
         /// What it does.
         action: Action,
     },
+    /// A step covers a block twice.
+    #[error("participant {participant} step {step}: covers block {block} twice")]
+    Repeated {
+        /// Whose step.
+        participant: u32,
+        /// Which.
+        step: u32,
+        /// The block.
+        block: u32,
+    },
     /// A step comes after one that isn't earlier in the list.
     #[error(
         "participant {participant} step {step}: depends on step {after}, which isn't an earlier one"
@@ -65,7 +75,7 @@ pub enum VerifyError {
         participant: u32,
         /// Which.
         step: u32,
-        /// Its block.
+        /// Its first block.
         block: u32,
         /// The other end.
         peer: u32,
@@ -74,7 +84,7 @@ pub enum VerifyError {
         /// The number that it has.
         found: u32,
     },
-    /// One end of a message has no other end, or another block.
+    /// One end of a message has no other end, or other blocks.
     #[error(
         "participant {participant} step {step}, block {block}: message {message} with peer {peer} \
          has no matching {missing} there"
@@ -84,7 +94,7 @@ pub enum VerifyError {
         participant: u32,
         /// Which.
         step: u32,
-        /// Its block.
+        /// Its first block.
         block: u32,
         /// The other end.
         peer: u32,
@@ -103,7 +113,7 @@ pub enum VerifyError {
         participant: u32,
         /// Which.
         step: u32,
-        /// Its block.
+        /// Its first block.
         block: u32,
     },
     /// Two steps touch one block in no order, and one of them writes it.
@@ -162,6 +172,21 @@ pub enum VerifyError {
         contributor: u32,
         /// `missing` or `too much`.
         fault: &'static str,
+    },
+    /// Two participants publish sums that were added up in different orders (SAME).
+    #[error(
+        "participant {participant} step {step}: publishes block {block}, added up in another order \
+         or rounded elsewhere than what participant {other} publishes"
+    )]
+    Association {
+        /// Whose step.
+        participant: u32,
+        /// Which.
+        step: u32,
+        /// The block.
+        block: u32,
+        /// Who published it otherwise.
+        other: u32,
     },
     /// A block is written after it was published.
     #[error("participant {participant} step {step}: writes block {block} after it was published")]

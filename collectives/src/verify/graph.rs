@@ -1,9 +1,9 @@
 //! All steps of all participants as one graph: dependencies and messages are its edges.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use super::error::VerifyError;
-use crate::schedule::{Action, Schedule, Step};
+use crate::schedule::{Schedule, Step};
 
 /// The graph. Its nodes are the steps, participant after participant.
 #[derive(Debug)]
@@ -50,12 +50,13 @@ impl Graph {
         self.incoming[to] += 1;
     }
 
-    /// Connects each send with its receive: same pair, same number, same block.
+    /// Connects each send with its receive: same pair, same number, same blocks in the same order.
     fn pair(&mut self, schedules: &[Schedule]) -> Result<(), VerifyError> {
-        let unpaired = |participant: u32, step: usize, action: Action, missing| {
+        let unpaired = |participant: u32, at: usize, step: &Step, missing| {
+            let Step { action, .. } = step;
             let (peer, message) = action.sends_to().or(action.receives_from()).unwrap_or_default();
-            let (step, block) = (step as u32, action.block());
-            VerifyError::Unpaired { participant, step, block, peer, message, missing }
+            let (at, block) = (at as u32, first_block(step));
+            VerifyError::Unpaired { participant, step: at, block, peer, message, missing }
         };
         // For each sender and receiver the steps that send, by message number.
         let mut sends: Vec<BTreeMap<u32, Vec<usize>>> = vec![BTreeMap::new(); schedules.len()];
@@ -63,7 +64,7 @@ impl Graph {
             for (at, step) in schedule.steps.iter().enumerate() {
                 if let Some((peer, found)) = step.action.sends_to() {
                     let to = sends.entry(peer).or_default();
-                    numbered(schedule.me, at, step.action, peer, to.len(), found)?;
+                    numbered(schedule.me, at, step, peer, to.len(), found)?;
                     to.push(at);
                 }
             }
@@ -74,14 +75,13 @@ impl Graph {
             for (at, step) in schedule.steps.iter().enumerate() {
                 let Some((peer, found)) = step.action.receives_from() else { continue };
                 let expected = next.entry(peer).or_default();
-                numbered(schedule.me, at, step.action, peer, *expected, found)?;
+                numbered(schedule.me, at, step, peer, *expected, found)?;
                 let from_peer = sends[peer as usize].get(&schedule.me);
-                let send = from_peer.and_then(|s| s.get(*expected)).filter(|&&send| {
-                    let sent = schedules[peer as usize].steps[send].action;
-                    sent.block() == step.action.block()
-                });
+                let send = from_peer
+                    .and_then(|s| s.get(*expected))
+                    .filter(|&&send| schedules[peer as usize].steps[send].ranges == step.ranges);
                 let Some(&send) = send else {
-                    return Err(unpaired(schedule.me, at, step.action, "send"));
+                    return Err(unpaired(schedule.me, at, step, "send"));
                 };
                 *expected += 1;
                 received += 1;
@@ -101,7 +101,7 @@ impl Graph {
             for (at, step) in schedule.steps.iter().enumerate() {
                 let node = self.node(schedule.me as usize, at);
                 if step.action.sends_to().is_some() && !taken[node] {
-                    return Err(unpaired(schedule.me, at, step.action, "receive"));
+                    return Err(unpaired(schedule.me, at, step, "receive"));
                 }
             }
         }
@@ -163,7 +163,7 @@ impl Graph {
         }
         let node = self.on_a_cycle(&waiting);
         let (participant, step) = self.step(node);
-        let block = schedules[participant].steps[step].action.block();
+        let block = first_block(&schedules[participant].steps[step]);
         Err(VerifyError::Cycle { participant: participant as u32, step: step as u32, block })
     }
 
@@ -215,11 +215,18 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
     if blocks.len() != all[0].blocks.len() {
         return Err(VerifyError::Blocks { participant: me, block: blocks.len() as u32 });
     }
-    for (step, Step { action, after }) in (0..).zip(steps) {
+    let mut covered_by = vec![None; blocks.len()];
+    for (step, Step { action, ranges, after }) in (0..).zip(steps) {
         let peer = action.sends_to().or(action.receives_from()).map(|(peer, _)| peer);
         let peer_fits = peer.is_none_or(|peer| peer < participants && peer != me);
-        if action.block() as usize >= blocks.len() || !peer_fits {
+        let is_there = |range: &Range<u32>| !range.is_empty() && range.end as usize <= blocks.len();
+        if !peer_fits || ranges.is_empty() || !ranges.iter().all(is_there) {
             return Err(VerifyError::Names { participant: me, step, action: *action });
+        }
+        for block in ranges.iter().cloned().flatten() {
+            if covered_by[block as usize].replace(step) == Some(step) {
+                return Err(VerifyError::Repeated { participant: me, step, block });
+            }
         }
         if let Some(&after) = after.iter().find(|&&after| after >= step) {
             return Err(VerifyError::After { participant: me, step, after });
@@ -231,15 +238,20 @@ fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyErro
 /// Messages of a pair are numbered in list order at both ends.
 fn numbered(
     participant: u32,
-    step: usize,
-    action: Action,
+    at: usize,
+    step: &Step,
     peer: u32,
     expected: usize,
     found: u32,
 ) -> Result<(), VerifyError> {
-    let (step, block, expected) = (step as u32, action.block(), expected as u32);
+    let (at, block, expected) = (at as u32, first_block(step), expected as u32);
     if expected == found {
         return Ok(());
     }
-    Err(VerifyError::Number { participant, step, block, peer, expected, found })
+    Err(VerifyError::Number { participant, step: at, block, peer, expected, found })
+}
+
+/// The first block of a step, for errors.
+fn first_block(step: &Step) -> u32 {
+    step.blocks().next().unwrap_or_default()
 }

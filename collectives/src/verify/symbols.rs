@@ -1,4 +1,10 @@
-//! Running schedules on sets of contributors instead of numbers (ONE).
+//! Running schedules on symbols instead of numbers: whose contributions a block holds (ONE), and in
+//! which order they were added up (SAME).
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    rc::Rc,
+};
 
 use super::{error::VerifyError, graph::Graph};
 use crate::{
@@ -21,6 +27,121 @@ fn lowest(mut set: impl Iterator<Item = u64>) -> Option<u32> {
     Some(at * 64 + word.trailing_zeros())
 }
 
+/// What a block holds.
+#[derive(Debug, Clone)]
+struct Value {
+    contributors: Contributors,
+    /// A hash of the order in which they were added up, and of what was rounded meanwhile.
+    association: u64,
+    /// Where what is sent is rounded, both ends go on with the rounded value.
+    is_rounded: bool,
+}
+
+impl Value {
+    /// A participant's own contribution.
+    fn of(participant: u32, words: usize) -> Self {
+        let mut hasher = DefaultHasher::new();
+        participant.hash(&mut hasher);
+        let contributors = only(participant, words);
+        Self { contributors, association: hasher.finish(), is_rounded: false }
+    }
+
+    fn rounded(&self) -> Self {
+        Self { is_rounded: true, ..self.clone() }
+    }
+
+    /// The sum of two, or whose contribution is in both.
+    fn plus(&self, right: &Self) -> Result<Self, u32> {
+        let pairs = || self.contributors.iter().zip(&right.contributors);
+        if let Some(contributor) = lowest(pairs().map(|(left, right)| left & right)) {
+            return Err(contributor);
+        }
+        let mut hasher = DefaultHasher::new();
+        for value in [self, right] {
+            (value.association, value.is_rounded).hash(&mut hasher);
+        }
+        let contributors = pairs().map(|(left, right)| left | right).collect();
+        Ok(Self { contributors, association: hasher.finish(), is_rounded: false })
+    }
+}
+
+/// What all participants hold, have sent and have published.
+struct State {
+    blocks: usize,
+    /// By participant and block.
+    work: Vec<Option<Rc<Value>>>,
+    published: Vec<bool>,
+    /// Who published a block first, and how it was added up.
+    first: Vec<Option<(u32, u64)>>,
+    wanted: Contributors,
+}
+
+impl State {
+    /// What a step does to a block. `received`: what a receive gets. Returns what a send sends.
+    fn act(
+        &mut self,
+        action: Action,
+        (participant, step, block): (u32, u32, u32),
+        received: Option<Rc<Value>>,
+    ) -> Result<Option<Rc<Value>>, VerifyError> {
+        let at = participant as usize * self.blocks + block as usize;
+        let nothing = VerifyError::Nothing { participant, step, block };
+        if action.writes() && self.published[at] {
+            return Err(VerifyError::Late { participant, step, block });
+        }
+        match action {
+            Action::ReduceLocal => {
+                self.work[at] = Some(Rc::new(Value::of(participant, self.wanted.len())));
+            }
+            Action::Send { .. } => {
+                let held = self.work[at].as_ref().ok_or(nothing)?;
+                let sent = Rc::new(held.rounded());
+                self.work[at] = Some(sent.clone());
+                return Ok(Some(sent));
+            }
+            Action::RecvCopy { .. } => self.work[at] = Some(received.ok_or(nothing)?),
+            Action::RecvReduce { theirs_first, .. } => {
+                let (Some(mine), Some(theirs)) = (&self.work[at], received) else {
+                    return Err(nothing);
+                };
+                let (left, right) = if theirs_first { (&theirs, mine) } else { (mine, &theirs) };
+                let sum = left.plus(right).map_err(|contributor| VerifyError::Twice {
+                    participant,
+                    step,
+                    block,
+                    contributor,
+                })?;
+                self.work[at] = Some(Rc::new(sum));
+            }
+            Action::Publish => self.publish((participant, step, block), at)?,
+        }
+        Ok(None)
+    }
+
+    fn publish(
+        &mut self,
+        (participant, step, block): (u32, u32, u32),
+        at: usize,
+    ) -> Result<(), VerifyError> {
+        let nothing = VerifyError::Nothing { participant, step, block };
+        let held = self.work[at].as_ref().ok_or(nothing)?;
+        let pairs = || held.contributors.iter().zip(&self.wanted);
+        let missing = lowest(pairs().map(|(held, all)| all & !held));
+        let extra = lowest(pairs().map(|(held, all)| held & !all));
+        let fault = missing.map(|c| (c, "missing")).or(extra.map(|c| (c, "too much")));
+        if let Some((contributor, fault)) = fault {
+            return Err(VerifyError::Result { participant, step, block, contributor, fault });
+        }
+        let first = &mut self.first[block as usize];
+        let &mut (other, association) = first.get_or_insert((participant, held.association));
+        if association != held.association {
+            return Err(VerifyError::Association { participant, step, block, other });
+        }
+        self.published[at] = true;
+        Ok(())
+    }
+}
+
 /// Runs in `order`; without races and cycles any order is as good as another.
 pub(super) fn run(
     schedules: &[Schedule],
@@ -35,48 +156,29 @@ pub(super) fn run(
         wanted[contributor as usize / 64] |= 1 << (contributor % 64);
     }
     let blocks = schedules.first().map_or(0, |schedule| schedule.blocks.len());
-    let mut work: Vec<Option<Contributors>> = vec![None; schedules.len() * blocks];
-    let mut published = vec![false; work.len()];
-    let mut on_the_way: Vec<Option<Contributors>> = vec![None; graph.len()];
-
+    let mut state = State {
+        blocks,
+        work: vec![None; schedules.len() * blocks],
+        published: vec![false; schedules.len() * blocks],
+        first: vec![None; blocks],
+        wanted,
+    };
+    let mut on_the_way: Vec<Vec<Option<Rc<Value>>>> = vec![Vec::new(); graph.len()];
     for &node in order {
-        let (participant, step) = graph.step(node);
-        let action = schedules[participant].steps[step].action;
-        let block = action.block();
-        if schedules[participant].blocks[block as usize].count == 0 {
-            continue; // nothing is in it, and nothing has to be
-        }
-        let (participant, step) = (participant as u32, step as u32);
-        let at = participant as usize * blocks + block as usize;
-        let nothing = VerifyError::Nothing { participant, step, block };
-        if action.writes() && published[at] {
-            return Err(VerifyError::Late { participant, step, block });
-        }
-        let received = graph.sender(node).and_then(|send| on_the_way[send].take());
-        match action {
-            Action::ReduceLocal { .. } => work[at] = Some(only(participant, words)),
-            Action::Send { .. } => on_the_way[node] = Some(work[at].clone().ok_or(nothing)?),
-            Action::RecvCopy { .. } => work[at] = Some(received.ok_or(nothing)?),
-            Action::RecvReduce { .. } => {
-                let (Some(work), Some(received)) = (&mut work[at], received) else {
-                    return Err(nothing);
-                };
-                let both = work.iter().zip(&received).map(|(a, b)| a & b);
-                if let Some(contributor) = lowest(both) {
-                    return Err(VerifyError::Twice { participant, step, block, contributor });
-                }
-                work.iter_mut().zip(received).for_each(|(to, from)| *to |= from);
+        let (participant, at) = graph.step(node);
+        let schedule = &schedules[participant];
+        let step = &schedule.steps[at];
+        let mut received = graph.sender(node).map(|send| std::mem::take(&mut on_the_way[send]));
+        for (nth, block) in step.blocks().enumerate() {
+            let received = received.as_mut().and_then(|all| all.get_mut(nth)?.take());
+            if schedule.blocks[block as usize].count == 0 {
+                on_the_way[node].push(None); // nothing is in it, and nothing has to be
+                continue;
             }
-            Action::Publish { .. } => {
-                let held = work[at].as_ref().ok_or(nothing)?;
-                let missing = lowest(held.iter().zip(&wanted).map(|(held, all)| all & !held));
-                let extra = lowest(held.iter().zip(&wanted).map(|(held, all)| held & !all));
-                let fault = missing.map(|c| (c, "missing")).or(extra.map(|c| (c, "too much")));
-                if let Some((contributor, fault)) = fault {
-                    let at = VerifyError::Result { participant, step, block, contributor, fault };
-                    return Err(at);
-                }
-                published[at] = true;
+            let place = (participant as u32, at as u32, block);
+            let sent = state.act(step.action, place, received)?;
+            if sent.is_some() {
+                on_the_way[node].push(sent);
             }
         }
     }

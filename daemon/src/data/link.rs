@@ -158,11 +158,12 @@ impl Sink for Arrivals<'_> {
         let step = participant
             .and_then(|peer| piece.piece.plan.receiving(peer as u32, message))
             .ok_or(LinkError::Unexpected { sequence, message })?;
-        let block = piece.piece.plan.steps[step as usize].bytes;
+        let planned = &piece.piece.plan.steps[step as usize];
+        let block = planned.bytes;
         let element = piece.piece.wire_element() as u64;
         let bytes = offset..offset.saturating_add(length.into());
         let fits = bytes.end <= block
-            && (u64::from(length) >= self.inbound.least || bytes.end == block)
+            && (u64::from(length) >= self.inbound.least || planned.breaks_at(bytes.end))
             && offset.is_multiple_of(element)
             && bytes.end.is_multiple_of(element)
             && piece.progress.begun(step).accepts(bytes.clone());
@@ -170,7 +171,9 @@ impl Sink for Arrivals<'_> {
             return Err(LinkError::OutOfPlace { sequence, message, offset, length, block });
         }
         piece.progress.begin(step, bytes);
-        let is_direct = piece.copies(step) && piece.takes(step, offset, length.into());
+        let is_direct = piece.copies(step)
+            && piece.takes(step, offset, length.into())
+            && piece.is_in_one_place(step, offset, length.into());
         Ok(Some(Target { step, is_direct }))
     }
 

@@ -1,18 +1,21 @@
 //! A schedule prepared for execution, and the progress of one execution. Pure: no sockets, no
 //! memory.
 //!
-//! The schedule says which step waits for which. A step that waits for a step of the *same* block
-//! may follow it byte by byte: what the earlier one has finished of the block's beginning, the
-//! later one may use. So a block that arrives is reduced and sent on while its rest is still on
-//! the way. A step that waits for a step of another block waits for its end.
+//! The schedule says which step waits for which. A step that waits for a step of the *same* blocks
+//! may follow it byte by byte: what the earlier one has finished, the later one may use. So a block
+//! that arrives is reduced and sent on while its rest is still on the way. A step that waits for a
+//! step of other blocks waits for its end.
 
 use std::{collections::HashMap, ops::Range};
 
-use gradwire_collectives::schedule::{Action, Schedule, Step};
+use gradwire_collectives::{
+    layout::{self, Follow, Stretch},
+    schedule::{Action, Schedule, Step},
+};
 
 use super::ranges::Ranges;
 
-/// What a step does with its block.
+/// What a step does with its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Reduce the local ranks' inputs; `lazily` when only a receiving step wants it, which then
@@ -37,22 +40,72 @@ pub(crate) struct Unrounded {
     pub(crate) after: bool,
 }
 
-/// One step, prepared for execution.
+/// Bytes that follow each other in a step's message and in the piece, and are treated alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StepPart {
+    /// The first one's place in the message.
+    pub(crate) at: u64,
+    /// The first one's place in the piece.
+    pub(crate) start: u64,
+    pub(crate) bytes: u64,
+    /// Where the wire type is rounded: which values are not.
+    pub(crate) unrounded: Unrounded,
+}
+
+/// One step, prepared for execution. Its bytes are counted from the beginning of its message.
 #[derive(Debug)]
 pub(crate) struct PlannedStep {
     pub(crate) work: Work,
-    /// First byte of the block within the piece.
-    pub(crate) start: u64,
-    /// Bytes of the block.
+    /// Bytes of all its blocks.
     pub(crate) bytes: u64,
-    /// Earlier steps of the same block, which may be followed byte by byte.
-    follows: Vec<u32>,
+    /// Where they are, in order.
+    parts: Vec<StepPart>,
+    /// Earlier steps that share bytes, and how far each may be followed.
+    follows: Vec<(u32, Follow)>,
     /// Earlier steps of other blocks, which must have ended.
     awaits: Vec<u32>,
     /// The local reduction that this receiving step does in its own pass.
     pub(crate) fused: Option<u32>,
-    /// Where the wire type is rounded: which of its values are not.
-    pub(crate) unrounded: Unrounded,
+}
+
+impl PlannedStep {
+    /// The parts of a range of bytes.
+    pub(crate) fn parts(&self, bytes: Range<u64>) -> impl Iterator<Item = StepPart> + '_ {
+        let first = self.parts.partition_point(|part| part.at + part.bytes <= bytes.start);
+        let Range { start, end } = bytes;
+        let is_inside = move |part: &&StepPart| part.at < end && start < end;
+        self.parts[first..].iter().take_while(is_inside).map(move |part| {
+            let (from, to) = (part.at.max(start), (part.at + part.bytes).min(end));
+            StepPart { at: from, start: part.start + (from - part.at), bytes: to - from, ..*part }
+        })
+    }
+
+    /// Where a range of bytes is in the piece, if all of it is in one place: the whole range or its
+    /// beginning.
+    pub(crate) fn beginning(&self, bytes: Range<u64>) -> Range<usize> {
+        let mut place: Option<Range<usize>> = None;
+        for part in self.parts(bytes) {
+            let next = part.start as usize..(part.start + part.bytes) as usize;
+            match &mut place {
+                Some(place) if place.end == next.start => place.end = next.end,
+                Some(_) => break,
+                None => place = Some(next),
+            }
+        }
+        place.unwrap_or_default()
+    }
+
+    /// Whether a block or several in one place end at this byte, so that no more can be sent at
+    /// once.
+    pub(crate) fn breaks_at(&self, byte: u64) -> bool {
+        let next = self.parts.partition_point(|part| part.at < byte);
+        let (Some(before), Some(after)) =
+            (next.checked_sub(1).and_then(|at| self.parts.get(at)), self.parts.get(next))
+        else {
+            return byte == self.bytes;
+        };
+        after.at == byte && before.start + before.bytes != after.start
+    }
 }
 
 /// A schedule for one participant, prepared for execution.
@@ -68,53 +121,52 @@ pub(crate) struct Plan {
 impl Plan {
     /// Prepares a schedule over elements of `element` bytes.
     pub(crate) fn new(schedule: &Schedule, element: u64) -> Self {
-        let block_of = |action: &Action| match *action {
-            Action::ReduceLocal { block }
-            | Action::Publish { block }
-            | Action::Send { block, .. }
-            | Action::RecvReduce { block, .. }
-            | Action::RecvCopy { block, .. } => block,
-        };
         let mut receives = HashMap::new();
         let mut peers = Vec::new();
         let mut steps: Vec<PlannedStep> = Vec::with_capacity(schedule.steps.len());
+        let mut stretches: Vec<Vec<Stretch>> = Vec::with_capacity(schedule.steps.len());
         let unrounded = unrounded(schedule);
         for (index, step) in schedule.steps.iter().enumerate() {
-            let mine = block_of(&step.action);
-            let block = &schedule.blocks[mine as usize];
             let work = match step.action {
-                Action::ReduceLocal { .. } => Work::Reduce { lazily: false },
-                Action::Publish { .. } => Work::Publish,
-                Action::Send { peer, message, .. } => {
+                Action::ReduceLocal => Work::Reduce { lazily: false },
+                Action::Publish => Work::Publish,
+                Action::Send { peer, message } => {
                     peers.push(peer);
                     Work::Send { peer, message }
                 }
-                Action::RecvReduce { peer, message, .. } => {
+                Action::RecvReduce { peer, message, theirs_first } => {
                     peers.push(peer);
                     receives.insert((peer, message), index as u32);
-                    Work::Combine { theirs_first: peer < schedule.me }
+                    Work::Combine { theirs_first }
                 }
-                Action::RecvCopy { peer, message, .. } => {
+                Action::RecvCopy { peer, message } => {
                     peers.push(peer);
                     receives.insert((peer, message), index as u32);
                     Work::Copy
                 }
             };
-            let (follows, awaits) = step
-                .after
-                .iter()
-                .partition(|&&earlier| block_of(&schedule.steps[earlier as usize].action) == mine);
-            steps.push(PlannedStep {
-                work,
-                start: block.offset * element,
-                bytes: block.count * element,
-                follows,
-                awaits,
-                fused: None,
-                unrounded: unrounded[index],
-            });
+            let own: Vec<Stretch> = layout::stretches(schedule, step)
+                .into_iter()
+                .map(|s| Stretch {
+                    at: s.at * element,
+                    offset: s.offset * element,
+                    count: s.count * element,
+                })
+                .collect();
+            let parts = parts(schedule, step, &own, &unrounded[index]);
+            let own = layout::joined(&own);
+            let (mut follows, mut awaits) = (Vec::new(), Vec::new());
+            for &earlier in &step.after {
+                match Follow::new(&own, &stretches[earlier as usize]) {
+                    Some(follow) => follows.push((earlier, follow)),
+                    None => awaits.push(earlier),
+                }
+            }
+            let bytes = own.iter().map(|stretch| stretch.count).sum();
+            steps.push(PlannedStep { work, bytes, parts, follows, awaits, fused: None });
+            stretches.push(own);
         }
-        fuse_first_hops(&mut steps);
+        fuse_first_hops(&mut steps, schedule);
         peers.sort_unstable();
         peers.dedup();
         Self { steps, receives, peers }
@@ -123,7 +175,8 @@ impl Plan {
     /// Whether some sums are kept unrounded, which takes memory.
     pub(crate) fn keeps_sums(&self) -> bool {
         let is_kept = |step: &PlannedStep| step.work != (Work::Reduce { lazily: true });
-        self.steps.iter().any(|step| step.unrounded.after && is_kept(step))
+        let keeps = |step: &PlannedStep| step.parts.iter().any(|part| part.unrounded.after);
+        self.steps.iter().any(|step| keeps(step) && is_kept(step))
     }
 
     /// Every receiving step with its peer, in no particular order.
@@ -145,54 +198,87 @@ impl Plan {
     }
 }
 
-/// Marks sums that are only added to. What is sent is rounded before, on both ends (SAME): two
-/// nodes that exchange their sums must both continue with what the other one receives.
-fn unrounded(schedule: &Schedule) -> Vec<Unrounded> {
-    let mut marks = vec![Unrounded::default(); schedule.steps.len()];
-    // Of each block, the step that wrote it last, if nothing of it was sent since.
-    let mut unsent: Vec<Option<usize>> = vec![None; schedule.blocks.len()];
-    for (index, Step { action, .. }) in schedule.steps.iter().enumerate() {
-        let unsent = &mut unsent[action.block() as usize];
-        match action {
-            Action::RecvReduce { .. } => {
-                if let Some(earlier) = unsent.replace(index) {
-                    marks[earlier].after = true;
-                    marks[index].before = true;
-                }
+/// The parts of a step whose blocks, but for empty ones, are `stretches`, and their values marked.
+fn parts(
+    schedule: &Schedule,
+    step: &Step,
+    stretches: &[Stretch],
+    unrounded: &[Unrounded],
+) -> Vec<StepPart> {
+    let is_empty = |block: u32| schedule.blocks[block as usize].count == 0;
+    let marks = step.blocks().zip(unrounded).filter(|(block, _)| !is_empty(*block));
+    let mut parts: Vec<StepPart> = Vec::new();
+    for (stretch, (_, &unrounded)) in stretches.iter().zip(marks) {
+        match parts.last_mut() {
+            Some(last)
+                if last.start + last.bytes == stretch.offset && last.unrounded == unrounded =>
+            {
+                last.bytes += stretch.count;
             }
-            Action::ReduceLocal { .. } | Action::RecvCopy { .. } => *unsent = Some(index),
-            Action::Send { .. } => *unsent = None,
-            Action::Publish { .. } => {}
+            _ => parts.push(StepPart {
+                at: stretch.at,
+                start: stretch.offset,
+                bytes: stretch.count,
+                unrounded,
+            }),
+        }
+    }
+    parts
+}
+
+/// Marks sums that are only added to, for each block of each step. What is sent is rounded before,
+/// on both ends (SAME): two nodes that exchange their sums must both continue with what the other
+/// one receives.
+fn unrounded(schedule: &Schedule) -> Vec<Vec<Unrounded>> {
+    let none = |step: &Step| vec![Unrounded::default(); step.blocks().count()];
+    let mut marks: Vec<Vec<Unrounded>> = schedule.steps.iter().map(none).collect();
+    // Of each block, the step that added to it last and its place there, if nothing of it was sent
+    // since.
+    let mut unsent: Vec<Option<(usize, usize)>> = vec![None; schedule.blocks.len()];
+    for (index, step) in schedule.steps.iter().enumerate() {
+        for (place, block) in step.blocks().enumerate() {
+            let unsent = &mut unsent[block as usize];
+            match step.action {
+                Action::RecvReduce { .. } => {
+                    if let Some((earlier, at)) = unsent.replace((index, place)) {
+                        marks[earlier][at].after = true;
+                        marks[index][place].before = true;
+                    }
+                }
+                Action::ReduceLocal => *unsent = Some((index, place)),
+                // What was received was rounded, and is in the block.
+                Action::RecvCopy { .. } | Action::Send { .. } => *unsent = None,
+                Action::Publish => {}
+            }
         }
     }
     marks
 }
 
-/// If only one receiving step waits for a local reduction, that step does it, in one pass over the
-/// inputs and the received bytes. The sum is not written to memory in between.
-fn fuse_first_hops(steps: &mut [PlannedStep]) {
+/// If only one receiving step waits for a local reduction of the same blocks, that step does it, in
+/// one pass over the inputs and the received bytes. The sum is not written to memory in between.
+fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
     let mut wanted_by: Vec<Vec<u32>> = vec![Vec::new(); steps.len()];
-    for (index, step) in steps.iter().enumerate() {
-        for &earlier in step.follows.iter().chain(&step.awaits) {
-            wanted_by[earlier as usize].push(index as u32);
+    for (index, step) in (0..).zip(&schedule.steps) {
+        for &earlier in &step.after {
+            wanted_by[earlier as usize].push(index);
         }
     }
     for index in 0..steps.len() {
         let Work::Reduce { .. } = steps[index].work else { continue };
         let [only] = wanted_by[index][..] else { continue };
+        let is_same = schedule.steps[index].ranges == schedule.steps[only as usize].ranges;
         let follower = &mut steps[only as usize];
-        let fits = matches!(follower.work, Work::Combine { .. })
-            && follower.follows.contains(&(index as u32))
-            && follower.fused.is_none();
-        if fits {
-            follower.follows.retain(|&earlier| earlier != index as u32);
+        let fits = matches!(follower.work, Work::Combine { .. }) && follower.fused.is_none();
+        if is_same && fits {
+            follower.follows.retain(|&(earlier, _)| earlier != index as u32);
             follower.fused = Some(index as u32);
             steps[index].work = Work::Reduce { lazily: true };
         }
     }
 }
 
-/// Which bytes of its block each step has finished.
+/// Which bytes of its message each step has finished.
 #[derive(Debug)]
 pub(crate) struct Progress {
     done: Vec<Ranges>,
@@ -203,7 +289,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Nothing done; steps of empty blocks count as ended.
+    /// Nothing done; steps of nothing but empty blocks count as ended.
     pub(crate) fn new(plan: &Plan) -> Self {
         let unfinished =
             plan.steps.iter().filter(|s| s.bytes > 0 && s.work != Work::Publish).count();
@@ -221,20 +307,21 @@ impl Progress {
         self.begun[step as usize].add(bytes);
     }
 
-    /// How many bytes from the beginning of its block on the step has finished.
+    /// How many bytes from the beginning of its message on the step has finished.
     pub(crate) fn done(&self, step: u32) -> u64 {
         self.done[step as usize].prefix()
     }
 
-    /// How far the step may go now, in bytes from the beginning of its block.
+    /// How far the step may go now, in bytes from the beginning of its message.
     pub(crate) fn allowed(&self, plan: &Plan, step: u32) -> u64 {
         let planned = &plan.steps[step as usize];
         let ended = |&earlier: &u32| self.done(earlier) == plan.steps[earlier as usize].bytes;
         if !planned.awaits.iter().all(ended) {
             return 0;
         }
-        let followed = planned.follows.iter().map(|&earlier| self.done(earlier));
-        followed.min().unwrap_or(planned.bytes)
+        let limit =
+            |(earlier, follow): &(u32, Follow)| follow.limit(self.done(*earlier), planned.bytes);
+        planned.follows.iter().map(limit).min().unwrap_or(planned.bytes)
     }
 
     /// The step has finished these bytes, too.
@@ -245,7 +332,7 @@ impl Progress {
         }
         self.done[step as usize].add(bytes);
         let done = self.done(step);
-        debug_assert!(done <= planned.bytes, "step {step} went past its block");
+        debug_assert!(done <= planned.bytes, "step {step} went past its end");
         if done == planned.bytes && planned.work != Work::Publish {
             self.unfinished -= 1;
         }
@@ -263,25 +350,59 @@ mod tests {
 
     use super::*;
 
+    fn step(action: Action, blocks: Range<u32>, after: &[u32]) -> Step {
+        Step { action, ranges: vec![blocks], after: after.to_vec() }
+    }
+
+    fn send(peer: u32, message: u32) -> Action {
+        Action::Send { peer, message }
+    }
+
+    fn reduce(peer: u32, message: u32) -> Action {
+        Action::RecvReduce { peer, message, theirs_first: false }
+    }
+
+    fn copy(peer: u32, message: u32) -> Action {
+        Action::RecvCopy { peer, message }
+    }
+
+    /// Of participant 0, in blocks of four elements of `element` bytes.
+    fn planned(participants: u32, blocks: u64, steps: Vec<Step>, element: u64) -> Plan {
+        let blocks = (0..blocks).map(|at| Block { offset: 4 * at, count: 4 }).collect();
+        Plan::new(&Schedule { participants, me: 0, blocks, steps }, element)
+    }
+
     /// Participant 0 of a ring of two: block 0 goes out, block 1 comes in, and back.
     fn ring() -> Plan {
-        let step = |action, after: &[u32]| Step { action, after: after.to_vec() };
-        let schedule = Schedule {
-            participants: 2,
-            me: 0,
-            blocks: vec![Block { offset: 0, count: 4 }, Block { offset: 4, count: 4 }],
-            steps: vec![
-                step(Action::ReduceLocal { block: 0 }, &[]),
-                step(Action::Send { peer: 1, block: 0, message: 0 }, &[0]),
-                step(Action::ReduceLocal { block: 1 }, &[]),
-                step(Action::RecvReduce { peer: 1, block: 1, message: 0 }, &[2]),
-                step(Action::Send { peer: 1, block: 1, message: 1 }, &[3]),
-                step(Action::RecvCopy { peer: 1, block: 0, message: 1 }, &[1]),
-                step(Action::Publish { block: 0 }, &[5]),
-                step(Action::Publish { block: 1 }, &[3]),
-            ],
+        let steps = vec![
+            step(Action::ReduceLocal, 0..1, &[]),
+            step(send(1, 0), 0..1, &[0]),
+            step(Action::ReduceLocal, 1..2, &[]),
+            step(reduce(1, 0), 1..2, &[2]),
+            step(send(1, 1), 1..2, &[3]),
+            step(copy(1, 1), 0..1, &[1]),
+            step(Action::Publish, 0..1, &[5]),
+            step(Action::Publish, 1..2, &[3]),
+        ];
+        planned(2, 2, steps, 4)
+    }
+
+    /// The same in two messages of two blocks each, the last one first.
+    fn pairs() -> Plan {
+        let wrapped = |action, after: &[u32]| Step {
+            action,
+            ranges: vec![3..4, 0..1],
+            after: after.to_vec(),
         };
-        Plan::new(&schedule, 4)
+        let steps = vec![
+            step(Action::ReduceLocal, 0..4, &[]),
+            wrapped(send(1, 0), &[0]),
+            step(reduce(1, 0), 1..3, &[0]),
+            step(send(1, 1), 1..3, &[2]),
+            wrapped(copy(1, 1), &[1]),
+            step(Action::Publish, 0..4, &[2, 4]),
+        ];
+        planned(2, 4, steps, 4)
     }
 
     #[test]
@@ -295,8 +416,47 @@ mod tests {
         assert_eq!(plan.peers, [1]);
     }
 
+    #[test]
+    fn a_message_of_several_places_is_followed_byte_by_byte() {
+        let plan = pairs();
+        let mut progress = Progress::new(&plan);
+        // The local sum is done from the beginning on; the message begins with its last block.
+        progress.advance(&plan, 0, 0..24);
+        assert_eq!((progress.allowed(&plan, 1), progress.allowed(&plan, 2)), (0, 8));
+        progress.advance(&plan, 0, 24..56);
+        assert_eq!((progress.allowed(&plan, 1), progress.allowed(&plan, 2)), (8, 32));
+        progress.advance(&plan, 0, 56..64);
+        assert_eq!(progress.allowed(&plan, 1), 32);
+        progress.advance(&plan, 1, 0..16);
+        assert_eq!(progress.allowed(&plan, 4), 16, "what has not been sent is not overwritten");
+        // Both of those that it publishes have to be there.
+        assert_eq!(progress.allowed(&plan, 5), 0);
+        progress.advance(&plan, 4, 16..32);
+        assert_eq!(progress.allowed(&plan, 5), 0, "the last block comes first, and is missing");
+    }
+
+    #[test]
+    fn a_chunk_ends_where_its_place_does() {
+        let sent = &pairs().steps[1];
+        assert_eq!(sent.beginning(0..32), 48..64);
+        assert_eq!(sent.beginning(4..10), 52..58);
+        assert_eq!(sent.beginning(16..32), 0..16);
+        assert_eq!(sent.beginning(32..32), 0..0);
+        let breaks: Vec<u64> = (0..=32).filter(|&byte| sent.breaks_at(byte)).collect();
+        assert_eq!(breaks, [16, 32]);
+        let parts: Vec<_> = sent.parts(12..20).map(|p| (p.at, p.start, p.bytes)).collect();
+        assert_eq!(parts, [(12, 60, 4), (16, 0, 4)]);
+        // Two blocks in a row are one place.
+        assert_eq!(pairs().steps[2].beginning(0..32), 16..48);
+    }
+
+    /// Of each step, before and after; all blocks of a step are alike.
     fn marks(plan: &Plan) -> Vec<(bool, bool)> {
-        plan.steps.iter().map(|s| (s.unrounded.before, s.unrounded.after)).collect()
+        let mark = |step: &PlannedStep| match step.parts[..] {
+            [StepPart { unrounded, .. }] => (unrounded.before, unrounded.after),
+            _ => panic!("{:?}", step.parts),
+        };
+        plan.steps.iter().map(mark).collect()
     }
 
     #[test]
@@ -307,19 +467,17 @@ mod tests {
         assert_eq!(marks(&plan).iter().map(|mark| mark.1).collect::<Vec<_>>(), yes);
         assert!(!plan.keeps_sums());
         // Two parts come before anything goes out: the first sum waits as it is.
-        let step = |action, after: &[u32]| Step { action, after: after.to_vec() };
-        let star = |send: Option<u32>| {
-            let mut steps = vec![step(Action::ReduceLocal { block: 0 }, &[])];
+        let star = |from: Option<u32>| {
+            let mut steps = vec![step(Action::ReduceLocal, 0..1, &[])];
             for peer in [1, 2] {
                 let before = steps.len() as u32 - 1;
-                if send == Some(peer) {
-                    steps.push(step(Action::Send { peer, block: 0, message: 0 }, &[before]));
+                if from == Some(peer) {
+                    steps.push(step(send(peer, 0), 0..1, &[before]));
                 }
                 let before = steps.len() as u32 - 1;
-                steps.push(step(Action::RecvReduce { peer, block: 0, message: 0 }, &[before]));
+                steps.push(step(reduce(peer, 0), 0..1, &[before]));
             }
-            let blocks = vec![Block { offset: 0, count: 4 }];
-            Plan::new(&Schedule { participants: 3, me: 0, blocks, steps }, 2)
+            planned(3, 1, steps, 2)
         };
         let plan = star(None);
         assert_eq!(marks(&plan), [(false, true), (true, true), (true, false)]);
@@ -329,6 +487,39 @@ mod tests {
         let marks = marks(&plan);
         assert_eq!(marks, [(false, true), (true, false), (false, false), (false, false)]);
         assert!(!plan.keeps_sums());
+    }
+
+    /// A server has nothing of its own: what comes first is copied, and the sum begins with it.
+    #[test]
+    fn what_was_received_is_no_unrounded_sum() {
+        let steps = vec![
+            step(copy(1, 0), 0..1, &[]),
+            step(reduce(2, 0), 0..1, &[0]),
+            step(reduce(3, 0), 0..1, &[1]),
+            step(send(1, 0), 0..1, &[2]),
+        ];
+        let plan = planned(4, 1, steps, 2);
+        let expected = [(false, false), (false, true), (true, false), (false, false)];
+        assert_eq!(marks(&plan), expected);
+        assert!(plan.keeps_sums());
+    }
+
+    /// Of one message, one block is sent on before more is added, and the other one is not.
+    #[test]
+    fn blocks_of_a_message_are_marked_one_by_one() {
+        let steps = vec![
+            step(Action::ReduceLocal, 0..2, &[]),
+            step(reduce(1, 0), 0..2, &[0]),
+            step(send(3, 0), 0..1, &[1]),
+            step(reduce(2, 0), 0..2, &[1, 2]),
+            step(Action::Publish, 0..2, &[3]),
+        ];
+        let plan = planned(4, 2, steps, 2);
+        let marks: Vec<_> =
+            plan.steps[1].parts.iter().map(|p| (p.at, p.bytes, p.unrounded.after)).collect();
+        assert_eq!(marks, [(0, 8, false), (8, 8, true)]);
+        let marks: Vec<_> = plan.steps[3].parts.iter().map(|p| p.unrounded.before).collect();
+        assert_eq!(marks, [false, true]);
     }
 
     #[test]

@@ -11,12 +11,23 @@ use gradwire_proto::{NodeId, Sequence};
 
 use super::{
     piece::Piece,
-    plan::{Progress, Work},
+    plan::{Progress, StepPart, Work},
     staging::Staging,
 };
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
+
+/// Where a part of a step is in the piece.
+fn place(part: &StepPart) -> Range<usize> {
+    part.start as usize..(part.start + part.bytes) as usize
+}
+
+/// Where it is in a chunk that begins at `offset`.
+fn within(part: &StepPart, offset: u64) -> Range<usize> {
+    let start = (part.at - offset) as usize;
+    start..start + part.bytes as usize
+}
 
 /// Which operations a lane has been given.
 #[derive(Debug, Default)]
@@ -69,11 +80,11 @@ impl Running {
         self.last_progress = Instant::now();
     }
 
-    /// How many bytes of a step's block from `offset` on may be processed now, at most `limit`.
-    /// Only whole chunks are, except at the end of the block.
+    /// How many bytes of a step from `offset` on may be processed now, at most `limit` and as far as
+    /// they are in one place. Only whole chunks are, except at the end of that place.
     fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &self.piece.plan.steps[step as usize];
-        let wanted = limit.min(planned.bytes - offset);
+        let wanted = planned.beginning(offset..planned.bytes.min(offset + limit)).len() as u64;
         let allowed = self.progress.allowed(&self.piece.plan, step);
         if allowed >= offset + wanted { wanted } else { 0 }
     }
@@ -95,9 +106,11 @@ impl Running {
         self.progress.begun(step).prefix() == self.piece.plan.steps[step as usize].bytes
     }
 
+    /// Where bytes of a step are in the piece; all of them in one place.
     fn range(&self, step: u32, offset: u64, bytes: u64) -> Range<usize> {
-        let start = self.piece.plan.steps[step as usize].start + offset;
-        start as usize..(start + bytes) as usize
+        let range = self.piece.plan.steps[step as usize].beginning(offset..offset + bytes);
+        debug_assert_eq!(range.len() as u64, bytes, "step {step} at {offset} is in several places");
+        range
     }
 
     /// Does the next chunk of local reduction that others wait for. False when there is none.
@@ -121,11 +134,13 @@ impl Running {
         false
     }
 
-    /// Reduces the local ranks' part of a step's block, with what was received of it, in one pass.
+    /// Reduces the local ranks' part of a step's bytes, with what was received of them, in one pass.
     fn reduce_local(&mut self, step: u32, offset: u64, bytes: u64, received: Option<&[u8]>) {
-        let range = self.range(step, offset, bytes);
-        let unrounded = self.piece.plan.steps[step as usize].unrounded;
-        self.staging.reduce(&self.piece, range, received, unrounded);
+        let plan = &self.piece.plan;
+        for part in plan.steps[step as usize].parts(offset..offset + bytes) {
+            let received = received.map(|bytes| &bytes[within(&part, offset)]);
+            self.staging.reduce(&self.piece, place(&part), received, part.unrounded);
+        }
     }
 
     /// Whether a receiving step keeps what it receives as it is.
@@ -133,8 +148,8 @@ impl Running {
         self.piece.plan.steps[step as usize].work == Work::Copy
     }
 
-    /// Whether a receiving step may process these bytes of its block now. Its own earlier bytes
-    /// need not have come: no byte of a block depends on another one.
+    /// Whether a receiving step may process these bytes now. Its own earlier bytes need not have
+    /// come: no byte depends on another one of the step.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
         self.progress.allowed(&self.piece.plan, step) >= offset + bytes
     }
@@ -150,17 +165,35 @@ impl Running {
                 self.advance(local, offset, bytes);
             }
             (None, Work::Combine { theirs_first }) => {
-                let range = self.range(step, offset, bytes);
-                let unrounded = planned.unrounded;
-                self.staging.combine(&self.piece, range, received, theirs_first, unrounded);
+                for part in planned.parts(offset..offset + bytes) {
+                    let (range, received) = (place(&part), &received[within(&part, offset)]);
+                    self.staging.combine(
+                        &self.piece,
+                        range,
+                        received,
+                        theirs_first,
+                        part.unrounded,
+                    );
+                }
             }
-            (None, _) => self.place(step, offset, bytes).copy_from_slice(received),
+            (None, _) => {
+                for part in planned.parts(offset..offset + bytes) {
+                    let received = &received[within(&part, offset)];
+                    self.staging.block_mut(place(&part)).copy_from_slice(received);
+                }
+            }
         }
         self.advance(step, offset, bytes);
     }
 
-    /// Where a chunk of a copying step may be received at once; call [`Running::placed`] when it
-    /// has come.
+    /// Whether a chunk of a receiving step is in one place.
+    pub(crate) fn is_in_one_place(&self, step: u32, offset: u64, bytes: u64) -> bool {
+        let planned = &self.piece.plan.steps[step as usize];
+        planned.beginning(offset..offset + bytes).len() as u64 == bytes
+    }
+
+    /// Where a chunk of a copying step that is in one place may be received at once; call
+    /// [`Running::placed`] when it has come.
     pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
         let range = self.range(step, offset, bytes);
         self.staging.block_mut(range)

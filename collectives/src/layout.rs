@@ -1,0 +1,161 @@
+//! Where the elements of a step are: in its message and in the piece. The executor and the
+//! interpreter both need it, to follow earlier steps byte by byte.
+
+use crate::schedule::{Schedule, Step};
+
+/// Elements that follow each other in a step's message and in the piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// The first one's place in the message.
+    pub at: u64,
+    /// The first one's place in the piece.
+    pub offset: u64,
+    /// How many there are.
+    pub count: u64,
+}
+
+impl Stretch {
+    /// The place in the piece of the element at `at` of the message, if it is one of these.
+    fn offset_of(&self, at: u64) -> Option<u64> {
+        (self.at..self.at + self.count).contains(&at).then(|| self.offset + (at - self.at))
+    }
+}
+
+/// The stretches of a step, in the order of its message: one for each block that is not empty.
+pub fn stretches(schedule: &Schedule, step: &Step) -> Vec<Stretch> {
+    let mut at = 0;
+    let all = step.blocks().map(|block| {
+        let block = schedule.blocks[block as usize];
+        let stretch = Stretch { at, offset: block.offset, count: block.count };
+        at += block.count;
+        stretch
+    });
+    all.filter(|stretch| stretch.count > 0).collect()
+}
+
+/// Joins stretches that follow each other in the piece, too.
+pub fn joined(stretches: &[Stretch]) -> Vec<Stretch> {
+    let mut all: Vec<Stretch> = Vec::new();
+    for &stretch in stretches {
+        match all.last_mut() {
+            Some(last) if last.offset + last.count == stretch.offset => last.count += stretch.count,
+            _ => all.push(stretch),
+        }
+    }
+    all
+}
+
+/// What a later step shares with an earlier one, as far as that can be one stretch in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shared {
+    /// Where it begins in the later step's message.
+    at: u64,
+    /// Where it begins in the earlier step's.
+    earlier_at: u64,
+    count: u64,
+}
+
+/// How far a step may follow an earlier one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Follow(Vec<Shared>);
+
+impl Follow {
+    /// Of two steps by their stretches. None if they share nothing.
+    pub fn new(later: &[Stretch], earlier: &[Stretch]) -> Option<Self> {
+        let mut shared = Vec::new();
+        for later in later {
+            for earlier in earlier {
+                let from = later.offset.max(earlier.offset);
+                let to = (later.offset + later.count).min(earlier.offset + earlier.count);
+                if from < to {
+                    let (at, earlier_at) =
+                        (later.at + (from - later.offset), earlier.at + (from - earlier.offset));
+                    shared.push(Shared { at, earlier_at, count: to - from });
+                }
+            }
+        }
+        shared.sort_by_key(|shared| shared.at);
+        (!shared.is_empty()).then_some(Self(shared))
+    }
+
+    /// How many elements from its message's beginning on the later step may go, of `count`, when
+    /// the earlier one is done with its first `done`.
+    pub fn limit(&self, done: u64, count: u64) -> u64 {
+        let missing = self.0.iter().find(|shared| shared.earlier_at + shared.count > done);
+        missing.map_or(count, |shared| shared.at + done.saturating_sub(shared.earlier_at))
+    }
+}
+
+/// The stretches of `from..to` of a step's message.
+pub fn part(all: &[Stretch], from: u64, to: u64) -> impl Iterator<Item = Stretch> + '_ {
+    let first = all.partition_point(move |stretch| stretch.at + stretch.count <= from);
+    let inside = move |stretch: &&Stretch| stretch.at < to && from < to;
+    all[first..].iter().take_while(inside).map(move |stretch| {
+        let at = from.max(stretch.at);
+        let end = to.min(stretch.at + stretch.count);
+        let offset = stretch.offset_of(at).unwrap_or(stretch.offset);
+        Stretch { at, offset, count: end - at }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::{Action, Block};
+
+    fn schedule() -> Schedule {
+        let counts = [10, 0, 5, 7, 3];
+        let mut offset = 0;
+        let blocks = counts
+            .iter()
+            .map(|&count| {
+                offset += count;
+                Block { offset: offset - count, count }
+            })
+            .collect();
+        Schedule { participants: 1, me: 0, blocks, steps: Vec::new() }
+    }
+
+    fn of(ranges: &[std::ops::Range<u32>]) -> Vec<Stretch> {
+        let step = Step { action: Action::Publish, ranges: ranges.to_vec(), after: Vec::new() };
+        stretches(&schedule(), &step)
+    }
+
+    fn stretch(at: u64, offset: u64, count: u64) -> Stretch {
+        Stretch { at, offset, count }
+    }
+
+    #[test]
+    fn a_message_holds_the_blocks_in_the_order_of_the_list() {
+        let wrapped = of(&[3..5, 0..2]);
+        assert_eq!(wrapped, [stretch(0, 15, 7), stretch(7, 22, 3), stretch(10, 0, 10)]);
+        assert_eq!(joined(&wrapped), [stretch(0, 15, 10), stretch(10, 0, 10)]);
+        let some: Vec<_> = part(&joined(&wrapped), 8, 13).collect();
+        assert_eq!(some, [stretch(8, 23, 2), stretch(10, 0, 3)]);
+        assert_eq!(part(&wrapped, 4, 4).count(), 0);
+    }
+
+    /// Against a search element by element.
+    #[test]
+    fn a_step_goes_as_far_as_the_first_element_that_is_missing() {
+        let lists: [&[std::ops::Range<u32>]; 6] =
+            [&[0..5], &[2..4], &[3..5, 0..1], &[0..1, 3..4], &[4..5, 2..3], &[1..2]];
+        for later in lists.map(of) {
+            for earlier in lists.map(of) {
+                let places = |all: &[Stretch]| -> Vec<u64> {
+                    all.iter().flat_map(|s| s.offset..s.offset + s.count).collect()
+                };
+                let (mine, theirs) = (places(&later), places(&earlier));
+                let follow = Follow::new(&later, &earlier);
+                assert_eq!(follow.is_some(), mine.iter().any(|place| theirs.contains(place)));
+                let Some(follow) = follow else { continue };
+                for done in 0..=theirs.len() {
+                    let missing = &theirs[done..];
+                    let limit = mine.iter().position(|place| missing.contains(place));
+                    let limit = limit.unwrap_or(mine.len()) as u64;
+                    assert_eq!(follow.limit(done as u64, mine.len() as u64), limit);
+                }
+            }
+        }
+    }
+}
