@@ -235,6 +235,30 @@ impl Cluster {
                     ..self.hops(2.0 * (levels + across), 2.0 * across)
                 }
             }
+            Algorithm::Circulant => {
+                let even = largest == self.smallest;
+                let crossing = racks.log2().ceil();
+                let inside = largest.log2().ceil();
+                // Between three, no message waits for another one.
+                let all = match (even, nodes > 3.0) {
+                    (true, true) => inside + crossing,
+                    (false, true) => nodes.log2().ceil(),
+                    (_, false) => 1.0,
+                };
+                Shape {
+                    line: 2.0 * share,
+                    // In racks of different sizes every message may cross.
+                    uplink: match racks > 1.0 {
+                        true if even => self.uplink(2.0 * (racks - 1.0) / racks),
+                        true => 2.0 * share,
+                        false => 0.0,
+                    },
+                    reduced: share,
+                    messages: 2.0 * all,
+                    blocks: 2.0,
+                    ..self.hops(2.0 * all, 2.0 * if even { crossing } else { all })
+                }
+            }
         }
     }
 
@@ -244,7 +268,7 @@ impl Cluster {
         let &Self { nodes, racks, largest, .. } = self;
         let down = self.broadcast(algorithm);
         let line = match algorithm {
-            Algorithm::Ring | Algorithm::RecursiveDoubling => down.line,
+            Algorithm::Ring | Algorithm::RecursiveDoubling | Algorithm::Circulant => down.line,
             Algorithm::DoubleTree if nodes <= 2.0 => 1.0,
             // A leaf of one tree is inside the other one; between racks it queues for more.
             Algorithm::DoubleTree if racks > 1.0 => 2.2,
@@ -285,7 +309,7 @@ impl Cluster {
                 messages: 1.0,
                 ..self.hops(others, racks - 1.0)
             },
-            Algorithm::RecursiveDoubling => Shape {
+            Algorithm::RecursiveDoubling | Algorithm::Circulant => Shape {
                 line: height,
                 uplink: self.uplink(racks.log2().ceil()),
                 messages: height,

@@ -174,6 +174,12 @@ fn costs_are_those_of_the_papers() {
         assert!(tree.longest_chain <= u64::from(2 * log), "{nodes}: {tree:?}");
         assert!(tree.most_elements_sent <= 2 * count + slack, "{nodes}: {tree:?}");
 
+        let circulant = report(Algorithm::Circulant);
+        assert!(circulant.longest_chain <= u64::from(2 * log), "{nodes}: {circulant:?}");
+        assert!(circulant.most_elements_sent <= least + slack, "{nodes}: {circulant:?}");
+        // One message for each round, whatever it holds.
+        assert_eq!(circulant.messages, u64::from(2 * log * nodes), "{nodes}");
+
         let doubling = report(Algorithm::RecursiveDoubling);
         let fold = if nodes.is_power_of_two() { 0 } else { 2 };
         let longest = u64::from(nodes.ilog2() + fold);
@@ -195,6 +201,7 @@ fn racks_are_crossed_as_rarely_as_can_be() {
         };
         let least = 2 * u64::from(racks - 1) * count;
         assert_eq!(crossing(Kind::Allreduce, Algorithm::Hierarchical), least);
+        assert_eq!(crossing(Kind::Allreduce, Algorithm::Circulant), least);
         let ring = 2 * u64::from(racks) * count * u64::from(nodes - 1) / u64::from(nodes);
         assert!(crossing(Kind::Allreduce, Algorithm::Ring) <= ring + 64 * u64::from(nodes));
         let once = u64::from(racks - 1) * count;

@@ -222,7 +222,9 @@ settings! {
         /// The algorithm of all operations; auto: the cost model decides piece by piece.
         algorithm: String =
             "negotiation.algorithm",
-            Kind::Choice(&["auto", "ring", "recursive-doubling", "double-tree", "hierarchical"]),
+            Kind::Choice(&[
+                "auto", "ring", "recursive-doubling", "double-tree", "hierarchical", "circulant",
+            ]),
             "auto", "";
     }
     /// The connections between nodes that carry tensor bytes.

@@ -1,7 +1,7 @@
 //! Every algorithm as a pure function from the cluster to a schedule, for each of the four routes
 //! that data can take between nodes ([`Kind`]).
 //!
-//! All but recursive doubling have one idea in common: each block has a tree, is reduced towards
+//! All but recursive doubling and the circulant have one idea in common: each block has a tree, is reduced towards
 //! the tree's root and comes back down the same way, so each element is finished by one owner and
 //! copied from there (SAME). A broadcast is the way down alone and a reduction to one participant
 //! the way up alone, in trees of the same kind that all have the root. What differs is the choice
@@ -13,9 +13,11 @@
 //! | [`double_tree`] | one of two binary trees with complementary leaves | many nodes |
 //! | [`hierarchical`] | members → the rack's owner → the block's owner | racks behind slow links |
 //! | [`recursive_doubling`] | (none: pairs exchange everything, at doubling distance) | small pieces |
+//! | [`circulant`] | (none: everybody halves what it adds to, and doubles what it has) | many nodes |
 //!
 //! A move from one participant to another has no choice: [`direct`], whatever the algorithm.
 
+pub mod circulant;
 pub mod direct;
 pub mod double_tree;
 pub mod hierarchical;
@@ -59,6 +61,8 @@ pub enum Algorithm {
     DoubleTree,
     /// Two levels over racks.
     Hierarchical,
+    /// Halving and doubling around a circle; to or from one participant along a binomial tree.
+    Circulant,
 }
 
 /// A name that is none of the algorithms.
@@ -71,8 +75,13 @@ pub struct UnknownAlgorithm {
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::Ring, Self::RecursiveDoubling, Self::DoubleTree, Self::Hierarchical];
+    pub const ALL: [Self; 5] = [
+        Self::Ring,
+        Self::RecursiveDoubling,
+        Self::DoubleTree,
+        Self::Hierarchical,
+        Self::Circulant,
+    ];
 
     /// The name that people read and write.
     pub fn name(self) -> &'static str {
@@ -96,6 +105,7 @@ impl From<Algorithm> for pb::Algorithm {
             Algorithm::RecursiveDoubling => Self::RecursiveDoubling,
             Algorithm::DoubleTree => Self::DoubleTree,
             Algorithm::Hierarchical => Self::Hierarchical,
+            Algorithm::Circulant => Self::Circulant,
         }
     }
 }
@@ -112,6 +122,7 @@ impl TryFrom<pb::Algorithm> for Algorithm {
             pb::Algorithm::RecursiveDoubling => Ok(Self::RecursiveDoubling),
             pb::Algorithm::DoubleTree => Ok(Self::DoubleTree),
             pb::Algorithm::Hierarchical => Ok(Self::Hierarchical),
+            pb::Algorithm::Circulant => Ok(Self::Circulant),
         }
     }
 }
@@ -156,6 +167,7 @@ pub fn generate(
             Algorithm::RecursiveDoubling => recursive_doubling::allreduce(topology, me, count),
             Algorithm::DoubleTree => double_tree::allreduce(topology, me, count),
             Algorithm::Hierarchical => hierarchical::allreduce(topology, me, count),
+            Algorithm::Circulant => circulant::allreduce(topology, me, count),
         },
         Kind::Broadcast { root } => {
             let Rooted { blocks, place } = rooted(algorithm, topology, root, me, count);
@@ -173,7 +185,9 @@ pub fn generate(
 fn rooted(algorithm: Algorithm, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
     match algorithm {
         Algorithm::Ring => ring::rooted(topology, root, me, count),
-        Algorithm::RecursiveDoubling => recursive_doubling::rooted(topology, root, me, count),
+        Algorithm::RecursiveDoubling | Algorithm::Circulant => {
+            recursive_doubling::rooted(topology, root, me, count)
+        }
         Algorithm::DoubleTree => double_tree::rooted(topology, root, me, count),
         Algorithm::Hierarchical => hierarchical::rooted(topology, root, me, count),
     }
@@ -199,7 +213,7 @@ mod tests {
     /// TRUST: a number without meaning is refused by name and value.
     #[test]
     fn unknown_wire_numbers_are_refused() {
-        for number in [0, 5, -1, 99] {
+        for number in [0, 6, -1, 99] {
             let error = Algorithm::try_from(number).unwrap_err().to_string();
             assert!(error.contains("algorithm") && error.contains(&number.to_string()), "{error}");
         }
