@@ -1,9 +1,10 @@
 //! Runs schedules in memory, in any order that their dependencies allow.
 //!
-//! Steps progress piecewise and interleaved, as the executor's do: a step may use every element that
-//! the steps before it which share it are done with, and receivers follow senders element by
-//! element. Which step goes on, and how far, is drawn from a seed. The result must not depend on
-//! it (SAME). For tests and to try a new algorithm; the arithmetic is that of [`kernels`].
+//! Steps progress piecewise and interleaved, as the executor's do: of what a step shares with
+//! earlier ones it may use every element that they are done with, and receivers follow senders
+//! element by element. Which step goes on, and how far, is drawn from a seed. The result must not
+//! depend on it (SAME). It is for tests and to try a new algorithm; the arithmetic is that of
+//! [`kernels`].
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;

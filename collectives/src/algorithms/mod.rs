@@ -1,11 +1,11 @@
 //! Every algorithm as a pure function from the cluster to a schedule, for each of the four routes
 //! that data can take between nodes ([`Kind`]).
 //!
-//! All but recursive doubling and the circulant have one idea in common: each block has a tree, is reduced towards
-//! the tree's root and comes back down the same way, so each element is finished by one owner and
-//! copied from there (SAME). A broadcast is the way down alone and a reduction to one participant
-//! the way up alone, in trees of the same kind that all have the root. What differs is the choice
-//! of trees:
+//! All but recursive doubling and the circulant have one idea in common: each block has a tree, is
+//! reduced towards the tree's root and comes back down the same way, so each element is finished by
+//! one owner and copied from there (SAME). A broadcast is the way down alone and a reduction to one
+//! participant the way up alone, in trees of the same kind that all have the root. What differs is
+//! the choice of trees:
 //!
 //! | | tree of a block | best for |
 //! |---|---|---|

@@ -80,8 +80,8 @@ impl Running {
         self.last_progress = Instant::now();
     }
 
-    /// How many bytes of a step from `offset` on may be processed now, at most `limit` and as far as
-    /// they are in one place. Only whole chunks are, except at the end of that place.
+    /// How many bytes of a step from `offset` on may be processed now, at most `limit`, and as far
+    /// as they are in one place. Only whole chunks are, except at the end of that place.
     fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &self.piece.plan.steps[step as usize];
         let wanted = planned.beginning(offset..planned.bytes.min(offset + limit)).len() as u64;
@@ -134,7 +134,7 @@ impl Running {
         false
     }
 
-    /// Reduces the local ranks' part of a step's bytes, with what was received of them, in one pass.
+    /// Reduces the local ranks' part of a step's bytes, in one pass with what was received of them.
     fn reduce_local(&mut self, step: u32, offset: u64, bytes: u64, received: Option<&[u8]>) {
         let plan = &self.piece.plan;
         for part in plan.steps[step as usize].parts(offset..offset + bytes) {
