@@ -1,5 +1,7 @@
 //! The verifier is worth what it catches: every way to break a schedule that we can think of.
 
+use std::ops::Range;
+
 use gradwire_collectives::{
     Action, Algorithm, Block, Kind, Schedule, Step, Topology, VerifyError, generate, verify,
 };
@@ -231,7 +233,8 @@ fn form_is_checked() {
     mutant[3].steps[0].action = Action::Send { peer: 3, message: 0 };
     assert!(matches!(broken(&mutant), VerifyError::Names { participant: 3, step: 0, .. }));
     let mut mutant = schedules.clone();
-    for ranges in [vec![99..100], vec![0..99], vec![], vec![1..1], vec![3..2]] {
+    for ranges in [vec![99..100], vec![0..99], vec![], vec![1..1], vec![Range { start: 3, end: 2 }]]
+    {
         mutant[3].steps[0].ranges = ranges;
         assert!(matches!(broken(&mutant), VerifyError::Names { participant: 3, step: 0, .. }));
     }
