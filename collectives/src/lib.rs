@@ -31,7 +31,7 @@ pub mod select;
 pub mod topology;
 pub mod verify;
 
-pub use algorithms::{Algorithm, Kind, UnknownAlgorithm, generate};
+pub use algorithms::{Algorithm, Kind, Spec, SpecError, generate};
 pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};

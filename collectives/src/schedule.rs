@@ -44,7 +44,7 @@ pub struct Block {
 }
 
 /// What one step does with its blocks. Peers are participant numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
     /// `work[block]` := the reduction of the local contributors, in rank order (SAME).
     ReduceLocal,

@@ -4,29 +4,34 @@
 //! on nothing but the arguments, so it can be cached per size class.
 
 use crate::{
-    algorithms::{Algorithm, Kind},
+    algorithms::{Algorithm, Kind, Spec},
     cost::{CostModel, Pipeline, price_in_pipeline},
     topology::Topology,
 };
 
-/// What is chosen from: the algorithms whose prices have been compared with measured times.
-const CANDIDATES: [Algorithm; 4] =
-    [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::DoubleTree, Algorithm::Hierarchical];
+/// What is chosen from. The first four have been compared with measured times. The linear one is
+/// for small pieces to or from one participant.
+const CANDIDATES: [Algorithm; 5] = [
+    Algorithm::Ring,
+    Algorithm::RecursiveDoubling,
+    Algorithm::DoubleTree,
+    Algorithm::Hierarchical,
+    Algorithm::Linear,
+];
 
 /// A decision and why it was made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// What to run.
-    pub algorithm: Algorithm,
+    pub spec: Spec,
     /// Seconds that the model predicts; per piece of a pipeline.
     pub predicted_seconds: f64,
     /// Why, with the figures of the candidates.
     pub reason: String,
 }
 
-/// Chooses the algorithm for a piece of `bytes`, one of a pipeline.
-/// `forced` is taken as it is; a circulant one runs only then. Of equal prices the ring's wins, and
-/// then recursive doubling's.
+/// Chooses the algorithm for a piece of `bytes`, one of a pipeline. `forced` is taken as it is; what
+/// is no candidate runs only then. Of equal prices the ring's wins, and then recursive doubling's.
 ///
 /// # Panics
 /// As [`price`](crate::price).
@@ -35,18 +40,17 @@ pub fn select(
     topology: &Topology,
     bytes: u64,
     pipeline: Pipeline,
-    forced: Option<Algorithm>,
+    forced: Option<Spec>,
     model: &CostModel,
 ) -> Choice {
-    let priced = |algorithm| {
-        (algorithm, price_in_pipeline(model, topology, kind, algorithm, bytes, pipeline))
-    };
-    if let Some(algorithm) = forced {
-        let (_, predicted_seconds) = priced(algorithm);
-        let reason = format!("{algorithm} is forced; {}", of(predicted_seconds, bytes));
-        return Choice { algorithm, predicted_seconds, reason };
+    let priced =
+        |spec: Spec| (spec, price_in_pipeline(model, topology, kind, spec, bytes, pipeline));
+    if let Some(spec) = forced {
+        let (_, predicted_seconds) = priced(spec);
+        let reason = format!("{spec} is forced; {}", of(predicted_seconds, bytes));
+        return Choice { spec, predicted_seconds, reason };
     }
-    let mut candidates = CANDIDATES.map(priced);
+    let mut candidates = CANDIDATES.map(|algorithm| priced(algorithm.into()));
     let no_choice = match kind {
         _ if topology.participants() <= 1 => Some("one node has nothing to exchange".to_owned()),
         Kind::Move { .. } => {
@@ -56,24 +60,24 @@ pub fn select(
         _ => None,
     };
     if let Some(reason) = no_choice {
-        let (algorithm, predicted_seconds) = candidates[0];
-        return Choice { algorithm, predicted_seconds, reason };
+        let (spec, predicted_seconds) = candidates[0];
+        return Choice { spec, predicted_seconds, reason };
     }
     // Stable, so of equal ones the first stays first.
     candidates.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let (algorithm, predicted_seconds) = candidates[0];
+    let (spec, predicted_seconds) = candidates[0];
     let others: Vec<String> = candidates[1..]
         .iter()
-        .map(|(algorithm, seconds)| format!("{algorithm} {}", time(*seconds)))
+        .map(|(spec, seconds)| format!("{spec} {}", time(*seconds)))
         .collect();
     let reason = format!(
-        "{algorithm} is the cheapest on {} nodes in {}: {} ({})",
+        "{spec} is the cheapest on {} nodes in {}: {} ({})",
         topology.participants(),
         racks(topology.members().len()),
         of(predicted_seconds, bytes),
         others.join(", "),
     );
-    Choice { algorithm, predicted_seconds, reason }
+    Choice { spec, predicted_seconds, reason }
 }
 
 fn racks(count: usize) -> String {
@@ -103,7 +107,9 @@ mod tests {
     }
 
     fn chosen_in(pipeline: Pipeline, topology: &Topology, bytes: u64) -> Algorithm {
-        select(Kind::Allreduce, topology, bytes, pipeline, None, &CostModel::default()).algorithm
+        select(Kind::Allreduce, topology, bytes, pipeline, None, &CostModel::default())
+            .spec
+            .algorithm()
     }
 
     #[test]
@@ -146,9 +152,9 @@ mod tests {
             assert!(choice.reason.contains(algorithm.name()), "{}", choice.reason);
         }
         assert!(choice.reason.contains("8 nodes in 1 rack"), "{}", choice.reason);
-        let forced = Some(Algorithm::Ring);
+        let forced = Some(Algorithm::Ring.into());
         let choice = select(Kind::Allreduce, &topology, 4096, Pipeline::ALONE, forced, &model);
-        assert_eq!(choice.algorithm, Algorithm::Ring);
+        assert_eq!(choice.spec, Algorithm::Ring.into());
         assert!(choice.reason.contains("forced"), "{}", choice.reason);
         let alone = select(Kind::Allreduce, &Topology::flat(1), 9, Pipeline::ALONE, None, &model);
         assert!(alone.reason.contains("one node"), "{}", alone.reason);

@@ -68,7 +68,7 @@ fn sums_are_added_up_in_one_order() {
 /// Every single dependency is needed: generators add none in vain.
 #[test]
 fn no_dependency_can_be_dropped() {
-    for algorithm in Algorithm::ALL {
+    for &algorithm in Algorithm::ALL {
         let schedules = all(algorithm, 7);
         for (participant, step) in steps(&schedules, |_| true) {
             for dependency in 0..schedules[participant].steps[step].after.len() {
@@ -84,7 +84,7 @@ fn no_dependency_can_be_dropped() {
 /// ONE: a contribution that enters twice, or not at all.
 #[test]
 fn contributions_are_counted_once() {
-    for algorithm in Algorithm::ALL {
+    for &algorithm in Algorithm::ALL {
         let schedules = all(algorithm, 7);
         for (p, s) in steps(&schedules, |a| matches!(a, Action::RecvReduce { .. })) {
             let mut mutant = schedules.clone();
@@ -118,7 +118,7 @@ fn contributions_are_counted_once() {
 /// Messages that go to the wrong place, carry the wrong block or the wrong number.
 #[test]
 fn messages_pair_up() {
-    for algorithm in Algorithm::ALL {
+    for &algorithm in Algorithm::ALL {
         let schedules = all(algorithm, 7);
         let blocks = schedules[0].blocks.len() as u32;
         for (p, s) in steps(&schedules, |a| a.sends_to().is_some()) {
@@ -169,7 +169,7 @@ fn messages_pair_up() {
 
 #[test]
 fn lost_receives_are_noticed() {
-    for algorithm in Algorithm::ALL {
+    for &algorithm in Algorithm::ALL {
         let schedules = all(algorithm, 4);
         for (p, s) in steps(&schedules, |a| a.receives_from().is_some()) {
             let mut mutant = schedules.clone();
@@ -274,7 +274,7 @@ fn each_kind_holds_what_it_should_and_nothing_else() {
         Kind::Move { from: 1, to: 77 },
         Kind::Move { from: 77, to: 2 },
     ];
-    for algorithm in Algorithm::ALL {
+    for &algorithm in Algorithm::ALL {
         for made in kinds.into_iter().filter(|kind| kind.fits(5)) {
             let schedules: Vec<_> =
                 (0..5).map(|me| generate(made, algorithm, &topology, me, 1000)).collect();
@@ -301,7 +301,7 @@ fn no_step_of_a_rooted_collective_can_be_another() {
     for kind in
         [Kind::Reduce { root: 3 }, Kind::Broadcast { root: 3 }, Kind::Move { from: 5, to: 3 }]
     {
-        for algorithm in Algorithm::ALL {
+        for &algorithm in Algorithm::ALL {
             let schedules = made(kind, algorithm, 7);
             verify(&schedules, kind).unwrap();
             let wrong = |mutant: &[Schedule]| verify(mutant, kind).expect_err("this is wrong");

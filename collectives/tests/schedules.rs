@@ -1,7 +1,7 @@
 //! Every algorithm, proven and run: for 1 to 64 participants in racks of all shapes.
 
 use gradwire_collectives::{
-    Algorithm, Block, Kind, Report, Schedule, Topology, generate,
+    Algorithm, Block, Kind, Report, Schedule, Spec, Topology, generate,
     interpret::{self, Data},
     kernels::{Combine, Finish},
     verify::{cross_rack_elements, verify},
@@ -13,8 +13,24 @@ use proptest::prelude::{
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
-fn all(kind: Kind, algorithm: Algorithm, topology: &Topology, count: u64) -> Vec<Schedule> {
-    (0..topology.participants()).map(|me| generate(kind, algorithm, topology, me, count)).collect()
+/// Every algorithm with its usual parameters, and some with others.
+fn specs() -> Vec<Spec> {
+    let others = [
+        "ring(way=around)",
+        "multi-ring(rings=3)",
+        "circulant(radix=3)",
+        "circulant(radix=8)",
+        "bcube(radix=4)",
+        "k-nomial(radix=3)",
+        "hips(along=ring)",
+    ];
+    let others = others.iter().map(|text| Spec::parse(text).unwrap());
+    Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()
+}
+
+fn all(kind: Kind, algorithm: impl Into<Spec>, topology: &Topology, count: u64) -> Vec<Schedule> {
+    let spec = algorithm.into();
+    (0..topology.participants()).map(|me| generate(kind, spec, topology, me, count)).collect()
 }
 
 fn layouts(nodes: u32) -> Vec<Topology> {
@@ -34,7 +50,8 @@ fn layouts(nodes: u32) -> Vec<Topology> {
     ]
 }
 
-fn prove(kind: Kind, algorithm: Algorithm, topology: &Topology, count: u64) -> Report {
+fn prove(kind: Kind, algorithm: impl Into<Spec>, topology: &Topology, count: u64) -> Report {
+    let algorithm = algorithm.into();
     let schedules = all(kind, algorithm, topology, count);
     let blocks = &schedules[0].blocks;
     assert_eq!(blocks.iter().map(|b| b.count).sum::<u64>(), count);
@@ -54,7 +71,7 @@ const COUNTS: [u64; 5] = [0, 1, 1001, 64 * 64, (4 << 20) + 3];
 fn every_allreduce_is_proven() {
     for nodes in 1..=64 {
         for topology in layouts(nodes) {
-            for algorithm in Algorithm::ALL {
+            for algorithm in specs() {
                 for count in COUNTS {
                     prove(Kind::Allreduce, algorithm, &topology, count);
                 }
@@ -74,7 +91,7 @@ fn prove_rooted(kind: fn(u32) -> Kind, counts: &[u64]) {
     for nodes in 1..=64 {
         for topology in layouts(nodes) {
             for root in some(nodes) {
-                for algorithm in Algorithm::ALL {
+                for algorithm in specs() {
                     for &count in counts {
                         prove(kind(root), algorithm, &topology, count);
                     }
@@ -115,7 +132,7 @@ fn every_move_is_proven() {
                     let schedule = generate(kind, Algorithm::Ring, &topology, me, count);
                     // Who is neither the one nor the other has nothing to do.
                     assert_eq!(schedule.steps.is_empty(), me != to && (me != from || count == 0));
-                    for algorithm in Algorithm::ALL {
+                    for algorithm in specs() {
                         assert_eq!(generate(kind, algorithm, &topology, me, count), schedule);
                     }
                 }
@@ -141,7 +158,7 @@ fn reductions_mirror_broadcasts() {
     };
     for nodes in 2..=24 {
         for topology in layouts(nodes) {
-            for algorithm in Algorithm::ALL {
+            for algorithm in specs() {
                 let root = nodes / 3;
                 let down = all(Kind::Broadcast { root }, algorithm, &topology, 100_000);
                 let up = all(Kind::Reduce { root }, algorithm, &topology, 100_000);
@@ -217,7 +234,7 @@ fn racks_are_crossed_as_rarely_as_can_be() {
 /// One participant and no elements need no messages, but still a publication to complete.
 #[test]
 fn trivial_pieces_still_complete() {
-    for algorithm in Algorithm::ALL {
+    for algorithm in specs() {
         let alone = generate(Kind::Allreduce, algorithm, &Topology::flat(1), 0, 10);
         assert_eq!(alone.blocks, [Block { offset: 0, count: 10 }]);
         assert_eq!(alone.steps.len(), 2);
@@ -295,7 +312,7 @@ fn expected(dtype: DType, op: ReduceOp, contributions: &[Vec<i64>]) -> Vec<i64> 
 #[derive(Debug, Clone)]
 struct Case {
     topology: Topology,
-    algorithm: Algorithm,
+    algorithm: Spec,
     dtype: DType,
     op: ReduceOp,
     ranks: Vec<u8>,
@@ -321,7 +338,7 @@ fn case() -> impl Strategy<Value = Case> {
     (1..=64usize).prop_flat_map(|nodes| {
         (
             prop::collection::vec(0..6u32, nodes),
-            prop::sample::select(&Algorithm::ALL[..]),
+            prop::sample::select(specs()),
             prop::sample::select(pairs()),
             prop::collection::vec(1..=2u8, nodes),
             prop::option::of(0..nodes as u32),

@@ -13,7 +13,8 @@ use prost::Message as _;
 use crate::model::{
     ConnectionId, Event, Status,
     command::{
-        Execute, Joined, Operation, Registration, SetCreated, SetRemoved, TensorFailure, World,
+        Execute, Joined, KnownSpec, Operation, Registration, SetCreated, SetRemoved, TensorFailure,
+        World,
     },
     event::{Announcement, Join, Submitted},
 };
@@ -148,6 +149,10 @@ fn registration(registration: Registration) -> pb::Registration {
     }
 }
 
+fn spec(known: KnownSpec) -> pb::Spec {
+    pb::Spec { id: known.id.0, text: known.spec.to_string() }
+}
+
 fn operation(operation: Operation) -> pb::Operation {
     let segments = operation.segments.into_iter().map(|segment| pb::Segment {
         tensor: Some(segment.tensor.into()),
@@ -160,7 +165,7 @@ fn operation(operation: Operation) -> pb::Operation {
         sequence: operation.sequence.0,
         process_set: operation.set.0,
         request: Some(pb::Request::from(&operation.request)),
-        algorithm: pb::Algorithm::from(operation.algorithm).into(),
+        spec: operation.spec.id.0,
         segments: segments.collect(),
         absent: numbers(&operation.absent),
     }
@@ -233,6 +238,9 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     for part in execute.registrations.into_iter().map(registration) {
         splitter.room_for(part.encoded_len()).registrations.push(part);
     }
+    for part in execute.specs.into_iter().map(spec) {
+        splitter.room_for(part.encoded_len()).specs.push(part);
+    }
     for part in execute.failures.into_iter().map(tensor_failure) {
         splitter.room_for(part.encoded_len()).failures.push(part);
     }
@@ -300,7 +308,8 @@ mod tests {
 
     use gradwire_collectives::Algorithm;
     use gradwire_proto::{
-        Agreed, Collective, DType, FailureKind, ReduceOp, Shape, TensorName, convert::TensorRef,
+        Agreed, Collective, DType, FailureKind, ReduceOp, Shape, SpecId, TensorName,
+        convert::TensorRef,
     };
 
     use super::*;
@@ -325,7 +334,7 @@ mod tests {
             sequence: Sequence(sequence),
             set: ProcessSetId::GLOBAL,
             request: request.clone(),
-            algorithm: Algorithm::DoubleTree,
+            spec: KnownSpec { id: SpecId(1), spec: Algorithm::DoubleTree.into() },
             segments,
             absent: (0..100_000).map(Rank).collect(),
         }
@@ -370,6 +379,7 @@ mod tests {
             }],
             registrations: registrations.collect(),
             operations: operations.to_vec(),
+            specs: vec![KnownSpec { id: SpecId(1), spec: Algorithm::DoubleTree.into() }],
             failures: Vec::new(),
             joined: vec![Joined { set: ProcessSetId(4), last: Rank(3) }],
             sets_removed: vec![SetRemoved { set: ProcessSetId(2), tensor: tensor() }],
@@ -378,12 +388,15 @@ mod tests {
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());
         for part in &messages {
-            assert!(part.registrations.is_empty() || sequences.is_empty(), "ids come first");
+            let ids_come = !part.registrations.is_empty() || !part.specs.is_empty();
+            assert!(!ids_come || sequences.is_empty(), "ids come first");
             ids.extend(part.registrations.iter().map(|r| r.id));
             sequences.extend(part.operations.iter().map(|o| o.sequence));
         }
         assert!(ids.into_iter().eq(0..9000));
         assert_eq!(sequences, [1, 2, 3]);
+        let specs: Vec<_> = messages.iter().flat_map(|part| &part.specs).collect();
+        assert_eq!((specs.len(), &specs[0].text[..]), (1, "double-tree"));
         let (first, last) = (messages.first().unwrap(), messages.last().unwrap());
         assert_eq!(
             (first.sets_created[0].process_set, &first.sets_created[0].ranks[..]),

@@ -172,6 +172,7 @@ impl Hosted {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_collectives::Algorithm;
     use gradwire_proto::MAX_LANES;
     use gradwire_settings::{KEYS, Kind};
 
@@ -220,8 +221,9 @@ mod tests {
         let config = configuration(&job, &Settings::default(), health.clone()).unwrap();
         assert!(config.engine.validate().is_ok());
         let key = KEYS.iter().find(|key| key.name == "negotiation.algorithm").unwrap();
-        let Kind::Choice(names) = key.kind else { panic!("{key:?}") };
-        for name in names {
+        let Kind::Spec(names) = key.kind else { panic!("{key:?}") };
+        assert!(names.iter().copied().eq(Algorithm::ALL.iter().map(|known| known.name())));
+        for name in names.iter().chain(&["auto", "circulant(radix=4)", "ring(way=around)"]) {
             let mut settings = Settings::default();
             settings.negotiation.algorithm = (*name).to_owned();
             settings.negotiation.max_tensors = 16_777_216;

@@ -191,7 +191,7 @@ impl Play {
         config.credit_pieces = job.credit;
         config.piece_bytes = job.piece_bytes;
         config.max_tensors = job.max_tensors;
-        config.algorithm = Some(Algorithm::Ring);
+        config.algorithm = Some(Algorithm::Ring.into());
         config.validate().unwrap();
         let mut engine = Engine::new(config);
         for (order, &slots) in (0..).zip(&job.slots) {

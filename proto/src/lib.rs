@@ -38,7 +38,7 @@ pub use float8::{F8E4m3, F8E5m2};
 pub use request::{Part, Request};
 pub use types::{
     Collective, Compression, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp,
-    Sequence, Shape, TensorId, TensorName, TypeError,
+    Sequence, Shape, SpecId, TensorId, TensorName, TypeError,
 };
 
 /// The version of the messages of this crate. Two sides with different numbers can't talk.

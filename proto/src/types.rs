@@ -84,6 +84,11 @@ number! {
     TensorId(u32)
 }
 number! {
+    /// What the coordinator calls an algorithm with its parameters. 0 where there is nothing to
+    /// choose.
+    SpecId(u32)
+}
+number! {
     /// Larger goes first; 0 where nobody says otherwise.
     Priority(i32)
 }

@@ -53,6 +53,9 @@ pub enum Kind {
     },
     /// One of these words; `_` stands for `-`.
     Choice(&'static [&'static str]),
+    /// `auto` or one of these words; `_` stands for `-`. In parentheses it can have parameters,
+    /// which are checked where they are used: `circulant(radix=4)`.
+    Spec(&'static [&'static str]),
     /// Any text without control characters.
     Text,
     /// Words: a list, or a text that is split at white space.
@@ -95,6 +98,12 @@ impl Kind {
                 let text = text?.replace('_', "-");
                 words.contains(&text.as_str()).then_some(Checked::Text(text))
             }
+            Self::Spec(words) => {
+                let text = text?.replace('_', "-");
+                let name = text.split('(').next().unwrap_or_default().trim();
+                let is_known = name == "auto" && text == name || words.contains(&name);
+                (is_known && is_plain(&text)).then_some(Checked::Text(text))
+            }
             Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
             Self::Words => words(text, value).map(Checked::Words),
             Self::Address => text?.parse().ok().map(|at| Checked::Address(Some(at))),
@@ -132,6 +141,11 @@ impl fmt::Display for Kind {
                 write_bytes(max)
             ),
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
+            Self::Spec(words) => write!(
+                f,
+                "auto or one of {}, with parameters in parentheses where it has any",
+                words.join(", ")
+            ),
             Self::Text => f.write_str("a text without control characters"),
             Self::Words => f.write_str("a list of words"),
             Self::Address => f.write_str("an address ip:port, such as 127.0.0.1:0 or [::1]:9401"),

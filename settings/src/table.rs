@@ -219,11 +219,14 @@ settings! {
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
-        /// The algorithm of all operations; auto: the cost model decides piece by piece.
+        /// The algorithm of all operations, with its parameters: circulant(radix=4). auto: the cost
+        /// model decides piece by piece.
         algorithm: String =
             "negotiation.algorithm",
-            Kind::Choice(&[
-                "auto", "ring", "recursive-doubling", "double-tree", "hierarchical", "circulant",
+            Kind::Spec(&[
+                "ring", "recursive-doubling", "double-tree", "hierarchical", "circulant", "bcube",
+                "direct", "halving-doubling", "rabenseifner", "swing", "multi-ring", "linear",
+                "binomial", "k-nomial", "chain", "torus", "blueconnect", "hips", "leader-ring",
             ]),
             "auto", "";
     }

@@ -2,6 +2,7 @@
 //! costs in precision is within its bound, all ranks get the same bits (SAME), and nothing else is
 //! touched.
 
+use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, Compression, DType, Part, ReduceOp, Request, Shape};
 use gradwire_tests::{
     calls::{Call, request, with_op},
@@ -37,9 +38,9 @@ fn checked(session: &Session, call: &Call) -> Vec<u8> {
 fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}");
-    let algorithms = ["ring", "recursive_doubling", "double_tree", "hierarchical", "auto"];
+    let algorithms = Algorithm::ALL.iter().map(|known| known.name()).chain(["auto"]);
     let forms: [&[u32]; 5] = [&[1, 1], &[3, 1], &[2, 2, 1], &[1, 1, 1, 1], &[1, 3, 2, 2]];
-    for (form, (slots, algorithm)) in (0..).zip(forms.into_iter().zip(algorithms)) {
+    for (form, (slots, algorithm)) in (0..).zip(forms.into_iter().cycle().zip(algorithms)) {
         let plan = plan(slots).set(format!("negotiation.algorithm={algorithm}"));
         let results = run_job(&plan, move |session| {
             let ranks: Vec<u32> = (0..session.size()).collect();

@@ -4,6 +4,7 @@
 
 use std::fmt::Debug;
 
+use gradwire_collectives::Algorithm;
 use gradwire_tests::cluster::{Plan, run_job};
 use gradwire_worker::{
     AllreduceOptions, Element, F8E4m3, F8E5m2, ReduceOp, ReduceOptions, ReduceScatterOptions,
@@ -155,7 +156,7 @@ fn products<T: Float + Debug>(session: &Session) -> Vec<f64> {
 
 #[test]
 fn averages_near_the_ends_of_the_range_do_not_depend_on_the_nodes() {
-    for algorithm in ["ring", "recursive_doubling", "double_tree", "hierarchical"] {
+    for algorithm in Algorithm::ALL {
         let results: Vec<_> = [&[4][..], &[2, 2], &[1, 1, 1, 1]]
             .into_iter()
             .map(|slots| {

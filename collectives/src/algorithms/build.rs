@@ -5,7 +5,7 @@
 //! both ends of a link agree, growing along every path. They order the list of steps, and as both
 //! ends order their messages by the same (time, block), both count the same messages.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use super::kind::Kind;
 use crate::{
@@ -107,6 +107,52 @@ impl Builder {
         self.drafts.push(Draft { time, action, ranges, after });
     }
 
+    /// The same for blocks of which a small piece has only the first ones; nothing if it has none.
+    pub(super) fn add_those_there(
+        &mut self,
+        time: u32,
+        action: Action,
+        ranges: impl IntoIterator<Item = Range<u32>>,
+    ) {
+        let blocks = self.touched.len() as u32;
+        let cut = |range: Range<u32>| range.start..range.end.min(blocks);
+        let there: Vec<_> = ranges.into_iter().map(cut).filter(|range| !range.is_empty()).collect();
+        if !there.is_empty() {
+            self.add_ranges(time, action, there);
+        }
+    }
+
+    /// Makes one step of those that do the same at the same time, each with other blocks: one
+    /// message instead of one for each block. What is sent at a time must not come in at that time.
+    pub(super) fn merged(self) -> Self {
+        let mut merged: Vec<Draft> = Vec::new();
+        let mut found: BTreeMap<(u32, Action), usize> = BTreeMap::new();
+        let mut place = Vec::with_capacity(self.drafts.len());
+        for Draft { time, action, ranges, after } in self.drafts {
+            // At one time first what the rest may need.
+            let order = match action {
+                Action::ReduceLocal => 0,
+                Action::Send { .. } => 1,
+                Action::RecvReduce { .. } | Action::RecvCopy { .. } => 2,
+                Action::Publish => 3,
+            };
+            let time = 4 * time + order;
+            let at = *found.entry((time, action)).or_insert_with(|| {
+                merged.push(Draft { time, action, ranges: Vec::new(), after: Vec::new() });
+                merged.len() - 1
+            });
+            place.push(at);
+            merged[at].ranges.extend(ranges);
+            merged[at].after.extend(after.iter().map(|&after| place[after]));
+        }
+        for draft in &mut merged {
+            draft.ranges = joined(std::mem::take(&mut draft.ranges));
+            draft.after.sort_unstable();
+            draft.after.dedup();
+        }
+        Self { drafts: merged, touched: self.touched }
+    }
+
     /// The schedule: steps by (time, block), messages numbered in that order.
     pub(super) fn finish(mut self, participants: u32, me: u32, blocks: Vec<Block>) -> Schedule {
         let mut order: Vec<usize> = (0..self.drafts.len()).collect();
@@ -141,6 +187,19 @@ impl Builder {
     }
 }
 
+/// In ascending order, and what follows each other as one.
+pub(super) fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, range| {
+        let follows = range.end == next.start;
+        if follows {
+            range.end = next.end;
+        }
+        follows
+    });
+    ranges
+}
+
 fn next(counts: &mut [u32], peer: u32, message: &mut u32) {
     *message = counts[peer as usize];
     counts[peer as usize] += 1;
@@ -167,8 +226,22 @@ pub(super) fn reduce_and_return(
     blocks: Vec<Block>,
     place: impl Fn(u32) -> Place,
 ) -> Schedule {
-    let mut builder = Builder::new(blocks.len());
-    for block in 0..blocks.len() as u32 {
+    up_and_down(me, blocks.len(), place).finish(participants, me, blocks)
+}
+
+/// The same with one message for all blocks that take a link at the same time.
+pub(super) fn reduce_and_return_together(
+    participants: u32,
+    me: u32,
+    blocks: Vec<Block>,
+    place: impl Fn(u32) -> Place,
+) -> Schedule {
+    up_and_down(me, blocks.len(), place).merged().finish(participants, me, blocks)
+}
+
+fn up_and_down(me: u32, blocks: usize, place: impl Fn(u32) -> Place) -> Builder {
+    let mut builder = Builder::new(blocks);
+    for block in 0..blocks as u32 {
         let place = place(block);
         let mut now = gather(&mut builder, me, block, &place);
         let Place { parent, children } = place;
@@ -179,7 +252,7 @@ pub(super) fn reduce_and_return(
         }
         hand_out(&mut builder, block, now, children);
     }
-    builder.finish(participants, me, blocks)
+    builder
 }
 
 /// A reduction to one participant: each block goes up its tree. The trees of all blocks have the

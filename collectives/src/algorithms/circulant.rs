@@ -1,21 +1,30 @@
-//! Circulant: everybody owns one block. In each round the blocks that a participant still adds to
-//! are about halved: it sends the upper half of them a fixed distance around the circle, and adds
-//! what comes from the other side to the lower half. Then the same messages go back (Träff,
-//! "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", 2024, arXiv:2410.14234).
+//! Circulant: everybody owns one block. In each round the number of blocks that a participant still
+//! adds to falls to about one k-th: it sends the other parts of them fixed distances around the
+//! circle, and adds what comes from the other side to the first part. Then the same messages go
+//! back (Träff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", 2024,
+//! arXiv:2410.14234; of degree k as Bruck, Ho, Kipnis, Upfal & Weathersby, 1997, do it).
 //!
-//! ⌈log2 M⌉ rounds each way for any M, without folding, and (M−1)/M of the piece each way, the
-//! least there is: recursive halving and doubling for all numbers of participants. Each round is
-//! one message, whatever the number of its blocks.
+//! ⌈log_k M⌉ rounds of k−1 messages each way for any M, without folding, and (M−1)/M of the piece
+//! each way, the least there is: recursive halving and doubling for all numbers of participants.
+//! Each message is one, whatever the number of its blocks.
 //!
-//! In racks of one size the numbers around the circle take turns over the racks, so distances that
-//! are multiples of their number stay inside one. The first rounds halve inside racks, and only the
-//! last ones, with the few blocks that are left, cross: 2(r−1) times the piece between r racks, the
-//! least there is. To or from one participant it is the binomial tree of
-//! [`recursive_doubling`](super::recursive_doubling).
+//! - `circulant`: in racks of one size the numbers around the circle take turns over the racks, so
+//!   distances that are multiples of their number stay inside one. The first rounds halve inside
+//!   racks, and only the last ones, with the few blocks that are left, cross: 2(r−1) times the
+//!   piece between r racks, the least there is.
+//! - `bcube`: the same without a thought of racks, as in Gloo's algorithm of that name.
+//! - `direct`: one round. Everybody sends to every owner what is its, and every owner to everybody:
+//!   a chain of two messages, but M−1 of them arrive at once (oneCCL's `nreduce`, and BytePS's
+//!   servers, one on each node).
+//!
+//! To or from one participant they are trees ([`trees`](super::trees)).
 
 use std::ops::Range;
 
-use super::build::{self, Builder};
+use super::{
+    build::{self, Builder},
+    shape::{Cluster, Shape, rounds},
+};
 use crate::{
     schedule::{Action, Schedule, split},
     topology::Topology,
@@ -30,27 +39,32 @@ struct Circle {
     distances: Vec<u32>,
 }
 
-/// Halved, rounded up, down to 1: nothing for 1 itself.
-fn halves(mut number: u32) -> impl Iterator<Item = u32> {
+/// Divided by the radix, rounded up, down to 1: nothing for 1 itself.
+fn parts(mut number: u32, radix: u32) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         (number > 1).then(|| {
-            number = number.div_ceil(2);
+            number = number.div_ceil(radix);
             number
         })
     })
 }
 
 impl Circle {
-    fn new(topology: &Topology) -> Self {
+    /// With as many messages inside racks as there can be.
+    fn over_racks(topology: &Topology, radix: u32) -> Self {
         let racks = topology.members();
         let (many, size) = (racks.len(), racks[0].len());
         if racks.iter().any(|rack| rack.len() != size) {
-            let order = topology.order();
-            return Self { distances: halves(order.len() as u32).collect(), order };
+            return Self::plain(topology, radix);
         }
         let order = (0..many * size).map(|place| racks[place % many][place / many]).collect();
-        let inside = halves(size as u32).map(|half| half * many as u32);
-        Self { order, distances: inside.chain(halves(many as u32)).collect() }
+        let inside = parts(size as u32, radix).map(|part| part * many as u32);
+        Self { order, distances: inside.chain(parts(many as u32, radix)).collect() }
+    }
+
+    fn plain(topology: &Topology, radix: u32) -> Self {
+        let order = topology.order();
+        Self { distances: parts(order.len() as u32, radix).collect(), order }
     }
 
     fn size(&self) -> u32 {
@@ -79,48 +93,110 @@ impl Circle {
         parts.into_iter().filter(|part| !part.is_empty()).collect()
     }
 
-    /// The rounds: before each, how many blocks are still added to, and the distance, which is how
-    /// many remain.
-    fn rounds(&self) -> Vec<(u32, u32)> {
+    /// The rounds, each with its messages: the distance, and the blocks that are sent there by the
+    /// distances of their owners. Those before the first of them remain.
+    fn rounds(&self) -> Vec<Vec<(u32, Range<u32>)>> {
         let before = [self.size()].into_iter().chain(self.distances.iter().copied());
-        before.zip(self.distances.iter().copied()).collect()
+        let rounds = before.zip(&self.distances).map(|(many, &remain)| {
+            let starts = (remain..many).step_by(remain as usize);
+            starts.map(|start| (start, start..(start + remain).min(many))).collect()
+        });
+        rounds.collect()
     }
 }
 
-pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
-    let circle = Circle::new(topology);
+pub(super) fn over_racks(topology: &Topology, radix: u32, me: u32, count: u64) -> Schedule {
+    allreduce(&Circle::over_racks(topology, radix), me, count)
+}
+
+pub(super) fn plain(topology: &Topology, radix: u32, me: u32, count: u64) -> Schedule {
+    allreduce(&Circle::plain(topology, radix), me, count)
+}
+
+pub(super) fn direct(topology: &Topology, me: u32, count: u64) -> Schedule {
+    plain(topology, topology.participants(), me, count)
+}
+
+fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
     let size = circle.size();
     let place = build::position(&circle.order, me);
-    // A small piece has fewer blocks than there are participants; the others own nothing.
     let blocks = split(count, size.into());
-    let there = |ranges: Vec<Range<u32>>| -> Vec<Range<u32>> {
-        let cut = |range: Range<u32>| range.start..range.end.min(blocks.len() as u32);
-        ranges.into_iter().map(cut).filter(|range| !range.is_empty()).collect()
-    };
     let mut builder = Builder::new(blocks.len());
     let mut add = |time, action, at: u32, distances: Range<u32>| {
-        let ranges = there(circle.blocks(at, distances));
-        if !ranges.is_empty() {
-            builder.add_ranges(time, action, ranges);
-        }
+        builder.add_those_there(time, action, circle.blocks(at, distances));
     };
     let rounds = circle.rounds();
     let last = 2 * rounds.len() as u32;
     // What is sent first, what the first message adds to, and what is between them.
-    let (all, remain) = rounds[0];
-    for part in [remain..all, 0..all - remain, all - remain..remain] {
+    let remain = circle.distances[0];
+    let first = match &rounds[0][..] {
+        [(_, part)] => part.end - part.start,
+        _ => remain,
+    };
+    let sent = rounds[0].iter().map(|(_, part)| part.clone());
+    for part in sent.chain([0..first, first..remain]) {
         add(0, Action::ReduceLocal, place, part);
     }
-    for (time, &(many, distance)) in (0u32..).zip(&rounds) {
-        add(time, Action::send(circle.after(place, distance)), place, distance..many);
-        let from = circle.before(place, distance);
-        add(time, Action::reduce(from, from < me), place, 0..many - distance);
+    for (time, messages) in (0..).zip(&rounds) {
+        for (distance, part) in messages {
+            add(time, Action::send(circle.after(place, *distance)), place, part.clone());
+        }
+        for (distance, part) in messages {
+            let from = circle.before(place, *distance);
+            add(time, Action::reduce(from, from < me), place, 0..part.end - part.start);
+        }
     }
-    for (round, &(many, distance)) in rounds.iter().enumerate().rev() {
+    for (round, messages) in rounds.iter().enumerate().rev() {
         let time = last - 1 - round as u32;
-        add(time, Action::send(circle.before(place, distance)), place, 0..many - distance);
-        add(time, Action::copy(circle.after(place, distance)), place, distance..many);
+        for (distance, part) in messages {
+            let to = circle.before(place, *distance);
+            add(time, Action::send(to), place, 0..part.end - part.start);
+        }
+        for (distance, part) in messages {
+            add(time, Action::copy(circle.after(place, *distance)), place, part.clone());
+        }
     }
     builder.add_ranges(last, Action::Publish, vec![0..blocks.len() as u32]);
     builder.finish(size, me, blocks)
+}
+
+/// The cost of an allreduce: 2⌈log_k M⌉α + 2(M−1)/M·S·β + (M−1)/M·S·γ.
+fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
+    let share = cluster.share();
+    let (across, across_messages) = rounds(cluster.racks, radix);
+    let (inside, inside_messages) = rounds(cluster.largest, radix);
+    let (all, messages) = match (over_racks, cluster.nodes > 3.0) {
+        (true, true) => (inside + across, inside_messages + across_messages),
+        (false, true) => rounds(cluster.nodes, radix),
+        // Between three, no message waits for another one.
+        (_, false) => (1.0, cluster.others()),
+    };
+    Shape {
+        line: 2.0 * share,
+        senders: (messages / all) as u32,
+        // Without a thought of racks every message may cross.
+        uplink: match cluster.racks > 1.0 {
+            true if over_racks => cluster.least_uplink(),
+            true => 2.0 * share,
+            false => 0.0,
+        },
+        reduced: share,
+        messages: 2.0 * messages,
+        blocks: f64::from(radix),
+        ..cluster.hops(2.0 * all, 2.0 * if over_racks { across } else { all })
+    }
+}
+
+pub(super) fn shape_over_racks(cluster: &Cluster, radix: u32) -> Shape {
+    shape(cluster, radix, cluster.is_even())
+}
+
+pub(super) fn shape_plain(cluster: &Cluster, radix: u32) -> Shape {
+    shape(cluster, radix, cluster.racks <= 1.0)
+}
+
+pub(super) fn shape_direct(cluster: &Cluster) -> Shape {
+    let outside = (cluster.nodes - cluster.smallest) / cluster.nodes;
+    let uplink = if cluster.racks > 1.0 { 2.0 * outside } else { 0.0 };
+    Shape { uplink, ..shape_plain(cluster, cluster.nodes as u32) }
 }

@@ -6,7 +6,10 @@
 //! a broadcast or a reduction to one participant both trees are made over everybody but the root,
 //! and hang below it.
 
-use super::build::{self, Rooted, Tree};
+use super::{
+    build::{self, Rooted, Tree},
+    shape::{Cluster, Shape},
+};
 use crate::{
     schedule::{Schedule, split},
     topology::Topology,
@@ -66,6 +69,41 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     Rooted::new(split(count, blocks_for(count)), move |block| {
         trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
     })
+}
+
+/// The cost of an allreduce: 4hα + 2S·β and less, h = ⌈log2 M⌉.
+pub(super) fn shape(cluster: &Cluster) -> Shape {
+    let height = cluster.nodes.log2().ceil();
+    let several = cluster.nodes > 2.0;
+    Shape {
+        line: if several { 2.0 } else { 1.0 },
+        uplink: cluster.uplink(2.0),
+        reduced: 1.0,
+        messages: if several { 8.0 } else { 4.0 },
+        blocks: 16.0,
+        ..cluster.hops(2.0 * height, 2.0 * cluster.racks.log2().ceil())
+    }
+}
+
+/// The cost of a broadcast, half of that.
+pub(super) fn down(cluster: &Cluster) -> Shape {
+    Shape {
+        line: 1.0,
+        uplink: cluster.uplink(2.0),
+        messages: 4.0,
+        blocks: 16.0,
+        ..cluster.hops(cluster.others().log2().ceil() + 1.0, cluster.racks.log2().ceil())
+    }
+}
+
+/// What the busiest participant sends or receives in a reduction to one.
+pub(super) fn line_up(cluster: &Cluster) -> f64 {
+    match cluster {
+        _ if cluster.nodes <= 2.0 => 1.0,
+        // A leaf of one tree is inside the other one; between racks it queues for more.
+        _ if cluster.racks > 1.0 => 2.2,
+        _ => 1.5,
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Hierarchical: two levels of direct exchange, first in the racks, then between them, as RAT does
-//! it (Wan et al., SIGCOMM NetAI 2020).
+//! it (Wan et al., APNet 2020).
 //!
 //! In each rack every member owns some of the blocks and gets them from all others there; the
 //! owners of a block in the different racks send theirs to that of the block's home rack; then all
@@ -12,7 +12,10 @@
 //! and is handed on from there. In the reduction to one participant it leaves each rack once, from
 //! that member, who has reduced it there.
 
-use super::build::{self, Link, Place, Rooted};
+use super::{
+    build::{self, Link, Place, Rooted},
+    shape::{Cluster, Shape},
+};
 use crate::{
     schedule::{Block, Schedule, split},
     topology::Topology,
@@ -160,4 +163,46 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
             .collect();
         Place { parent: Some(enter(root, racks.rack)), children }
     })
+}
+
+/// The cost of an allreduce: 4α + 2(M−1)/M·S·β between racks of one size.
+pub(super) fn shape(cluster: &Cluster) -> Shape {
+    let &Cluster { nodes, racks, largest, smallest } = cluster;
+    let levels = f64::from(u8::from(largest > 1.0));
+    let across = f64::from(u8::from(racks > 1.0));
+    // In racks of w: (w−1)/w of the piece to the owners, the same back; between racks a w-th part
+    // of it from each, all but its own r-th.
+    let direct = (largest - 1.0) / largest + (racks - 1.0) / racks / smallest;
+    Shape {
+        line: 2.0 * direct,
+        senders: (largest.max(racks) - 1.0) as u32,
+        uplink: cluster.least_uplink(),
+        reduced: direct,
+        messages: 2.0 * (racks * (largest - 1.0) + racks - 1.0),
+        blocks: nodes,
+        ..cluster.hops(2.0 * (levels + across), 2.0 * across)
+    }
+}
+
+/// The cost of a broadcast: 2α + r·S·β.
+pub(super) fn down(cluster: &Cluster) -> Shape {
+    let &Cluster { racks, largest, .. } = cluster;
+    let handing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
+    Shape {
+        // The last block is handed on when all others have been.
+        line: racks + 0.25,
+        uplink: cluster.uplink(racks - 1.0),
+        messages: racks * largest,
+        // Blocks are small.
+        blocks: 4.0 * largest,
+        // With nobody else in the rack there is no handing on.
+        ..cluster.hops(if handing_on { 2.0 } else { 1.0 }, 1.0)
+    }
+}
+
+/// What the busiest participant sends or receives in a reduction to one.
+pub(super) fn line_up(cluster: &Cluster) -> f64 {
+    let &Cluster { racks, largest, .. } = cluster;
+    let wide = if racks > 1.0 { largest } else { largest - 1.0 };
+    racks + (wide - 1.0) / wide
 }

@@ -1,142 +1,57 @@
 //! Every algorithm as a pure function from the cluster to a schedule, for each of the four routes
 //! that data can take between nodes ([`Kind`]).
 //!
-//! All but recursive doubling and the circulant have one idea in common: each block has a tree, is
-//! reduced towards the tree's root and comes back down the same way, so each element is finished by
-//! one owner and copied from there (SAME). A broadcast is the way down alone and a reduction to one
-//! participant the way up alone, in trees of the same kind that all have the root. What differs is
-//! the choice of trees:
+//! Most have one idea in common: each block has a tree, is reduced towards the tree's root and
+//! comes back down the same way, so each element is finished by one owner and copied from there
+//! (SAME). What differs is the choice of trees. In the others each message is for many blocks: participants
+//! halve what they still add to, and double what they have. A broadcast is the way down alone and a
+//! reduction to one participant the way up alone, in trees of the same kind that all have the root.
 //!
-//! | | tree of a block | best for |
+//! | module | algorithms | best for |
 //! |---|---|---|
-//! | [`ring`] | a path that ends at the block's owner | large pieces, few nodes |
-//! | [`double_tree`] | one of two binary trees with complementary leaves | many nodes |
-//! | [`hierarchical`] | members → the rack's owner → the block's owner | racks behind slow links |
-//! | [`recursive_doubling`] | (none: pairs exchange everything, at doubling distance) | small pieces |
-//! | [`circulant`] | (none: everybody halves what it adds to, and doubles what it has) | many nodes |
+//! | [`ring`] | ring, multi-ring | large pieces, few nodes |
+//! | [`recursive_doubling`] | recursive-doubling | small pieces |
+//! | [`double_tree`] | double-tree | many nodes |
+//! | [`hierarchical`] | hierarchical | racks behind slow links |
+//! | [`circulant`] | circulant, bcube, direct | many nodes; few nodes |
+//! | [`pairs`] | halving-doubling, rabenseifner, swing | powers of two |
+//! | [`trees`] | linear, binomial, k-nomial, chain | to or from one participant |
+//! | [`grid`] | torus, blueconnect, hips | nodes in a grid, links of different rates |
+//! | [`leaders`] | leader-ring | few connections between racks |
 //!
-//! A move from one participant to another has no choice: [`direct`], whatever the algorithm.
+//! A move from one participant to another has no choice: [`moved`], whatever the algorithm. What
+//! people ask for is a [`Spec`]: an algorithm with its parameters.
 
 pub mod circulant;
-pub mod direct;
 pub mod double_tree;
+pub mod grid;
 pub mod hierarchical;
+pub mod leaders;
+pub mod moved;
+pub mod pairs;
 pub mod recursive_doubling;
 pub mod ring;
+pub mod trees;
 
 mod build;
 mod kind;
+mod name;
+mod shape;
+mod spec;
 
-use gradwire_proto::{WireError, pb};
-use strum::VariantNames;
+pub use self::{
+    kind::Kind,
+    name::{Algorithm, Parameter, Values},
+    spec::{MAX_SPEC, Spec, SpecError},
+};
 
-pub use self::kind::Kind;
-
-use self::build::Rooted;
+pub(crate) use self::shape::{Cluster, Shape};
+use self::{
+    build::Rooted,
+    grid::Along,
+    pairs::{Fold, Partners},
+};
 use crate::{schedule::Schedule, topology::Topology};
-
-/// The algorithms, by the name of their allreduce; each has a broadcast and a reduction to
-/// one participant of the same kind.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    strum::Display,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    VariantNames,
-)]
-#[strum(serialize_all = "kebab-case")]
-pub enum Algorithm {
-    /// Pipelined ring; to or from one participant along a chain.
-    Ring,
-    /// Exchange at doubling distance; to or from one participant along a binomial tree.
-    RecursiveDoubling,
-    /// Two binary trees, half the data each.
-    DoubleTree,
-    /// Two levels over racks.
-    Hierarchical,
-    /// Halving and doubling around a circle; to or from one participant along a binomial tree.
-    Circulant,
-}
-
-/// A name that is none of the algorithms.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no algorithm {given:?}; use one of {}", Algorithm::VARIANTS.join(", "))]
-pub struct UnknownAlgorithm {
-    /// The name, cut to 80 characters.
-    pub given: String,
-}
-
-impl Algorithm {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
-        Self::Ring,
-        Self::RecursiveDoubling,
-        Self::DoubleTree,
-        Self::Hierarchical,
-        Self::Circulant,
-    ];
-
-    /// The name that people read and write.
-    pub fn name(self) -> &'static str {
-        self.into()
-    }
-
-    /// The algorithm of that name; case doesn't matter, `_` stands for `-`.
-    ///
-    /// # Errors
-    /// [`UnknownAlgorithm`], which lists the names.
-    pub fn parse(name: &str) -> Result<Self, UnknownAlgorithm> {
-        let plain = name.trim().to_ascii_lowercase().replace('_', "-");
-        plain.parse().map_err(|_| UnknownAlgorithm { given: name.chars().take(80).collect() })
-    }
-}
-
-impl From<Algorithm> for pb::Algorithm {
-    fn from(algorithm: Algorithm) -> Self {
-        match algorithm {
-            Algorithm::Ring => Self::Ring,
-            Algorithm::RecursiveDoubling => Self::RecursiveDoubling,
-            Algorithm::DoubleTree => Self::DoubleTree,
-            Algorithm::Hierarchical => Self::Hierarchical,
-            Algorithm::Circulant => Self::Circulant,
-        }
-    }
-}
-
-impl TryFrom<pb::Algorithm> for Algorithm {
-    type Error = WireError;
-
-    fn try_from(wire: pb::Algorithm) -> Result<Self, WireError> {
-        match wire {
-            pb::Algorithm::Unspecified => {
-                Err(WireError::Unknown { field: "algorithm", number: wire as i32 })
-            }
-            pb::Algorithm::Ring => Ok(Self::Ring),
-            pb::Algorithm::RecursiveDoubling => Ok(Self::RecursiveDoubling),
-            pb::Algorithm::DoubleTree => Ok(Self::DoubleTree),
-            pb::Algorithm::Hierarchical => Ok(Self::Hierarchical),
-            pb::Algorithm::Circulant => Ok(Self::Circulant),
-        }
-    }
-}
-
-/// From the number in a message (TRUST).
-impl TryFrom<i32> for Algorithm {
-    type Error = WireError;
-
-    fn try_from(number: i32) -> Result<Self, WireError> {
-        pb::Algorithm::try_from(number)
-            .map_err(|_| WireError::Unknown { field: "algorithm", number })?
-            .try_into()
-    }
-}
 
 /// The schedule of participant `me` for a piece of `count` elements. Deterministic; every
 /// participant that calls it with the same other arguments gets a matching schedule.
@@ -147,7 +62,7 @@ impl TryFrom<i32> for Algorithm {
 /// mistake of the caller.
 pub fn generate(
     kind: Kind,
-    algorithm: Algorithm,
+    spec: impl Into<Spec>,
     topology: &Topology,
     me: u32,
     count: u64,
@@ -161,61 +76,145 @@ pub fn generate(
     if participants == 1 || count == 0 {
         return build::alone(participants, me, count, kind);
     }
+    let spec = spec.into();
     match kind {
-        Kind::Allreduce => match algorithm {
-            Algorithm::Ring => ring::allreduce(topology, me, count),
-            Algorithm::RecursiveDoubling => recursive_doubling::allreduce(topology, me, count),
-            Algorithm::DoubleTree => double_tree::allreduce(topology, me, count),
-            Algorithm::Hierarchical => hierarchical::allreduce(topology, me, count),
-            Algorithm::Circulant => circulant::allreduce(topology, me, count),
-        },
+        Kind::Allreduce => allreduce(&spec, topology, me, count),
         Kind::Broadcast { root } => {
-            let Rooted { blocks, place } = rooted(algorithm, topology, root, me, count);
+            let Rooted { blocks, place } = rooted(&spec, topology, root, me, count);
             build::send_down(participants, me, blocks, place)
         }
         Kind::Reduce { root } => {
-            let Rooted { blocks, place } = rooted(algorithm, topology, root, me, count);
+            let Rooted { blocks, place } = rooted(&spec, topology, root, me, count);
             build::reduce_up(participants, me, blocks, place)
         }
-        Kind::Move { from, to } => direct::moved(participants, from, to, me, count),
+        Kind::Move { from, to } => moved::moved(participants, from, to, me, count),
     }
+}
+
+fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
+    let pairs = |partners, fold| pairs::allreduce(topology, partners, fold, me, count);
+    match spec.algorithm() {
+        Algorithm::Ring if spec.number("way") == 0 => ring::back(topology, me, count),
+        Algorithm::Ring => ring::around(topology, me, count),
+        Algorithm::MultiRing => ring::several(topology, spec.number("rings"), me, count),
+        Algorithm::RecursiveDoubling => recursive_doubling::allreduce(topology, me, count),
+        Algorithm::DoubleTree => double_tree::allreduce(topology, me, count),
+        Algorithm::Hierarchical => hierarchical::allreduce(topology, me, count),
+        Algorithm::Circulant => circulant::over_racks(topology, spec.number("radix"), me, count),
+        Algorithm::Bcube => circulant::plain(topology, spec.number("radix"), me, count),
+        Algorithm::Direct => circulant::direct(topology, me, count),
+        Algorithm::HalvingDoubling => pairs(Partners::Near, Fold::Whole),
+        Algorithm::Rabenseifner => pairs(Partners::Near, Fold::Halves),
+        Algorithm::Swing => pairs(Partners::Swing, Fold::Whole),
+        Algorithm::Linear | Algorithm::Binomial | Algorithm::KNomial | Algorithm::Chain => {
+            trees::there_and_back(topology, me, |root| rooted(spec, topology, root, me, count))
+        }
+        Algorithm::Torus | Algorithm::Blueconnect => {
+            grid::allreduce(spec, Along::Ring, topology, me, count)
+        }
+        Algorithm::Hips => grid::allreduce(spec, along(spec), topology, me, count),
+        Algorithm::LeaderRing => leaders::allreduce(topology, me, count),
+    }
+}
+
+fn along(spec: &Spec) -> Along {
+    if spec.number("along") == 0 { Along::Direct } else { Along::Ring }
 }
 
 /// An algorithm's trees where all have the same root: a broadcast goes down them, a reduction up.
-fn rooted(algorithm: Algorithm, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    match algorithm {
-        Algorithm::Ring => ring::rooted(topology, root, me, count),
-        Algorithm::RecursiveDoubling | Algorithm::Circulant => {
-            recursive_doubling::rooted(topology, root, me, count)
+fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    match spec.algorithm() {
+        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => {
+            ring::rooted(topology, root, me, count)
         }
         Algorithm::DoubleTree => double_tree::rooted(topology, root, me, count),
-        Algorithm::Hierarchical => hierarchical::rooted(topology, root, me, count),
+        Algorithm::Hierarchical | Algorithm::LeaderRing => {
+            hierarchical::rooted(topology, root, me, count)
+        }
+        Algorithm::Linear | Algorithm::Direct => trees::linear(topology, root, me, count),
+        Algorithm::KNomial => trees::k_nomial(spec.number("radix"), topology, root, me, count),
+        Algorithm::RecursiveDoubling
+        | Algorithm::Circulant
+        | Algorithm::Bcube
+        | Algorithm::HalvingDoubling
+        | Algorithm::Rabenseifner
+        | Algorithm::Swing
+        | Algorithm::Binomial
+        | Algorithm::Torus
+        | Algorithm::Blueconnect
+        | Algorithm::Hips => trees::k_nomial(2, topology, root, me, count),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_wire_numbers_come_back() {
-        for algorithm in Algorithm::ALL {
-            assert_eq!(Algorithm::parse(algorithm.name()), Ok(algorithm));
-            assert_eq!(Algorithm::parse(&algorithm.name().to_uppercase()), Ok(algorithm));
-            assert_eq!(Algorithm::try_from(pb::Algorithm::from(algorithm) as i32), Ok(algorithm));
-        }
-        let error = Algorithm::parse("rign").unwrap_err().to_string();
-        for algorithm in Algorithm::ALL {
-            assert!(error.contains("rign") && error.contains(algorithm.name()), "{error}");
-        }
+/// What a piece costs, of a kind by a spec; nothing where a participant sends to itself.
+pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
+    let cluster = Cluster::new(topology);
+    match kind {
+        Kind::Allreduce => allreduce_shape(spec, topology, &cluster),
+        Kind::Broadcast { .. } => down(spec, &cluster),
+        Kind::Reduce { .. } => up(spec, &cluster),
+        Kind::Move { from, to } if from == to => Shape { blocks: 1.0, ..Shape::default() },
+        Kind::Move { from, to } => moved::shape(topology, from, to),
     }
+}
 
-    /// TRUST: a number without meaning is refused by name and value.
-    #[test]
-    fn unknown_wire_numbers_are_refused() {
-        for number in [0, 6, -1, 99] {
-            let error = Algorithm::try_from(number).unwrap_err().to_string();
-            assert!(error.contains("algorithm") && error.contains(&number.to_string()), "{error}");
+fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+    match spec.algorithm() {
+        Algorithm::Ring => ring::shape(cluster, 1),
+        Algorithm::MultiRing => ring::shape(cluster, spec.number("rings")),
+        Algorithm::RecursiveDoubling => recursive_doubling::shape(cluster),
+        Algorithm::DoubleTree => double_tree::shape(cluster),
+        Algorithm::Hierarchical => hierarchical::shape(cluster),
+        Algorithm::Circulant => circulant::shape_over_racks(cluster, spec.number("radix")),
+        Algorithm::Bcube => circulant::shape_plain(cluster, spec.number("radix")),
+        Algorithm::Direct => circulant::shape_direct(cluster),
+        Algorithm::HalvingDoubling => pairs::shape(cluster, Partners::Near, Fold::Whole),
+        Algorithm::Rabenseifner => pairs::shape(cluster, Partners::Near, Fold::Halves),
+        Algorithm::Swing => pairs::shape(cluster, Partners::Swing, Fold::Whole),
+        Algorithm::Linear | Algorithm::Binomial | Algorithm::KNomial | Algorithm::Chain => {
+            shape::there_and_back(up(spec, cluster), down(spec, cluster))
         }
+        Algorithm::Torus | Algorithm::Blueconnect => {
+            grid::shape(spec, Along::Ring, topology, cluster)
+        }
+        Algorithm::Hips => grid::shape(spec, along(spec), topology, cluster),
+        Algorithm::LeaderRing => leaders::shape(cluster),
     }
+}
+
+/// A broadcast, as in [`rooted`].
+fn down(spec: &Spec, cluster: &Cluster) -> Shape {
+    match spec.algorithm() {
+        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => ring::down(cluster),
+        Algorithm::DoubleTree => double_tree::down(cluster),
+        Algorithm::Hierarchical | Algorithm::LeaderRing => hierarchical::down(cluster),
+        Algorithm::Linear | Algorithm::Direct => trees::linear_down(cluster),
+        Algorithm::KNomial => trees::k_nomial_down(cluster, spec.number("radix")),
+        Algorithm::RecursiveDoubling
+        | Algorithm::Circulant
+        | Algorithm::Bcube
+        | Algorithm::HalvingDoubling
+        | Algorithm::Rabenseifner
+        | Algorithm::Swing
+        | Algorithm::Binomial
+        | Algorithm::Torus
+        | Algorithm::Blueconnect
+        | Algorithm::Hips => trees::k_nomial_down(cluster, 2),
+    }
+}
+
+/// The way of a broadcast backwards, with a reduction of every chunk at every hop. What a node has
+/// to send of its own is ready from the beginning, and goes before what it passes on.
+fn up(spec: &Spec, cluster: &Cluster) -> Shape {
+    let down = down(spec, cluster);
+    let line = match spec.algorithm() {
+        Algorithm::DoubleTree => double_tree::line_up(cluster),
+        Algorithm::Hierarchical | Algorithm::LeaderRing => hierarchical::line_up(cluster),
+        _ => down.line,
+    };
+    let senders = match spec.algorithm() {
+        Algorithm::Linear | Algorithm::Direct => cluster.others() as u32,
+        _ => down.senders,
+    };
+    Shape { line, senders, streamed: 1.0, ..down }
 }

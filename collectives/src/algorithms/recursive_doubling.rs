@@ -8,29 +8,23 @@
 //! Here each element is finished by everybody rather than by one owner, so identical bits (SAME)
 //! rest on all participants putting the lower position on the left.
 //!
-//! The broadcast goes down a binomial tree: log2 M rounds too, farthest first, so that each rack
-//! is entered early and then served from inside. The reduction to one participant comes up it,
-//! nearest first.
+//! To or from one participant it is the binomial tree of [`trees`].
 
-use super::build::{self, Builder, Link, Place, Rooted};
+use super::{
+    build::{self, Builder},
+    shape::{Cluster, Shape},
+    trees,
+};
 use crate::{
     schedule::{Action, Schedule, split},
     topology::Topology,
 };
 
-/// Above this many elements there are several blocks, so that they can use several streams.
-const BLOCK: u64 = 1 << 16;
-const MAX_BLOCKS: u64 = 16;
-
-fn blocks_for(count: u64) -> u64 {
-    count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS)
-}
-
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
-    let blocks = split(count, blocks_for(count));
+    let blocks = split(count, trees::blocks_for(count));
     let rounds = nodes.ilog2();
     let folded = nodes - (1 << rounds);
     let mut builder = Builder::new(blocks.len());
@@ -64,26 +58,18 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     builder.finish(nodes, me, blocks)
 }
 
-pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    let order = build::order_from(topology, root);
-    let nodes = order.len() as u32;
-    let at = build::position(&order, me);
-    let rounds = nodes.next_power_of_two().ilog2();
-    Rooted::new(split(count, blocks_for(count)), move |block| {
-        // The parent of a position is that without its lowest bit; a far link (high bit) is early
-        // on the way down, and late on the way up.
-        let link = |peer: u32, bit: u32| Link {
-            peer: order[peer as usize],
-            up: block + bit,
-            down: block + rounds - 1 - bit,
-        };
-        let own = if at == 0 { rounds } else { at.trailing_zeros() };
-        Place {
-            parent: (at > 0).then(|| link(at & (at - 1), own)),
-            children: (0..own)
-                .filter(|bit| at + (1 << bit) < nodes)
-                .map(|bit| link(at + (1 << bit), bit))
-                .collect(),
-        }
-    })
+/// The cost of an allreduce: ⌊log2 M⌋(α + S·β + S·γ), and 2(α + S·β) + S·γ for a fold.
+pub(super) fn shape(cluster: &Cluster) -> Shape {
+    let rounds = cluster.nodes.log2().floor();
+    let fold = if cluster.nodes.log2() > rounds { 1.0 } else { 0.0 };
+    let crossing = cluster.racks.log2().ceil();
+    Shape {
+        // A fold is before and after the rounds, and carries everything too.
+        line: rounds + 2.0 * fold,
+        // All nodes of a rack cross in the same rounds.
+        uplink: cluster.uplink(crossing * cluster.largest),
+        reduced: rounds + fold,
+        messages: rounds + fold,
+        ..cluster.hops(rounds + 2.0 * fold, crossing)
+    }
 }

@@ -1,16 +1,23 @@
 //! Ring: each block travels once around to its owner, being reduced on the way, and the result
-//! travels back (Patarasuk & Yuan, 2009; Baidu and Horovod made it popular).
+//! travels to all others (Patarasuk & Yuan, 2009; Baidu and Horovod made it popular).
 //!
 //! Every participant sends 2(M−1)/M of the piece, the least there is, and talks to its two
 //! neighbours only. The price is a chain of 2(M−1) messages. In the paper the result goes on in
-//! the same direction; here it goes back the way it came: the same bytes and the same chain, but
-//! each connection is used both ways and carries half of it. The order around the ring keeps racks
-//! together, so with r racks only r links cross. To or from one participant it is a chain in that
-//! order, with the root at its end.
+//! the same direction (`way=around`); usually it goes back the way it came (`way=back`): the same
+//! bytes and the same chain, but each connection is used both ways and carries half of it. The
+//! order around the ring keeps racks together, so with r racks only r links cross. To or from one
+//! participant it is a chain in that order, with the root at its end.
+//!
+//! A `multi-ring` has several rings, each for a part of the blocks. Each goes round the racks in
+//! the same order, and round the members of a rack with another stride: more pairs of nodes share
+//! the work, as more streams and on more paths of the network.
 
-use super::build::{self, Link, Place, Rooted};
+use super::{
+    build::{self, Builder, Link, Place, Rooted},
+    shape::{Cluster, Shape},
+};
 use crate::{
-    schedule::{Schedule, split},
+    schedule::{Action, Block, Schedule, split},
     topology::Topology,
 };
 
@@ -32,19 +39,102 @@ fn on_path(at: u32, nodes: u32, delay: u32, name: impl Fn(u32) -> u32) -> Place 
     }
 }
 
-pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
-    let order = topology.order();
-    let nodes = order.len() as u32;
-    let at = build::position(&order, me);
+/// The same number of blocks for each participant, several for a large share.
+fn blocks(nodes: u32, count: u64) -> Vec<Block> {
     let share = count / u64::from(nodes);
     let per_share = share.div_ceil(BLOCK).clamp(1, (MAX_BLOCKS / u64::from(nodes)).max(1));
-    let blocks = split(count, u64::from(nodes) * per_share);
+    split(count, u64::from(nodes) * per_share)
+}
+
+/// Of an order around the ring: who is at a place, and how far along its way from its start a
+/// block is at `me`. Block b sets out from place b and ends at the one before it, its owner.
+struct Round<'a> {
+    order: &'a [u32],
+    at: u32,
+}
+
+impl<'a> Round<'a> {
+    fn new(order: &'a [u32], me: u32) -> Self {
+        Self { order, at: build::position(order, me) }
+    }
+
+    fn nodes(&self) -> u32 {
+        self.order.len() as u32
+    }
+
+    fn along(&self, block: u32) -> u32 {
+        (self.at + self.nodes() - block % self.nodes()) % self.nodes()
+    }
+
+    fn name(&self, block: u32, along: u32) -> u32 {
+        self.order[((along + block) % self.nodes()) as usize]
+    }
+}
+
+/// The result goes back.
+pub(super) fn back(topology: &Topology, me: u32, count: u64) -> Schedule {
+    several(topology, 1, me, count)
+}
+
+/// The result goes on around.
+pub(super) fn around(topology: &Topology, me: u32, count: u64) -> Schedule {
+    let order = topology.order();
+    let ring = Round::new(&order, me);
+    let nodes = ring.nodes();
+    let blocks = blocks(nodes, count);
+    let mut builder = Builder::new(blocks.len());
+    for block in 0..blocks.len() as u32 {
+        let along = ring.along(block);
+        let next = ring.name(block, (along + 1) % nodes);
+        let before = ring.name(block, (along + nodes - 1) % nodes);
+        builder.add(along.saturating_sub(1), Action::ReduceLocal, block);
+        if along > 0 {
+            builder.add(along - 1, Action::reduce(before, before < me), block);
+        }
+        // The owner is at the end of the first round, and everybody else in the second one.
+        let mut now = nodes - 2;
+        if along < nodes - 1 {
+            builder.add(along, Action::send(next), block);
+            now = nodes - 1 + along;
+            builder.add(now, Action::copy(before), block);
+        }
+        let second = (along + 1) % nodes;
+        if second < nodes - 1 {
+            now = nodes - 1 + second;
+            builder.add(now, Action::send(next), block);
+        }
+        builder.add(now, Action::Publish, block);
+    }
+    builder.finish(nodes, me, blocks)
+}
+
+/// `rings` of them, each for as many blocks.
+pub(super) fn several(topology: &Topology, rings: u32, me: u32, count: u64) -> Schedule {
+    let racks = topology.members();
+    let orders: Vec<Vec<u32>> = (0..rings)
+        .map(|ring| racks.iter().flat_map(|rack| with_stride(rack, ring)).collect())
+        .collect();
+    let rounds: Vec<Round<'_>> = orders.iter().map(|order| Round::new(order, me)).collect();
+    let nodes = topology.participants();
+    let blocks = blocks(nodes, count / u64::from(rings));
+    let blocks =
+        if rings == 1 { blocks } else { split(count, blocks.len() as u64 * u64::from(rings)) };
     build::reduce_and_return(nodes, me, blocks, |block| {
-        // Block b sets out from position b and ends at the one before it, its owner.
-        let start = block % nodes;
-        let along = (at + nodes - start) % nodes;
-        on_path(along, nodes, 0, |p| order[((p + start) % nodes) as usize])
+        let (ring, number) = (&rounds[(block % rings) as usize], block / rings);
+        on_path(ring.along(number), nodes, 0, |p| ring.name(number, p))
     })
+}
+
+/// The members of a rack with the `ring`-th stride that visits all of them.
+fn with_stride(rack: &[u32], ring: u32) -> Vec<u32> {
+    let size = rack.len() as u32;
+    let coprime: Vec<u32> = (1..size.max(2)).filter(|stride| gcd(*stride, size) == 1).collect();
+    let stride = coprime[ring as usize % coprime.len()];
+    (0..size).map(|at| rack[(at * stride % size) as usize]).collect()
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
@@ -54,4 +144,27 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     let at = nodes - 1 - build::position(&order, me);
     let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS));
     Rooted::new(blocks, move |block| on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize]))
+}
+
+/// The cost of an allreduce: 2(M−1)(α + S/M·β) + (M−1)/M·S·γ.
+pub(super) fn shape(cluster: &Cluster, rings: u32) -> Shape {
+    let share = cluster.share();
+    Shape {
+        line: 2.0 * share,
+        uplink: cluster.uplink(2.0 * share),
+        reduced: share,
+        messages: 2.0 * cluster.others() * f64::from(rings),
+        blocks: cluster.nodes * f64::from(rings),
+        ..cluster.hops(2.0 * cluster.others(), 2.0 * (cluster.racks - 1.0))
+    }
+}
+
+/// The cost of a broadcast along the chain: (M−1)α + S·β.
+pub(super) fn down(cluster: &Cluster) -> Shape {
+    Shape {
+        line: 1.0,
+        uplink: cluster.uplink(1.0),
+        messages: 1.0,
+        ..cluster.hops(cluster.others(), cluster.racks - 1.0)
+    }
 }

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Topology, select};
-use gradwire_proto::{NodeId, Route};
+use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Spec, Topology, select};
+use gradwire_proto::{NodeId, Route, SpecId};
 
-use crate::model::EngineConfig;
+use crate::model::{EngineConfig, command::KnownSpec};
 
 /// The most choices that are kept (BOUND).
 const MAX_CHOICES: usize = 4096;
@@ -22,10 +22,13 @@ const LONG_PIPELINE: u64 = 64;
 #[derive(Debug)]
 pub(crate) struct Chooser {
     topology: Topology,
-    forced: Option<Algorithm>,
+    forced: Option<Spec>,
     cost: CostModel,
     credit: u32,
-    made: BTreeMap<Class, Algorithm>,
+    made: BTreeMap<Class, KnownSpec>,
+    ids: BTreeMap<Spec, SpecId>,
+    /// Those that the nodes have not been told.
+    unannounced: Vec<KnownSpec>,
 }
 
 fn key(kind: Kind) -> (u8, u32, u32) {
@@ -47,7 +50,25 @@ impl Chooser {
             cost: config.cost,
             credit: config.credit_pieces,
             made: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            unannounced: Vec::new(),
         }
+    }
+
+    /// The specs that operations have been given and that the nodes have to be told first.
+    pub(crate) fn take_unannounced(&mut self) -> Vec<KnownSpec> {
+        std::mem::take(&mut self.unannounced)
+    }
+
+    /// A spec with its id.
+    fn known(&mut self, spec: Spec) -> KnownSpec {
+        let next = SpecId(self.ids.len() as u32 + 1);
+        let id = *self.ids.entry(spec).or_insert(next);
+        let known = KnownSpec { id, spec };
+        if id == next {
+            self.unannounced.push(known);
+        }
+        known
     }
 
     /// The algorithm for a piece of `bytes` on the wire, in a pipeline of `pieces` that are in
@@ -58,35 +79,35 @@ impl Chooser {
         participants: &[NodeId],
         bytes: u64,
         pieces: u64,
-    ) -> (Algorithm, Option<String>) {
+    ) -> (KnownSpec, Option<String>) {
         // Alone there is nothing to choose.
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, participants).filter(|_| several) else {
-            return (self.forced.unwrap_or(Algorithm::Ring), None);
+            let spec = self.forced.unwrap_or(Algorithm::Ring.into());
+            return (KnownSpec { id: SpecId(0), spec }, None);
         };
         let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
         let topology = Topology { racks: racks.collect() };
         let size = bytes.next_power_of_two().ilog2();
+        // One that does not fit a part of the nodes is for all of them only.
+        let forced = self.forced.filter(|spec| spec.fits(topology.participants()).is_ok());
         // What is forced does not depend on it.
-        let pieces = if self.forced.is_some() { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
+        let pieces = if forced.is_some() { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
         let class = (topology.racks.clone(), key(kind), size, pieces);
-        if let Some(&algorithm) = self.made.get(&class) {
-            return (algorithm, None);
+        if let Some(&spec) = self.made.get(&class) {
+            return (spec, None);
         }
         let pipeline = Pipeline { pieces, in_flight: self.credit.min(pieces) };
-        let choice = select(kind, &topology, 1 << size, pipeline, self.forced, &self.cost);
+        let choice = select(kind, &topology, 1 << size, pipeline, forced, &self.cost);
         if self.made.len() >= MAX_CHOICES {
             self.made.clear();
         }
-        self.made.insert(class, choice.algorithm);
+        let known = self.known(choice.spec);
+        self.made.insert(class, known);
         let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
-        let reason = format!(
-            "{} for up to {} bytes{among}: {}",
-            choice.algorithm,
-            1u64 << size,
-            choice.reason
-        );
-        (choice.algorithm, Some(reason))
+        let reason =
+            format!("{} for up to {} bytes{among}: {}", choice.spec, 1u64 << size, choice.reason);
+        (known, Some(reason))
     }
 }

@@ -23,7 +23,7 @@ use self::{
 };
 use crate::model::{
     EngineConfig,
-    command::{Operation, Segment},
+    command::{KnownSpec, Operation, Segment},
     process_set::ProcessSet,
     round::{Progress, Round, Slot},
     violation::Violation,
@@ -125,6 +125,11 @@ impl Dispatch {
         self.queue.fair_piece(self.lanes, self.max_piece_bytes)
     }
 
+    /// The specs that operations have been given and that the nodes have to be told first.
+    pub(crate) fn take_specs(&mut self) -> Vec<KnownSpec> {
+        self.chooser.take_unannounced()
+    }
+
     /// The next operation, of at most `piece_bytes`. None if nothing waits, or there is no credit.
     pub(crate) fn next<'a>(
         &mut self,
@@ -141,8 +146,7 @@ impl Dispatch {
         let participants = piece.kind.participants(set(piece.kind.set)?);
         let Piece { kind, bytes, cuts } = piece;
         let wire_bytes = kind.wire_bytes(self.compression, bytes);
-        let (algorithm, choice) =
-            self.chooser.choose(kind.route, &participants, wire_bytes, pipeline);
+        let (spec, choice) = self.chooser.choose(kind.route, &participants, wire_bytes, pipeline);
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
@@ -161,7 +165,7 @@ impl Dispatch {
             sequence,
             set: kind.set,
             request: kind.request(),
-            algorithm,
+            spec,
             segments: cuts.iter().map(segment).collect(),
             absent: Arc::clone(&kind.absent),
         };

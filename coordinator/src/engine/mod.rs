@@ -233,6 +233,7 @@ impl Engine {
             choices.extend(sent.choice);
             execute.operations.push(sent.operation);
         }
+        execute.specs = self.dispatch.take_specs();
         execute.evicted = self.agreement.take_evicted();
         if execute.is_empty() {
             return;

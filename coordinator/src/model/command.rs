@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_collectives::Algorithm;
+use gradwire_collectives::Spec;
 use gradwire_proto::{
     Agreed, Compression, Ending, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request,
-    Sequence, TensorId, TensorName, convert::TensorRef,
+    Sequence, SpecId, TensorId, TensorName, convert::TensorRef,
 };
 
 use super::event::ConnectionId;
@@ -90,6 +90,15 @@ pub struct Segment {
     pub agreed: Option<Arc<Agreed>>,
 }
 
+/// An algorithm with its parameters, and what it is called from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownSpec {
+    /// Its number, 0 where there is nothing to choose.
+    pub id: SpecId,
+    /// What it is.
+    pub spec: Spec,
+}
+
 /// One piece: what is reduced, moved and published as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
@@ -100,7 +109,7 @@ pub struct Operation {
     /// What is done: collective, element type, reduction and factors only.
     pub request: Request,
     /// How.
-    pub algorithm: Algorithm,
+    pub spec: KnownSpec,
     /// On what.
     pub segments: Vec<Segment>,
     /// Ranks of the set that have joined and take no part, ascending.
@@ -154,6 +163,8 @@ pub struct Execute {
     pub sets_created: Vec<SetCreated>,
     /// To be applied before the operations.
     pub registrations: Vec<Registration>,
+    /// Those that operations call by their ids from now on.
+    pub specs: Vec<KnownSpec>,
     /// By ascending sequence.
     pub operations: Vec<Operation>,
     /// What will never run.
@@ -174,6 +185,7 @@ impl Execute {
         let Self {
             sets_created,
             registrations,
+            specs,
             operations,
             failures,
             joined,
@@ -182,6 +194,7 @@ impl Execute {
         } = self;
         sets_created.is_empty()
             && registrations.is_empty()
+            && specs.is_empty()
             && operations.is_empty()
             && failures.is_empty()
             && joined.is_empty()

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, time::Duration};
 
-use gradwire_collectives::{Algorithm, CostModel};
+use gradwire_collectives::{CostModel, Spec, SpecError};
 use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
 use gradwire_settings::{Settings, variables::VariableError};
 
@@ -60,7 +60,7 @@ pub struct EngineConfig {
     /// The most tensors that are known at once; a job that has more is ended.
     pub max_pending: u32,
     /// The algorithm of all operations, whatever the cost model prefers.
-    pub algorithm: Option<Algorithm>,
+    pub algorithm: Option<Spec>,
     /// What the links cost.
     pub cost: CostModel,
 }
@@ -79,10 +79,12 @@ impl EngineConfig {
         };
         let algorithm = match negotiation.algorithm.as_str() {
             "auto" => None,
-            name => Some(
-                Algorithm::parse(name)
-                    .map_err(|reason| invalid("negotiation.algorithm", name, reason.to_string()))?,
-            ),
+            text => {
+                let spec = Spec::parse(text).and_then(|spec| spec.fits(nodes).map(|()| spec));
+                let refused =
+                    |reason: SpecError| invalid("negotiation.algorithm", text, reason.to_string());
+                Some(spec.map_err(refused)?)
+            }
         };
         let name = settings.data.compression.as_str();
         let known = || format!("it is {}", Compression::NAMES.join(" or "));

@@ -84,7 +84,7 @@ fn operation(text: &mut String, o: &Operation) {
     };
     let what = request(&o.request);
     let on = segments.join(" ");
-    let _ = writeln!(text, "run {}: {} {what}{without} on {on}", o.sequence, o.algorithm);
+    let _ = writeln!(text, "run {}: {} {what}{without} on {on}", o.sequence, o.spec.spec);
     let mut named: Vec<_> = o.segments.iter().filter(|s| s.agreed.is_some()).collect();
     named.dedup_by_key(|s| &s.tensor);
     for s in named {

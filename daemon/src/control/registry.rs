@@ -8,10 +8,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use gradwire_collectives::algorithms::Algorithm;
+use gradwire_collectives::algorithms::{Algorithm, MAX_SPEC, Spec};
 use gradwire_proto::{
-    Agreed, Failure, NO_FLOW, Priority, ProcessSetId, Rank, Request, Route, Sequence, TensorId,
-    TensorName, WireError, convert, convert::TensorRef, pb,
+    Agreed, Failure, NO_FLOW, Priority, ProcessSetId, Rank, Request, Route, Sequence, SpecId,
+    TensorId, TensorName, WireError, convert, convert::TensorRef, pb,
 };
 
 use crate::model::{
@@ -21,6 +21,9 @@ use crate::model::{
     tensor::{Announced, TensorKey, pair},
     world::{World, invalid},
 };
+
+/// Specs that have ids (BOUND). A coordinator chooses among a few.
+const MAX_SPECS: usize = 1024;
 
 /// Agreements on tensors without an id that are kept for their next segment (BOUND), and how many
 /// flows they have together.
@@ -41,6 +44,7 @@ pub(crate) struct Registry {
     sets: HashMap<ProcessSetId, Arc<Members>>,
     by_key: HashMap<TensorKey, Registered>,
     by_id: HashMap<TensorId, TensorKey>,
+    specs: HashMap<SpecId, Spec>,
     /// For how many tensors with ids there is room while they replace each other.
     room: usize,
     /// What was agreed on tensors without an id: a large tensor has many segments.
@@ -63,6 +67,7 @@ impl Registry {
             sets: HashMap::from([(ProcessSetId::GLOBAL, everybody)]),
             by_key: HashMap::new(),
             by_id: HashMap::new(),
+            specs: HashMap::new(),
             room: 0,
             unregistered: HashMap::new(),
         }
@@ -211,6 +216,29 @@ impl Registry {
         }
     }
 
+    fn register_spec(&mut self, wire: &pb::Spec) -> Result<(), WireError> {
+        let refused = |reason: String| invalid("spec", reason);
+        if wire.text.len() > MAX_SPEC {
+            return Err(refused(format!("it is longer than {MAX_SPEC} bytes")));
+        }
+        if self.specs.len() >= MAX_SPECS {
+            return Err(refused(format!("there are more than {MAX_SPECS}")));
+        }
+        let spec = Spec::parse(&wire.text).map_err(|error| refused(error.to_string()))?;
+        match self.specs.insert(SpecId(wire.id), spec) {
+            None => Ok(()),
+            Some(old) => Err(refused(format!("id {} already stands for {old}", wire.id))),
+        }
+    }
+
+    /// The spec of an operation among so many nodes.
+    fn spec(&self, id: SpecId, nodes: usize) -> Result<Spec, WireError> {
+        let unknown = || invalid("spec", format!("id {id} was never registered"));
+        let spec = *self.specs.get(&id).ok_or_else(unknown)?;
+        spec.fits(nodes as u32).map_err(|error| invalid("spec", error.to_string()))?;
+        Ok(spec)
+    }
+
     fn resolve(
         &self,
         set: ProcessSetId,
@@ -302,15 +330,16 @@ impl Registry {
             return Err(WireError::Missing("segments"));
         };
         let sequence = Sequence(wire.sequence);
-        let algorithm = match route {
+        let spec = match route {
             // There is nothing to choose between.
-            None | Some(Route::Nothing | Route::Move(..)) => Algorithm::Ring,
-            Some(_) => wire.algorithm.try_into()?,
+            None | Some(Route::Nothing | Route::Move(..)) => Algorithm::Ring.into(),
+            Some(_) if members.nodes.len() == 1 => Algorithm::Ring.into(),
+            Some(_) => self.spec(SpecId(wire.spec), members.nodes.len())?,
         };
         Ok(route.filter(|_| takes_part).map(|route| Operation {
             sequence,
             request,
-            algorithm,
+            spec,
             route,
             members,
             segments,
@@ -331,6 +360,9 @@ impl Registry {
         }
         for registration in wire.registrations {
             self.register(registration)?;
+        }
+        for spec in &wire.specs {
+            self.register_spec(spec)?;
         }
         for operation in wire.operations {
             instructions.extend(self.operation(operation)?.map(Instruction::Start));

@@ -333,7 +333,7 @@ proptest! {
         streams in 1u32..4,
         chunk in prop_oneof![Just(64u64), Just(4096), Just(1 << 18)],
         counts in prop::collection::vec(1u64..100_000, 1..6),
-        algorithm in prop::sample::select(&Algorithm::ALL[..]),
+        algorithm in prop::sample::select(Algorithm::ALL),
         source in prop::option::of(0u32..16),
         target in prop::option::of(0u32..16),
         racks in prop::collection::vec(0u32..3, 7),

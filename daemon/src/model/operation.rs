@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::algorithms::Algorithm;
+use gradwire_collectives::algorithms::Spec;
 use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Route, Sequence};
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
@@ -38,7 +38,7 @@ pub(crate) struct Operation {
     pub(crate) sequence: Sequence,
     /// Collective, element type, reduction and factors; a piece is flat.
     pub(crate) request: Request,
-    pub(crate) algorithm: Algorithm,
+    pub(crate) spec: Spec,
     /// The route of all segments.
     pub(crate) route: Route,
     /// Those that take part in the collective.

@@ -88,7 +88,7 @@ impl Builder {
         &self,
         operation: Operation,
     ) -> Result<(Piece, Vec<AllocationRequest>), Failure> {
-        let Operation { sequence, request, algorithm, route, members, segments } = operation;
+        let Operation { sequence, request, spec, route, members, segments } = operation;
         let element = request.dtype.size() as u64;
         let wire = self.compression.between_nodes(&request);
         let mut wanted = Vec::new();
@@ -105,7 +105,7 @@ impl Builder {
         }
         let (plan, nodes) = self
             .plans
-            .of(route, &members.nodes, algorithm, start / element, wire.size() as u64)
+            .of(route, &members.nodes, spec, start / element, wire.size() as u64)
             .ok_or_else(|| protocol(sequence, "this node takes no part in its schedule"))?;
         let Arithmetic { combine, prescale, finish } =
             Arithmetic::of(&request, members.ranks.len() as u32);

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::{
-    algorithms::{self, Algorithm, Kind},
+    algorithms::{self, Kind, Spec},
     schedule::Schedule,
     topology::Topology,
 };
@@ -20,7 +20,7 @@ const PLANS: usize = 256;
 struct Key {
     nodes: Arc<[NodeId]>,
     kind: Kind,
-    algorithm: Algorithm,
+    spec: Spec,
     count: u64,
     element: u64,
 }
@@ -57,7 +57,7 @@ impl Plans {
         &self,
         route: Route,
         nodes: &Arc<[NodeId]>,
-        algorithm: Algorithm,
+        spec: Spec,
         count: u64,
         element: u64,
     ) -> Option<(Arc<Plan>, Arc<[NodeId]>)> {
@@ -70,7 +70,7 @@ impl Plans {
         if nodes.len() == 1 {
             return Some((self.idle.clone(), self.alone.clone()));
         }
-        let key = Key { nodes: nodes.clone(), kind, algorithm, count, element };
+        let key = Key { nodes: nodes.clone(), kind, spec, count, element };
         Some((self.plan(key, me), nodes))
     }
 
@@ -81,7 +81,7 @@ impl Plans {
         }
         let racks = key.nodes.iter().map(|node| self.topology.racks[node.0 as usize]).collect();
         let topology = Topology { racks };
-        let schedule = algorithms::generate(key.kind, key.algorithm, &topology, me, key.count);
+        let schedule = algorithms::generate(key.kind, key.spec, &topology, me, key.count);
         let plan = Arc::new(Plan::new(&schedule, key.element));
         if plans.len() >= PLANS {
             // A training step repeats itself. Shapes that change all the time have no good choice
@@ -95,6 +95,8 @@ impl Plans {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_collectives::algorithms::Algorithm;
+
     use super::*;
 
     fn nodes(nodes: &[u32]) -> Arc<[NodeId]> {
@@ -106,7 +108,7 @@ mod tests {
     }
 
     fn of(plans: &Plans, route: Route, set: &[u32]) -> Option<(Arc<Plan>, Vec<u32>)> {
-        let found = plans.of(route, &nodes(set), Algorithm::Ring, 100, 4);
+        let found = plans.of(route, &nodes(set), Algorithm::Ring.into(), 100, 4);
         found.map(|(plan, nodes)| (plan, nodes.iter().map(|n| n.0).collect()))
     }
 

@@ -84,7 +84,10 @@ impl TestNode {
             ranks: set.iter().map(|rank| rank.0).collect(),
             tensor: Some(TensorRef::Name(TensorName::new("make").unwrap()).into()),
         };
-        let created = pb::Execute { sets_created: vec![created], ..Default::default() };
+        let spec =
+            |(id, algorithm): (u32, &Algorithm)| pb::Spec { id, text: algorithm.name().to_owned() };
+        let specs = (1..).zip(Algorithm::ALL).map(spec).collect();
+        let created = pb::Execute { sets_created: vec![created], specs, ..Default::default() };
         registry.instructions(created).unwrap();
         let everybody = Arc::new(Members::everybody(&world));
         let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
@@ -235,7 +238,7 @@ fn orders(
             sequence,
             process_set: SET.0,
             request: Some((&request).into()),
-            algorithm: pb::Algorithm::from(Algorithm::ALL[sequence as usize % 4]).into(),
+            spec: sequence as u32 % Algorithm::ALL.len() as u32 + 1,
             segments,
             absent: absent.iter().map(|rank| rank.0).collect(),
         }

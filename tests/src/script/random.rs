@@ -1,5 +1,6 @@
 //! What a random job is made of.
 
+use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
 
 use crate::{
@@ -17,8 +18,10 @@ pub(super) fn plan(dice: &mut Dice) -> Plan {
     for _ in 0..dice.below(u64::from(MAX_RANKS) - nodes as u64 + 1) {
         slots[dice.below(nodes as u64) as usize] += 1;
     }
-    let algorithms = ["auto", "ring", "recursive_doubling", "double_tree", "hierarchical"];
-    let algorithm = dice.pick(&algorithms);
+    let others = ["auto", "ring(way=around)", "circulant(radix=3)", "k-nomial(radix=3)"];
+    let mut algorithms: Vec<&str> = Algorithm::ALL.iter().map(|known| known.name()).collect();
+    algorithms.extend(others);
+    let algorithm = if dice.one_in(4) { "auto" } else { dice.pick(&algorithms) };
     let piece = dice.pick(&[SMALLEST_PIECE, SMALLEST_PIECE + 8, 100_000, 256 << 10, 4 << 20]);
     let chunk = dice.pick(&[4 << 10, 64 << 10, 256 << 10]).min(piece);
     let plan = Plan::nodes(&slots)

@@ -3,11 +3,18 @@ use gradwire_proto::{Collective, DType, NodeId, ReduceOp, Shape};
 use super::*;
 use crate::model::{tensor::Variant, world::tests::world};
 
-const RING: i32 = pb::Algorithm::Ring as i32;
+const RING: u32 = 1;
 
 /// Ranks 0 and 1 are on node 0, 2 and 3 on node 1 (this one), 4 on node 2.
 fn registry() -> Registry {
-    Registry::new(Arc::new(world(1, &[2, 2, 1])))
+    let mut registry = Registry::new(Arc::new(world(1, &[2, 2, 1])));
+    registry.instructions(specs(&[(RING, "ring")])).unwrap();
+    registry
+}
+
+fn specs(specs: &[(u32, &str)]) -> pb::Execute {
+    let spec = |&(id, text): &(u32, &str)| pb::Spec { id, text: text.into() };
+    pb::Execute { specs: specs.iter().map(spec).collect(), ..Default::default() }
 }
 
 fn request(count: u64) -> Request {
@@ -69,7 +76,7 @@ fn operation(request: &Request, segments: Vec<pb::Segment>) -> pb::Operation {
         sequence: 9,
         process_set: 0,
         request: Some(request),
-        algorithm: RING,
+        spec: RING,
         segments,
         absent: Vec::new(),
     }
@@ -225,7 +232,7 @@ fn segments_outside_of_the_agreement_are_refused() {
         (operation(&gather, mixed), "do not all take the same way"),
         (operation(&gather, vec![]), "no segments"),
         (operation(&gather, vec![segment(id(3), 0, 0, 1)]), "id 3 was never registered"),
-        (pb::Operation { algorithm: 0, ..of(0, 0, 4) }, "algorithm"),
+        (pb::Operation { spec: 7, ..of(0, 0, 4) }, "spec: id 7 was never registered"),
         (pb::Operation { process_set: 4, ..by_name(some(&[1; 5])) }, "no process set 4"),
         (pb::Operation { absent: vec![1], ..of(0, 0, 4) }, "registered for all ranks"),
         (pb::Operation { absent: vec![7], ..by_name(some(&[1; 5])) }, "absent"),
@@ -240,6 +247,37 @@ fn segments_outside_of_the_agreement_are_refused() {
         assert!(refused.contains(text), "{refused:?} has not {text:?}");
     }
     assert!(order(&mut registry, of(4, 1, 3)).unwrap().is_some());
+}
+
+/// TRUST: a spec is read once, when it gets its id.
+#[test]
+fn specs_are_refused_unless_they_are_known_and_new() {
+    let mut registry = registry();
+    for (id, text, said) in [
+        (2, "rign", "there is no algorithm"),
+        (2, "circulant(radix=1)", "radix is a number"),
+        (2, &"x".repeat(1000), "longer than"),
+        (RING, "double-tree", "id 1 already stands for ring"),
+    ] {
+        let error = registry.instructions(specs(&[(id, text)])).unwrap_err().to_string();
+        assert!(error.contains("spec") && error.contains(said), "{error}");
+    }
+    let mut registry = self::registry();
+    for id in 2..=MAX_SPECS as u32 {
+        registry.instructions(specs(&[(id, "circulant(radix=4)")])).unwrap();
+    }
+    assert!(registry.instructions(specs(&[(9999, "ring")])).is_err(), "BOUND");
+}
+
+/// TRUST: the factors of a grid are those of the nodes that take part.
+#[test]
+fn a_grid_of_other_nodes_is_refused() {
+    let mut registry = registry();
+    registry.instructions(specs(&[(2, "torus(dims=2x2)")])).unwrap();
+    registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
+    let grid = pb::Operation { spec: 2, ..operation(&request(0), vec![segment(id(7), 0, 0, 8)]) };
+    let refused = refusal(&mut registry, grid);
+    assert!(refused.contains("torus(dims=2x2) is for 4 nodes, and there are 3"), "{refused}");
 }
 
 #[test]

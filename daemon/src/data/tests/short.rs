@@ -34,7 +34,7 @@ proptest! {
         streams in 1u32..4,
         chunk in prop_oneof![Just(64u64), Just(4096), Just(1 << 18)],
         counts in prop::collection::vec(1u64..60_000, 1..5),
-        algorithm in prop::sample::select(&Algorithm::ALL[..]),
+        algorithm in prop::sample::select(Algorithm::ALL),
         root in prop::option::of(0u32..8),
         racks in prop::collection::vec(0u32..3, 7),
         scaled in any::<bool>(),

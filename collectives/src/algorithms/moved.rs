@@ -7,8 +7,12 @@
 use super::{
     build::{self, Builder},
     kind::Kind,
+    shape::Shape,
 };
-use crate::schedule::{Action, Schedule, split};
+use crate::{
+    schedule::{Action, Schedule, split},
+    topology::Topology,
+};
 
 /// Blocks are made about this many elements.
 const BLOCK: u64 = 1 << 17;
@@ -30,4 +34,24 @@ pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) 
         }
     }
     builder.finish(participants, me, blocks)
+}
+
+/// The cost: one message, at the rate of the line or of what the smaller of the two racks lets out
+/// or in: α + S·β.
+pub(super) fn shape(topology: &Topology, from: u32, to: u32) -> Shape {
+    let size = |of: u32| {
+        let rack = topology.racks[of as usize];
+        topology.racks.iter().filter(|&&other| other == rack).count()
+    };
+    let smaller = size(from).min(size(to)) as f64;
+    let across = if topology.same_rack(from, to) { 0.0 } else { 1.0 };
+    Shape {
+        line: 1.0,
+        uplink: across / smaller,
+        messages: 1.0,
+        blocks: 1.0,
+        hops_in: 1.0 - across,
+        hops_across: across,
+        ..Shape::default()
+    }
 }

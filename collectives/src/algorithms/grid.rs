@@ -1,0 +1,161 @@
+//! Grids: participants have coordinates, and what one dimension has reduced goes on along the next.
+//! Each block is reduced along the first dimension to those who have its owner's first coordinate,
+//! from there along the second one, and so on; then it goes back the same way.
+//!
+//! Nobody sends more than about 2(M−1)/M of the piece, and a message has all blocks that take a
+//! link at a time. The first dimension is the members of a rack where racks are of one size. So
+//! between racks goes what is left after it: 2(r−1) times the piece, the least there is.
+//!
+//! | | dimensions | along each |
+//! |---|---|---|
+//! | `torus` | two | a ring (Mikami et al., 2018, arXiv:1811.05233) |
+//! | `blueconnect` | any, as factors | a ring (Cho, Finkler, Kung & Hunter, MLSys 2019) |
+//! | `hips` | any, as factors | direct exchange, or a ring (Geng et al., NetAI 2018) |
+//!
+//! Rings have a chain of 2Σ(p−1) messages over the sizes p of the dimensions, direct exchange one of
+//! two for each dimension, with up to p−1 senders at once.
+
+use super::{
+    build::{self, Link, Place},
+    shape::{Cluster, Shape},
+    spec::Spec,
+};
+use crate::{
+    schedule::{Schedule, split},
+    topology::Topology,
+};
+
+/// How data goes along a dimension.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Along {
+    /// From neighbour to neighbour.
+    Ring,
+    /// From everybody to the owner.
+    Direct,
+}
+
+/// The sizes of the dimensions, first the one that is nearest; none of them 1.
+fn dimensions(spec: &Spec, topology: &Topology) -> Vec<u32> {
+    let nodes = topology.participants();
+    if let Some(factors) = spec.factors().filter(|_| spec.fits(nodes).is_ok()) {
+        return factors.to_vec();
+    }
+    let racks = topology.members();
+    let (many, size) = (racks.len() as u32, racks[0].len());
+    if many > 1 && size > 1 && racks.iter().all(|rack| rack.len() == size) {
+        return vec![size as u32, many];
+    }
+    // The two most equal factors; a prime number has one.
+    let smaller = (1..=nodes.isqrt()).rev().find(|factor| nodes.is_multiple_of(*factor));
+    let smaller = smaller.unwrap_or(1);
+    [nodes / smaller, smaller].into_iter().filter(|size| *size > 1).collect()
+}
+
+/// The dimensions, and how long a phase along each takes.
+struct Grid {
+    sizes: Vec<u32>,
+    along: Along,
+}
+
+impl Grid {
+    /// The coordinates of a position; the first runs fastest.
+    fn coordinates(&self, mut position: u32) -> Vec<u32> {
+        let of = |size: &u32| {
+            let coordinate = position % size;
+            position /= size;
+            coordinate
+        };
+        self.sizes.iter().map(of).collect()
+    }
+
+    /// The position with another coordinate in one dimension.
+    fn moved(&self, position: u32, dimension: usize, from: u32, to: u32) -> u32 {
+        let stride: u32 = self.sizes[..dimension].iter().product();
+        position + to * stride - from * stride
+    }
+
+    /// Where a position stands in the tree of the block of the owner.
+    fn place(&self, at: u32, owner: u32, name: impl Fn(u32) -> u32) -> Place {
+        let (own, root) = (self.coordinates(at), self.coordinates(owner));
+        let all: u32 = self.sizes.iter().map(|size| size - 1).sum();
+        let mut place = Place::default();
+        let mut start = 0;
+        for (dimension, &size) in self.sizes.iter().enumerate() {
+            let (own, root) = (own[dimension], root[dimension]);
+            // The link from a coordinate towards the owner's, seen from this or the other end.
+            let link = |peer: u32, from: u32| {
+                // Along a ring those who are farthest begin; else nobody is everybody's first.
+                let turn = match self.along {
+                    Along::Ring => (from + size - root - 1) % size,
+                    Along::Direct => (root + size - from) % size - 1,
+                };
+                let up = start + turn;
+                let peer = name(self.moved(at, dimension, own, peer));
+                Link { peer, up, down: 2 * all - 1 - up }
+            };
+            let before = (own + size - 1) % size;
+            let next = (own + 1) % size;
+            match self.along {
+                Along::Ring if before != root => place.children.push(link(before, before)),
+                Along::Direct if own == root => {
+                    let others = (0..size).filter(|other| *other != root);
+                    place.children.extend(others.map(|other| link(other, other)));
+                }
+                Along::Ring | Along::Direct => {}
+            }
+            if own != root {
+                let towards = if self.along == Along::Ring { next } else { root };
+                place.parent = Some(link(towards, own));
+                break;
+            }
+            start += size - 1;
+        }
+        place
+    }
+}
+
+pub(super) fn allreduce(
+    spec: &Spec,
+    along: Along,
+    topology: &Topology,
+    me: u32,
+    count: u64,
+) -> Schedule {
+    let order = topology.order();
+    let at = build::position(&order, me);
+    let nodes = order.len() as u32;
+    let grid = Grid { sizes: dimensions(spec, topology), along };
+    build::reduce_and_return_together(nodes, me, split(count, nodes.into()), |block| {
+        grid.place(at, block, |position| order[position as usize])
+    })
+}
+
+/// The cost of an allreduce: 2Σ(p−1)α along rings, 2dα by direct exchange in d dimensions, and
+/// 2(M−1)/M·S·β + (M−1)/M·S·γ.
+pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cluster) -> Shape {
+    let sizes = dimensions(spec, topology);
+    let links: f64 = sizes.iter().map(|&size| f64::from(size) - 1.0).sum();
+    let share = cluster.share();
+    let (hops, senders) = match along {
+        Along::Ring => (links, 1),
+        Along::Direct => (sizes.len() as f64, sizes.iter().max().map_or(0, |size| size - 1)),
+    };
+    let aligned = cluster.is_even() && f64::from(sizes[0]) == cluster.largest;
+    let across = match along {
+        Along::Ring => cluster.racks - 1.0,
+        Along::Direct => 1.0,
+    };
+    Shape {
+        line: 2.0 * share,
+        senders,
+        uplink: match cluster.racks > 1.0 {
+            true if aligned => cluster.least_uplink(),
+            true => 1.0,
+            false => 0.0,
+        },
+        reduced: share,
+        messages: 2.0 * links,
+        blocks: f64::from(sizes[0]),
+        ..cluster.hops(2.0 * hops, 2.0 * across)
+    }
+}

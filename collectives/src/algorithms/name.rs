@@ -1,0 +1,175 @@
+//! The algorithms by name, and what parameters each has.
+
+use std::fmt;
+
+use strum::VariantArray;
+
+/// A parameter of an algorithm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parameter {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it decides.
+    pub about: &'static str,
+    /// What it may be.
+    pub values: Values,
+}
+
+/// What a parameter may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// A whole number.
+    Number {
+        /// The smallest.
+        least: u32,
+        /// The largest.
+        most: u32,
+        /// What it is if it isn't given.
+        usual: u32,
+    },
+    /// One of some words, the first if it isn't given.
+    Word(&'static [&'static str]),
+    /// Numbers of at least 2 whose product is the number of nodes, such as `4x8`; at most as many.
+    /// If it isn't given, the algorithm chooses them.
+    Factors(usize),
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number { least, most, .. } => write!(f, "a number from {least} to {most}"),
+            Self::Word(words) => f.write_str(&words.join(" or ")),
+            Self::Factors(2) => write!(f, "two numbers from 2 on, such as 4x8"),
+            Self::Factors(most) => write!(f, "2 to {most} numbers from 2 on, such as 4x8"),
+        }
+    }
+}
+
+/// The algorithms, by the name of their allreduce; each has a broadcast and a reduction to
+/// one participant of the same kind.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    VariantArray,
+)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Algorithm {
+    /// Pipelined ring; to or from one participant along a chain.
+    Ring,
+    /// Exchange at doubling distance; to or from one participant along a binomial tree.
+    RecursiveDoubling,
+    /// Two binary trees, half the data each.
+    DoubleTree,
+    /// Two levels over racks.
+    Hierarchical,
+    /// Halving and doubling around a circle, over racks; to or from one participant along a
+    /// binomial tree.
+    Circulant,
+    /// The same without racks.
+    Bcube,
+    /// Everybody with everybody; to or from one participant in one message.
+    Direct,
+    /// Halving and doubling at doubling distance.
+    HalvingDoubling,
+    /// The same, and a fold where both of a pair reduce a half.
+    Rabenseifner,
+    /// Halving and doubling at distances for a torus.
+    Swing,
+    /// Several rings.
+    MultiRing,
+    /// All with one.
+    Linear,
+    /// A binomial tree.
+    Binomial,
+    /// A tree of any degree.
+    KNomial,
+    /// One after the other.
+    Chain,
+    /// Rings along two dimensions.
+    Torus,
+    /// Rings along any number of dimensions.
+    Blueconnect,
+    /// Direct exchange along any number of dimensions.
+    Hips,
+    /// A ring of one participant for each rack.
+    LeaderRing,
+}
+
+const RADIX: Parameter = Parameter {
+    name: "radix",
+    about: "among how many each round shares out",
+    values: Values::Number { least: 2, most: 64, usual: 2 },
+};
+const DEGREE: Parameter = Parameter {
+    name: "radix",
+    about: "each participant sends to one less in a round",
+    values: Values::Number { least: 2, most: 64, usual: 4 },
+};
+const WAY: Parameter = Parameter {
+    name: "way",
+    about: "whether the result goes back the way it came, or on around",
+    values: Values::Word(&["back", "around"]),
+};
+const RINGS: Parameter = Parameter {
+    name: "rings",
+    about: "how many rings share the piece",
+    values: Values::Number { least: 1, most: 16, usual: 2 },
+};
+const TWO: Parameter = Parameter {
+    name: "dims",
+    about: "the sizes of the two dimensions, the nearest first",
+    values: Values::Factors(2),
+};
+const ANY: Parameter = Parameter {
+    name: "dims",
+    about: "the sizes of the dimensions, the nearest first",
+    values: Values::Factors(4),
+};
+const ALONG: Parameter = Parameter {
+    name: "along",
+    about: "how data goes along a dimension",
+    values: Values::Word(&["direct", "ring"]),
+};
+
+impl Algorithm {
+    /// All of them.
+    pub const ALL: &[Self] = Self::VARIANTS;
+
+    /// The name that people read and write.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
+    /// Its parameters.
+    pub fn parameters(self) -> &'static [Parameter] {
+        match self {
+            Self::Ring => &[WAY],
+            Self::MultiRing => &[RINGS],
+            Self::Circulant | Self::Bcube => &[RADIX],
+            Self::KNomial => &[DEGREE],
+            Self::Torus => &[TWO],
+            Self::Blueconnect => &[ANY],
+            Self::Hips => &[ALONG, ANY],
+            Self::RecursiveDoubling
+            | Self::DoubleTree
+            | Self::Hierarchical
+            | Self::Direct
+            | Self::HalvingDoubling
+            | Self::Rabenseifner
+            | Self::Swing
+            | Self::Linear
+            | Self::Binomial
+            | Self::Chain
+            | Self::LeaderRing => &[],
+        }
+    }
+}

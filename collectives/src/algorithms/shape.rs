@@ -1,0 +1,107 @@
+//! What the cost of a schedule depends on, as closed forms. Each algorithm has its own beside its
+//! generator; [`cost`](mod@crate::cost) makes seconds of them, by the α-β-γ model.
+
+use crate::topology::Topology;
+
+/// What a piece costs by an algorithm, in units of the piece and in messages.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Shape {
+    /// Messages one after the other inside racks and between them.
+    pub(crate) hops_in: f64,
+    pub(crate) hops_across: f64,
+    /// Sent or received by the busiest participant, in units of the piece.
+    pub(crate) line: f64,
+    /// Of these, received when everybody sends at once.
+    pub(crate) senders: u32,
+    /// What leaves or enters a rack, divided by its nodes; the largest, in units of the piece.
+    pub(crate) uplink: f64,
+    /// Reduced by the busiest participant, in units of the piece.
+    pub(crate) reduced: f64,
+    /// Reduced of a chunk at each hop, where that is all that isn't hidden behind the line.
+    pub(crate) streamed: f64,
+    /// Messages that the busiest participant sends.
+    pub(crate) messages: f64,
+    /// The piece is in this many blocks.
+    pub(crate) blocks: f64,
+}
+
+/// The numbers of a topology that costs depend on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cluster {
+    pub(crate) nodes: f64,
+    pub(crate) racks: f64,
+    pub(crate) largest: f64,
+    pub(crate) smallest: f64,
+}
+
+impl Cluster {
+    pub(crate) fn new(topology: &Topology) -> Self {
+        let sizes: Vec<usize> = topology.members().iter().map(Vec::len).collect();
+        let largest = sizes.iter().copied().max().unwrap_or(1) as f64;
+        let smallest = sizes.iter().copied().min().unwrap_or(1) as f64;
+        Self {
+            nodes: sizes.iter().sum::<usize>() as f64,
+            racks: sizes.len() as f64,
+            largest,
+            smallest,
+        }
+    }
+
+    /// All but one.
+    pub(crate) fn others(&self) -> f64 {
+        self.nodes - 1.0
+    }
+
+    /// What everybody has to send at least in a reduction to all owners.
+    pub(super) fn share(&self) -> f64 {
+        self.others() / self.nodes
+    }
+
+    /// Whether all racks are of one size.
+    pub(super) fn is_even(&self) -> bool {
+        self.largest == self.smallest
+    }
+
+    /// `hops` in all, as many as possible of them inside racks but for `across`.
+    pub(super) fn hops(&self, hops: f64, across: f64) -> Shape {
+        let across = if self.racks > 1.0 { across.min(hops) } else { 0.0 };
+        Shape { hops_in: hops - across, hops_across: across, blocks: 1.0, ..Shape::default() }
+    }
+
+    /// Traffic out of a rack per node, for `pieces` out of the smallest.
+    pub(super) fn uplink(&self, pieces: f64) -> f64 {
+        if self.racks > 1.0 { pieces / self.smallest } else { 0.0 }
+    }
+
+    /// The same where what crosses is the least there is.
+    pub(super) fn least_uplink(&self) -> f64 {
+        self.uplink(2.0 * (self.racks - 1.0) / self.racks)
+    }
+}
+
+/// How many rounds it takes to divide by `radix` down to 1, rounded up each time, and how many
+/// messages a participant sends in them.
+pub(super) fn rounds(number: f64, radix: u32) -> (f64, f64) {
+    let (mut number, mut rounds, mut messages) = (number as u32, 0, 0);
+    while number > 1 {
+        let part = number.div_ceil(radix);
+        messages += number.div_ceil(part) - 1;
+        rounds += 1;
+        number = part;
+    }
+    (f64::from(rounds), f64::from(messages))
+}
+
+/// An allreduce made of a reduction to one participant and a broadcast from it. Blocks come down
+/// while others go up, but the first and the last have one way to themselves.
+pub(super) fn there_and_back(up: Shape, down: Shape) -> Shape {
+    Shape {
+        hops_in: up.hops_in + down.hops_in,
+        hops_across: up.hops_across + down.hops_across,
+        line: 0.75 * (up.line + down.line),
+        uplink: 0.75 * (up.uplink + down.uplink),
+        messages: up.messages + down.messages,
+        reduced: up.reduced,
+        ..up
+    }
+}

@@ -1,0 +1,325 @@
+//! A spec: an algorithm with its parameters, as people write it and as it travels.
+//!
+//! ```text
+//! ring
+//! circulant(radix=4)
+//! torus(dims=4x8)
+//! ```
+//!
+//! A parameter that is not given has its usual value, and is left out where a spec is printed: two
+//! specs are the same if they print the same.
+
+use std::{fmt, str::FromStr};
+
+use super::name::{Algorithm, Parameter, Values};
+
+/// The longest text of a spec, in bytes (BOUND).
+pub const MAX_SPEC: usize = 80;
+
+/// The most parameters of an algorithm.
+const PARAMETERS: usize = 2;
+
+/// The most factors of a parameter.
+const FACTORS: usize = 4;
+
+/// An algorithm with its parameters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Spec {
+    algorithm: Algorithm,
+    /// By the place of the parameter: the number, or the place of the word.
+    numbers: [u32; PARAMETERS],
+    /// 0 where there is none.
+    factors: [u32; FACTORS],
+}
+
+/// Why a text is not a spec.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// There is no algorithm of that name.
+    #[error("there is no algorithm {given:?}; use one of {}", names().join(", "))]
+    Unknown {
+        /// The name, cut to [`MAX_SPEC`] characters.
+        given: String,
+    },
+    /// It is not written like a spec.
+    #[error("{given:?} is not of the form name(parameter=value, …)")]
+    Form {
+        /// The text, cut to [`MAX_SPEC`] characters.
+        given: String,
+    },
+    /// The algorithm has no such parameter.
+    #[error("{algorithm} has no parameter {given:?}; {}", accepted(*algorithm))]
+    Parameter {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The name.
+        given: String,
+    },
+    /// A parameter is given twice.
+    #[error("{algorithm}: {name} is given twice")]
+    Twice {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The parameter.
+        name: &'static str,
+    },
+    /// A parameter has a value that it can't have.
+    #[error("{algorithm}: {name}={given} is not possible; {name} is {values}")]
+    Value {
+        /// The algorithm.
+        algorithm: Algorithm,
+        /// The parameter.
+        name: &'static str,
+        /// Its value.
+        given: String,
+        /// What it may be.
+        values: Values,
+    },
+    /// The factors are those of another number of nodes.
+    #[error("{spec} is for {product} nodes, and there are {nodes}")]
+    Nodes {
+        /// The spec.
+        spec: Spec,
+        /// For how many it is.
+        product: u64,
+        /// How many there are.
+        nodes: u32,
+    },
+}
+
+fn names() -> Vec<&'static str> {
+    Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect()
+}
+
+fn accepted(algorithm: Algorithm) -> String {
+    match algorithm.parameters() {
+        [] => "it has none".to_owned(),
+        all => {
+            let names: Vec<&str> = all.iter().map(|parameter| parameter.name).collect();
+            format!("it has {}", names.join(" and "))
+        }
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_SPEC).collect()
+}
+
+impl Spec {
+    /// An algorithm with its usual parameters.
+    pub fn usual(algorithm: Algorithm) -> Self {
+        let mut spec = Self { algorithm, numbers: [0; PARAMETERS], factors: [0; FACTORS] };
+        for (number, parameter) in spec.numbers.iter_mut().zip(algorithm.parameters()) {
+            if let Values::Number { usual, .. } = parameter.values {
+                *number = usual;
+            }
+        }
+        spec
+    }
+
+    /// The algorithm.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Reads a spec. Case doesn't matter, `_` stands for `-`, and spaces may be anywhere between.
+    ///
+    /// # Errors
+    /// [`SpecError`] says what is wrong and what is accepted.
+    pub fn parse(text: &str) -> Result<Self, SpecError> {
+        let form = || SpecError::Form { given: cut(text) };
+        let plain: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+        let plain = plain.to_ascii_lowercase().replace('_', "-");
+        let (name, parameters) = match plain.split_once('(') {
+            None => (&plain[..], None),
+            Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(form)?)),
+        };
+        let unknown = |_| SpecError::Unknown { given: cut(name) };
+        let algorithm = Algorithm::from_str(name).map_err(unknown)?;
+        let mut spec = Self::usual(algorithm);
+        let mut given = [false; PARAMETERS];
+        for one in parameters.iter().flat_map(|all| all.split(',')) {
+            let (name, value) = one.split_once('=').ok_or_else(form)?;
+            let all = algorithm.parameters();
+            let Some(at) = all.iter().position(|parameter| parameter.name == name) else {
+                return Err(SpecError::Parameter { algorithm, given: cut(name) });
+            };
+            let Parameter { name, values, .. } = all[at];
+            if std::mem::replace(&mut given[at], true) {
+                return Err(SpecError::Twice { algorithm, name });
+            }
+            spec.set(at, values, value).ok_or_else(|| SpecError::Value {
+                algorithm,
+                name,
+                given: cut(value),
+                values,
+            })?;
+        }
+        Ok(spec)
+    }
+
+    fn set(&mut self, at: usize, values: Values, value: &str) -> Option<()> {
+        let number = |text: &str| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| text.parse::<u32>().ok()).flatten()
+        };
+        match values {
+            Values::Number { least, most, .. } => {
+                let number = number(value).filter(|number| (least..=most).contains(number))?;
+                self.numbers[at] = number;
+            }
+            Values::Word(words) => {
+                self.numbers[at] = words.iter().position(|word| *word == value)? as u32;
+            }
+            Values::Factors(most) => {
+                let factors: Vec<u32> = value.split('x').map(number).collect::<Option<_>>()?;
+                let two = if most == 2 { 2 } else { most };
+                let fits = (2..=two).contains(&factors.len()) && factors.iter().all(|f| *f >= 2);
+                if !fits {
+                    return None;
+                }
+                self.factors[..factors.len()].copy_from_slice(&factors);
+            }
+        }
+        Some(())
+    }
+
+    /// Whether it can run among so many nodes.
+    ///
+    /// # Errors
+    /// [`SpecError::Nodes`] if its factors are those of another number.
+    pub fn fits(&self, nodes: u32) -> Result<(), SpecError> {
+        match self.factors() {
+            Some(factors) => {
+                let product = factors.iter().map(|&factor| u64::from(factor)).product();
+                let error = SpecError::Nodes { spec: *self, product, nodes };
+                if product == u64::from(nodes) { Ok(()) } else { Err(error) }
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The number that a parameter is, or the place of its word.
+    pub(super) fn number(&self, name: &str) -> u32 {
+        let all = self.algorithm.parameters();
+        let at = all.iter().position(|parameter| parameter.name == name);
+        debug_assert!(at.is_some(), "{} has no parameter {name}", self.algorithm);
+        at.map_or(0, |at| self.numbers[at])
+    }
+
+    /// The factors, if they are given.
+    pub(super) fn factors(&self) -> Option<&[u32]> {
+        let many = self.factors.iter().position(|&factor| factor == 0).unwrap_or(FACTORS);
+        (many > 0).then(|| &self.factors[..many])
+    }
+}
+
+impl From<Algorithm> for Spec {
+    fn from(algorithm: Algorithm) -> Self {
+        Self::usual(algorithm)
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut given = Vec::new();
+        for (&number, Parameter { name, values, .. }) in
+            self.numbers.iter().zip(self.algorithm.parameters())
+        {
+            match values {
+                Values::Number { usual, .. } if number != *usual => {
+                    given.push(format!("{name}={number}"));
+                }
+                Values::Word(words) if number != 0 => {
+                    given.push(format!("{name}={}", words[number as usize]));
+                }
+                Values::Factors(_) => given.extend(self.factors().map(|factors| {
+                    let factors: Vec<String> = factors.iter().map(u32::to_string).collect();
+                    format!("{name}={}", factors.join("x"))
+                })),
+                Values::Number { .. } | Values::Word(_) => {}
+            }
+        }
+        f.write_str(self.algorithm.name())?;
+        if given.is_empty() { Ok(()) } else { write!(f, "({})", given.join(",")) }
+    }
+}
+
+impl fmt::Debug for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> String {
+        match Spec::parse(text) {
+            Ok(spec) => spec.to_string(),
+            Err(error) => format!("error: {error}"),
+        }
+    }
+
+    #[test]
+    fn what_is_printed_is_read_again() {
+        for (text, printed) in [
+            ("ring", "ring"),
+            (" Recursive_Doubling ", "recursive-doubling"),
+            ("ring(way=around)", "ring(way=around)"),
+            ("ring(way=back)", "ring"),
+            ("circulant(radix=2)", "circulant"),
+            ("Circulant( radix = 4 )", "circulant(radix=4)"),
+            ("k-nomial(radix=64)", "k-nomial(radix=64)"),
+            ("torus(dims=4x8)", "torus(dims=4x8)"),
+            ("blueconnect(dims=2x3x4x5)", "blueconnect(dims=2x3x4x5)"),
+        ] {
+            assert_eq!(parsed(text), printed, "{text}");
+            assert_eq!(parsed(printed), printed);
+            assert!(printed.len() <= MAX_SPEC);
+        }
+        for &algorithm in Algorithm::ALL {
+            assert_eq!(Spec::parse(algorithm.name()), Ok(Spec::usual(algorithm)));
+            assert!(algorithm.parameters().len() <= PARAMETERS);
+        }
+    }
+
+    /// TRUST: a text without meaning is refused with what is accepted.
+    #[test]
+    fn what_is_no_spec_is_refused_with_what_is_accepted() {
+        for (text, said) in [
+            ("rign", "recursive-doubling"),
+            ("", "there is no algorithm \"\""),
+            ("ring(", "is not of the form"),
+            ("circulant(radix)", "is not of the form"),
+            ("circulant()", "is not of the form"),
+            ("circulant(radix=1)", "radix is a number from 2 to"),
+            ("circulant(radix=+4)", "radix=+4 is not possible"),
+            ("circulant(radix=4,radix=4)", "radix is given twice"),
+            ("circulant(radix=99999999999)", "is not possible"),
+            ("ring(radix=4)", "ring has no parameter \"radix\"; it has way"),
+            ("recursive-doubling(radix=4)", "it has none"),
+            ("ring(way=up)", "way is back or around"),
+            ("torus(dims=4)", "two numbers from 2 on"),
+            ("torus(dims=2x2x2)", "two numbers from 2 on"),
+            ("blueconnect(dims=1x4)", "dims=1x4 is not possible"),
+            ("blueconnect(dims=2x2x2x2x2)", "2 to 4 numbers"),
+        ] {
+            let error = parsed(text);
+            assert!(error.starts_with("error: ") && error.contains(said), "{text}: {error}");
+        }
+        let long = "x".repeat(10_000);
+        assert!(parsed(&long).len() < 1000);
+        assert!(parsed(&format!("ring({long}=3)")).len() < 1000);
+    }
+
+    #[test]
+    fn factors_are_those_of_the_nodes() {
+        let torus = Spec::parse("torus(dims=2x4)").unwrap();
+        assert_eq!(torus.fits(8), Ok(()));
+        let error = torus.fits(6).unwrap_err().to_string();
+        assert_eq!(error, "torus(dims=2x4) is for 8 nodes, and there are 6");
+        assert_eq!(Spec::parse("torus").unwrap().fits(7), Ok(()));
+    }
+}
