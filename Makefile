@@ -5,9 +5,6 @@ CARGO ?= cargo
 # Where nextest is installed it runs the tests, side by side and each with a time limit.
 NEXTEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo yes)
 TORCH := torch=$$(scripts/libtorch.sh) && eval "$$torch" &&
-# All crates, and the optimizer around libtorch: for the worker library alone clippy would check the
-# crates that it needs anew, with fewer features.
-WITH_TCH := --workspace --features gradwire-worker/tch
 DEMO_HOSTS ?= 127.0.0.1:2,127.0.0.2:2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -33,25 +30,23 @@ demo: ## a small PyTorch network trains on four ranks of two nodes, all on this 
 
 demo-rust: ## the same in Rust: a trainer that is linked against libtorch
 	$(TORCH) $(CARGO) build --release -p gradwire-cli -p gradwire-daemon --bins
-	$(TORCH) $(CARGO) build --release -p gradwire-worker --features tch --example digits
+	$(TORCH) $(CARGO) build --release -p gradwire-tch --example digits
 	$(TORCH) $(BUILT)/gradwire run -H $(DEMO_HOSTS) -- $(BUILT)/examples/digits $(DEMO_ARGS)
 
 test: ## every test, on a fresh machine too
-	$(TORCH) $(CARGO) build --workspace --bins
-	$(TORCH) $(CARGO) build -p gradwire-worker --features tch --examples
+	@# All of it in one go: fewer crates would need their dependencies with fewer features, so anew.
+	$(TORCH) $(CARGO) build --workspace --bins --tests --examples
 	cd benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
-	$(TORCH) $(CARGO) nextest run -p gradwire-worker --features tch --lib --test tch
 	$(TORCH) $(CARGO) nextest run --workspace
 else
-	$(TORCH) $(CARGO) test -p gradwire-worker --features tch --lib --test tch
 	$(TORCH) $(CARGO) test --workspace
 endif
-	$(MAKE) python-test
+	$(MAKE) python-test PROGRAMS=built
 
 wheel: ## the Python package with its programs, in python/dist
-	$(CARGO) build --profile $(PROFILE) --workspace --bins
+	test -n "$(PROGRAMS)" || $(CARGO) build --profile $(PROFILE) --workspace --bins
 	test -x .venv-lint/bin/maturin || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet maturin==$(MATURIN))
 	rm -rf python/dist python/gradwire.data && mkdir -p python/gradwire.data/scripts
 	for program in gradwire gradwired; do strip -o python/gradwire.data/scripts/$$program $(BUILT)/$$program; done
@@ -76,7 +71,7 @@ docs: ## the reference of the Python package and of the crates, in target/docs
 	rm -rf target/docs && mkdir -p target/docs
 	.venv-python/bin/python -W error::UserWarning -m pdoc --docformat google \
 	    --output-directory target/docs/python gradwire gradwire.torch gradwire.torch.distributed
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	cp -r $(or $(CARGO_TARGET_DIR),target)/doc target/docs/rust
 
 python-test: ## the Python tests, with the wheel in a virtual environment
@@ -108,8 +103,8 @@ bench-torch: wheel ## a step of ResNet-50 in PyTorch, with Gradwire and with DDP
 lint: ## what CI wants besides the tests
 	$(CARGO) fmt --all --check
 	python3 scripts/check_text.py
-	$(TORCH) $(CARGO) clippy $(WITH_TCH) --all-targets -- -D warnings
-	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(WITH_TCH) --no-deps
+	$(TORCH) $(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
 	.venv-lint/bin/ruff check benchmarks scripts python examples
 	.venv-lint/bin/ruff format --check benchmarks scripts python examples

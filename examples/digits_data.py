@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-DATA = Path(__file__).parent.parent / "worker-lib" / "examples" / "digits" / "optdigits.csv.gz"
+DIGITS = Path(__file__).parent.parent / "worker-lib" / "tch" / "examples" / "digits"
+DATA = DIGITS / "optdigits.csv.gz"
 TEST_IMAGES = 360
 
 

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Prints the `export` lines with which cargo finds libtorch for the `tch` feature:
+# Prints the `export` lines with which cargo finds libtorch for `gradwire-tch`:
 #
 #     eval "$(scripts/libtorch.sh)"
-#     cargo build --release -p gradwire-worker --features tch --example digits
+#     cargo build --release -p gradwire-tch --example digits
 #
 # LIBTORCH or LIBTORCH_USE_PYTORCH are taken as they are where they are set. Otherwise torch is
 # installed from PyPI in .venv, without the 3.5 GB of CUDA libraries that its wheel asks for: the

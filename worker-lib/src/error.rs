@@ -74,10 +74,6 @@ pub enum GradwireError {
     /// The shared memory of the session itself can't be made.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// libtorch refused something.
-    #[cfg(feature = "tch")]
-    #[error("libtorch: {0}")]
-    Torch(#[from] ::tch::TchError),
     /// A thread of this crate can't be started, or a descriptor not be made.
     #[error("the system refused {what}: {source}")]
     System {

@@ -55,8 +55,8 @@
 //!
 //! - [`Session`]: attaching, ranks, tensors, leaving
 //! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that the daemon sees, too
-//! - [`optimizer`]: the order in which gradients go, and their accumulation; framework-free
-//! - `tch` (feature `tch`): a distributed optimizer around one of tch
+//! - [`optimizer`]: the order in which gradients go, and their accumulation; framework-free. The
+//!   crate `gradwire-tch` has one for tch.
 //!
 //! What it keeps:
 //!
@@ -93,8 +93,6 @@ mod session;
 mod shared;
 mod sparse;
 mod task;
-#[cfg(feature = "tch")]
-pub mod tch;
 mod tickets;
 mod watch;
 

@@ -1,5 +1,5 @@
-//! Lets tests and examples find libtorch at run time, where the `tch` feature is on: the folder
-//! that torch-sys linked against becomes part of their library search path.
+//! Lets tests and examples find libtorch at run time: the folder that torch-sys linked against
+//! becomes part of their library search path.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

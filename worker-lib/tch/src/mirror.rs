@@ -1,25 +1,26 @@
 //! A tch tensor over a buffer of shared memory: the only place of this crate where libtorch gets an
 //! address of ours.
 
-use gradwire_proto::{DType, Shape};
+use gradwire_worker::{Buffer, DType, GradwireError, Handle, Session, Shape};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::{
-    error::{GradwireError, Result},
-    memory::{Buffer, Memory, Payload, sealed::Sealed},
-    session::Session,
-};
+use crate::Result;
 
 /// Shared memory for what one tch tensor holds. Values are copied in and out, which also crosses
 /// devices and straightens strides.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// Over the memory of `buffer`, with no ownership of it: dropped first, and never given out.
+    /// Over the memory of `buffer`, with no ownership of it: never given out.
     view: Tensor,
     buffer: Buffer,
 }
 
-impl Sealed for Mirror {}
+/// Shared memory while a collective works on it: nothing looks at it meanwhile.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    view: Tensor,
+    handle: Handle<Buffer>,
+}
 
 fn dtype(kind: Kind) -> Option<DType> {
     Some(match kind {
@@ -55,12 +56,13 @@ impl Mirror {
             ))
         })?;
         let dims: Vec<u64> = size.iter().map(|d| d.unsigned_abs()).collect();
-        let buffer = session.buffer(dtype, Shape::new(&dims)?)?;
-        // SAFETY: the memory is as long as the shape says and aligned for every element type, and
-        // it lives as long as the buffer, which is dropped after the view. The view is private and
-        // used for copying only, so no other tensor shares its storage. Copying takes place in
-        // `&mut self` and `&self` methods, never while an operation is in flight: then the handle
-        // owns this.
+        let shape = Shape::new(&dims).map_err(GradwireError::from)?;
+        let buffer = session.buffer(dtype, shape)?;
+        // SAFETY: the memory is as long as the shape says and aligned for every element type. The
+        // view is private and used for copying only, so no other tensor shares its storage. Copies
+        // are made by methods of `Mirror` alone, which owns the buffer: the memory is there, and no
+        // operation is in flight. `Exchange` keeps the view and never touches its memory; dropping
+        // a view of others' memory does not, either.
         #[expect(unsafe_code, reason = "tch has no safe way to use memory of others")]
         let view = unsafe { Tensor::f_from_blob(buffer.as_ptr(), &size, &[], kind, Device::Cpu) }?;
         Ok(Self { view, buffer })
@@ -77,10 +79,24 @@ impl Mirror {
         no_grad(|| to.f_copy_(&self.view))?;
         Ok(())
     }
+
+    /// Hands the memory to a collective that `start` starts.
+    pub(crate) fn exchange(
+        self,
+        start: impl FnOnce(Buffer) -> std::result::Result<Handle<Buffer>, GradwireError>,
+    ) -> Result<Exchange> {
+        let Self { view, buffer } = self;
+        Ok(Exchange { view, handle: start(buffer)? })
+    }
 }
 
-impl Payload for Mirror {
-    fn memory(&self) -> &Memory {
-        self.buffer.memory()
+impl Exchange {
+    /// Waits for the collective and gives the memory back.
+    ///
+    /// # Errors
+    /// The failure of the collective; the memory stays with the session then.
+    pub(crate) fn wait(self) -> Result<Mirror> {
+        let Self { view, handle } = self;
+        Ok(Mirror { view, buffer: handle.wait()? })
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! eval "$(scripts/libtorch.sh)"
-//! cargo build --release -p gradwire-worker --features tch --example digits
+//! cargo build --release -p gradwire-tch --example digits
 //! target/release/examples/digits                           # one process
 //! gradwire run -np 4 -- target/release/examples/digits     # four, the same losses within 1e-4
 //! ```

@@ -2,10 +2,8 @@
 //! differs between the two is here.
 
 use anyhow::Context;
-use gradwire_worker::{
-    AllreduceOptions, GradwireError, ReduceOp, Session,
-    tch::{DistributedOptimizer, OptimizerOptions, broadcast_parameters},
-};
+use gradwire_tch::{DistributedOptimizer, OptimizerOptions, broadcast_parameters};
+use gradwire_worker::{AllreduceOptions, GradwireError, ReduceOp, Session};
 use tch::{Tensor, nn};
 
 /// Who trains.
@@ -50,7 +48,7 @@ impl Ranks {
     }
 
     /// Gives every rank rank 0's parameters.
-    pub(crate) fn agree_on(&self, parameters: &nn::VarStore) -> Result<(), GradwireError> {
+    pub(crate) fn agree_on(&self, parameters: &nn::VarStore) -> gradwire_tch::Result<()> {
         match self {
             Self::Alone => Ok(()),
             Self::Together(session) => broadcast_parameters(session, parameters, 0),
@@ -62,7 +60,7 @@ impl Ranks {
         &self,
         optimizer: nn::Optimizer,
         parameters: &nn::VarStore,
-    ) -> Result<Stepper, GradwireError> {
+    ) -> gradwire_tch::Result<Stepper> {
         let Self::Together(session) = self else {
             return Ok(Stepper::Alone(optimizer));
         };
@@ -113,7 +111,7 @@ pub(crate) enum Stepper {
 
 impl Stepper {
     /// Gradients of the loss, and a step with them.
-    pub(crate) fn backward_step(&mut self, loss: &Tensor) -> Result<(), GradwireError> {
+    pub(crate) fn backward_step(&mut self, loss: &Tensor) -> gradwire_tch::Result<()> {
         match self {
             Self::Alone(optimizer) => optimizer.backward_step(loss),
             Self::Together(optimizer) => {

@@ -10,8 +10,9 @@
 //! the ones before it are already under way.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), gradwire_worker::GradwireError> {
-//! use gradwire_worker::{Session, tch::{DistributedOptimizer, broadcast_parameters}};
+//! # fn main() -> Result<(), gradwire_tch::Error> {
+//! use gradwire_tch::{DistributedOptimizer, broadcast_parameters};
+//! use gradwire_worker::Session;
 //! use tch::{Device, Kind, Tensor, nn::{self, Module, OptimizerConfig}};
 //!
 //! let session = Session::from_env()?;
@@ -27,34 +28,39 @@
 //! # }
 //! ```
 
+#![deny(unsafe_code)]
+
 use std::{collections::HashMap, num::NonZeroU32};
 
-use gradwire_proto::{ReduceOp, TensorName};
-use tch::{
-    Tensor,
-    nn::{Optimizer, VarStore},
-};
-
-use crate::{
-    error::{GradwireError, Result},
-    handle::Handle,
+use gradwire_worker::{
+    AllreduceOptions, BroadcastOptions, GradwireError, ReduceOp, Session, TensorName,
     optimizer::{Accumulation, Due, PlanError, plan},
-    options::{AllreduceOptions, BroadcastOptions},
-    session::Session,
+};
+use tch::{
+    TchError, Tensor,
+    nn::{Optimizer, VarStore},
 };
 
 mod mirror;
 
-pub(crate) use mirror::Mirror;
+use mirror::{Exchange, Mirror};
 
-impl From<PlanError> for GradwireError {
-    fn from(error: PlanError) -> Self {
-        match error {
-            PlanError::Name(error) => error.into(),
-            PlanError::Duplicate { .. } => Self::Invalid(error.to_string()),
-        }
-    }
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The session refused the call, or the exchange failed.
+    #[error(transparent)]
+    Gradwire(#[from] GradwireError),
+    /// The parameters can't be told apart by their names.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// libtorch refused something.
+    #[error("libtorch: {0}")]
+    Torch(#[from] TchError),
 }
+
+/// What this crate's calls return.
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// How gradients are exchanged.
 #[derive(Debug, Clone)]
@@ -161,13 +167,13 @@ impl DistributedOptimizer {
     }
 
     fn exchange_and_step(&mut self) -> Result<()> {
-        let handles: Vec<Handle<Mirror>> = self
+        let exchanges: Vec<Exchange> = self
             .slots
             .iter_mut()
             .map(|slot| slot.start(&self.session, self.op))
             .collect::<Result<_>>()?;
-        for (slot, handle) in self.slots.iter_mut().zip(handles) {
-            let memory = handle.wait()?;
+        for (slot, exchange) in self.slots.iter_mut().zip(exchanges) {
+            let memory = exchange.wait()?;
             memory.store(&mut slot.variable.f_grad()?)?;
             slot.memory = Some(memory);
         }
@@ -177,7 +183,7 @@ impl DistributedOptimizer {
 }
 
 impl Slot {
-    fn start(&mut self, session: &Session, op: ReduceOp) -> Result<Handle<Mirror>> {
+    fn start(&mut self, session: &Session, op: ReduceOp) -> Result<Exchange> {
         let mut memory = match self.memory.take() {
             Some(memory) => memory,
             None => Mirror::new(session, self.name.as_str(), &self.variable)?,
@@ -190,7 +196,7 @@ impl Slot {
         }
         memory.load(&gradient)?;
         let options = AllreduceOptions::named(self.name.as_str()).op(op).priority(self.priority);
-        session.allreduce_async(memory, options)
+        memory.exchange(|buffer| session.allreduce_async(buffer, options))
     }
 }
 
@@ -225,17 +231,17 @@ fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
 pub fn broadcast_parameters(session: &Session, parameters: &VarStore, root: u32) -> Result<()> {
     let mut variables: Vec<(String, Tensor)> = parameters.variables().into_iter().collect();
     variables.sort_by(|a, b| a.0.cmp(&b.0));
-    let handles: Vec<Handle<Mirror>> = variables
+    let exchanges: Vec<Exchange> = variables
         .iter()
         .map(|(name, variable)| {
             let mut memory = Mirror::new(session, name, variable)?;
             memory.load(variable)?;
             let options = BroadcastOptions::from_rank(root).name(format!("parameter.{name}"));
-            session.broadcast_async(memory, options)
+            memory.exchange(|buffer| session.broadcast_async(buffer, options))
         })
         .collect::<Result<_>>()?;
-    for ((_, variable), handle) in variables.iter_mut().zip(handles) {
-        handle.wait()?.store(variable)?;
+    for ((_, variable), exchange) in variables.iter_mut().zip(exchanges) {
+        exchange.wait()?.store(variable)?;
     }
     Ok(())
 }

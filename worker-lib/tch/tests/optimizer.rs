@@ -1,35 +1,22 @@
-//! The distributed optimizer and the broadcast of parameters, with ranks as threads of one process.
+//! The distributed optimizer and the broadcast of parameters, by the ranks of real jobs.
 
-#[expect(dead_code, reason = "other tests use the rest of it")]
-mod fake;
+use std::num::NonZeroU32;
 
-use std::{num::NonZeroU32, thread};
-
-use ::tch::{
+use gradwire_tch::{DistributedOptimizer, Error, OptimizerOptions, broadcast_parameters};
+use gradwire_tests::cluster::{Cluster, Plan};
+use gradwire_worker::{GradwireError, ReduceOp, Session};
+use tch::{
     Device, Kind, Tensor,
     nn::{self, Init, OptimizerConfig},
-};
-use fake::FakeDaemon;
-use gradwire_worker::{
-    GradwireError, ReduceOp, Session,
-    tch::{DistributedOptimizer, OptimizerOptions, broadcast_parameters},
 };
 
 const RATE: f64 = 0.5;
 
-fn ranks(size: u32, body: impl Fn(Session) + Sync) {
-    let daemon = FakeDaemon::start(size);
-    thread::scope(|scope| {
-        for rank in 0..size {
-            let builder = daemon.rank(rank);
-            scope.spawn(|| {
-                let session = builder.attach().unwrap();
-                body(session.clone());
-                // A session that is dropped without it has failed.
-                let _ = session.shutdown();
-            });
-        }
-    });
+/// A job of nodes with so many ranks.
+fn ranks(slots: &[u32], rank: impl Fn(&Session) + Send + Sync + 'static) {
+    let cluster = Cluster::start(&Plan::nodes(slots)).unwrap();
+    cluster.ranks(rank).unwrap();
+    cluster.finish().unwrap();
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
@@ -55,9 +42,9 @@ fn wrap(session: &Session, store: &nn::VarStore, accumulate: u32) -> Distributed
 
 #[test]
 fn every_rank_steps_with_the_sum_of_the_gradients() {
-    ranks(3, |session| {
+    ranks(&[2, 1], |session| {
         let (store, first, second) = parameters(1.0);
-        let mut optimizer = wrap(&session, &store, 1);
+        let mut optimizer = wrap(session, &store, 1);
         let own = f64::from(session.rank() + 1);
         for step in 1..=3 {
             // d/dx of own · sum(x): own, transposed so that strides are not the plain ones.
@@ -71,9 +58,9 @@ fn every_rank_steps_with_the_sum_of_the_gradients() {
 
 #[test]
 fn passes_are_added_up_before_a_step() {
-    ranks(2, |session| {
+    ranks(&[1, 1], |session| {
         let (store, first, second) = parameters(0.0);
-        let mut optimizer = wrap(&session, &store, 2);
+        let mut optimizer = wrap(session, &store, 2);
         let pass = |optimizer: &mut DistributedOptimizer| {
             let loss = first.sum(Kind::Float) + second.sum(Kind::Float);
             optimizer.backward_step(&loss).unwrap()
@@ -91,9 +78,9 @@ fn passes_are_added_up_before_a_step() {
 
 #[test]
 fn a_parameter_that_one_rank_does_not_use_is_exchanged_all_the_same() {
-    ranks(2, |session| {
+    ranks(&[1, 1], |session| {
         let (store, first, second) = parameters(0.0);
-        let mut optimizer = wrap(&session, &store, 1);
+        let mut optimizer = wrap(session, &store, 1);
         let mut loss = first.sum(Kind::Float);
         if session.rank() == 0 {
             loss += second.sum(Kind::Float);
@@ -106,31 +93,34 @@ fn a_parameter_that_one_rank_does_not_use_is_exchanged_all_the_same() {
 
 #[test]
 fn everybody_gets_the_roots_parameters() {
-    ranks(3, |session| {
+    ranks(&[2, 1], |session| {
         let (store, first, second) = parameters(f64::from(session.rank()));
-        broadcast_parameters(&session, &store, 1).unwrap();
+        broadcast_parameters(session, &store, 1).unwrap();
         assert_eq!(values(&first), [1.0; 6]);
         assert_eq!(values(&second), [1.0; 3]);
         assert_eq!(values(&store.variables()["mean"]), [1.0; 4]);
         assert!(first.requires_grad());
-        let error = broadcast_parameters(&session, &store, 3).unwrap_err();
-        assert!(matches!(error, GradwireError::Invalid(_)), "{error}");
+        let error = broadcast_parameters(session, &store, 3).unwrap_err();
+        assert!(matches!(error, Error::Gradwire(GradwireError::Invalid(_))), "{error}");
     });
 }
 
 #[test]
 fn a_failed_exchange_names_the_gradient_and_makes_no_step() {
-    let (_daemon, session) = FakeDaemon::alone();
-    let (store, first, _) = parameters(1.0);
-    let inner = nn::Sgd::default().build(&store, RATE).unwrap();
-    let options = OptimizerOptions { prefix: "fail.".into(), ..Default::default() };
-    let mut optimizer = DistributedOptimizer::new(&session, inner, &store, options).unwrap();
-    for _ in 0..2 {
-        let error = optimizer.backward_step(&first.sum(Kind::Float)).unwrap_err();
-        assert!(error.to_string().contains("fail.first"), "{error}");
-        assert_eq!(values(&first), [1.0; 6]);
-        session.barrier().unwrap();
-    }
+    ranks(&[1, 1], |session| {
+        let (store, first, _) = parameters(1.0);
+        let inner = nn::Sgd::default().build(&store, RATE).unwrap();
+        // Sum here, average there: the exchange can't be carried out.
+        let op = if session.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Average };
+        let options = OptimizerOptions { op, ..Default::default() };
+        let mut optimizer = DistributedOptimizer::new(session, inner, &store, options).unwrap();
+        for _ in 0..2 {
+            let error = optimizer.backward_step(&first.sum(Kind::Float)).unwrap_err();
+            assert!(error.to_string().contains("gradient.first"), "{error}");
+            assert_eq!(values(&first), [1.0; 6]);
+            session.barrier().unwrap();
+        }
+    });
 }
 
 fn with(name: &str, tensor: &Tensor) -> nn::VarStore {
@@ -142,13 +132,13 @@ fn with(name: &str, tensor: &Tensor) -> nn::VarStore {
 
 #[test]
 fn tensors_that_are_not_contiguous_are_packed_and_unpacked() {
-    ranks(2, |session| {
+    ranks(&[1, 1], |session| {
         let first = i64::from(session.rank()) * 100;
         let whole = Tensor::arange_start(first, first + 24, (Kind::Int64, Device::Cpu));
         // Every second column of a transposed matrix: no two elements are neighbours.
         let strided = whole.reshape([4, 6]).tr().slice(1, 0, None, 2);
         assert!(!strided.is_contiguous());
-        broadcast_parameters(&session, &with("strided", &strided), 1).unwrap();
+        broadcast_parameters(session, &with("strided", &strided), 1).unwrap();
         let expected = |i: i64, j: i64| (100 + j * 2 * 6 + i) as f64;
         let flat = (0..6).flat_map(|i| (0..2).map(move |j| expected(i, j)));
         assert_eq!(values(&strided), flat.collect::<Vec<_>>());
@@ -159,7 +149,7 @@ fn tensors_that_are_not_contiguous_are_packed_and_unpacked() {
 
 #[test]
 fn every_element_type_that_both_know_is_exchanged() {
-    ranks(2, |session| {
+    ranks(&[1, 1], |session| {
         let own = f64::from(session.rank());
         for kind in [
             Kind::Bool,
@@ -172,7 +162,7 @@ fn every_element_type_that_both_know_is_exchanged() {
             Kind::ComplexDouble,
         ] {
             let tensor = Tensor::from_slice(&[own, 1.0]).to_kind(kind);
-            broadcast_parameters(&session, &with("x", &tensor), 1).unwrap();
+            broadcast_parameters(session, &with("x", &tensor), 1).unwrap();
             assert_eq!(
                 values(&if tensor.is_complex() { tensor.real() } else { tensor }),
                 [1.0, 1.0],
@@ -184,8 +174,9 @@ fn every_element_type_that_both_know_is_exchanged() {
 
 #[test]
 fn elements_that_are_not_exchanged_are_named() {
-    let (_daemon, session) = FakeDaemon::alone();
-    let half = Tensor::zeros([2], (Kind::ComplexHalf, Device::Cpu));
-    let error = broadcast_parameters(&session, &with("half", &half), 0).unwrap_err().to_string();
-    assert!(error.contains("'half'") && error.contains("ComplexHalf"), "{error}");
+    ranks(&[1], |session| {
+        let half = Tensor::zeros([2], (Kind::ComplexHalf, Device::Cpu));
+        let error = broadcast_parameters(session, &with("half", &half), 0).unwrap_err().to_string();
+        assert!(error.contains("'half'") && error.contains("ComplexHalf"), "{error}");
+    });
 }
