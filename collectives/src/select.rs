@@ -30,8 +30,9 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// Chooses the algorithm for a piece of `bytes`, one of a pipeline. `forced` is taken as it is; what
-/// is no candidate runs only then. Of equal prices the ring's wins, and then recursive doubling's.
+/// Chooses the algorithm for a piece of `bytes`, one of a pipeline. `forced` is taken as it is;
+/// what is no candidate runs only then. Of equal prices the ring's wins, and then recursive
+/// doubling's.
 ///
 /// # Panics
 /// As [`price`](crate::price).

@@ -12,8 +12,8 @@
 //! | `blueconnect` | any, as factors | a ring (Cho, Finkler, Kung & Hunter, MLSys 2019) |
 //! | `hips` | any, as factors | direct exchange, or a ring (Geng et al., NetAI 2018) |
 //!
-//! Rings have a chain of 2Σ(p−1) messages over the sizes p of the dimensions, direct exchange one of
-//! two for each dimension, with up to p−1 senders at once.
+//! Rings have a chain of 2Σ(p−1) messages over the sizes p of the dimensions. Direct exchange has
+//! one of two for each dimension, with up to p−1 senders at once.
 
 use super::{
     build::{self, Link, Place},

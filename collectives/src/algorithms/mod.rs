@@ -3,9 +3,10 @@
 //!
 //! Most have one idea in common: each block has a tree, is reduced towards the tree's root and
 //! comes back down the same way, so each element is finished by one owner and copied from there
-//! (SAME). What differs is the choice of trees. In the others each message is for many blocks: participants
-//! halve what they still add to, and double what they have. A broadcast is the way down alone and a
-//! reduction to one participant the way up alone, in trees of the same kind that all have the root.
+//! (SAME). What differs is the choice of trees. In the others each message is for many blocks:
+//! participants halve what they still add to, and double what they have. A broadcast is the way
+//! down alone and a reduction to one participant the way up alone, in trees of the same kind that
+//! all have the root.
 //!
 //! | module | algorithms | best for |
 //! |---|---|---|
