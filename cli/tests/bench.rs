@@ -2,25 +2,11 @@
 
 mod common;
 
-use std::{fs, path::Path, process::Command};
+use std::fs;
 
 use common::{GRADWIRE, Place, finish};
+use gradwire_tests::launched::programs::gradwired;
 use serde_json::Value;
-
-/// The real daemon, which is a program of another crate. It is built as `make test` builds it: for
-/// one crate alone, dependencies with other features would be built anew.
-fn gradwired() -> String {
-    let folder = Path::new(GRADWIRE).parent().unwrap();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--workspace", "--bins"]);
-    cargo.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    if folder.ends_with("release") {
-        cargo.arg("--release");
-    }
-    let built = cargo.output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    folder.join("gradwired").display().to_string()
-}
 
 fn bench(place: &Place, words: &[&str]) -> common::Output {
     let mut command = place.gradwire(words);

@@ -59,12 +59,17 @@ pub fn gradwire() -> PathBuf {
     let gradwire = beside("gradwire");
     BUILT.get_or_init(|| {
         if !is_fresh(&gradwire) || !is_fresh(&beside("gradwired")) {
-            // As `make test` does: for some crates alone, dependencies with other features would be
-            // built anew.
+            // For some crates alone, dependencies with other features would be built anew.
             build(&["--workspace", "--bins"]);
         }
     });
     gradwire
+}
+
+/// `gradwired`, with `gradwire` beside it.
+pub fn gradwired() -> PathBuf {
+    gradwire();
+    beside("gradwired")
 }
 
 /// The trainer of `make demo-rust`. It needs libtorch at build time, which the environment must
@@ -74,7 +79,7 @@ pub fn digits() -> PathBuf {
     let digits = beside("examples/digits");
     BUILT.get_or_init(|| {
         if !is_fresh(&digits) {
-            build(&["-p", "gradwire-worker", "--features", "tch", "--example", "digits"]);
+            build(&["-p", "gradwire-tch", "--example", "digits"]);
         }
     });
     digits
