@@ -459,8 +459,8 @@ impl Runner {
             self.next_check = self.next_check.min(stall.since + limit + TICK);
             for &peer in &running.piece.plan.peers {
                 let peer = running.piece.nodes[peer as usize];
-                let waits: Vec<Wait> = waits.iter().map(|wait| wait.as_reported_to(peer)).collect();
-                let stall = Stall::of(me, running.last_progress, &waits, limit, now);
+                let moved = running.last_progress;
+                let stall = Stall::as_reported_to(peer, me, moved, &waits, limit, now);
                 let notice = &mut notices[peer.0 as usize];
                 // The peer's other pieces have waited no longer than this one.
                 if notice.is_none_or(|notice| notice.since < stall.since) {

@@ -67,12 +67,17 @@ pub(crate) struct Wait {
 
 impl Wait {
     /// The same without the notice of `peer` itself: it is not sent its own news.
-    pub(crate) fn as_reported_to(mut self, peer: NodeId) -> Self {
+    fn as_reported_to(mut self, peer: NodeId) -> Self {
         if self.peer == peer {
             self.activity.received = None;
         }
         self
     }
+}
+
+/// The node on whose link nothing has moved for longest.
+fn longest(waits: &mut dyn Iterator<Item = (NodeId, &Wait)>) -> Option<NodeId> {
+    waits.min_by_key(|(_, wait)| wait.activity.last()).map(|(node, _)| node)
 }
 
 /// A wait: since when nothing has moved, and which node is waited for in the end.
@@ -84,8 +89,7 @@ pub(crate) struct Stall {
 
 impl Stall {
     /// The wait of a piece on node `me`, which moved something of it at `moved` and waits for
-    /// `waits`. A peer that has given no notice for half of the `limit` is the one at fault; then
-    /// the node that the peers wait for.
+    /// `waits`.
     pub(crate) fn of(
         me: NodeId,
         moved: Instant,
@@ -94,24 +98,43 @@ impl Stall {
         now: Instant,
     ) -> Self {
         let since = waits.iter().map(|wait| wait.activity.last()).fold(moved, Instant::max);
-        let longest = |waits: &mut dyn Iterator<Item = (NodeId, &Wait)>| {
-            waits.min_by_key(|(_, wait)| wait.activity.last()).map(|(node, _)| node)
-        };
+        let root = Self::at_fault(me, waits, limit, now)
+            // All wait for each other, which must not be.
+            .or_else(|| longest(&mut waits.iter().map(|wait| (wait.peer, wait))))
+            .unwrap_or(me);
+        Self { since, root }
+    }
+
+    /// The same as it is reported to `peer`. Who reads it is not silent: what else is waited for
+    /// comes first.
+    pub(crate) fn as_reported_to(
+        peer: NodeId,
+        me: NodeId,
+        moved: Instant,
+        waits: &[Wait],
+        limit: Duration,
+        now: Instant,
+    ) -> Self {
+        let all: Vec<Wait> = waits.iter().map(|wait| wait.as_reported_to(peer)).collect();
+        let others: Vec<Wait> = all.iter().copied().filter(|wait| wait.peer != peer).collect();
+        let stall = Self::of(me, moved, &all, limit, now);
+        let root = Self::at_fault(me, &others, limit, now).unwrap_or(stall.root);
+        Self { root, ..stall }
+    }
+
+    /// A peer that has given no notice for half of the `limit`; then the node that the peers wait
+    /// for. None if they all wait for this one.
+    fn at_fault(me: NodeId, waits: &[Wait], limit: Duration, now: Instant) -> Option<NodeId> {
         let is_silent = |wait: &&Wait| {
             let received = wait.activity.received;
             received.is_none_or(|received| now.saturating_duration_since(received.at) > limit / 2)
         };
         let root_of =
             |wait: &Wait| wait.activity.received.map_or(wait.peer, |received| received.root);
-        let root = longest(&mut waits.iter().filter(is_silent).map(|wait| (wait.peer, wait)))
-            .or_else(|| {
-                let roots = waits.iter().map(|wait| (root_of(wait), wait));
-                longest(&mut roots.filter(|(root, _)| *root != me))
-            })
-            // All wait for each other, which must not be.
-            .or_else(|| longest(&mut waits.iter().map(|wait| (wait.peer, wait))))
-            .unwrap_or(me);
-        Self { since, root }
+        longest(&mut waits.iter().filter(is_silent).map(|wait| (wait.peer, wait))).or_else(|| {
+            let roots = waits.iter().map(|wait| (root_of(wait), wait));
+            longest(&mut roots.filter(|(root, _)| *root != me))
+        })
     }
 
     pub(crate) fn is_late(&self, limit: Duration, now: Instant) -> bool {
@@ -209,6 +232,22 @@ mod tests {
         assert_eq!(Stall::of(ME, start, &[a], LIMIT, now).root, A);
     }
 
+    /// A was sent something last, and is silent; B waits for us. What B reads names A.
+    #[test]
+    fn who_reads_a_notice_is_not_the_one_that_is_silent() {
+        let start = Instant::now();
+        let now = start + seconds(3.0);
+        let mut to_a = Activity::new(start);
+        to_a.moved(start + seconds(0.2));
+        let mut from_b = Activity::new(start);
+        from_b.receive(Notice { root: ME, stalled: seconds(2.9) }, now);
+        let waits = [Wait { peer: A, activity: to_a }, Wait { peer: B, activity: from_b }];
+        let reported = |to| Stall::as_reported_to(to, ME, start, &waits, LIMIT, now).root;
+        assert_eq!(reported(B), A);
+        // Where all others wait for us it is the reader after all.
+        assert_eq!(reported(A), A);
+    }
+
     /// A peer that has become silent is at fault itself, whatever its last notice was.
     #[test]
     fn an_old_notice_excuses_nobody() {
@@ -229,8 +268,8 @@ mod tests {
         for tick in 1..10 {
             let received = [(ME, A), (A, ME)].map(|(me, peer)| {
                 let activity = ends[me.0 as usize];
-                let wait = Wait { peer, activity }.as_reported_to(peer);
-                Stall::of(me, start, &[wait], LIMIT, at(tick)).notice(at(tick))
+                let waits = [Wait { peer, activity }];
+                Stall::as_reported_to(peer, me, start, &waits, LIMIT, at(tick)).notice(at(tick))
             });
             // A notice takes its time, too.
             ends[0].receive(received[1], at(tick) + seconds(0.4));
