@@ -53,8 +53,8 @@ pub enum Kind {
     },
     /// One of these words; `_` stands for `-`.
     Choice(&'static [&'static str]),
-    /// `auto` or one of these words; `_` stands for `-`. In parentheses it can have parameters,
-    /// which are checked where they are used: `circulant(radix=4)`.
+    /// `auto` or one of these words; case doesn't matter, and `_` stands for `-`. In parentheses it
+    /// can have parameters, which are checked where they are used: `circulant(radix=4)`.
     Spec(&'static [&'static str]),
     /// Any text without control characters.
     Text,
@@ -99,7 +99,7 @@ impl Kind {
                 words.contains(&text.as_str()).then_some(Checked::Text(text))
             }
             Self::Spec(words) => {
-                let text = text?.replace('_', "-");
+                let text = text?.replace('_', "-").to_ascii_lowercase();
                 let name = text.split('(').next().unwrap_or_default().trim();
                 let is_known = name == "auto" && text == name || words.contains(&name);
                 (is_known && is_plain(&text)).then_some(Checked::Text(text))

@@ -158,6 +158,19 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
 }
 
 #[test]
+fn an_algorithm_is_named_in_any_case_and_with_parameters() {
+    for (given, meant) in [
+        ("Double_Tree", "double-tree"),
+        ("Circulant(radix=4)", "circulant(radix=4)"),
+        ("auto", "auto"),
+    ] {
+        let flags = flags(&[&format!("negotiation.algorithm={given}")]);
+        let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
+        assert_eq!(loaded.settings.negotiation.algorithm, meant);
+    }
+}
+
+#[test]
 fn a_file_that_is_missing_or_not_toml_is_named() {
     let missing = PathBuf::from("/nonexistent/gradwire.toml");
     let text = error(Layers { file: Some(missing), ..Layers::default() });
