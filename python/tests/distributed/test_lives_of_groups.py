@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_groups_again(job: Job) -> None:
         START
         + """
 for turn in range(3):
-    rank = start()
+    rank, _ = start_turn("gradwire", turn)
     group = dist.new_group([0, 2])
     if rank != 1:
         tensor = torch.full((2,), turn + 1.0)
@@ -182,14 +183,13 @@ else:
 
 
 BESIDE = """
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
+rank, size = start_turn("gloo", turn)
 groups = [dist.new_group(backend="gradwire"), dist.new_group([2, 0, 1], backend="gradwire")]
 halves = [dist.new_group(half, backend="gradwire") for half in ([0, 1], [2])]
 groups.append(halves[rank // 2])
 gloo = torch.full((2,), float(rank))
 dist.all_reduce(gloo)
-for turn, group in enumerate(groups):
+for group in groups:
     members = dist.get_process_group_ranks(group)
     tensor = torch.full((2,), float(rank))
     dist.all_reduce(tensor, group=group)
@@ -209,7 +209,8 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_groups_beside_another_backend(job: Job, turns: int) -> None:
-    done = job(START + turns * BESIDE, ranks=3)
+    program = f"for turn in range({turns}):" + textwrap.indent(BESIDE, "    ")
+    done = job(START + program, ranks=3)
     assert done.stdout.count("DONE 3.0 gradwire") == 3 * turns and done.returncode == 0, done.stdout
 
 
