@@ -112,12 +112,10 @@ impl Session<'_> {
                     match self.handle(message.transpose(), dispatch).await {
                         Ok(None) => {}
                         Ok(Some(ending)) => return Ok(ending),
-                        // The coordinator has ended because of this node's own failure, and the
-                        // stream with it: the failure is the cause (TELL).
-                        Err(failure) => return match self.failure.take() {
-                            Some((own, _)) => Ok(Ending::Failed(own)),
-                            None => Err(failure),
-                        },
+                        Err(lost) => return Err(match self.failure.take() {
+                            Some((own, _)) => cause(own, lost, self.coordinator_host()),
+                            None => lost,
+                        }),
                     }
                 }
                 Some(first) = outgoing.recv() => {
@@ -137,6 +135,11 @@ impl Session<'_> {
                 ending = self.job.over() => return Ok(ending),
             }
         }
+    }
+
+    /// The first host's daemon runs the coordinator.
+    fn coordinator_host(&self) -> Option<String> {
+        Some(self.job.world()?.nodes.first()?.host.clone())
     }
 
     /// Sends a message. If the stream has ended the message is lost, and what is left to be read
@@ -304,5 +307,34 @@ impl Session<'_> {
             None => {}
         }
         Ok(None)
+    }
+}
+
+/// The cause of the end, of this node's own failure and that of the stream (TELL). The coordinator
+/// ends because of the own failure, and the stream with it. But if the coordinator's host is gone,
+/// data connections with it fail too: then which of them was noticed first means nothing.
+fn cause(own: Failure, lost: Failure, coordinator_host: Option<String>) -> Failure {
+    let is_symptom = own.kind.rootness() < lost.kind.rootness();
+    let is_there = coordinator_host.is_some_and(|host| own.host == host);
+    if is_symptom && is_there { lost } else { own }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_with_a_lost_coordinators_host_is_no_cause() {
+        let own = |kind, host: &str| Failure::new(kind, "own").host(host.to_owned());
+        let stream = || lost("the coordinator went away");
+        for (kind, host, first, expected) in [
+            (FailureKind::ConnectionLost, "a", Some("a"), FailureKind::CoordinatorLost),
+            (FailureKind::Timeout, "a", Some("a"), FailureKind::CoordinatorLost),
+            (FailureKind::ConnectionLost, "b", Some("a"), FailureKind::ConnectionLost),
+            (FailureKind::ConnectionLost, "", None, FailureKind::ConnectionLost),
+            (FailureKind::WorkerLost, "a", Some("a"), FailureKind::WorkerLost),
+        ] {
+            assert_eq!(cause(own(kind, host), stream(), first.map(str::to_owned)).kind, expected, "{kind:?}");
+        }
     }
 }
