@@ -142,9 +142,9 @@ def plan(seed: int) -> Plan:
             made.scaler = dice.choice(["on", "on", "off"])
     made.hooks, made.clear = chance(0.3), dice.choice(CLEARS)
     if "line_search_fn" in made.options and made.clear == "never":
-        # The search compares losses with gradients. With gradients of earlier losses added, rounding
-        # decides where it ends: one process differs from itself if it adds its shards in another
-        # order.
+        # The search compares losses with gradients. With gradients of earlier losses added,
+        # rounding decides where it ends: one process differs from itself if it adds its shards in
+        # another order.
         made.clear = "optimizer"
     wrapped = made.wrapped
     if chance(0.25):

@@ -334,7 +334,11 @@ mod tests {
             (FailureKind::ConnectionLost, "", None, FailureKind::ConnectionLost),
             (FailureKind::WorkerLost, "a", Some("a"), FailureKind::WorkerLost),
         ] {
-            assert_eq!(cause(own(kind, host), stream(), first.map(str::to_owned)).kind, expected, "{kind:?}");
+            assert_eq!(
+                cause(own(kind, host), stream(), first.map(str::to_owned)).kind,
+                expected,
+                "{kind:?}"
+            );
         }
     }
 }
