@@ -34,6 +34,7 @@ pub mod recursive_doubling;
 pub mod ring;
 pub mod trees;
 
+mod about;
 mod build;
 mod kind;
 mod name;
@@ -41,6 +42,7 @@ mod shape;
 mod spec;
 
 pub use self::{
+    about::{About, in_short},
     kind::Kind,
     name::{Algorithm, Parameter, Values},
     spec::{MAX_SPEC, Spec, SpecError},
@@ -122,18 +124,26 @@ fn along(spec: &Spec) -> Along {
     if spec.number("along") == 0 { Along::Direct } else { Along::Ring }
 }
 
-/// An algorithm's trees where all have the same root: a broadcast goes down them, a reduction up.
-fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+/// The trees of an algorithm where all have the same root: a broadcast goes down them, and a
+/// reduction to one participant up.
+enum Trees {
+    Chain,
+    /// Two binary trees, half the data each.
+    Two,
+    /// Two levels over racks.
+    Racks,
+    /// The root sends to everybody.
+    Star,
+    KNomial(u32),
+}
+
+fn trees_of(spec: &Spec) -> Trees {
     match spec.algorithm() {
-        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => {
-            ring::rooted(topology, root, me, count)
-        }
-        Algorithm::DoubleTree => double_tree::rooted(topology, root, me, count),
-        Algorithm::Hierarchical | Algorithm::LeaderRing => {
-            hierarchical::rooted(topology, root, me, count)
-        }
-        Algorithm::Linear | Algorithm::Direct => trees::linear(topology, root, me, count),
-        Algorithm::KNomial => trees::k_nomial(spec.number("radix"), topology, root, me, count),
+        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Chain,
+        Algorithm::DoubleTree => Trees::Two,
+        Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks,
+        Algorithm::Linear | Algorithm::Direct => Trees::Star,
+        Algorithm::KNomial => Trees::KNomial(spec.number("radix")),
         Algorithm::RecursiveDoubling
         | Algorithm::Circulant
         | Algorithm::Bcube
@@ -143,7 +153,17 @@ fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> R
         | Algorithm::Binomial
         | Algorithm::Torus
         | Algorithm::Blueconnect
-        | Algorithm::Hips => trees::k_nomial(2, topology, root, me, count),
+        | Algorithm::Hips => Trees::KNomial(2),
+    }
+}
+
+fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    match trees_of(spec) {
+        Trees::Chain => ring::rooted(topology, root, me, count),
+        Trees::Two => double_tree::rooted(topology, root, me, count),
+        Trees::Racks => hierarchical::rooted(topology, root, me, count),
+        Trees::Star => trees::linear(topology, root, me, count),
+        Trees::KNomial(radix) => trees::k_nomial(radix, topology, root, me, count),
     }
 }
 
@@ -183,39 +203,25 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
     }
 }
 
-/// A broadcast, as in [`rooted`].
+/// A broadcast.
 fn down(spec: &Spec, cluster: &Cluster) -> Shape {
-    match spec.algorithm() {
-        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => ring::down(cluster),
-        Algorithm::DoubleTree => double_tree::down(cluster),
-        Algorithm::Hierarchical | Algorithm::LeaderRing => hierarchical::down(cluster),
-        Algorithm::Linear | Algorithm::Direct => trees::linear_down(cluster),
-        Algorithm::KNomial => trees::k_nomial_down(cluster, spec.number("radix")),
-        Algorithm::RecursiveDoubling
-        | Algorithm::Circulant
-        | Algorithm::Bcube
-        | Algorithm::HalvingDoubling
-        | Algorithm::Rabenseifner
-        | Algorithm::Swing
-        | Algorithm::Binomial
-        | Algorithm::Torus
-        | Algorithm::Blueconnect
-        | Algorithm::Hips => trees::k_nomial_down(cluster, 2),
+    match trees_of(spec) {
+        Trees::Chain => ring::down(cluster),
+        Trees::Two => double_tree::down(cluster),
+        Trees::Racks => hierarchical::down(cluster),
+        Trees::Star => trees::linear_down(cluster),
+        Trees::KNomial(radix) => trees::k_nomial_down(cluster, radix),
     }
 }
 
 /// The way of a broadcast backwards, with a reduction of every chunk at every hop. What a node has
 /// to send of its own is ready from the beginning, and goes before what it passes on.
 fn up(spec: &Spec, cluster: &Cluster) -> Shape {
-    let down = down(spec, cluster);
-    let line = match spec.algorithm() {
-        Algorithm::DoubleTree => double_tree::line_up(cluster),
-        Algorithm::Hierarchical | Algorithm::LeaderRing => hierarchical::line_up(cluster),
-        _ => down.line,
-    };
-    let senders = match spec.algorithm() {
-        Algorithm::Linear | Algorithm::Direct => cluster.others() as u32,
-        _ => down.senders,
-    };
-    Shape { line, senders, streamed: 1.0, ..down }
+    let down = Shape { streamed: 1.0, ..down(spec, cluster) };
+    match trees_of(spec) {
+        Trees::Two => Shape { line: double_tree::line_up(cluster), ..down },
+        Trees::Racks => Shape { line: hierarchical::line_up(cluster), ..down },
+        Trees::Star => Shape { senders: cluster.others() as u32, ..down },
+        Trees::Chain | Trees::KNomial(_) => down,
+    }
 }

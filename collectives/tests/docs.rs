@@ -1,0 +1,29 @@
+//! docs/algorithms.md says of each algorithm what `gradwire algorithms` prints.
+
+use std::{fs, path::Path};
+
+use gradwire_collectives::{Algorithm, algorithms::in_short};
+
+fn document() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/algorithms.md");
+    fs::read_to_string(path).expect("docs/algorithms.md")
+}
+
+#[test]
+fn each_algorithm_has_its_rows() {
+    let document = document();
+    for &algorithm in Algorithm::ALL {
+        let about = algorithm.about();
+        let parameters = algorithm.parameters().iter();
+        let parameters: Vec<String> = parameters
+            .map(|parameter| format!("`{}`", in_short(parameter.name, parameter.values)))
+            .collect();
+        let parameters = parameters.join("; ");
+        for row in [
+            format!("| `{algorithm}` | {parameters} | {} | {} |", about.cost, about.when),
+            format!("| `{algorithm}` | {} | {} |", about.idea, about.source),
+        ] {
+            assert!(document.lines().any(|line| line == row), "missing:\n{row}");
+        }
+    }
+}
