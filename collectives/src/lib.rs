@@ -14,6 +14,7 @@
 //! - [`topology`]: who takes part, and in which racks
 //! - [`kernels`]: the arithmetic on bytes, the only module here with `unsafe` in it
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
+//! - [`rules`]: which algorithms a user allows, for which collective and size
 //! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once
 //!   (ONE)
 //! - [`interpret`]: runs schedules in memory, in any order that the dependencies allow
@@ -26,6 +27,7 @@ pub mod cost;
 pub mod interpret;
 pub mod kernels;
 pub mod layout;
+pub mod rules;
 pub mod schedule;
 pub mod select;
 pub mod topology;
@@ -33,6 +35,7 @@ pub mod verify;
 
 pub use algorithms::{Algorithm, Kind, Spec, SpecError, generate};
 pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
+pub use rules::{Rules, RulesError};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};
 pub use topology::Topology;

@@ -1,23 +1,13 @@
-//! Which algorithm a piece gets: the cheapest by the cost model, or the one the user wants.
+//! Which algorithm a piece gets: the cheapest of those that are allowed, by the cost model.
 //!
 //! The choice comes with its reason, to be logged when it changes and shown in status. It depends
 //! on nothing but the arguments, so it can be cached per size class.
 
 use crate::{
-    algorithms::{Algorithm, Kind, Spec},
+    algorithms::{Kind, Spec},
     cost::{CostModel, Pipeline, price_in_pipeline},
     topology::Topology,
 };
-
-/// What is chosen from. The first four have been compared with measured times. The linear one is
-/// for small pieces to or from one participant.
-const CANDIDATES: [Algorithm; 5] = [
-    Algorithm::Ring,
-    Algorithm::RecursiveDoubling,
-    Algorithm::DoubleTree,
-    Algorithm::Hierarchical,
-    Algorithm::Linear,
-];
 
 /// A decision and why it was made.
 #[derive(Debug, Clone, PartialEq)]
@@ -26,43 +16,43 @@ pub struct Choice {
     pub spec: Spec,
     /// Seconds that the model predicts; per piece of a pipeline.
     pub predicted_seconds: f64,
+    /// The next best and its seconds, if there was a choice.
+    pub runner_up: Option<(Spec, f64)>,
     /// Why, with the figures of the candidates.
     pub reason: String,
 }
 
-/// Chooses the algorithm for a piece of `bytes`, one of a pipeline. `forced` is taken as it is;
-/// what is no candidate runs only then. Of equal prices the ring's wins, and then recursive
-/// doubling's.
+/// Chooses among `allowed` for a piece of `bytes`, one of a pipeline. Of equal prices the one that
+/// comes first wins. `rule` is the number of the rule that allows them, or 0.
 ///
 /// # Panics
-/// As [`price`](crate::price).
+/// If `allowed` is empty, and as [`price`](crate::price).
 pub fn select(
     kind: Kind,
     topology: &Topology,
     bytes: u64,
     pipeline: Pipeline,
-    forced: Option<Spec>,
+    (rule, allowed): (usize, &[Spec]),
     model: &CostModel,
 ) -> Choice {
-    let priced =
-        |spec: Spec| (spec, price_in_pipeline(model, topology, kind, spec, bytes, pipeline));
-    if let Some(spec) = forced {
-        let (_, predicted_seconds) = priced(spec);
-        let reason = format!("{spec} is forced; {}", of(predicted_seconds, bytes));
-        return Choice { spec, predicted_seconds, reason };
-    }
-    let mut candidates = CANDIDATES.map(|algorithm| priced(algorithm.into()));
+    let price = |spec| price_in_pipeline(model, topology, kind, spec, bytes, pipeline);
+    let mut candidates: Vec<(Spec, f64)> =
+        allowed.iter().map(|&spec| (spec, price(spec))).collect();
     let no_choice = match kind {
         _ if topology.participants() <= 1 => Some("one node has nothing to exchange".to_owned()),
         Kind::Move { .. } => {
             let (_, seconds) = candidates[0];
             Some(format!("a move has one way to go; {}", of(seconds, bytes)))
         }
+        _ if candidates.len() == 1 => {
+            let (spec, seconds) = candidates[0];
+            Some(format!("{spec} is forced{}; {}", by(rule), of(seconds, bytes)))
+        }
         _ => None,
     };
     if let Some(reason) = no_choice {
         let (spec, predicted_seconds) = candidates[0];
-        return Choice { spec, predicted_seconds, reason };
+        return Choice { spec, predicted_seconds, runner_up: None, reason };
     }
     // Stable, so of equal ones the first stays first.
     candidates.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -72,13 +62,18 @@ pub fn select(
         .map(|(spec, seconds)| format!("{spec} {}", time(*seconds)))
         .collect();
     let reason = format!(
-        "{spec} is the cheapest on {} nodes in {}: {} ({})",
+        "{spec} is the cheapest{} on {} nodes in {}: {} ({})",
+        by(rule),
         topology.participants(),
         racks(topology.members().len()),
         of(predicted_seconds, bytes),
         others.join(", "),
     );
-    Choice { spec, predicted_seconds, reason }
+    Choice { spec, predicted_seconds, runner_up: candidates.get(1).copied(), reason }
+}
+
+fn by(rule: usize) -> String {
+    if rule == 0 { String::new() } else { format!(" by rule {rule}") }
 }
 
 fn racks(count: usize) -> String {
@@ -89,7 +84,8 @@ fn of(seconds: f64, bytes: u64) -> String {
     format!("{} predicted for {bytes} bytes", time(seconds))
 }
 
-fn time(seconds: f64) -> String {
+/// A time in the unit that suits it.
+pub fn time(seconds: f64) -> String {
     if seconds < 1e-3 {
         format!("{:.0} µs", seconds * 1e6)
     } else if seconds < 1.0 {
@@ -102,15 +98,25 @@ fn time(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{algorithms::Algorithm, rules::Rules};
+
+    fn select_by(
+        rules: &Rules,
+        kind: Kind,
+        topology: &Topology,
+        bytes: u64,
+        pipeline: Pipeline,
+    ) -> Choice {
+        let (rule, allowed) = rules.allowed(rules.rule_for(kind, bytes), topology.participants());
+        select(kind, topology, bytes, pipeline, (rule, &allowed), &CostModel::default())
+    }
 
     fn chosen(topology: &Topology, bytes: u64) -> Algorithm {
         chosen_in(Pipeline::ALONE, topology, bytes)
     }
 
     fn chosen_in(pipeline: Pipeline, topology: &Topology, bytes: u64) -> Algorithm {
-        select(Kind::Allreduce, topology, bytes, pipeline, None, &CostModel::default())
-            .spec
-            .algorithm()
+        select_by(&Rules::default(), Kind::Allreduce, topology, bytes, pipeline).spec.algorithm()
     }
 
     #[test]
@@ -147,20 +153,26 @@ mod tests {
 
     #[test]
     fn the_reason_names_the_choice_and_its_rivals() {
-        let (topology, model) = (Topology::flat(8), CostModel::default());
-        let choice = select(Kind::Allreduce, &topology, 4096, Pipeline::ALONE, None, &model);
-        for algorithm in CANDIDATES {
-            assert!(choice.reason.contains(algorithm.name()), "{}", choice.reason);
+        let (topology, rules) = (Topology::flat(8), Rules::default());
+        let choose = |rules: &Rules, kind, topology: &Topology| {
+            select_by(rules, kind, topology, 4096, Pipeline::ALONE)
+        };
+        let choice = choose(&rules, Kind::Allreduce, &topology);
+        let (_, candidates) = rules.allowed(0, 8);
+        for spec in candidates {
+            assert!(choice.reason.contains(&spec.to_string()), "{}", choice.reason);
         }
-        assert!(choice.reason.contains("8 nodes in 1 rack"), "{}", choice.reason);
-        let forced = Some(Algorithm::Ring.into());
-        let choice = select(Kind::Allreduce, &topology, 4096, Pipeline::ALONE, forced, &model);
-        assert_eq!(choice.spec, Algorithm::Ring.into());
-        assert!(choice.reason.contains("forced"), "{}", choice.reason);
-        let alone = select(Kind::Allreduce, &Topology::flat(1), 9, Pipeline::ALONE, None, &model);
+        assert!(choice.reason.contains("cheapest on 8 nodes in 1 rack"), "{}", choice.reason);
+        let forced = choose(&Rules::parse("ring").unwrap(), Kind::Allreduce, &topology);
+        assert_eq!(forced.spec, Algorithm::Ring.into());
+        assert!(forced.reason.contains("ring is forced;"), "{}", forced.reason);
+        let some = Rules::parse("broadcast=chain; allreduce=ring,linear").unwrap();
+        let some = choose(&some, Kind::Allreduce, &topology);
+        assert!(some.reason.contains("the cheapest by rule 2 on 8 nodes"), "{}", some.reason);
+        assert!(!some.reason.contains("double-tree"), "{}", some.reason);
+        let alone = choose(&rules, Kind::Allreduce, &Topology::flat(1));
         assert!(alone.reason.contains("one node"), "{}", alone.reason);
-        let moved = Kind::Move { from: 1, to: 2 };
-        let moved = select(moved, &topology, 4096, Pipeline::ALONE, None, &model);
+        let moved = choose(&rules, Kind::Move { from: 1, to: 2 }, &topology);
         assert!(moved.reason.contains("one way to go"), "{}", moved.reason);
     }
 }

@@ -1,8 +1,8 @@
 //! The closed forms of the cost model against the schedules themselves.
 
 use gradwire_collectives::{
-    Action, Algorithm, Block, CostModel, Kind, Pipeline, Schedule, Spec, Step, Topology,
-    cost::critical_path, generate, price, price_in_pipeline, select,
+    Action, Algorithm, Block, Choice, CostModel, Kind, Pipeline, Rules, Schedule, Spec, Step,
+    Topology, cost::critical_path, generate, price, price_in_pipeline, select,
 };
 
 fn all(kind: Kind, algorithm: Spec, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -14,6 +14,18 @@ fn specs() -> Vec<Spec> {
     let others = ["ring(way=around)", "circulant(radix=4)", "bcube(radix=3)", "hips(along=ring)"];
     let others = others.iter().map(|text| Spec::parse(text).unwrap());
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()
+}
+
+/// What is chosen without rules.
+fn choose(
+    model: &CostModel,
+    topology: &Topology,
+    kind: Kind,
+    bytes: u64,
+    pipeline: Pipeline,
+) -> Choice {
+    let (_, allowed) = Rules::default().allowed(0, topology.participants());
+    select(kind, topology, bytes, pipeline, (0, &allowed), model)
 }
 
 fn topologies() -> Vec<Topology> {
@@ -85,7 +97,7 @@ fn choices_are_close_to_the_best() {
             for bytes in BYTES {
                 let time = |algorithm| simulated(&model, &topology, kind, algorithm, bytes);
                 let best = specs().into_iter().map(time).fold(f64::INFINITY, f64::min);
-                let choice = select(kind, &topology, bytes, Pipeline::ALONE, None, &model);
+                let choice = choose(&model, &topology, kind, bytes, Pipeline::ALONE);
                 let regret = time(choice.spec) / best;
                 if regret > 1.3 {
                     regrets.push(format!("{regret:.2} {kind:?} {}", choice.reason));
@@ -117,10 +129,12 @@ fn prices_grow_with_size() {
 #[test]
 fn many_senders_are_avoided() {
     let model = CostModel::default();
-    let choice =
-        select(Kind::Allreduce, &Topology::flat(64), 256 << 20, Pipeline::ALONE, None, &model);
+    let choose = |nodes, bytes| {
+        choose(&model, &Topology::flat(nodes), Kind::Allreduce, bytes, Pipeline::ALONE)
+    };
+    let choice = choose(64, 256 << 20);
     assert_ne!(choice.spec.algorithm(), Algorithm::Hierarchical, "{}", choice.reason);
-    let few = select(Kind::Allreduce, &Topology::flat(8), 4 << 20, Pipeline::ALONE, None, &model);
+    let few = choose(8, 4 << 20);
     assert_eq!(few.spec.algorithm(), Algorithm::Hierarchical, "{}", few.reason);
 }
 
@@ -220,7 +234,7 @@ fn rows_follow_the_schedules() {
                     ));
                 }
             }
-            let choice = select(Kind::Allreduce, &topology, bytes, pipeline, None, &model);
+            let choice = choose(&model, &topology, Kind::Allreduce, bytes, pipeline);
             let best = specs().into_iter().map(time).fold(f64::INFINITY, f64::min);
             let regret = time(choice.spec) / best;
             if regret > 1.3 {

@@ -17,6 +17,7 @@ use crate::model::{
         World,
     },
     event::{Announcement, Join, Submitted},
+    status::ChoiceStatus,
 };
 
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
@@ -299,6 +300,26 @@ pub fn status(job: &str, status: Status) -> pb::StatusResponse {
         failure: status.failure.map(Into::into),
         process_sets: process_sets.collect(),
         process_set_count: status.counts.sets as u64,
+        choices: status.choices.into_iter().map(choice).collect(),
+    }
+}
+
+fn choice(status: ChoiceStatus) -> pb::Choice {
+    pb::Choice {
+        collective: status.collective.to_owned(),
+        nodes: status.nodes,
+        bytes: status.bytes,
+        pieces: status.pieces,
+        rule: status.rule,
+        spec: status.spec.to_string(),
+        predicted_seconds: status.predicted,
+        runner_up: status.runner_up.map(|(spec, _)| spec.to_string()).unwrap_or_default(),
+        runner_up_seconds: status.runner_up.map(|(_, seconds)| seconds).unwrap_or_default(),
+        reason: status.reason,
+        operations: status.operations,
+        observed: status.observed,
+        mean_seconds: status.mean,
+        spread_seconds: status.spread,
     }
 }
 

@@ -172,7 +172,7 @@ impl Hosted {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_collectives::Algorithm;
+    use gradwire_collectives::{Algorithm, Rules};
     use gradwire_proto::MAX_LANES;
     use gradwire_settings::{KEYS, Kind};
 
@@ -220,15 +220,13 @@ mod tests {
         let job = JobVariables::read(&variables()).unwrap();
         let config = configuration(&job, &Settings::default(), health.clone()).unwrap();
         assert!(config.engine.validate().is_ok());
-        let key = KEYS.iter().find(|key| key.name == "negotiation.algorithm").unwrap();
-        let Kind::Spec(names) = key.kind else { panic!("{key:?}") };
-        assert!(names.iter().copied().eq(Algorithm::ALL.iter().map(|known| known.name())));
-        for name in names.iter().chain(&["auto", "circulant(radix=4)", "ring(way=around)"]) {
+        let names = Algorithm::ALL.iter().map(|known| known.name());
+        for name in names.chain(["auto", "circulant(radix=4)", "allreduce:1M-=^ring"]) {
             let mut settings = Settings::default();
-            settings.negotiation.algorithm = (*name).to_owned();
+            settings.negotiation.algorithm = Rules::parse(name).unwrap();
             settings.negotiation.max_tensors = 16_777_216;
             let config = configuration(&job, &settings, health.clone()).unwrap();
-            assert_eq!(config.engine.algorithm.is_none(), *name == "auto");
+            assert_eq!(config.engine.rules, settings.negotiation.algorithm);
             assert!(config.engine.validate().is_ok(), "{name}");
         }
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use gradwire_collectives::Algorithm;
+use gradwire_collectives::Rules;
 use gradwire_coordinator::{
     engine::Engine,
     model::{Command, ConnectionId, EngineConfig, Event, event::Join},
@@ -191,7 +191,7 @@ impl Play {
         config.credit_pieces = job.credit;
         config.piece_bytes = job.piece_bytes;
         config.max_tensors = job.max_tensors;
-        config.algorithm = Some(Algorithm::Ring.into());
+        config.rules = Rules::parse("ring").unwrap();
         config.validate().unwrap();
         let mut engine = Engine::new(config);
         for (order, &slots) in (0..).zip(&job.slots) {

@@ -4,6 +4,7 @@ use std::{fmt, net::SocketAddr};
 
 use bytesize::ByteSize;
 use config::{Value, ValueKind};
+use gradwire_collectives::Rules;
 
 /// One configuration key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,9 +54,8 @@ pub enum Kind {
     },
     /// One of these words; `_` stands for `-`.
     Choice(&'static [&'static str]),
-    /// `auto` or one of these words; case doesn't matter, and `_` stands for `-`. In parentheses it
-    /// can have parameters, which are checked where they are used: `circulant(radix=4)`.
-    Spec(&'static [&'static str]),
+    /// An algorithm, or rules for which one: see [`Rules`].
+    Rules,
     /// Any text without control characters.
     Text,
     /// Words: a list, or a text that is split at white space.
@@ -73,13 +73,19 @@ pub(crate) enum Checked {
     Text(String),
     Words(Vec<String>),
     Address(Option<SocketAddr>),
+    Rules(Rules),
 }
 
 impl Kind {
     /// Checks one value (TRUST). The error says what would be accepted.
     pub(crate) fn check(self, value: &Value) -> Result<Checked, String> {
         let text = scalar(value);
-        self.parse(text.as_deref(), value).ok_or_else(|| format!("expected {self}"))
+        self.parse(text.as_deref(), value).ok_or_else(|| match (self, &text) {
+            (Self::Rules, Some(text)) => {
+                Rules::parse(text).err().map(|error| error.to_string()).unwrap_or_default()
+            }
+            _ => format!("expected {self}"),
+        })
     }
 
     fn parse(self, text: Option<&str>, value: &Value) -> Option<Checked> {
@@ -98,12 +104,7 @@ impl Kind {
                 let text = text?.replace('_', "-");
                 words.contains(&text.as_str()).then_some(Checked::Text(text))
             }
-            Self::Spec(words) => {
-                let text = text?.replace('_', "-").to_ascii_lowercase();
-                let name = text.split('(').next().unwrap_or_default().trim();
-                let is_known = name == "auto" && text == name || words.contains(&name);
-                (is_known && is_plain(&text)).then_some(Checked::Text(text))
-            }
+            Self::Rules => Rules::parse(text?).ok().map(Checked::Rules),
             Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
             Self::Words => words(text, value).map(Checked::Words),
             Self::Address => text?.parse().ok().map(|at| Checked::Address(Some(at))),
@@ -122,6 +123,7 @@ impl Kind {
             (_, Checked::Words(words)) => words.join(" "),
             (_, Checked::Address(Some(address))) => address.to_string(),
             (_, Checked::Address(None)) => String::new(),
+            (_, Checked::Rules(rules)) => rules.to_string(),
         }
     }
 }
@@ -141,10 +143,9 @@ impl fmt::Display for Kind {
                 write_bytes(max)
             ),
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
-            Self::Spec(words) => write!(
-                f,
-                "auto or one of {}, with parameters in parentheses where it has any",
-                words.join(", ")
+            Self::Rules => f.write_str(
+                "auto, an algorithm such as ring or circulant(radix=4), or rules such as \
+                 allreduce:0-64K=recursive-doubling; 64K-=^ring",
             ),
             Self::Text => f.write_str("a text without control characters"),
             Self::Words => f.write_str("a list of words"),

@@ -11,6 +11,7 @@
 //! - [`origin`]: where a value comes from
 //! - [`key`]: what a key is, and the check of one value (TRUST)
 //! - [`table`]: all keys, and the typed [`Settings`] made of them
+//! - [`network`]: the cost model that they describe
 //! - [`rules`]: what no single key shows
 //! - [`horovod`]: Horovod's variables, and which of them are settings
 //! - [`layers`]: from layers to [`Loaded`]
@@ -22,6 +23,7 @@ pub mod error;
 pub mod horovod;
 pub mod key;
 pub mod layers;
+pub mod network;
 pub mod origin;
 pub mod rules;
 pub mod table;

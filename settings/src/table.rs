@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
+use gradwire_collectives::Rules;
+
 use crate::key::{Checked, Key, Kind};
 
 const KIB: u64 = 1 << 10;
@@ -104,6 +106,12 @@ impl Field for Option<SocketAddr> {
 impl Field for SocketAddr {
     fn read(value: &Checked, unit: &str) -> Option<Self> {
         Option::<Self>::read(value, unit)?
+    }
+}
+
+impl Field for Rules {
+    fn read(value: &Checked, _unit: &str) -> Option<Self> {
+        if let Checked::Rules(rules) = value { Some(rules.clone()) } else { None }
     }
 }
 
@@ -219,16 +227,10 @@ settings! {
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
-        /// The algorithm of all operations, with its parameters: circulant(radix=4). auto: the cost
-        /// model decides piece by piece.
-        algorithm: String =
-            "negotiation.algorithm",
-            Kind::Spec(&[
-                "ring", "recursive-doubling", "double-tree", "hierarchical", "circulant", "bcube",
-                "direct", "halving-doubling", "rabenseifner", "swing", "multi-ring", "linear",
-                "binomial", "k-nomial", "chain", "torus", "blueconnect", "hips", "leader-ring",
-            ]),
-            "auto", "";
+        /// Which algorithms may run: one with its parameters, such as circulant(radix=4), or rules
+        /// by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring. auto:
+        /// the cost model decides piece by piece.
+        algorithm: Rules = "negotiation.algorithm", Kind::Rules, "auto", "";
     }
     /// The connections between nodes that carry tensor bytes.
     data: Data {
@@ -256,6 +258,41 @@ settings! {
             "data.connect_timeout_ms", Kind::Number { min: 10, max: HOUR_MS }, "3000", "ms";
         /// Where a daemon listens for its peers; empty: its host's address and a free port.
         listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
+    }
+    /// What the cost model takes links between nodes for. It changes which algorithm is chosen, and
+    /// no result.
+    network: Network {
+        /// From the end of a send to the first byte at the receiver, inside a rack.
+        latency: Duration =
+            "network.latency_us", Kind::Number { min: 0, max: 10_000_000 }, "40", "us";
+        /// The rate of a node's line; it sends and receives at once.
+        rate_mbit: u32 =
+            "network.rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "25000", "Mbit/s";
+        /// As network.latency_us, between racks.
+        rack_latency: Duration =
+            "network.rack_latency_us", Kind::Number { min: 0, max: 10_000_000 }, "60", "us";
+        /// A node's share of its rack's line to other racks, if all of its nodes use it.
+        rack_rate_mbit: u32 =
+            "network.rack_rate_mbit", Kind::Number { min: 1, max: 10_000_000 }, "8333", "Mbit/s";
+        /// How fast received bytes are reduced.
+        reduce_mb: u32 =
+            "network.reduce_mb_per_s", Kind::Number { min: 1, max: 10_000_000 }, "10000", "MB/s";
+        /// Bytes after which the next hop can begin. Less than data.chunk_bytes: a node reduces and
+        /// sends on what is there, up to so much.
+        chunk_bytes: u64 =
+            "network.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "128KiB", "bytes";
+        /// Processor time for each message.
+        message_ns: u32 =
+            "network.message_ns", Kind::Number { min: 0, max: 100_000_000 }, "3000", "ns";
+        /// What is lost of the rate where several nodes send to one at once.
+        burst_loss: u32 =
+            "network.burst_loss_percent", Kind::Number { min: 0, max: 1000 }, "7", "percent";
+        /// So many may send to one node without losing more than that.
+        free_senders: u32 =
+            "network.free_senders", Kind::Number { min: 1, max: 4096 }, "8", "nodes";
+        /// What each further one loses.
+        sender_loss: u32 =
+            "network.sender_loss_percent", Kind::Number { min: 0, max: 1000 }, "3", "percent";
     }
     /// How a silent node is noticed.
     heartbeat: Heartbeat {

@@ -138,8 +138,6 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         ("data.lanes=0", "a whole number from 1 to 16"),
         ("data.lanes=two", "a whole number from 1 to 16"),
         ("negotiation.piece_bytes=1GiB", "a number of bytes from 64KiB to 64MiB"),
-        ("negotiation.algorithm=rng", "auto or one of ring, recursive-doubling, double-tree"),
-        ("negotiation.algorithm=auto(radix=4)", "auto or one of ring"),
         ("worker.spin_us=-1", "'auto' or a whole number from 0"),
         ("metrics.listen=", "an address ip:port"),
         ("metrics.listen=localhost:1", "an address ip:port"),
@@ -153,6 +151,17 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         assert!(text.starts_with(&format!("setting {key} = ")), "{text}");
         assert!(text.contains(&format!("(command line): expected {expected}")), "{text}");
     }
+    for (rules, expected) in [
+        ("rng", "there is no algorithm \"rng\"; use one of ring, recursive-doubling"),
+        ("ring; 9-=chain", "rule 2, character 7: its range overlaps that of rule 1"),
+    ] {
+        let text = error(Layers {
+            flags: flags(&[&format!("negotiation.algorithm={rules}")]),
+            ..Layers::default()
+        });
+        let place = format!("setting negotiation.algorithm = {rules:?} (command line): ");
+        assert!(text.starts_with(&place) && text.contains(expected), "{text}");
+    }
     let text = error(Layers { flags: flags(&["data.lanes"]), ..Layers::default() });
     assert_eq!(text, "--set \"data.lanes\" is not of the form section.key=value");
 }
@@ -163,10 +172,14 @@ fn an_algorithm_is_named_in_any_case_and_with_parameters() {
         ("Double_Tree", "double-tree"),
         ("Circulant(radix=4)", "circulant(radix=4)"),
         ("auto", "auto"),
+        (
+            "0-64KiB=Linear; 64K-=^ring,^linear",
+            "0-64K=linear; 64K-=recursive-doubling,double-tree,hierarchical",
+        ),
     ] {
         let flags = flags(&[&format!("negotiation.algorithm={given}")]);
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
-        assert_eq!(loaded.settings.negotiation.algorithm, meant);
+        assert_eq!(loaded.settings.negotiation.algorithm.to_string(), meant);
     }
 }
 

@@ -85,7 +85,7 @@ async fn measure(
         rack: String::new(),
     };
     let nodes = (0..count).map(node).collect();
-    let plan = plan::Plan::new(nodes, ITSELF.to_owned(), Vec::new(), settings);
+    let plan = plan::Plan::new(nodes, ITSELF.to_owned(), Vec::new(), settings)?;
     let service =
         Service::start(&plan.daemon_variables(0, Ipv4Addr::LOCALHOST.into(), None)).await?;
     let job = Arc::new(Job {

@@ -15,7 +15,7 @@ pub struct LinkCost {
 pub struct CostModel {
     /// Links inside a rack. Default 40 µs, 25 Gb/s.
     pub in_rack: LinkCost,
-    /// Links between racks, per node's fair share. Default 60 µs, 25/3 Gb/s.
+    /// Links between racks, per node's fair share. Default 60 µs, 8.333 Gb/s.
     pub cross_rack: LinkCost,
     /// γ: seconds to reduce one byte that was received. Default 10 GB/s.
     pub reduce_per_byte: f64,
@@ -37,7 +37,7 @@ impl Default for CostModel {
     fn default() -> Self {
         Self {
             in_rack: LinkCost { latency: 40e-6, per_byte: 8.0 / 25e9 },
-            cross_rack: LinkCost { latency: 60e-6, per_byte: 3.0 * 8.0 / 25e9 },
+            cross_rack: LinkCost { latency: 60e-6, per_byte: 8.0 / 8.333e9 },
             reduce_per_byte: 1.0 / 10e9,
             per_message: 3e-6,
             chunk: 128 << 10,

@@ -1,31 +1,67 @@
 //! Which algorithm a piece runs with, decided once for all pieces of about its size between the
-//! same nodes with about as many others.
+//! same nodes with about as many others; and how long such pieces have taken.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::Duration,
+};
 
-use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Spec, Topology, select};
+use gradwire_collectives::{
+    Algorithm, Choice, CostModel, Kind, Pipeline, Rules, Spec, Topology, select,
+};
 use gradwire_proto::{NodeId, Route, SpecId};
 
-use crate::model::{EngineConfig, command::KnownSpec};
+use super::observed::Observed;
+use crate::model::{
+    EngineConfig,
+    command::KnownSpec,
+    status::{ChoiceStatus, MAX_CHOICES as SHOWN},
+};
 
 /// The most choices that are kept (BOUND).
 const MAX_CHOICES: usize = 4096;
 
-/// The racks of the participants, what is achieved between which of them, and the powers of two
-/// that the bytes and the pieces of the pipeline do not exceed.
-type Class = (Vec<u32>, (u8, u32, u32), u32, u32);
+/// The racks of the participants, what is achieved between which of them, the rule that holds, and
+/// the powers of two that the bytes and the pieces of the pipeline do not exceed.
+type Class = (Vec<u32>, (u8, u32, u32), usize, u32, u32);
 
 /// A pipeline of more pieces than this is as good as endless.
 const LONG_PIPELINE: u64 = 64;
+
+/// A choice that has been made, for as long as it is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ChoiceId(u64);
+
+/// A choice, and what came of it.
+#[derive(Debug)]
+struct Made {
+    known: KnownSpec,
+    class: Class,
+    choice: Choice,
+    operations: u64,
+    observed: Observed,
+}
+
+/// What a piece runs with.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) spec: KnownSpec,
+    /// None where there was nothing to choose.
+    pub(crate) id: Option<ChoiceId>,
+    /// Why, if that had to be decided.
+    pub(crate) reason: Option<String>,
+}
 
 /// The choices that have been made.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     topology: Topology,
-    forced: Option<Spec>,
+    rules: Rules,
     cost: CostModel,
     credit: u32,
-    made: BTreeMap<Class, KnownSpec>,
+    by_class: BTreeMap<Class, ChoiceId>,
+    made: BTreeMap<ChoiceId, Made>,
+    last: ChoiceId,
     ids: BTreeMap<Spec, SpecId>,
     /// Those that the nodes have not been told.
     unannounced: Vec<KnownSpec>,
@@ -40,16 +76,22 @@ fn key(kind: Kind) -> (u8, u32, u32) {
     }
 }
 
+fn name((kind, ..): (u8, u32, u32)) -> &'static str {
+    ["allreduce", "broadcast", "reduce", "move"][usize::from(kind)]
+}
+
 impl Chooser {
     /// A chooser for nodes with these rack labels.
     pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
         let topology = Topology::from_labels(racks);
         Self {
             topology,
-            forced: config.algorithm,
+            rules: config.rules.clone(),
             cost: config.cost,
             credit: config.credit_pieces,
+            by_class: BTreeMap::new(),
             made: BTreeMap::new(),
+            last: ChoiceId(0),
             ids: BTreeMap::new(),
             unannounced: Vec::new(),
         }
@@ -63,51 +105,100 @@ impl Chooser {
     /// A spec with its id.
     fn known(&mut self, spec: Spec) -> KnownSpec {
         let next = SpecId(self.ids.len() as u32 + 1);
-        let id = *self.ids.entry(spec).or_insert(next);
-        let known = KnownSpec { id, spec };
-        if id == next {
-            self.unannounced.push(known);
-        }
-        known
+        let id = match self.ids.entry(spec) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(free) => {
+                self.unannounced.push(KnownSpec { id: next, spec });
+                *free.insert(next)
+            }
+        };
+        KnownSpec { id, spec }
     }
 
     /// The algorithm for a piece of `bytes` on the wire, in a pipeline of `pieces` that are in
-    /// flight or wait. With the reason, if that had to be decided.
+    /// flight or wait.
     pub(crate) fn choose(
         &mut self,
         route: Route,
         participants: &[NodeId],
         bytes: u64,
         pieces: u64,
-    ) -> (KnownSpec, Option<String>) {
+    ) -> Chosen {
         // Alone there is nothing to choose.
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, participants).filter(|_| several) else {
-            let spec = self.forced.unwrap_or(Algorithm::Ring.into());
-            return (KnownSpec { id: SpecId(0), spec }, None);
+            let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };
+            return Chosen { spec, id: None, reason: None };
         };
         let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
         let topology = Topology { racks: racks.collect() };
         let size = bytes.next_power_of_two().ilog2();
-        // One that does not fit a part of the nodes is for all of them only.
-        let forced = self.forced.filter(|spec| spec.fits(topology.participants()).is_ok());
-        // What is forced does not depend on it.
-        let pieces = if forced.is_some() { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
+        let rule = self.rules.rule_for(kind, bytes);
+        // What is forced does not depend on it, and a move has one way to go.
+        let is_fixed = matches!(kind, Kind::Move { .. })
+            || self.rules.forced(rule, topology.participants()).is_some();
+        let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
-        let class = (topology.racks.clone(), key(kind), size, pieces);
-        if let Some(&spec) = self.made.get(&class) {
-            return (spec, None);
+        let class = (topology.racks.clone(), key(kind), rule, size, pieces);
+        if let Some(&id) = self.by_class.get(&class)
+            && let Some(made) = self.made.get_mut(&id)
+        {
+            made.operations += 1;
+            return Chosen { spec: made.known, id: Some(id), reason: None };
         }
         let pipeline = Pipeline { pieces, in_flight: self.credit.min(pieces) };
-        let choice = select(kind, &topology, 1 << size, pipeline, forced, &self.cost);
+        let (rule, allowed) = self.rules.allowed(rule, topology.participants());
+        let choice = select(kind, &topology, 1 << size, pipeline, (rule, &allowed), &self.cost);
         if self.made.len() >= MAX_CHOICES {
             self.made.clear();
+            self.by_class.clear();
         }
         let known = self.known(choice.spec);
-        self.made.insert(class, known);
         let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
         let reason =
             format!("{} for up to {} bytes{among}: {}", choice.spec, 1u64 << size, choice.reason);
-        (known, Some(reason))
+        self.last.0 += 1;
+        let id = self.last;
+        self.by_class.insert(class.clone(), id);
+        let made = Made { known, class, choice, operations: 1, observed: Observed::default() };
+        self.made.insert(id, made);
+        Chosen { spec: known, id: Some(id), reason: Some(reason) }
+    }
+
+    /// A piece has taken so long, as one of so many in flight. Counts if it was as its choice
+    /// expects: alone, or one of a pipeline that uses all of the credit.
+    pub(crate) fn observe(&mut self, id: ChoiceId, time: Duration, in_flight: u32) {
+        let Some(made) = self.made.get_mut(&id) else { return };
+        let (.., pieces) = made.class;
+        if in_flight == pieces.min(self.credit) {
+            made.observed.add(time / in_flight.max(1));
+        }
+    }
+
+    /// The choices that most operations had, at most [`SHOWN`].
+    pub(crate) fn status(&self) -> Vec<ChoiceStatus> {
+        let mut made: Vec<&Made> = self.made.values().collect();
+        made.sort_by_key(|made| std::cmp::Reverse(made.operations));
+        made.truncate(SHOWN);
+        made.sort_by(|a, b| a.class.cmp(&b.class));
+        let status = made.iter().map(|Made { class, choice, operations, observed, .. }| {
+            let (racks, kind, rule, size, pieces) = class;
+            ChoiceStatus {
+                collective: name(*kind),
+                nodes: racks.len() as u32,
+                bytes: 1 << size,
+                pieces: *pieces,
+                rule: *rule as u32,
+                spec: choice.spec,
+                predicted: choice.predicted_seconds,
+                runner_up: choice.runner_up,
+                reason: choice.reason.clone(),
+                operations: *operations,
+                observed: observed.count(),
+                mean: observed.mean(),
+                spread: observed.spread(),
+            }
+        });
+        status.collect()
     }
 }

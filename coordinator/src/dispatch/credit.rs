@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 use fixedbitset::FixedBitSet;
 use gradwire_proto::{NodeId, Sequence};
 
+use super::algorithm::ChoiceId;
 use crate::model::round::Slot;
 
 /// One operation that not everybody has done.
@@ -20,6 +21,22 @@ pub(crate) struct Flying {
     pub(crate) slots: Vec<Slot>,
     /// Since when.
     pub(crate) since: Duration,
+    /// The choice of its algorithm, if there was one.
+    choice: Option<ChoiceId>,
+    /// How many were in flight when it started, with it.
+    in_flight: usize,
+}
+
+/// An operation that everybody has done.
+#[derive(Debug)]
+pub(crate) struct Completed {
+    /// Its tensors, ascending.
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) choice: Option<ChoiceId>,
+    /// When it started.
+    pub(crate) since: Duration,
+    /// How many were in flight when it started, with it; none if it ended among more or fewer.
+    pub(crate) in_flight: Option<u32>,
 }
 
 impl Flying {
@@ -53,22 +70,24 @@ impl Flight {
         &mut self,
         nodes: FixedBitSet,
         mut slots: Vec<Slot>,
+        choice: Option<ChoiceId>,
         now: Duration,
     ) -> Sequence {
         slots.sort_unstable();
         self.started += 1;
         let sequence = Sequence(self.started);
-        self.flying.insert(sequence, Flying { nodes, slots, since: now });
+        let in_flight = self.flying.len() + 1;
+        self.flying.insert(sequence, Flying { nodes, slots, since: now, choice, in_flight });
         sequence
     }
 
-    /// A node has done an operation. `Err` if it had nothing to do there; the tensors once
+    /// A node has done an operation. `Err` if it had nothing to do there; the operation once
     /// everybody has done it.
     pub(crate) fn done(
         &mut self,
         node: NodeId,
         sequence: Sequence,
-    ) -> Result<Option<Vec<Slot>>, ()> {
+    ) -> Result<Option<Completed>, ()> {
         let flying = self.flying.get_mut(&sequence).ok_or(())?;
         if !flying.has(node) {
             return Err(());
@@ -78,7 +97,11 @@ impl Flight {
             return Ok(None);
         }
         self.done += 1;
-        Ok(self.flying.remove(&sequence).map(|flying| flying.slots))
+        let now_flying = self.flying.len();
+        let flying = self.flying.remove(&sequence).ok_or(())?;
+        let Flying { slots, since, choice, in_flight, .. } = flying;
+        let in_flight = (in_flight == now_flying).then_some(in_flight as u32);
+        Ok(Some(Completed { slots, choice, since, in_flight }))
     }
 
     /// Whether a tensor is in an operation that a node has not done.

@@ -3,12 +3,14 @@
 //! - `queue`: agreed tensors, fused and cut into pieces in order of priority
 //! - `credit`: the operations in flight, and whether more may start
 //! - `algorithm`: how a piece is reduced or moved
+//! - `observed`: how long that has taken
 //!
 //! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
 
 pub(crate) mod credit;
 
 mod algorithm;
+mod observed;
 mod queue;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -17,8 +19,8 @@ use fixedbitset::FixedBitSet;
 use gradwire_proto::{Compression, NodeId, ProcessSetId, Sequence, convert::TensorRef};
 
 use self::{
-    algorithm::Chooser,
-    credit::Flight,
+    algorithm::{Chooser, Chosen},
+    credit::{Completed, Flight},
     queue::{Cut, Piece, Queue},
 };
 use crate::model::{
@@ -26,6 +28,7 @@ use crate::model::{
     command::{KnownSpec, Operation, Segment},
     process_set::ProcessSet,
     round::{Progress, Round, Slot},
+    status::ChoiceStatus,
     violation::Violation,
 };
 
@@ -108,16 +111,26 @@ impl Dispatch {
         &mut self,
         node: NodeId,
         sequences: &[Sequence],
+        now: Duration,
         mut finished: impl FnMut(Slot),
     ) -> Result<(), Violation> {
         for &sequence in sequences {
-            let slots = self.flight.done(node, sequence).map_err(|()| {
+            let completed = self.flight.done(node, sequence).map_err(|()| {
                 let what = "which it was not doing";
                 Violation::Protocol(format!("says that it has done operation {sequence}, {what}"))
             })?;
-            slots.into_iter().flatten().for_each(&mut finished);
+            let Some(Completed { slots, choice, since, in_flight }) = completed else { continue };
+            if let (Some(choice), Some(in_flight)) = (choice, in_flight) {
+                self.chooser.observe(choice, now.saturating_sub(since), in_flight);
+            }
+            slots.into_iter().for_each(&mut finished);
         }
         Ok(())
+    }
+
+    /// The choices of algorithms, and what came of them.
+    pub(crate) fn choices(&self) -> Vec<ChoiceStatus> {
+        self.chooser.status()
     }
 
     /// How large the next pieces should be, so that all lanes have some of what waits.
@@ -146,11 +159,12 @@ impl Dispatch {
         let participants = piece.kind.participants(set(piece.kind.set)?);
         let Piece { kind, bytes, cuts } = piece;
         let wire_bytes = kind.wire_bytes(self.compression, bytes);
-        let (spec, choice) = self.chooser.choose(kind.route, &participants, wire_bytes, pipeline);
+        let Chosen { spec, id, reason } =
+            self.chooser.choose(kind.route, &participants, wire_bytes, pipeline);
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
-        let sequence = self.flight.start(nodes, slots, now);
+        let sequence = self.flight.start(nodes, slots, id, now);
         let segment = |cut: &Cut| {
             let by_name = matches!(cut.round.tensor, TensorRef::Name(_));
             Segment {
@@ -169,6 +183,6 @@ impl Dispatch {
             segments: cuts.iter().map(segment).collect(),
             absent: Arc::clone(&kind.absent),
         };
-        Some(Sent { operation, cuts, choice })
+        Some(Sent { operation, cuts, choice: reason })
     }
 }

@@ -139,7 +139,7 @@ impl Engine {
             Event::Ready { announcements, .. } => self.ready(node, announcements, now),
             Event::Done { sequences, .. } => {
                 let agreement = &mut self.agreement;
-                self.dispatch.done(node, &sequences, |slot| agreement.finished(slot))
+                self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
             }
             Event::Forgotten { ids, .. } => self.agreement.forgotten(node, &ids),
             Event::Left { ranks, absent, .. } => {
@@ -295,6 +295,7 @@ impl Engine {
             nodes: self.membership.status(now),
             sets: self.agreement.set_status(),
             pending: self.agreement.pending_status(now),
+            choices: self.dispatch.choices(),
             counts: self.counts(),
             failure: self.membership.failure().cloned(),
         }

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, time::Duration};
 
-use gradwire_collectives::{CostModel, Spec, SpecError};
+use gradwire_collectives::{CostModel, Rules};
 use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
 use gradwire_settings::{Settings, variables::VariableError};
 
@@ -59,8 +59,8 @@ pub struct EngineConfig {
     pub max_tensors: u32,
     /// The most tensors that are known at once; a job that has more is ended.
     pub max_pending: u32,
-    /// The algorithm of all operations, whatever the cost model prefers.
-    pub algorithm: Option<Spec>,
+    /// Which algorithms the cost model chooses from.
+    pub rules: Rules,
     /// What the links cost.
     pub cost: CostModel,
 }
@@ -77,15 +77,10 @@ impl EngineConfig {
             value: value.to_owned(),
             reason,
         };
-        let algorithm = match negotiation.algorithm.as_str() {
-            "auto" => None,
-            text => {
-                let spec = Spec::parse(text).and_then(|spec| spec.fits(nodes).map(|()| spec));
-                let refused =
-                    |reason: SpecError| invalid("negotiation.algorithm", text, reason.to_string());
-                Some(spec.map_err(refused)?)
-            }
-        };
+        let rules = negotiation.algorithm.clone();
+        rules.fits(nodes).map_err(|error| {
+            invalid("negotiation.algorithm", &rules.to_string(), error.to_string())
+        })?;
         let name = settings.data.compression.as_str();
         let known = || format!("it is {}", Compression::NAMES.join(" or "));
         let compression = name.parse().map_err(|_| invalid("data.compression", name, known()))?;
@@ -105,8 +100,8 @@ impl EngineConfig {
             credit_pieces: negotiation.credit_pieces,
             max_tensors: negotiation.max_tensors,
             max_pending: MAX_PENDING.max(negotiation.max_tensors),
-            algorithm,
-            cost: CostModel::default(),
+            rules,
+            cost: settings.cost_model(),
         })
     }
 

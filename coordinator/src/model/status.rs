@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use gradwire_collectives::Spec;
 use gradwire_proto::{Epoch, Failure, ProcessSetId, Rank, TensorName};
 
 use super::command::Node;
@@ -11,6 +12,9 @@ pub(crate) const MAX_PENDING: usize = 100;
 
 /// The most process sets that one status lists.
 pub(crate) const MAX_SETS: usize = 100;
+
+/// The most choices of algorithms that one status lists.
+pub(crate) const MAX_CHOICES: usize = 256;
 
 /// Where the job is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -70,6 +74,37 @@ pub struct SetStatus {
     pub joined: Vec<Rank>,
 }
 
+/// Which algorithm pieces of about one size get, and how long they have taken.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChoiceStatus {
+    /// What they are for: an allreduce, a broadcast, a reduce or a move.
+    pub collective: &'static str,
+    /// How many nodes take part.
+    pub nodes: u32,
+    /// The most bytes of such a piece; more than half of it.
+    pub bytes: u64,
+    /// How many pieces follow each other, rounded up to a power of two.
+    pub pieces: u32,
+    /// The number of the rule that holds; 0 for none.
+    pub rule: u32,
+    /// The algorithm.
+    pub spec: Spec,
+    /// Seconds per piece that the cost model predicts for `bytes`.
+    pub predicted: f64,
+    /// The next best and its seconds.
+    pub runner_up: Option<(Spec, f64)>,
+    /// Why.
+    pub reason: String,
+    /// How many operations have had it.
+    pub operations: u64,
+    /// How many of them were alone, or in a pipeline that used all of the credit.
+    pub observed: u64,
+    /// Seconds per piece of these.
+    pub mean: f64,
+    /// Their standard deviation.
+    pub spread: f64,
+}
+
 /// Counts for the metrics; cheap to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -94,7 +129,7 @@ pub struct Counts {
 }
 
 /// A view of everything.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     /// Where the job is in its life.
     pub phase: Phase,
@@ -108,6 +143,8 @@ pub struct Status {
     pub sets: Vec<SetStatus>,
     /// At most 100 tensors that wait, oldest first.
     pub pending: Vec<PendingTensor>,
+    /// The algorithms of at most 256 kinds of pieces.
+    pub choices: Vec<ChoiceStatus>,
     /// Counts.
     pub counts: Counts,
     /// How it failed, if it did.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-use gradwire_collectives::{Algorithm, Spec};
+use gradwire_collectives::Rules;
 use gradwire_coordinator::{
     engine::Engine,
     model::{
@@ -58,7 +58,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
     let job = JobId::new("job").map_err(|e| e.to_string())?;
     let mut config = EngineConfig::new(job, 2, &Settings::default()).map_err(|e| e.to_string())?;
     // One algorithm, so that the numbers of the cost model can change.
-    config.algorithm = Some(Algorithm::Ring.into());
+    config.rules = Rules::parse("ring").expect("an algorithm");
     for pair in pairs(text) {
         let (key, value) = pair?;
         match key {
@@ -70,8 +70,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
             "max_pending" => config.max_pending = number(value)?,
             "stall" => config.stall_warning = time(value)?,
             "start" => config.start_timeout = time(value)?,
-            "algorithm" if value == "auto" => config.algorithm = None,
-            "algorithm" => config.algorithm = Some(Spec::parse(value).map_err(|e| e.to_string())?),
+            "algorithm" => config.rules = Rules::parse(value).map_err(|e| e.to_string())?,
             _ => return Err(format!("no such setting {key}")),
         }
     }

@@ -82,7 +82,7 @@ mod tests {
         let nodes = Plan::nodes(&parse_list("a:2,b:1").unwrap(), None).unwrap();
         let loaded = Settings::load(&Layers::default()).unwrap();
         let args = vec!["-c".to_owned(), "echo it's".to_owned()];
-        let plan = Plan::new(nodes, "sh".into(), args, &loaded);
+        let plan = Plan::new(nodes, "sh".into(), args, &loaded).unwrap();
         let text = describe(&plan, &loaded.settings, &[true, false]);
         assert!(!text.contains(&plan.secret.to_hex()), "TRUST");
         for expected in [

@@ -95,7 +95,19 @@ impl Plan {
     }
 
     /// Puts a job together, with an id and a secret of its own.
-    pub fn new(nodes: Vec<Node>, program: String, args: Vec<String>, settings: &Loaded) -> Self {
+    ///
+    /// # Errors
+    /// [`CommandError`] if a setting is for another number of nodes.
+    pub fn new(
+        nodes: Vec<Node>,
+        program: String,
+        args: Vec<String>,
+        settings: &Loaded,
+    ) -> Result<Self, CommandError> {
+        let rules = &settings.settings.negotiation.algorithm;
+        rules.fits(nodes.len() as u32).map_err(|error| {
+            CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
+        })?;
         let id: String =
             gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
         let worker_settings = settings
@@ -104,7 +116,7 @@ impl Plan {
             .filter(|row| row.key.name.starts_with("worker."))
             .map(|row| (row.key.variable(), row.value.clone()))
             .collect();
-        Self {
+        Ok(Self {
             job: format!("gw{id}"),
             secret: Secret::generate(),
             nodes,
@@ -112,7 +124,7 @@ impl Plan {
             args,
             service_settings: settings.variables().collect(),
             worker_settings,
-        }
+        })
     }
 
     /// How many ranks there are.
@@ -254,7 +266,7 @@ mod tests {
     fn plan(hosts: &str, np: Option<u32>) -> Plan {
         let nodes = Plan::nodes(&parse_list(hosts).unwrap(), np).unwrap();
         let layers = Layers { flags: vec!["data.lanes=3".into()], ..Layers::default() };
-        Plan::new(nodes, "train".into(), Vec::new(), &Settings::load(&layers).unwrap())
+        Plan::new(nodes, "train".into(), Vec::new(), &Settings::load(&layers).unwrap()).unwrap()
     }
 
     fn places(nodes: usize) -> Places {
@@ -327,7 +339,7 @@ mod tests {
         let layers = Layers { flags: vec!["node.rack=r0".into()], ..Layers::default() };
         let (nodes, settings) =
             (Plan::nodes(&hosts, None).unwrap(), Settings::load(&layers).unwrap());
-        let plan = Plan::new(nodes, "train".into(), Vec::new(), &settings);
+        let plan = Plan::new(nodes, "train".into(), Vec::new(), &settings).unwrap();
         let address = IpAddr::from([10, 0, 0, 1]);
         let racks = [0, 1].map(|node| plan.daemon_variables(node, address, None));
         assert_eq!(racks.map(|daemon| daemon["GRADWIRE_NODE__RACK"].clone()), ["r1", "r0"]);

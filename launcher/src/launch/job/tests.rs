@@ -20,7 +20,7 @@ fn ms(ms: u64) -> Duration {
 fn job(hosts: &str) -> Job {
     let nodes = Plan::nodes(&parse_list(hosts).unwrap(), None).unwrap();
     let settings = Settings::load(&Layers::default()).unwrap();
-    Job::new(Plan::new(nodes, "train".into(), Vec::new(), &settings), LIMITS)
+    Job::new(Plan::new(nodes, "train".into(), Vec::new(), &settings).unwrap(), LIMITS)
 }
 
 fn ready(node: usize) -> Event {

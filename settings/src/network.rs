@@ -1,0 +1,60 @@
+//! The cost model that the settings `network.*` describe.
+
+use gradwire_collectives::{CostModel, LinkCost};
+
+use crate::table::Settings;
+
+const BITS: f64 = 8.0;
+const MEGA: f64 = 1e6;
+
+impl Settings {
+    /// What links, reductions and messages cost.
+    pub fn cost_model(&self) -> CostModel {
+        let network = &self.network;
+        let per_byte = |mbit: u32| BITS / (f64::from(mbit) * MEGA);
+        CostModel {
+            in_rack: LinkCost {
+                latency: network.latency.as_secs_f64(),
+                per_byte: per_byte(network.rate_mbit),
+            },
+            cross_rack: LinkCost {
+                latency: network.rack_latency.as_secs_f64(),
+                per_byte: per_byte(network.rack_rate_mbit),
+            },
+            reduce_per_byte: 1.0 / (f64::from(network.reduce_mb) * MEGA),
+            per_message: f64::from(network.message_ns) / 1e9,
+            chunk: network.chunk_bytes,
+            burst_loss: f64::from(network.burst_loss) / 100.0,
+            free_fan_in: network.free_senders,
+            incast_loss: f64::from(network.sender_loss) / 100.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The defaults exist twice, for those who use the model without settings.
+    #[test]
+    fn the_defaults_are_those_of_the_model() {
+        let (ours, theirs) = (Settings::default().cost_model(), CostModel::default());
+        let numbers = |model: CostModel| {
+            [
+                model.in_rack.latency,
+                model.in_rack.per_byte,
+                model.cross_rack.latency,
+                model.cross_rack.per_byte,
+                model.reduce_per_byte,
+                model.per_message,
+                model.chunk as f64,
+                model.burst_loss,
+                f64::from(model.free_fan_in),
+                model.incast_loss,
+            ]
+        };
+        for (ours, theirs) in numbers(ours).into_iter().zip(numbers(theirs)) {
+            assert!((ours / theirs - 1.0).abs() < 1e-9, "{ours} {theirs}");
+        }
+    }
+}
