@@ -6,6 +6,8 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use gradwire_bench::args::Measurement;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
+use crate::{algorithms, explain};
+
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
 #[command(name = "gradwire", version = gradwire_proto::VERSION, max_term_width = 100)]
@@ -26,6 +28,10 @@ pub enum Command {
     /// Show settings.
     #[command(subcommand)]
     Config(Config),
+    /// List the algorithms between nodes, or show what they do on a cluster.
+    Algorithms(algorithms::Options),
+    /// Show what the cost model chooses on a cluster, and what it predicts.
+    Explain(explain::Options),
     /// Show what a running coordinator knows.
     Status {
         /// The coordinator's address.

@@ -3,6 +3,9 @@
 //! The work is done elsewhere: `gradwire-launcher` starts jobs, `gradwire-bench` measures them.
 //! Modules, lowest first:
 //!
+//! - [`cluster`]: nodes in racks, collectives and tables
+//! - [`algorithms`]: `gradwire algorithms`
+//! - [`explain`]: `gradwire explain`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
 //! - [`coordinator`]: `gradwire coordinator`
@@ -10,7 +13,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod algorithms;
 pub mod args;
+pub mod cluster;
 pub mod coordinator;
+pub mod explain;
 pub mod show;
 pub mod status;

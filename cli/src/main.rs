@@ -16,8 +16,9 @@ use gradwire_bench::{
     negotiation,
 };
 use gradwire_cli::{
+    algorithms,
     args::{Cli, Command, Config, Run, normalise},
-    coordinator, show, status,
+    coordinator, explain, show, status,
 };
 use gradwire_launcher::{
     agent,
@@ -56,6 +57,17 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Config(Config::Show { settings, explain }) => {
             print(&show::show(&load(&settings, &[])?, explain))
         }
+        Command::Algorithms(options) => print(&algorithms::show(&options)?),
+        Command::Explain(options) => {
+            let explain::Options { address, nodes, racks, json, settings } = options;
+            if let Some(address) = address {
+                return print(&explain::of_job(&block_on(status::ask(&address))??, json));
+            }
+            let settings = load(&settings, &[])?.settings;
+            // Without an address it is required.
+            let nodes = nodes.unwrap_or(1);
+            print(&explain::on_cluster(nodes, racks.as_ref(), &settings, json)?)
+        }
         Command::Status { address } => print(&status::show(&block_on(status::ask(&address))??)),
         Command::Agent => {
             // One thread, the main one: the tie of a child's life is to the thread that started it.
@@ -90,7 +102,7 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
     let mut words = run.command.into_iter();
     let program = words.next().filter(|program| program != ITSELF);
     let program = program.ok_or_else(|| CommandError::usage("the program's name is empty"))?;
-    let plan = Plan::new(nodes, program, words.collect(), &loaded);
+    let plan = Plan::new(nodes, program, words.collect(), &loaded)?;
     if run.dry_run {
         let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
         let local = block_on(async {
@@ -115,7 +127,7 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
     let (loaded, mut hosts) = prepare(&common.at, &bench::flags(common))?;
     let np = bench::spread(&mut hosts, common);
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
-    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded);
+    let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded)?;
     bench.check_size(plan.size())?;
     start(plan, &loaded, &common.at, None, true)
 }

@@ -9,6 +9,8 @@ use gradwire_proto::{
 };
 use tonic::transport::Endpoint;
 
+use crate::cluster::printable;
+
 /// How long the coordinator may take to answer (WAIT).
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -100,11 +102,6 @@ pub fn show(status: &StatusResponse) -> String {
     text
 }
 
-/// Text from a socket must not move the cursor (TRUST).
-fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
-}
-
 fn list(ranks: &[u32]) -> String {
     let shown: Vec<_> = ranks.iter().take(16).map(ToString::to_string).collect();
     let more = if ranks.len() > 16 { ", …" } else { "" };
@@ -153,6 +150,7 @@ mod tests {
                 ProcessSetStatus { process_set: 4, ranks: vec![0, 2], joined_ranks: Vec::new() },
             ],
             process_set_count: 5,
+            choices: Vec::new(),
             operations_started: 5,
             operations_done: 4,
             failure: None,

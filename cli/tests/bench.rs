@@ -232,6 +232,11 @@ fn what_can_not_be_measured_is_refused_before_anything_starts() {
         ("bench allreduce -d f8", "error: invalid value 'f8'"),
         ("bench model --shapes alexnet", "error: --shapes alexnet: No such file"),
         ("bench allreduce --algorithm rng", "error: setting negotiation.algorithm = \"rng\""),
+        (
+            "bench allreduce -np 3 --algorithm torus(dims=2x2)",
+            "error: setting negotiation.algorithm = \"torus(dims=2x2)\": torus(dims=2x2) is for 4 \
+             nodes, and there are 1",
+        ),
         ("bench broadcast -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),
         ("bench allreduce -np 3 -H a:1", "error: -np 3 is more than the 1 slots"),
         ("bench gather -np 2 --root 2", "error: there is no rank 2: the job has 2 ranks"),

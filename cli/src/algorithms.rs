@@ -1,0 +1,271 @@
+//! `gradwire algorithms`: which algorithms there are, and what they do on a cluster.
+
+use std::fmt::Write;
+
+use clap::Args;
+use gradwire_collectives::{
+    Algorithm, Kind, Schedule, Spec, Topology,
+    algorithms::{About, in_short},
+    generate,
+    verify::{cross_rack_elements, verify},
+};
+use gradwire_launcher::error::CommandError;
+use serde_json::{Value, json};
+
+use crate::cluster::{self, Collective, Racks, aligned};
+
+/// Elements of the piece that is counted: so many for each node that what rounding does to the
+/// sizes of blocks is not seen, and so few that no share is cut into several blocks.
+const ELEMENTS_PER_NODE: u64 = 1 << 12;
+
+/// What to list or count.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// One of them, also with parameters, such as circulant(radix=4).
+    pub name: Option<String>,
+    /// Prove their schedules for so many nodes, and count messages and bytes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub nodes: Option<u32>,
+    /// The racks of these nodes: how many, or the nodes of each, such as 4,4,2.
+    #[arg(long, value_name = "R", requires = "nodes")]
+    pub racks: Option<Racks>,
+    /// What is counted.
+    #[arg(long, requires = "nodes", default_value_t = Collective::Allreduce)]
+    pub collective: Collective,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is known of an algorithm's schedules on a cluster.
+struct Counted {
+    spec: Spec,
+    messages: u64,
+    chain: u64,
+    /// In pieces.
+    busiest: f64,
+    across: f64,
+}
+
+/// Makes the schedules of all nodes, proves them and counts.
+fn count(spec: Spec, kind: Kind, topology: &Topology) -> Result<Counted, CommandError> {
+    let nodes = topology.participants();
+    let elements = u64::from(nodes) * ELEMENTS_PER_NODE;
+    let make = |me| generate(kind, spec, topology, me, elements);
+    let schedules: Vec<Schedule> = (0..nodes).map(make).collect();
+    let report = verify(&schedules, kind).map_err(|error| {
+        CommandError::failed(format!("the schedules of {spec} for {nodes} nodes: {error}"))
+            .hint("this is a mistake in Gradwire: please report it")
+    })?;
+    let pieces = |sent: u64| sent as f64 / elements as f64;
+    Ok(Counted {
+        spec,
+        messages: report.messages,
+        chain: report.longest_chain,
+        busiest: pieces(report.most_elements_sent),
+        across: pieces(cross_rack_elements(&schedules, topology)),
+    })
+}
+
+/// What the command prints.
+///
+/// # Errors
+/// [`CommandError`] for a name that is no algorithm, or one that the nodes do not fit.
+pub fn show(options: &Options) -> Result<String, CommandError> {
+    let named = options.name.as_deref().map(Spec::parse).transpose();
+    let named = named.map_err(CommandError::usage)?;
+    let specs = match named {
+        Some(spec) => vec![spec],
+        None => Algorithm::ALL.iter().copied().map(Spec::usual).collect(),
+    };
+    let Some(nodes) = options.nodes else {
+        return Ok(match named {
+            _ if options.json => written(&json!({ "algorithms": described(&specs) })),
+            Some(spec) => in_full(spec),
+            None => table(&specs),
+        });
+    };
+    let topology = cluster::topology(nodes, options.racks.as_ref())?;
+    let kind = options.collective.kind();
+    let mut counted = Vec::new();
+    for spec in specs {
+        spec.fits(nodes).map_err(CommandError::usage)?;
+        counted.push(count(spec, kind, &topology)?);
+    }
+    Ok(if options.json {
+        let rows: Vec<Value> = counted.iter().map(Counted::as_json).collect();
+        written(&json!({
+            "collective": options.collective.to_string(),
+            "nodes": nodes,
+            "racks": cluster::racks(&topology),
+            "schedules": rows,
+        }))
+    } else {
+        counts(&counted, options.collective, &topology)
+    })
+}
+
+impl Counted {
+    fn as_json(&self) -> Value {
+        json!({
+            "algorithm": self.spec.to_string(),
+            "verified": true,
+            "chain": self.chain,
+            "messages": self.messages,
+            "busiest_node_sends": self.busiest,
+            "across_racks": self.across,
+        })
+    }
+}
+
+fn parameters(algorithm: Algorithm) -> String {
+    let all = algorithm.parameters().iter();
+    all.map(|parameter| in_short(parameter.name, parameter.values)).collect::<Vec<_>>().join("; ")
+}
+
+fn table(specs: &[Spec]) -> String {
+    let mut rows = vec![["algorithm".to_owned(), "parameters".to_owned(), "for".to_owned()]];
+    for algorithm in specs.iter().map(Spec::algorithm) {
+        let about = algorithm.about();
+        rows.push([algorithm.name().to_owned(), parameters(algorithm), about.when.to_owned()]);
+    }
+    aligned(&rows)
+        + "\nOne in full: gradwire algorithms NAME. Counts on a cluster: --nodes N --racks R\n"
+}
+
+fn in_full(spec: Spec) -> String {
+    let algorithm = spec.algorithm();
+    let About { idea, cost, when, source } = algorithm.about();
+    let mut text = format!("{algorithm}: {idea}\n");
+    // Writing to a string can't fail.
+    for (what, value) in [("for", when), ("cost", cost), ("source", source)] {
+        let _ = writeln!(text, "  {what:<7} {value}");
+    }
+    for parameter in algorithm.parameters() {
+        let short = in_short(parameter.name, parameter.values);
+        let _ = writeln!(text, "  {short}: {}", parameter.about);
+    }
+    text + "The cost is that of an allreduce: M nodes, S bytes, α for a message, β for a byte\n\
+            sent, γ for a byte reduced; r racks of w nodes. To use it: --set negotiation.algorithm="
+        + &format!("\"{spec}\"\n")
+}
+
+fn counts(counted: &[Counted], collective: Collective, topology: &Topology) -> String {
+    let mut rows = vec![
+        ["algorithm", "chain", "messages", "busiest sends", "across racks"].map(str::to_owned),
+    ];
+    rows.extend(counted.iter().map(|one| {
+        [
+            one.spec.to_string(),
+            one.chain.to_string(),
+            one.messages.to_string(),
+            format!("{:.2}", one.busiest),
+            format!("{:.2}", one.across),
+        ]
+    }));
+    format!(
+        "{collective} on {}: every schedule is proven.\nChain: messages that follow from each \
+         other. The last two columns are in sizes of the piece.\n\n{}",
+        cluster::in_words(topology),
+        aligned(&rows)
+    )
+}
+
+fn described(specs: &[Spec]) -> Vec<Value> {
+    let one = |spec: &Spec| {
+        let algorithm = spec.algorithm();
+        let About { idea, cost, when, source } = algorithm.about();
+        let parameters: Vec<Value> = algorithm
+            .parameters()
+            .iter()
+            .map(|parameter| {
+                json!({
+                    "name": parameter.name,
+                    "about": parameter.about,
+                    "values": parameter.values.to_string(),
+                })
+            })
+            .collect();
+        json!({
+            "name": algorithm.name(), "idea": idea, "cost": cost, "for": when, "source": source,
+            "parameters": parameters,
+        })
+    };
+    specs.iter().map(one).collect()
+}
+
+fn written(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(name: Option<&str>, nodes: Option<u32>, racks: Option<&str>) -> Options {
+        Options {
+            name: name.map(str::to_owned),
+            nodes,
+            racks: racks.map(|racks| racks.parse().unwrap()),
+            collective: Collective::Allreduce,
+            json: false,
+        }
+    }
+
+    fn row<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(name));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).split_whitespace().collect()
+    }
+
+    /// Table 1.10 of the literature's costs: 32 nodes in 4 racks.
+    #[test]
+    fn counts_are_those_of_the_closed_forms() {
+        let text = show(&options(None, Some(32), Some("4"))).unwrap();
+        assert!(text.contains("32 nodes in 4 racks of 8, 8, 8, 8"), "{text}");
+        assert_eq!(row(&text, "ring")[1..], ["62", "1984", "1.94", "7.75"]);
+        let across = |name| row(&text, name)[4];
+        for name in ["hierarchical", "halving-doubling", "torus", "blueconnect", "circulant"] {
+            assert_eq!(across(name), "6.00", "{name}");
+        }
+        assert_eq!(row(&text, "hierarchical")[1], "4");
+        let linear = row(&text, "linear");
+        assert_eq!((linear[1], linear[4]), ("2", "48.00"));
+    }
+
+    #[test]
+    fn racks_may_be_unequal_and_have_to_fit() {
+        let text = show(&options(Some("Direct"), Some(3), Some("2,1"))).unwrap();
+        assert!(text.contains("3 nodes in 2 racks of 2, 1"), "{text}");
+        for (name, nodes, racks, said) in [
+            ("ring", 3, "2,2", "the racks have 4 nodes, and --nodes is 3"),
+            ("ring", 3, "4", "3 nodes can't be in 4 racks"),
+            ("torus(dims=2x2)", 3, "1", "torus(dims=2x2) is for 4 nodes, and there are 3"),
+            ("rng", 3, "1", "there is no algorithm \"rng\""),
+        ] {
+            let error = show(&options(Some(name), Some(nodes), Some(racks))).unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        for wrong in ["", "0", "2,0", "-1", "2,", "x"] {
+            assert!(wrong.parse::<Racks>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn everything_is_there_as_text_and_as_json() {
+        let text = show(&options(None, None, None)).unwrap();
+        let one = show(&options(Some("circulant(radix=4)"), None, None)).unwrap();
+        assert!(one.contains("radix=2 (2–64): among how many"), "{one}");
+        assert!(one.contains("negotiation.algorithm=\"circulant(radix=4)\""), "{one}");
+        let json = Options { json: true, ..options(None, None, None) };
+        let json: Value = serde_json::from_str(&show(&json).unwrap()).unwrap();
+        for (at, algorithm) in Algorithm::ALL.iter().enumerate() {
+            row(&text, algorithm.name());
+            assert_eq!(json["algorithms"][at]["name"], algorithm.name());
+            assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+        }
+        let counted = Options { json: true, ..options(Some("ring"), Some(4), Some("2")) };
+        let counted: Value = serde_json::from_str(&show(&counted).unwrap()).unwrap();
+        assert_eq!(counted["racks"], json!([2, 2]));
+        assert_eq!(counted["schedules"][0]["busiest_node_sends"], 1.5);
+    }
+}

@@ -1,0 +1,125 @@
+//! What commands about clusters have in common: nodes in racks, collectives, tables and text that
+//! may be printed.
+
+use std::{fmt, str::FromStr};
+
+use clap::ValueEnum;
+use gradwire_collectives::{Kind, Topology};
+use gradwire_launcher::error::CommandError;
+
+/// A collective that has a choice of algorithms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Collective {
+    /// All get the reduction of all.
+    Allreduce,
+    /// All get what the first node has.
+    Broadcast,
+    /// The first node gets the reduction of all.
+    Reduce,
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
+}
+
+impl Collective {
+    /// The same between nodes, to or from the first one.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Allreduce => Kind::Allreduce,
+            Self::Broadcast => Kind::Broadcast { root: 0 },
+            Self::Reduce => Kind::Reduce { root: 0 },
+        }
+    }
+}
+
+/// The racks of a cluster, by how many nodes each has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Racks {
+    /// So many, as equal as they can be.
+    Number(u32),
+    /// These.
+    Sizes(Vec<u32>),
+}
+
+impl FromStr for Racks {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let numbers: Option<Vec<u32>> =
+            text.split(',').map(|size| size.trim().parse().ok().filter(|n| *n > 0)).collect();
+        match numbers.as_deref() {
+            Some([number]) => Ok(Self::Number(*number)),
+            Some(sizes) => Ok(Self::Sizes(sizes.to_vec())),
+            None => Err("give their number, or the nodes of each, such as 4,4,2"),
+        }
+    }
+}
+
+impl Racks {
+    fn topology(&self, nodes: u32) -> Result<Topology, CommandError> {
+        let racks = match self {
+            Self::Number(racks) if *racks <= nodes => {
+                let rack = |node| u64::from(node) * u64::from(*racks) / u64::from(nodes);
+                (0..nodes).map(|node| rack(node) as u32).collect()
+            }
+            Self::Number(racks) => {
+                let what = format!("{nodes} nodes can't be in {racks} racks");
+                return Err(CommandError::usage(what).hint("each rack has at least one node"));
+            }
+            Self::Sizes(sizes) => {
+                let sum: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
+                if sum != u64::from(nodes) {
+                    let what = format!("the racks have {sum} nodes, and --nodes is {nodes}");
+                    return Err(CommandError::usage(what));
+                }
+                (0..).zip(sizes).flat_map(|(rack, &n)| vec![rack; n as usize]).collect()
+            }
+        };
+        Ok(Topology { racks })
+    }
+}
+
+/// So many nodes in racks, those of one beside each other; without racks all in one.
+///
+/// # Errors
+/// [`CommandError`] if the racks have another number of nodes.
+pub fn topology(nodes: u32, racks: Option<&Racks>) -> Result<Topology, CommandError> {
+    racks.map_or(Ok(Topology::flat(nodes)), |racks| racks.topology(nodes))
+}
+
+/// How many nodes each rack has.
+pub fn racks(topology: &Topology) -> Vec<usize> {
+    topology.members().iter().map(Vec::len).collect()
+}
+
+/// `8 nodes in 2 racks of 4, 4`.
+pub fn in_words(topology: &Topology) -> String {
+    let (nodes, sizes) = (topology.participants(), racks(topology));
+    if sizes.len() == 1 {
+        return format!("{nodes} nodes in 1 rack");
+    }
+    let each: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    format!("{nodes} nodes in {} racks of {}", sizes.len(), each.join(", "))
+}
+
+/// Columns as wide as their longest entry; the last one is not filled up.
+pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Text from a socket must not move the cursor (TRUST).
+pub fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}

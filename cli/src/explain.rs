@@ -1,0 +1,294 @@
+//! `gradwire explain`: which algorithms are chosen, and why. By the cost model on a cluster, or by
+//! a running job, with the times that were observed there.
+
+use clap::{Args, ValueEnum};
+use gradwire_collectives::{Choice, Pipeline, Topology, select, select::time};
+use gradwire_launcher::{args::SettingsOptions, error::CommandError};
+use gradwire_proto::pb::{self, StatusResponse};
+use gradwire_settings::Settings;
+use serde_json::{Value, json};
+
+use crate::cluster::{self, Collective, Racks, aligned, printable};
+
+/// The smallest piece that is shown.
+const SMALLEST: u64 = 256;
+
+/// Pieces of a pipeline that is so long that its length does not matter.
+const MANY: u32 = 64;
+
+/// A running job; or a cluster, and the settings that the choice depends on.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The coordinator of a running job: what it has chosen, and how long that has taken.
+    #[arg(value_name = "IP:PORT", conflicts_with_all = ["nodes", "racks"])]
+    pub address: Option<String>,
+    /// How many nodes there are.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
+          required_unless_present = "address")]
+    pub nodes: Option<u32>,
+    /// Their racks: how many, or the nodes of each, such as 4,4,2.
+    #[arg(long, value_name = "R")]
+    pub racks: Option<Racks>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The settings network.* and negotiation.* matter.
+    #[command(flatten)]
+    pub settings: SettingsOptions,
+}
+
+/// What is chosen for pieces of one size.
+struct Row {
+    collective: Collective,
+    bytes: u64,
+    pieces: u32,
+    rule: usize,
+    choice: Choice,
+}
+
+/// What a running job has chosen, and how long that has taken.
+pub fn of_job(status: &StatusResponse, json: bool) -> String {
+    if json {
+        let choices: Vec<Value> = status.choices.iter().map(observed_as_json).collect();
+        return format!("{:#}\n", json!({ "job": status.job, "choices": choices }));
+    }
+    let head = [
+        "collective",
+        "nodes",
+        "bytes",
+        "pieces",
+        "algorithm",
+        "operations",
+        "predicted",
+        "observed",
+        "next best",
+    ];
+    let mut table = vec![head.map(str::to_owned)];
+    table.extend(status.choices.iter().map(observed_as_text));
+    format!(
+        "Choices of job {}: bytes and pieces up to these. Times are per piece; observed are\n\
+         those that were alone or in a full pipeline: mean ± standard deviation (how many).\n\n{}",
+        printable(&status.job),
+        aligned(&table)
+    )
+}
+
+fn observed_as_text(choice: &pb::Choice) -> [String; 9] {
+    let observed = match choice.observed {
+        0 => String::new(),
+        count => {
+            let (mean, spread) = (time(choice.mean_seconds), time(choice.spread_seconds));
+            format!("{mean} ± {spread} ({count})")
+        }
+    };
+    let next = match choice.runner_up.as_str() {
+        "" => String::new(),
+        spec => format!("{} {}", printable(spec), time(choice.runner_up_seconds)),
+    };
+    [
+        printable(&choice.collective),
+        choice.nodes.to_string(),
+        choice.bytes.to_string(),
+        choice.pieces.to_string(),
+        printable(&choice.spec),
+        choice.operations.to_string(),
+        time(choice.predicted_seconds),
+        observed,
+        next,
+    ]
+}
+
+fn observed_as_json(choice: &pb::Choice) -> Value {
+    let runner_up = Some(&choice.runner_up).filter(|spec| !spec.is_empty());
+    json!({
+        "collective": choice.collective,
+        "nodes": choice.nodes,
+        "bytes": choice.bytes,
+        "pieces": choice.pieces,
+        "algorithm": choice.spec,
+        "predicted_seconds": choice.predicted_seconds,
+        "runner_up": runner_up,
+        "runner_up_seconds": runner_up.map(|_| choice.runner_up_seconds),
+        "rule": choice.rule,
+        "reason": choice.reason,
+        "operations": choice.operations,
+        "observed": choice.observed,
+        "mean_seconds": choice.mean_seconds,
+        "spread_seconds": choice.spread_seconds,
+    })
+}
+
+/// What the cost model chooses on a cluster.
+///
+/// # Errors
+/// [`CommandError`] if the racks or the rules are for another number of nodes.
+pub fn on_cluster(
+    nodes: u32,
+    racks: Option<&Racks>,
+    settings: &Settings,
+    json: bool,
+) -> Result<String, CommandError> {
+    let topology = cluster::topology(nodes, racks)?;
+    let rules = &settings.negotiation.algorithm;
+    rules.fits(nodes).map_err(|error| {
+        CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
+    })?;
+    let rows = choose(&topology, settings);
+    if json {
+        let rows: Vec<Value> = rows.iter().map(Row::as_json).collect();
+        let all = json!({
+            "nodes": nodes,
+            "racks": cluster::racks(&topology),
+            "choices": rows,
+        });
+        return Ok(format!("{all:#}\n"));
+    }
+    let head = ["collective", "bytes", "pieces", "algorithm", "predicted", "next best", "", "rule"];
+    let mut table = vec![head.map(str::to_owned)];
+    table.extend(rows.iter().map(Row::as_text));
+    Ok(format!(
+        "Choices on {}, by the settings network.*:\nfor a piece by itself, and for one of {MANY} \
+         that follow each other, {} in flight. Times are per piece.\n\n{}",
+        cluster::in_words(&topology),
+        settings.negotiation.credit_pieces,
+        aligned(&table)
+    ))
+}
+
+fn choose(topology: &Topology, settings: &Settings) -> Vec<Row> {
+    let (rules, model) = (&settings.negotiation.algorithm, settings.cost_model());
+    let in_flight = settings.negotiation.credit_pieces;
+    let most = settings.negotiation.piece_bytes;
+    let sizes = std::iter::successors(Some(SMALLEST), |bytes| Some(bytes * 4));
+    let sizes: Vec<u64> = sizes.take_while(|bytes| *bytes < most).chain([most]).collect();
+    let mut rows = Vec::new();
+    for &collective in Collective::value_variants() {
+        let kind = collective.kind();
+        for pieces in [1, MANY] {
+            for &bytes in &sizes {
+                let rule = rules.rule_for(kind, bytes);
+                let (rule, allowed) = rules.allowed(rule, topology.participants());
+                let pipeline = Pipeline { pieces, in_flight: in_flight.min(pieces) };
+                let choice = select(kind, topology, bytes, pipeline, (rule, &allowed), &model);
+                rows.push(Row { collective, bytes, pieces, rule, choice });
+            }
+        }
+    }
+    rows
+}
+
+impl Row {
+    fn as_json(&self) -> Value {
+        let Choice { spec, predicted_seconds, runner_up, reason } = &self.choice;
+        json!({
+            "collective": self.collective.to_string(),
+            "bytes": self.bytes,
+            "pieces": self.pieces,
+            "algorithm": spec.to_string(),
+            "predicted_seconds": predicted_seconds,
+            "runner_up": runner_up.map(|(spec, _)| spec.to_string()),
+            "runner_up_seconds": runner_up.map(|(_, seconds)| seconds),
+            "rule": self.rule,
+            "reason": reason,
+        })
+    }
+
+    fn as_text(&self) -> [String; 8] {
+        let runner_up = self.choice.runner_up;
+        [
+            self.collective.to_string(),
+            self.bytes.to_string(),
+            self.pieces.to_string(),
+            self.choice.spec.to_string(),
+            time(self.choice.predicted_seconds),
+            runner_up.map(|(spec, _)| spec.to_string()).unwrap_or_default(),
+            runner_up.map(|(_, seconds)| time(seconds)).unwrap_or_default(),
+            if self.rule == 0 { String::new() } else { self.rule.to_string() },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_settings::Layers;
+
+    use super::*;
+
+    fn shown(nodes: u32, racks: Option<&str>, flags: &[&str], json: bool) -> String {
+        let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
+        let racks = racks.map(|racks| racks.parse().unwrap());
+        on_cluster(nodes, racks.as_ref(), &loaded.settings, json)
+            .unwrap_or_else(|error| error.to_string())
+    }
+
+    fn chosen(flags: &[&str], collective: &str, bytes: u64, pieces: u32) -> Value {
+        let all: Value = serde_json::from_str(&shown(8, Some("2"), flags, true)).unwrap();
+        let is_it = |row: &&Value| {
+            row["collective"] == collective && row["bytes"] == bytes && row["pieces"] == pieces
+        };
+        all["choices"].as_array().unwrap().iter().find(is_it).unwrap().clone()
+    }
+
+    #[test]
+    fn settings_and_rules_change_what_is_chosen() {
+        let usual = chosen(&[], "allreduce", 4 << 20, 1);
+        assert!(usual["predicted_seconds"].as_f64() < usual["runner_up_seconds"].as_f64());
+        let slow = chosen(&["network.rate_mbit=100"], "allreduce", 4 << 20, 1);
+        let ratio = slow["predicted_seconds"].as_f64().unwrap()
+            / usual["predicted_seconds"].as_f64().unwrap();
+        assert!(ratio > 20.0, "{ratio}");
+        let rules = &["negotiation.algorithm=broadcast:0-1K=chain; 1K-=^ring,^linear"];
+        let chain = chosen(rules, "broadcast", 1024, 1);
+        assert_eq!((&chain["algorithm"], &chain["rule"]), (&json!("chain"), &json!(1)));
+        assert_eq!(chain["runner_up"], Value::Null);
+        let other = chosen(rules, "broadcast", 4096, 64);
+        assert_eq!(other["rule"], 2);
+        assert_ne!(other["algorithm"], "ring");
+        assert_eq!(chosen(rules, "reduce", 1024, 1)["rule"], 0);
+    }
+
+    #[test]
+    fn the_table_has_every_size_and_mistakes_are_named() {
+        let text = shown(8, Some("2"), &["negotiation.piece_bytes=1MiB"], false);
+        assert!(text.starts_with("Choices on 8 nodes in 2 racks of 4, 4"), "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with("broadcast ")).count(), 14);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        let error = shown(6, None, &["negotiation.algorithm=torus(dims=2x4)"], false);
+        assert!(error.contains("is for 8 nodes, and there are 6"), "{error}");
+        assert!(shown(1, None, &[], false).contains("1 nodes in 1 rack"));
+    }
+
+    #[test]
+    fn a_jobs_choices_are_shown_with_what_was_observed() {
+        let choice = pb::Choice {
+            collective: "allreduce".into(),
+            nodes: 2,
+            bytes: 4096,
+            pieces: 1,
+            rule: 0,
+            spec: "ring".into(),
+            predicted_seconds: 1e-3,
+            runner_up: "linear".into(),
+            runner_up_seconds: 2e-3,
+            reason: "why".into(),
+            operations: 12,
+            observed: 10,
+            mean_seconds: 5e-3,
+            spread_seconds: 5e-4,
+        };
+        let alone = pb::Choice { observed: 0, runner_up: String::new(), ..choice.clone() };
+        let status = StatusResponse {
+            job: "j\u{1b}1".into(),
+            choices: vec![choice, alone],
+            ..StatusResponse::default()
+        };
+        let text = of_job(&status, false);
+        assert!(text.contains("job j1:"), "{text}");
+        assert!(text.contains("ring       12          1.00 ms    5.00 ms ± 500 µs (10)  linear"));
+        assert!(text.ends_with("12          1.00 ms\n"), "{text}");
+        let json: Value = serde_json::from_str(&of_job(&status, true)).unwrap();
+        assert_eq!(json["choices"][0]["mean_seconds"], 5e-3);
+        assert_eq!(json["choices"][1]["runner_up"], Value::Null);
+    }
+}
