@@ -218,9 +218,9 @@ impl Rules {
         }
     }
 
-    /// What a rule allows among so many nodes, and the rule's number, which is 0 for one list that is
-    /// for everything. What does not fit the nodes is left out: they may be a part of those that the
-    /// rule is for. If nothing fits, or without a rule, all candidates are allowed.
+    /// What a rule allows among so many nodes, and the rule's number, which is 0 for one list that
+    /// is for everything. What does not fit the nodes is left out: they may be a part of those that
+    /// the rule is for. If nothing fits, or without a rule, all candidates are allowed.
     pub fn allowed(&self, rule: usize, nodes: u32) -> (usize, Vec<Spec>) {
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
         let given = given.iter().flat_map(|rule| &rule.allowed);
