@@ -98,11 +98,12 @@ pub fn racks(topology: &Topology) -> Vec<usize> {
 /// `8 nodes in 2 racks of 4, 4`.
 pub fn in_words(topology: &Topology) -> String {
     let (nodes, sizes) = (topology.participants(), racks(topology));
+    let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
     if sizes.len() == 1 {
-        return format!("{nodes} nodes in 1 rack");
+        return format!("{nodes} in 1 rack");
     }
     let each: Vec<String> = sizes.iter().map(usize::to_string).collect();
-    format!("{nodes} nodes in {} racks of {}", sizes.len(), each.join(", "))
+    format!("{nodes} in {} racks of {}", sizes.len(), each.join(", "))
 }
 
 /// Columns as wide as their longest entry; the last one is not filled up.

@@ -256,7 +256,7 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
         let error = shown(6, None, &["negotiation.algorithm=torus(dims=2x4)"], false);
         assert!(error.contains("is for 8 nodes, and there are 6"), "{error}");
-        assert!(shown(1, None, &[], false).contains("1 nodes in 1 rack"));
+        assert!(shown(1, None, &[], false).contains("on 1 node in 1 rack"));
     }
 
     #[test]

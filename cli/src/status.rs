@@ -7,12 +7,15 @@ use gradwire_proto::{
     Failure,
     pb::{StatusRequest, StatusResponse, inspect_client::InspectClient},
 };
-use tonic::transport::Endpoint;
+use tonic::{Code, transport::Endpoint};
 
 use crate::cluster::printable;
 
 /// How long the coordinator may take to answer (WAIT).
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where its address is found.
+const WHERE: &str = "gradwire run --verbose tells the coordinator's address";
 
 /// Asks the coordinator at `address` (`ip:port`).
 ///
@@ -26,13 +29,24 @@ pub async fn ask(address: &str) -> Result<StatusResponse, CommandError> {
     let channel = endpoint.connect().await.map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         let cause = cause.unwrap_or_else(|| error.to_string());
-        CommandError::failed(format!("no coordinator answers at {address}: {cause}"))
-            .hint("gradwire run --verbose tells the coordinator's address")
+        CommandError::failed(format!("no coordinator answers at {address}: {cause}")).hint(WHERE)
     })?;
     let mut client = InspectClient::new(channel);
     let answer = client.status(StatusRequest {}).await;
     Ok(answer
-        .map_err(|status| CommandError::failed(format!("{address}: {}", status.message())))?
+        .map_err(|status| {
+            let cause = status.message();
+            match status.code() {
+                // The job is over, or it is slow.
+                Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
+                    CommandError::failed(format!("{address}: {cause}"))
+                }
+                _ => {
+                    let what = format!("what answers at {address} is no coordinator: {cause}");
+                    CommandError::failed(what).hint(WHERE)
+                }
+            }
+        })?
         .into_inner())
 }
 

@@ -110,6 +110,12 @@ fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
     let output = place.run(&["status", serving["grpc"].as_str().unwrap()]);
     assert_eq!(output.code, Some(0), "{output:?}");
     assert!(output.stdout.starts_with("job j1 (0.1.0), epoch 1, forming: "), "{output:?}");
+    let output = place.run(&["explain", serving["grpc"].as_str().unwrap()]);
+    assert!(output.stdout.starts_with("Choices of job j1:"), "{output:?}");
+    let metrics = serving["metrics"].as_str().unwrap();
+    let output = place.run(&["explain", metrics]);
+    let said = format!("error: what answers at {metrics} is no coordinator: ");
+    assert!(output.stderr.starts_with(&said) && output.code == Some(1), "{output:?}");
     let get = |path: &str| {
         let mut stream = TcpStream::connect(serving["metrics"].as_str().unwrap()).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();

@@ -1,5 +1,5 @@
-//! What a running job shows: `/metrics`, `/healthz` and `/readyz` of each service, and `gradwire
-//! status`.
+//! What a running job shows: `/metrics`, `/healthz` and `/readyz` of each service, and the commands
+//! `gradwire status` and `gradwire explain`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,6 +10,7 @@ use std::{
 };
 
 use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
+use serde_json::Value;
 
 /// Asks for a path; gives the status code and the body.
 fn get(address: &str, path: &str) -> (u16, String) {
@@ -66,8 +67,8 @@ fn assert_well_formed(address: &str) {
     }
 }
 
-fn status(address: &str) -> String {
-    let output = Command::new(programs::gradwire()).args(["status", address]).output().unwrap();
+fn shown(words: &[&str]) -> String {
+    let output = Command::new(programs::gradwire()).args(words).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -140,7 +141,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
 
     let grpc = job.served("grpc").remove(0);
     let text = job.wait_for("a tensor that waits", || {
-        let text = status(&grpc);
+        let text = shown(&["status", &grpc]);
         (text.contains("tensor 'layer.0'") && text.contains(" 11 done")).then_some(text)
     });
     let id = variable(&job, 0, "GRADWIRE_JOB");
@@ -156,6 +157,15 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
+    // Each rank waits for an operation before the next, so each was alone.
+    let explained: Value = serde_json::from_str(&shown(&["explain", "--json", &grpc])).unwrap();
+    let choices = explained["choices"].as_array().unwrap();
+    let [choice] = &choices[..] else { panic!("{explained:#}") };
+    for (key, value) in [("nodes", 2), ("pieces", 1), ("operations", 11), ("observed", 11)] {
+        assert_eq!(choice[key], value, "{key} of {choice:#}");
+    }
+    assert_eq!(choice["collective"], "allreduce");
+    assert!(choice["mean_seconds"].as_f64() > Some(0.0), "{choice:#}");
     job.allow("end");
     job.finish().assert_code(0);
 }
