@@ -118,7 +118,8 @@ def laid_out(dice: random.Random, given: Any) -> Any:
         return given.transpose(axes).copy().transpose(back)
     if form == "gaps" and shape:
         wide = (*shape[:-1], 2 * shape[-1] + 1)
-        made = torch.zeros(wide, dtype=given.dtype) if is_tensor else np.zeros(wide, given.dtype)
+        # PyTorch 2.2 makes no zeros of float8.
+        made = torch.zeros(wide).to(given.dtype) if is_tensor else np.zeros(wide, given.dtype)
         part = made[..., 1::2]
         if is_tensor:
             part.copy_(given)

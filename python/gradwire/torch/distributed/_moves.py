@@ -509,12 +509,13 @@ class Moves(Group):
         if self._monitored > 1:
             # All ranks have passed the previous barrier, or they would not be here.
             self._store.delete_key(f"gradwire/monitored/{self._monitored - 1}/{self._rank}")
-        self._store.set(keys[self._rank], "here")
+        # A number, because releases before 2.3 can't ask whether there is a key.
+        self._store.add(keys[self._rank], 1)
         try:
             self.barrier(limit).wait()
         except WaitTimeout as error:
             missing = [
-                str(member) for member, key in enumerate(keys) if not self._store.check([key])
+                str(member) for member, key in enumerate(keys) if self._store.add(key, 0) == 0
             ]
             if not missing:
                 raise
