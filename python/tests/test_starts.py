@@ -58,8 +58,11 @@ def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedPr
         "--nproc-per-node",
         str(ranks),
     ]
+    # The ranks share one pipe. Without a buffer Python would write a line in parts, between those
+    # of other ranks.
     return subprocess.run(
         [*words, str(path)],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
