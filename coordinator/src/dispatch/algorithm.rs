@@ -37,6 +37,8 @@ pub(crate) struct ChoiceId(u64);
 struct Made {
     known: KnownSpec,
     class: Class,
+    /// The number of the rule that allowed it, as people count them; 0 for none.
+    rule: usize,
     choice: Choice,
     operations: u64,
     observed: Observed,
@@ -160,7 +162,8 @@ impl Chooser {
         self.last.0 += 1;
         let id = self.last;
         self.by_class.insert(class.clone(), id);
-        let made = Made { known, class, choice, operations: 1, observed: Observed::default() };
+        let observed = Observed::default();
+        let made = Made { known, class, rule, choice, operations: 1, observed };
         self.made.insert(id, made);
         Chosen { spec: known, id: Some(id), reason: Some(reason) }
     }
@@ -181,24 +184,25 @@ impl Chooser {
         made.sort_by_key(|made| std::cmp::Reverse(made.operations));
         made.truncate(SHOWN);
         made.sort_by(|a, b| a.class.cmp(&b.class));
-        let status = made.iter().map(|Made { class, choice, operations, observed, .. }| {
-            let (racks, kind, rule, size, pieces) = class;
-            ChoiceStatus {
-                collective: name(*kind),
-                nodes: racks.len() as u32,
-                bytes: 1 << size,
-                pieces: *pieces,
-                rule: *rule as u32,
-                spec: choice.spec,
-                predicted: choice.predicted_seconds,
-                runner_up: choice.runner_up,
-                reason: choice.reason.clone(),
-                operations: *operations,
-                observed: observed.count(),
-                mean: observed.mean(),
-                spread: observed.spread(),
-            }
-        });
+        let status =
+            made.iter().map(|Made { class, rule, choice, operations, observed, .. }| {
+                let (racks, kind, _, size, pieces) = class;
+                ChoiceStatus {
+                    collective: name(*kind),
+                    nodes: racks.len() as u32,
+                    bytes: 1 << size,
+                    pieces: *pieces,
+                    rule: *rule as u32,
+                    spec: choice.spec,
+                    predicted: choice.predicted_seconds,
+                    runner_up: choice.runner_up,
+                    reason: choice.reason.clone(),
+                    operations: *operations,
+                    observed: observed.count(),
+                    mean: observed.mean(),
+                    spread: observed.spread(),
+                }
+            });
         status.collect()
     }
 }
