@@ -144,7 +144,7 @@ fn own(rank: i64, i: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_collectives::kernels::{Combine, Finish, Store, level, reduce_finish_slices};
+    use gradwire_kernels::{Combine, Finish, Store, level, reduce_finish_slices};
 
     use gradwire_proto::DType;
 

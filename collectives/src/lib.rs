@@ -3,7 +3,7 @@
 //! An algorithm is a pure function from the shape of the cluster to a [`Schedule`]: for each
 //! participant an ordered list of steps with their dependencies. The executor of the daemon runs a
 //! schedule. The verifier proves it: the tests do that for every algorithm, for 1 to 64 nodes and
-//! racks of all shapes. The interpreter runs it in memory, for tests. The cost model prices the
+//! racks of all shapes. An interpreter runs it in memory, in the tests. The cost model prices the
 //! algorithm, and its closed formulas are tested against the schedules. A new algorithm is one
 //! file. This crate does no I/O, reads no clock and starts no thread.
 //!
@@ -12,20 +12,16 @@
 //! - [`schedule`]: the language
 //! - [`layout`]: where the elements of a step are, in its message and in the piece
 //! - [`topology`]: who takes part, and in which racks
-//! - [`kernels`]: the arithmetic on bytes, the only module here with `unsafe` in it
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
 //! - [`rules`]: which algorithms a user allows, for which collective and size
 //! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once
 //!   (ONE)
-//! - [`interpret`]: runs schedules in memory, in any order that the dependencies allow
 //! - [`cost`]: what an algorithm costs
 //! - [`select`](mod@select): which algorithm to take
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod algorithms;
 pub mod cost;
-pub mod interpret;
-pub mod kernels;
 pub mod layout;
 pub mod rules;
 pub mod schedule;

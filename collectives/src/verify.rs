@@ -28,7 +28,7 @@ use crate::{
 };
 
 pub use error::VerifyError;
-pub(crate) use graph::Graph;
+pub use graph::Graph;
 
 /// What is known of schedules that have been proven.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub fn verify(schedules: &[Schedule], kind: Kind) -> Result<Report, VerifyError>
 
     let sent: Vec<u64> = schedules.iter().map(|s| sent(s, |_| true)).collect();
     Ok(Report {
-        steps: graph.len() as u64,
+        steps: graph.steps() as u64,
         messages: graph.messages(),
         longest_chain: graph.longest_chain(&order),
         most_elements_sent: sent.iter().copied().max().unwrap_or(0),

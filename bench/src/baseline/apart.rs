@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError, RwLock},
 };
 
-use gradwire_collectives::kernels::{Combine, Finish, Store, level, reduce_finish_slices};
+use gradwire_kernels::{Combine, Finish, Store, level, reduce_finish_slices};
 use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gradwire_collectives::kernels::{Combine, Finish, Store, level, reduce_finish_in_place};
+use gradwire_kernels::{Combine, Finish, Store, level, reduce_finish_in_place};
 use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};

@@ -48,7 +48,7 @@ pub fn critical_path(
     }
     let mut lines = Lines {
         model,
-        arrivals: vec![Times::default(); graph.len()],
+        arrivals: vec![Times::default(); graph.steps()],
         rack_of,
         rack_size,
         out: vec![0.0; schedules.len()],
@@ -58,8 +58,8 @@ pub fn critical_path(
     };
 
     let mut waiting = graph.waiting();
-    let mut times = vec![Times::default(); graph.len()];
-    let mut ready: BinaryHeap<Reverse<(u64, usize)>> = (0..graph.len())
+    let mut times = vec![Times::default(); graph.steps()];
+    let mut ready: BinaryHeap<Reverse<(u64, usize)>> = (0..graph.steps())
         .filter(|&node| waiting[node] == 0)
         .map(|node| Reverse((key(0.0), node)))
         .collect();

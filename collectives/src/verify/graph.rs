@@ -7,7 +7,7 @@ use crate::schedule::{Schedule, Step};
 
 /// The graph. Its nodes are the steps, participant after participant.
 #[derive(Debug)]
-pub(crate) struct Graph {
+pub struct Graph {
     /// The first node of each participant, and the end.
     offsets: Vec<usize>,
     successors: Vec<Vec<usize>>,
@@ -18,8 +18,11 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Checks the form of the schedules and pairs their messages.
-    pub(crate) fn new(schedules: &[Schedule]) -> Result<Self, VerifyError> {
+    /// Checks the form of the schedules, one of each participant, and pairs their messages.
+    ///
+    /// # Errors
+    /// [`VerifyError`] if the form is wrong or a message has no sender or receiver.
+    pub fn new(schedules: &[Schedule]) -> Result<Self, VerifyError> {
         let mut offsets = vec![0];
         for (at, schedule) in (0..).zip(schedules) {
             form(at, schedule, schedules)?;
@@ -95,7 +98,7 @@ impl Graph {
             return Ok(());
         }
         // Every receive has its send, so the first send that no receive took is the fault.
-        let mut taken = vec![false; self.len()];
+        let mut taken = vec![false; self.steps()];
         self.senders.iter().flatten().for_each(|&send| taken[send] = true);
         for schedule in schedules {
             for (at, step) in schedule.steps.iter().enumerate() {
@@ -109,33 +112,33 @@ impl Graph {
     }
 
     /// How many steps there are.
-    pub(crate) fn len(&self) -> usize {
+    pub fn steps(&self) -> usize {
         self.successors.len()
     }
 
     /// The node of a participant's step.
-    pub(crate) fn node(&self, participant: usize, step: usize) -> usize {
+    pub fn node(&self, participant: usize, step: usize) -> usize {
         self.offsets[participant] + step
     }
 
     /// The participant and the step of a node.
-    pub(crate) fn step(&self, node: usize) -> (usize, usize) {
+    pub fn step(&self, node: usize) -> (usize, usize) {
         let participant = self.offsets.partition_point(|&offset| offset <= node) - 1;
         (participant, node - self.offsets[participant])
     }
 
     /// The nodes that wait for this one.
-    pub(crate) fn successors(&self, node: usize) -> &[usize] {
+    pub fn successors(&self, node: usize) -> &[usize] {
         &self.successors[node]
     }
 
     /// For each node, how many it waits for.
-    pub(crate) fn waiting(&self) -> Vec<u32> {
+    pub fn waiting(&self) -> Vec<u32> {
         self.incoming.clone()
     }
 
     /// The send that a receive takes.
-    pub(crate) fn sender(&self, node: usize) -> Option<usize> {
+    pub fn sender(&self, node: usize) -> Option<usize> {
         self.senders[node]
     }
 
@@ -147,7 +150,7 @@ impl Graph {
     /// All nodes, each after those that it waits for (WAIT).
     pub(super) fn order(&self, schedules: &[Schedule]) -> Result<Vec<usize>, VerifyError> {
         let mut waiting = self.waiting();
-        let mut order: Vec<usize> = (0..self.len()).filter(|&node| waiting[node] == 0).collect();
+        let mut order: Vec<usize> = (0..self.steps()).filter(|&node| waiting[node] == 0).collect();
         let mut next = 0;
         while let Some(&node) = order.get(next) {
             for &successor in &self.successors[node] {
@@ -158,7 +161,7 @@ impl Graph {
             }
             next += 1;
         }
-        if order.len() == self.len() {
+        if order.len() == self.steps() {
             return Ok(order);
         }
         let node = self.on_a_cycle(&waiting);
@@ -169,7 +172,7 @@ impl Graph {
 
     /// A node that waits for itself, where some of `waiting` are left over.
     fn on_a_cycle(&self, waiting: &[u32]) -> usize {
-        let mut blocker = vec![0; self.len()];
+        let mut blocker = vec![0; self.steps()];
         for (node, successors) in self.successors.iter().enumerate() {
             if waiting[node] > 0 {
                 successors.iter().for_each(|&successor| blocker[successor] = node);
@@ -178,7 +181,7 @@ impl Graph {
         // Whoever is left over has a blocker that is left over; after enough steps back it is one
         // on a cycle.
         let mut node = waiting.iter().position(|&w| w > 0).unwrap_or(0);
-        for _ in 0..self.len() {
+        for _ in 0..self.steps() {
             node = blocker[node];
         }
         node
@@ -186,7 +189,7 @@ impl Graph {
 
     /// The most messages on one path.
     pub(super) fn longest_chain(&self, order: &[usize]) -> u64 {
-        let mut chain = vec![0u64; self.len()];
+        let mut chain = vec![0u64; self.steps()];
         for &node in order {
             for &successor in &self.successors[node] {
                 let message = u64::from(self.senders[successor] == Some(node));

@@ -163,7 +163,7 @@ pub(super) fn run(
         first: vec![None; blocks],
         wanted,
     };
-    let mut on_the_way: Vec<Vec<Option<Rc<Value>>>> = vec![Vec::new(); graph.len()];
+    let mut on_the_way: Vec<Vec<Option<Rc<Value>>>> = vec![Vec::new(); graph.steps()];
     for &node in order {
         let (participant, at) = graph.step(node);
         let schedule = &schedules[participant];

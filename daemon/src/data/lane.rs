@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_collectives::kernels::Store;
+use gradwire_kernels::Store;
 use gradwire_proto::{Failure, FailureKind, NodeId, Sequence, beat::Suspension};
 use mio::{Events, Interest, Poll, Token, Waker};
 use parking_lot::Mutex;

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use gradwire_collectives::kernels::{Combine, Finish, Form, Store};
+use gradwire_kernels::{Combine, Finish, Form, Store};
 use gradwire_proto::{NodeId, Sequence};
 
 use super::plan::Plan;

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
-use gradwire_collectives::kernels::Store;
+use gradwire_kernels::Store;
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{

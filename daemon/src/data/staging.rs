@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use gradwire_collectives::kernels::{Form, Store};
+use gradwire_kernels::{Form, Store};
 
 use super::{piece::Piece, plan::Unrounded};
 use crate::model::memory::{self, Partial};

@@ -16,9 +16,9 @@ use std::{
 
 use gradwire_collectives::{
     algorithms::{self, Algorithm, Kind},
-    kernels::{Combine, Finish, Form},
     topology::Topology,
 };
+use gradwire_kernels::{Combine, Finish, Form};
 use gradwire_proto::{
     DType, Failure, FailureKind, NodeId, ProcessSetId, Rank, ReduceOp, Request, Sequence, Shape,
     TensorName,
@@ -91,7 +91,7 @@ impl Buffer {
             &finish,
             &bytes,
             &[(&self.span(), 0)],
-            gradwire_collectives::kernels::Store::Cached,
+            gradwire_kernels::Store::Cached,
         );
     }
 

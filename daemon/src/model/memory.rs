@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::kernels::{self, Combine, Finish, Form, Store};
+use gradwire_kernels::{self as kernels, Combine, Finish, Form, Store};
 use gradwire_proto::{DType, ReduceOp};
 use gradwire_shm::{control::Place, segment::Segment};
 use parking_lot::RwLock;

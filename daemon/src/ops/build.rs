@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use gradwire_collectives::kernels::{Combine, Finish, Form};
+use gradwire_kernels::{Combine, Finish, Form};
 use gradwire_proto::{
     Collective, Compression, DType, Failure, FailureKind, ReduceOp, Request, Sequence,
 };

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_collectives::kernels::Store;
+use gradwire_kernels::Store;
 use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
 
 pub(crate) use self::pending::{Allocation, OverdueAllocation};

@@ -1,6 +1,6 @@
 //! Random requests, and what their collectives mean: computed from the inputs, without any flow.
 
-use gradwire_collectives::kernels::{Combine, Finish, Store};
+use gradwire_kernels::{Combine, Finish, Store};
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
 use gradwire_shm::{
     control::Place,

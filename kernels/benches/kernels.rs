@@ -6,7 +6,7 @@
 use std::{hint::black_box, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use gradwire_collectives::kernels::{
+use gradwire_kernels::{
     Combine, Finish, Level, Store, level, reduce_finish_in_place, reduce_finish_slices,
 };
 use gradwire_proto::{DType, ReduceOp};

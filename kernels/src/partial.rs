@@ -85,7 +85,7 @@ pub unsafe fn reduce_partials(
     count: usize,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { reduce_at(level(), combine, prescale, dst, inputs, partials, count) }
+    unsafe { reduce_partials_at(level(), combine, prescale, dst, inputs, partials, count) }
 }
 
 /// `dsts[k][i] := finish(src[i])`, computed in f32 and rounded once to the type of `finish`, a
@@ -102,14 +102,14 @@ pub unsafe fn finish_partial(
     hint: Store,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { finish_at(level(), finish, dsts, src, count, hint) }
+    unsafe { finish_partial_at(level(), finish, dsts, src, count, hint) }
 }
 
 /// [`reduce_partials`] at a level.
 ///
 /// # Safety
 /// As for [`reduce_partials`]; this machine has the level.
-pub(super) unsafe fn reduce_at(
+pub unsafe fn reduce_partials_at(
     level: Level,
     combine: Combine,
     prescale: f64,
@@ -191,7 +191,7 @@ unsafe fn reduce_tile(
 ///
 /// # Safety
 /// As for [`finish_partial`]; this machine has the level.
-pub(super) unsafe fn finish_at(
+pub unsafe fn finish_partial_at(
     level: Level,
     finish: &Finish,
     dsts: &[*mut u8],

@@ -3,37 +3,36 @@
 //! Steps progress piecewise and interleaved, as the executor's do: of what a step shares with
 //! earlier ones it may use every element that they are done with, and receivers follow senders
 //! element by element. Which step goes on, and how far, is drawn from a seed. The result must not
-//! depend on it (SAME). It is for tests and to try a new algorithm; the arithmetic is that of
-//! [`kernels`].
+//! depend on it (SAME). The arithmetic is that of `gradwire_kernels`.
 
+use gradwire_collectives::{
+    Action, Kind, Schedule, Step,
+    layout::{self, Follow, Stretch},
+    verify::{Graph, VerifyError, verify},
+};
+use gradwire_kernels::{
+    Combine, Finish, SliceError, Store, level, reduce_finish_slices, reduce_slices,
+};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
-use crate::{
-    algorithms::Kind,
-    kernels::{self, Combine, Finish, SliceError, Store},
-    layout::{self, Follow, Stretch},
-    schedule::{Action, Schedule, Step},
-    verify::{Graph, VerifyError, verify},
-};
-
 /// What is computed, and on what.
 #[derive(Debug, Clone, Copy)]
-pub struct Data<'a> {
+pub(crate) struct Data<'a> {
     /// Element type and operation.
-    pub combine: Combine,
+    pub(crate) combine: Combine,
     /// Factor for each contribution.
-    pub prescale: f64,
+    pub(crate) prescale: f64,
     /// From the reduction to the result.
-    pub finish: Finish,
+    pub(crate) finish: Finish,
     /// For each participant its local contributions in rank order, each the whole piece in bytes.
     /// Participants that reduce nothing locally may have none.
-    pub contributions: &'a [Vec<Vec<u8>>],
+    pub(crate) contributions: &'a [Vec<Vec<u8>>],
 }
 
 /// Why schedules can't be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum InterpretError {
+pub(crate) enum InterpretError {
     /// They are wrong.
     #[error(transparent)]
     Schedule(#[from] VerifyError),
@@ -65,7 +64,7 @@ pub enum InterpretError {
 ///
 /// # Errors
 /// [`InterpretError`] if the schedules don't achieve `kind` or the data doesn't fit them.
-pub fn run(
+pub(crate) fn run(
     schedules: &[Schedule],
     kind: Kind,
     data: &Data<'_>,
@@ -90,20 +89,20 @@ pub fn run(
         results: (0..schedules.len() as u32)
             .map(|me| vec![0; if kind.publishes(me) { expected } else { 0 }])
             .collect(),
-        stretches: (0..graph.len())
+        stretches: (0..graph.steps())
             .map(|node| {
                 let (participant, step) = graph.step(node);
                 let schedule = &schedules[participant];
                 layout::joined(&layout::stretches(schedule, &schedule.steps[step]))
             })
             .collect(),
-        messages: vec![Vec::new(); graph.len()],
-        done: vec![0; graph.len()],
+        messages: vec![Vec::new(); graph.steps()],
+        done: vec![0; graph.steps()],
     };
     let mut random = SplitMix64::seed_from_u64(seed);
     let mut waiting = graph.waiting();
     // Steps of which nothing stands in the way of a first element, for all that is known.
-    let mut open: Vec<usize> = (0..graph.len()).collect();
+    let mut open: Vec<usize> = (0..graph.steps()).collect();
     while !open.is_empty() {
         let pick = random.random_range(0..open.len());
         let node = open[pick];
@@ -193,7 +192,7 @@ impl Memory<'_> {
                     return Err(InterpretError::NoContribution { participant: me });
                 }
                 let inputs: Vec<&[u8]> = local.iter().map(|c| &c[range.clone()]).collect();
-                kernels::reduce_slices(combine, prescale, &mut self.work[me][range], &inputs)?;
+                reduce_slices(combine, prescale, &mut self.work[me][range], &inputs)?;
             }
             Action::Send { .. } => {
                 self.messages[node].extend_from_slice(&self.work[me][range]);
@@ -208,27 +207,26 @@ impl Memory<'_> {
                 let mine = self.work[me][range.clone()].to_vec();
                 let inputs: [&[u8]; 2] =
                     if theirs_first { [received, &mine] } else { [&mine, received] };
-                kernels::reduce_slices(combine, 1.0, &mut self.work[me][range], &inputs)?;
+                reduce_slices(combine, 1.0, &mut self.work[me][range], &inputs)?;
             }
             Action::Publish => {
                 let src = &self.work[me][range.clone()];
                 let dst = &mut self.results[me][range];
-                let level = kernels::level();
+                let level = level();
                 let dsts = &mut [dst];
                 let store = Store::Cached;
-                kernels::reduce_finish_slices(level, combine, 1.0, finish, dsts, &[src], store)?;
+                reduce_finish_slices(level, combine, 1.0, finish, dsts, &[src], store)?;
             }
         }
         Ok(())
     }
 }
 
-#[cfg(test)]
 mod tests {
+    use gradwire_collectives::{Algorithm, Topology, generate};
     use gradwire_proto::{DType, ReduceOp};
 
     use super::*;
-    use crate::{Algorithm, Topology, generate};
 
     const COMBINE: Combine = Combine { dtype: DType::F32, op: ReduceOp::Sum };
 

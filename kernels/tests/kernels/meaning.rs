@@ -2,13 +2,10 @@
 //! against the definition, element by element. That the other levels compute the same is shown
 //! elsewhere.
 
+use gradwire_kernels::{Combine, Finish, Level, Store, level, reduce_finish_slices, reduce_slices};
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
-
-use super::{
-    super::op::Number, Combine, Finish, Level, Store, level, reduce_finish_slices, reduce_slices,
-};
 
 /// One element of each input, reduced and finished by the reference.
 fn reduced<const N: usize>(
@@ -185,48 +182,81 @@ fn scaled_integers_are_truncated_towards_zero() {
     assert_eq!(run(ReduceOp::Min, 1.0, 0.5, &[8, i64::MAX - 2]), 4);
 }
 
+/// Numbers as bytes and back.
+trait Integer: Copy + Into<i64> {
+    const DTYPE: DType;
+    fn append(self, bytes: &mut Vec<u8>);
+    fn read(bytes: &[u8]) -> Self;
+}
+
+macro_rules! integer {
+    ($($int:ident $dtype:ident),+) => {$(
+        impl Integer for $int {
+            const DTYPE: DType = DType::$dtype;
+
+            fn append(self, bytes: &mut Vec<u8>) {
+                bytes.extend(self.to_ne_bytes());
+            }
+
+            fn read(bytes: &[u8]) -> Self {
+                Self::from_ne_bytes(bytes.try_into().unwrap())
+            }
+        }
+    )+};
+}
+
+integer!(i8 I8, u8 U8, i16 I16, u16 U16, i32 I32, u32 U32);
+
+/// The averages of these sums are those of exact division.
+fn averages_are_exact<T: Integer>(sums: impl IntoIterator<Item = T>, by: u32) {
+    let mut bytes = Vec::new();
+    sums.into_iter().for_each(|sum| sum.append(&mut bytes));
+    let op = ReduceOp::Average;
+    let finish = Finish { dtype: T::DTYPE, op, contributors: by, postscale: 1.0 };
+    let combine = Combine { dtype: T::DTYPE, op };
+    let mut out = vec![0; bytes.len()];
+    let (dsts, store) = (&mut [&mut out[..]], Store::Cached);
+    reduce_finish_slices(level(), combine, 1.0, &finish, dsts, &[&bytes], store).unwrap();
+    let size = size_of::<T>();
+    for (average, sum) in out.chunks(size).map(T::read).zip(bytes.chunks(size).map(T::read)) {
+        let (average, sum): (i64, i64) = (average.into(), sum.into());
+        assert_eq!(average, sum / i64::from(by), "{sum} / {by}");
+    }
+}
+
 /// The division in floats is the integer division, for the numbers that come closest.
 #[test]
 fn averages_of_integers_are_exact() {
     let mut random = SplitMix64::seed_from_u64(13);
     for by in (1..=70_000).chain([1 << 24, (1 << 24) + 1, u32::MAX - 1, u32::MAX]) {
-        for x in i8::MIN..=i8::MAX {
-            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-        }
-        for x in u8::MIN..=u8::MAX {
-            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-        }
+        averages_are_exact(i8::MIN..=i8::MAX, by);
+        averages_are_exact(u8::MIN..=u8::MAX, by);
     }
     // Every short, by every divisor near to which it is one.
     for x in i16::MIN..=i16::MAX {
         let edges = [i32::from(x).unsigned_abs(), 1, 3, 1 << 15, 1 << 16, 1 << 24, u32::MAX];
         for by in edges.into_iter().flat_map(|by| [by.max(2) - 1, by.max(1), by.saturating_add(1)])
         {
-            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-            let x = x as u16;
-            assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
+            averages_are_exact([x], by);
+            averages_are_exact([x as u16], by);
         }
         for _ in 0..20 {
             let by = (random.next_u64() as u32 >> random.random_range(0..32)).max(1);
             let (multiple, below) = ((x as u16).checked_div(by as u16).unwrap_or(0), x as u16);
-            for x in [below, multiple.wrapping_mul(by as u16)] {
-                assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-                let x = x as i16;
-                assert_eq!(i64::from(x.divide(by)), i64::from(x) / i64::from(by), "{x} / {by}");
-            }
+            let sums = [below, multiple.wrapping_mul(by as u16)];
+            averages_are_exact(sums, by);
+            averages_are_exact(sums.map(|sum| sum as i16), by);
         }
     }
     let edges = [i32::MIN, i32::MIN + 1, -1, 0, 1, i32::MAX - 1, i32::MAX];
     for by in [1u32, 2, 3, 7, 1 << 16, u32::MAX / 2, u32::MAX - 1, u32::MAX] {
+        let mut sums = Vec::new();
         for x in edges.into_iter().chain((0..10_000).map(|_| random.next_u64() as i32)) {
             let whole = (x / by.min(i32::MAX as u32) as i32).wrapping_mul(by as i32);
-            for x in [x, whole, whole.wrapping_sub(1), whole.wrapping_add(1)] {
-                let exact = (i64::from(x) / i64::from(by)) as i32;
-                assert_eq!(x.divide(by), exact, "{x} / {by}");
-                let x = x as u32;
-                assert_eq!(x.divide(by), x / by, "{x} / {by}");
-            }
+            sums.extend([x, whole, whole.wrapping_sub(1), whole.wrapping_add(1)]);
         }
+        averages_are_exact(sums.iter().copied(), by);
+        averages_are_exact(sums.iter().map(|&sum| sum as u32), by);
     }
 }
 

@@ -1,18 +1,19 @@
 //! Every level against the scalar reference, bit for bit, and the reference against what the
 //! arithmetic is said to be; for integers, truth values and the rarer floats in [`meaning`].
 
+#![expect(unsafe_code, reason = "the functions that take pointers are tested, too")]
+
 mod meaning;
 mod partial;
 
+use gradwire_kernels::{
+    Combine, Finish, Level, SliceError, Store, finish_to, level, reduce, reduce_finish_in_place,
+    reduce_finish_slices, reduce_slices,
+};
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
 use half::{bf16, f16};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
-
-use super::{
-    Combine, Finish, Job, Level, SliceError, Store, dispatch, finish_to, level, reduce,
-    reduce_finish_in_place, reduce_finish_slices, reduce_slices,
-};
 
 fn levels() -> impl Iterator<Item = Level> {
     Level::ALL.into_iter().filter(|l| *l != Level::Scalar && l.is_available())
@@ -363,18 +364,11 @@ fn slices_are_checked() {
 #[test]
 fn no_inputs_do_nothing() {
     let combine = Combine { dtype: DType::U8, op: ReduceOp::Sum };
-    let mut out = [7u8; 3];
-    let job = Job {
-        combine,
-        prescale: 1.0,
-        finish: Finish::none(DType::U8),
-        result: DType::U8,
-        inputs: &[],
-        dsts: &[out.as_mut_ptr()],
-        count: 3,
-        store: Store::Cached,
-    };
-    // SAFETY: the destination holds three elements.
-    unsafe { dispatch::run(level(), &job) };
-    assert_eq!(out, [7; 3]);
+    let finish = Finish::none(DType::U8);
+    for level in Level::ALL.into_iter().filter(|level| level.is_available()) {
+        let mut out = [7u8; 3];
+        let dsts = &mut [&mut out[..]];
+        reduce_finish_slices(level, combine, 1.0, &finish, dsts, &[], Store::Cached).unwrap();
+        assert_eq!(out, [7; 3], "{level:?}");
+    }
 }

@@ -35,7 +35,7 @@
 //! take pointers and never make references to it: each element is loaded once, and whatever it
 //! holds is as good as any other value. What such a race does is a wrong number, nothing else
 //! (TRUST). The safe wrappers take slices.
-#![expect(unsafe_code, reason = "the one room of the crate with raw memory and intrinsics in it")]
+#![expect(unsafe_code, reason = "raw memory of other processes, and intrinsics")]
 
 mod dispatch;
 mod element;
@@ -47,18 +47,16 @@ mod safe;
 mod scalar;
 mod scaled;
 mod sweep;
-#[cfg(test)]
-mod tests;
 
 pub use job::{Combine, Finish, Store};
 pub use level::{Level, level};
-pub use partial::{Form, finish_partial, reduce_partials};
+pub use partial::{Form, finish_partial, finish_partial_at, reduce_partials, reduce_partials_at};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
 
 use job::Job;
 
 /// `dst[i] := inputs[0][i] op inputs[1][i] op …`, each input first multiplied by `prescale`;
-/// see the module's text for the arithmetic. Nothing happens without inputs.
+/// see the crate's text for the arithmetic. Nothing happens without inputs.
 ///
 /// # Safety
 /// Each of `inputs` is valid for reads, and `dst` for writes, of `count` elements of the type.
