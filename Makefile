@@ -12,6 +12,8 @@ CASES ?= 1000
 RUFF := 0.17.5
 MATURIN := 1.16.0
 PDOC := 16.0.0
+# Jobs of several ranks: one more at a time than there are processors, because some wait.
+PYTEST = -p no:cacheprovider -n $(shell expr $$(nproc) + 1) --dist worksteal
 STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
 PROFILE ?= release
@@ -80,12 +82,12 @@ python-test: ## the Python tests, with the wheel in a virtual environment
 	diff -u python/gradwire/_native.pyi $(STUBS) || (echo "run make stubs"; exit 1)
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
-	cd python/tests && ../../.venv-python/bin/pytest -p no:cacheprovider
+	cd python/tests && ../../.venv-python/bin/pytest $(PYTEST)
 
 python-oldest: ## all of them with the oldest PyTorch that it works with; python-test comes first
 	python3 python/make_venv.py --torch 2.2.0 --folder .venv-python-oldest
 	.venv-python-oldest/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl
-	cd python/tests && ../../.venv-python-oldest/bin/pytest -p no:cacheprovider
+	cd python/tests && ../../.venv-python-oldest/bin/pytest $(PYTEST)
 
 nightly: export GWTEST_JOBS = all
 nightly: ## every Python test on every kind of job and 500 random trainings, with the newest and with the oldest PyTorch
@@ -122,7 +124,7 @@ soak: ## the property tests, and calls that must leave nothing behind, for as lo
 
 sanitize: ## the crates with unsafe code under the address sanitizer, where there is a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address RUSTDOCFLAGS=-Zsanitizer=address $(CARGO) +nightly test \
-	    --target $(HOST) -p gradwire-shm -p gradwire-collectives --lib --tests
+	    --target $(HOST) -p gradwire-shm -p gradwire-kernels --lib --tests
 
 clean: ## everything that was built or fetched here
 	$(CARGO) clean

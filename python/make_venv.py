@@ -12,6 +12,7 @@ are called while torch is loaded and are installed.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ TORCH, NUMPY = ("2.15.0", "2.4.6") if sys.version_info >= (3, 11) else ("2.14.1"
 # PyTorch before 2.3 needs NumPy 1.
 NUMPY_1 = "1.26.4"
 BASE = ["cloudpickle==3.1.2"]
-TOOLS = ["pytest==9.2.0", "mypy==2.4.1"]
+TOOLS = ["pytest==9.2.0", "pytest-xdist==3.8.0", "mypy==2.4.1"]
 STAND_IN = "libstand_in.so"
 NEEDED = ["typing_extensions", "filelock", "fsspec", "jinja2", "networkx", "sympy"]
 
@@ -132,6 +133,10 @@ def main() -> None:
         "--quiet",
         "--disable-pip-version-check",
     ]
+    # Whoever comes while another process makes it waits, and then finds it made.
+    given.folder.mkdir(parents=True, exist_ok=True)
+    lock = (given.folder / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     # Written last: the packages that it names are installed.
     stamp = given.folder / "installed"
     present = (

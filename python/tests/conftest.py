@@ -19,6 +19,9 @@ collect_ignore = [] if "GWTEST_RANK" in os.environ else ["ranks"]
 # and some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several ranks share the processors, and PyTorch's threads spin while they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:

@@ -12,6 +12,8 @@ import pytest
 
 # Nothing may hang; no test is about how long anything takes.
 LIMIT = 300
+# The long run of `make nightly`.
+AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
 LAUNCHER = str(Path(sys.executable).parent / "gradwire")
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -34,8 +36,4 @@ def needs_torch(*least: int, why: str) -> None:
 
 def jobs_of(*usual: str) -> list[str]:
     """The jobs that tests of ranks run on: the usual ones, or with GWTEST_JOBS=all everything."""
-    return (
-        list(dict.fromkeys([*usual, *_EVERY]))
-        if os.environ.get("GWTEST_JOBS") == "all"
-        else list(usual)
-    )
+    return list(dict.fromkeys([*usual, *_EVERY])) if AT_NIGHT else list(usual)

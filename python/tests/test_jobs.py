@@ -23,7 +23,7 @@ def test_on_the_ranks_of(hosts: str) -> None:
         ranks = sum(int(host.partition(":")[2]) for host in hosts.split(","))
         words = [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *words]
     # Without hosts it is a single process without a launcher.
-    variables = {**os.environ, "GWTEST_RANK": "1", "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "GWTEST_RANK": "1"}
     done = subprocess.run(
         words,
         env=variables,

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, LIMIT, jobs_of, needs_torch
+from launching import AT_NIGHT, LAUNCHER, LIMIT, jobs_of, needs_torch
 
 # Many trainings in one job: starting a job takes time.
 JOBS = [job for job in jobs_of("127.0.0.1:2", "127.0.0.1:1,127.0.0.2:2") if job != "127.0.0.1:1"]
-RUNS = 500 if os.environ.get("GWTEST_JOBS") == "all" else 40
+RUNS = 500 if AT_NIGHT else 40
 FIRST = int(os.environ.get("GWTEST_SEED", "0"))
 
 
@@ -30,7 +30,6 @@ def test_trainings_on_the_ranks_of(hosts: str) -> None:
     ]
     done = subprocess.run(
         [LAUNCHER, "run", "-np", str(ranks), "-H", hosts, "--", *program],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

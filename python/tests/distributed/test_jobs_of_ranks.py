@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ JOBS = jobs_of("127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1")
 def _run(words: list[str]) -> None:
     done = subprocess.run(
         words,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

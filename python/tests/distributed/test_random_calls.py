@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import LAUNCHER, jobs_of
+from launching import AT_NIGHT, LAUNCHER, jobs_of
 
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
-# With GWTEST_JOBS=all it is the nightly run.
-AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
 CALLS = 3000 if AT_NIGHT else 300
 # Nothing may hang; no test is about how long anything takes.
 LIMIT = 3600 if AT_NIGHT else 900
@@ -48,7 +46,7 @@ def test_random_calls(hosts: str) -> None:
     words += [str(HERE / "ranks" / "random_calls.py")]
     done = subprocess.run(
         words,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GWTEST_SEED": seed, "GWTEST_CALLS": calls},
+        env={**os.environ, "GWTEST_SEED": seed, "GWTEST_CALLS": calls},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
