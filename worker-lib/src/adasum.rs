@@ -1,10 +1,14 @@
-//! Adasum: gradients of several ranks become one by how much they agree; see [`tree`] for the
-//! arithmetic. Made of an allgather of the tensors' shapes, on which all must agree because no
-//! later part shows them, an alltoall (each rank gets its share of all ranks' tensors), an
-//! allreduce of a few dot products for each level of the tree, and an allgather of the combined
-//! shares.
+//! Adasum: combines the gradients of several ranks into one, depending on how much they agree. See
+//! [`tree`] for the arithmetic. It is made of other collectives:
 //!
-//! SAME: each share is combined by one rank, with weights that an allreduce made the same for all.
+//! - an allgather of the tensors' shapes: all ranks must agree on them, and no later part shows
+//!   them
+//! - an alltoall: each rank gets its share of all ranks' tensors
+//! - for each level of the tree, an allreduce of a few dot products
+//! - an allgather of the combined shares
+//!
+//! SAME: one rank combines each share. The weights come from an allreduce, so they are the same on
+//! all ranks.
 
 mod tree;
 
@@ -23,8 +27,8 @@ use crate::{
     task::Parts,
 };
 
-/// What each rank reports of its tensor before shares travel: its number, the element type, how
-/// many dimensions there are, and these.
+/// How many numbers each rank reports about its tensor first: the rank, the element type, the
+/// number of dimensions, and the dimensions.
 const NUMBERS: usize = 3 + Shape::MAX_DIMS;
 
 fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
@@ -35,7 +39,7 @@ fn report(rank: u32, dtype: DType, shape: &Shape) -> [u64; NUMBERS] {
     numbers
 }
 
-/// Whether all gave the same; otherwise the same failure for all.
+/// Checks that all ranks gave the same. Otherwise all ranks get the same failure.
 fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
     if all.windows(2).all(|pair| pair[0][1..] == pair[1][1..]) {
         return Ok(());
@@ -48,23 +52,24 @@ fn agree(all: &[[u64; NUMBERS]]) -> Result<(), Failure> {
 }
 
 impl Session {
-    /// Combines the ranks' tensors by Adasum, Horovod's operator; every rank gets the result in
-    /// place. Any number of ranks, in the order of their numbers; floats of 16, 32 or 64 bits,
-    /// whose products and sums are kept in f64. A name should be a layer's, because agreement is
-    /// measured over the whole tensor. The squares of the elements have to be within f64.
+    /// Combines the ranks' tensors by Adasum, an operator of Horovod; every rank gets the result in
+    /// place. It works with any number of ranks, in the order of their numbers. Elements are floats
+    /// of 16, 32 or 64 bits. Their products and sums are kept in f64, so the squares of the
+    /// elements must be within f64. Give one tensor for each layer, because agreement is measured
+    /// over the whole tensor.
     ///
     /// # Errors
-    /// As [`Session::allreduce`], which all ranks read alike; also for another element type. It
-    /// can't do without ranks that have joined.
+    /// Those of [`Session::allreduce`], the same on all ranks; also for another element type. It
+    /// also fails if a rank has joined.
     pub fn adasum<P: Payload>(&self, tensor: &mut P, options: AdasumOptions) -> Result<()> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         self.run_parts(&parts, |session| session.combine(&parts, tensor.memory()))
     }
 
-    /// As [`Session::adasum`], without waiting for it.
+    /// Starts [`Session::adasum`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn adasum_async<P: Payload>(&self, tensor: P, options: AdasumOptions) -> Result<Handle<P>> {
         let parts = self.adasum_parts(tensor.memory(), options)?;
         let own = parts.clone();
@@ -89,7 +94,8 @@ impl Session {
             self.exchange(parts.counts("shapes"), report(self.rank(), dtype, memory.shape()))?;
         agree(&all).map_err(|failure| parts.named(failure))?;
         let members = parts.set.len();
-        // All members' shares are alike, so that the alltoall gives as many elements of each.
+        // All tensors are cut alike, so the alltoall gives this rank the same number of elements of
+        // each.
         let share = |at: usize| agreed::share(elements, members, at);
         let flat = Request::plain(Collective::Alltoall, dtype, Shape::new(&[elements])?);
         let request = Request { list: (0..members).map(share).collect(), ..flat };
@@ -134,7 +140,7 @@ macro_rules! by_type {
             DType::F16 => $each!(f16, $($arguments),*),
             DType::Bf16 => $each!(bf16, $($arguments),*),
             DType::F32 => $each!(f32, $($arguments),*),
-            // The only other one that `adasum_parts` lets through.
+            // The only other type that `adasum_parts` accepts.
             _ => $each!(f64, $($arguments),*),
         }
     };

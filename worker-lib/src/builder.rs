@@ -32,10 +32,10 @@ use crate::{
     watch::Threads,
 };
 
-/// How long a spinning waiter spins where there are cores to spare.
+/// How long a waiter spins if there are enough cores.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Makes a session other than from the launcher's variables alone.
+/// Makes a session, with settings besides the launcher's variables.
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before `attach`"]
 pub struct SessionBuilder {
@@ -48,13 +48,13 @@ impl Session {
     /// `GRADWIRE_SOCKET`, `GRADWIRE_LOCAL_RANK`; settings `GRADWIRE_WORKER__…`).
     ///
     /// # Errors
-    /// [`GradwireError::NotLaunched`] if they are not there; otherwise as
+    /// [`GradwireError::NotLaunched`] if they are not set; otherwise those of
     /// [`SessionBuilder::attach`].
     pub fn from_env() -> Result<Self> {
         Self::builder_from_env()?.attach()
     }
 
-    /// As [`Session::from_env`], with settings of its own before it attaches.
+    /// A builder from the launcher's variables. Its settings can be changed before it attaches.
     ///
     /// # Errors
     /// [`GradwireError::NotLaunched`], or a variable that can't be used.
@@ -62,8 +62,8 @@ impl Session {
         Ok(SessionBuilder { launch: Launch::from_env()?, cancel: None })
     }
 
-    /// A session of `job` as rank number `local_rank` of the node whose daemon listens at `socket`:
-    /// a path, or `@` and a name in the abstract namespace.
+    /// A builder for a session of `job`, as rank number `local_rank` of the node whose daemon
+    /// listens at `socket`: a path, or `@` and a name in the abstract namespace.
     pub fn builder(
         job: JobId,
         secret: Secret,
@@ -77,46 +77,47 @@ impl Session {
 }
 
 impl SessionBuilder {
-    /// The size, in bytes, up to which the segments of the arena double from 4 MiB on; 64 KiB at
-    /// least. Larger tensors get a segment of their own. 64 MiB where not set.
+    /// The size, in bytes, up to which the segments of the arena double, from 4 MiB on. Larger
+    /// tensors get a segment of their own. At least 64 KiB; the default is 64 MiB.
     pub fn arena_segment_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.arena_segment_bytes = bytes;
         self
     }
 
-    /// The most shared memory, in bytes. 0, or not set: what the machine has.
+    /// The most shared memory of this rank, in bytes. 0, the default, means as much as the machine
+    /// has.
     pub fn arena_max_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.arena_max_bytes = bytes;
         self
     }
 
-    /// What the arena is made of. [`HugePages::Advise`] where not set.
+    /// Whether the arena uses huge pages. The default is [`HugePages::Advise`].
     pub fn huge_pages(mut self, huge: HugePages) -> Self {
         self.launch.tuning.worker.huge_pages = huge;
         self
     }
 
-    /// How long a waiter spins before it sleeps. 50 µs where not set and there are more than two
-    /// cores for each local rank, otherwise 0: spinning costs others their core.
+    /// How long a waiter spins before it sleeps. The default is 50 µs if there are more than two
+    /// cores for each local rank, otherwise 0, because spinning takes a core from other threads.
     pub fn spin(mut self, spin: Duration) -> Self {
         self.launch.tuning.worker.spin = Some(spin);
         self
     }
 
-    /// How long the job may take to start (WAIT). 30 s where not set.
+    /// How long the job may take to start (WAIT). The default is 30 s.
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
         self.launch.tuning.start_timeout = timeout;
         self
     }
 
-    /// After how long without a sign of life the daemon counts as lost (WAIT). 4 s where not set.
+    /// The daemon counts as lost after this time without a sign of life (WAIT). The default is 4 s.
     pub fn daemon_timeout(mut self, timeout: Duration) -> Self {
         self.launch.tuning.worker.daemon_timeout = timeout;
         self
     }
 
     /// The largest object of this rank that [`Session::broadcast_object`] and
-    /// [`Session::allgather_object`] take, in bytes. 1 GiB where not set.
+    /// [`Session::allgather_object`] accept, in bytes. The default is 1 GiB.
     pub fn max_object_bytes(mut self, bytes: u64) -> Self {
         self.launch.tuning.worker.max_object_bytes = bytes;
         self
@@ -128,11 +129,12 @@ impl SessionBuilder {
         self
     }
 
-    /// Attaches to the daemon and returns once every node of the job is there. Other ranks may
-    /// still be on their way: a barrier waits for them.
+    /// Attaches to the daemon and returns once every node of the job has joined. Other ranks may
+    /// not have attached yet: a barrier waits for them.
     ///
     /// # Errors
-    /// [`GradwireError`]: no daemon answers, it refuses, time is up, or there is no memory.
+    /// [`GradwireError`] if no daemon answers, if it refuses this process, if time is up, or if
+    /// there is no memory.
     pub fn attach(self) -> Result<Session> {
         let Self { launch, cancel } = self;
         let worker = &launch.tuning.worker;
@@ -152,7 +154,7 @@ impl SessionBuilder {
         let arena = arena(&shared, job.clone(), &tuning);
         let threads =
             Threads::start(&shared, &arena, tuning.worker.daemon_timeout).inspect_err(|error| {
-                // TELL: the others count on this rank by now, and would only see it go.
+                // TELL: the other ranks depend on this one by now, and would only see it leave.
                 let reason = error.to_string();
                 let _ = shared.send(Message::GiveUp(pb::GiveUp { reason }), None);
             })?;
@@ -166,7 +168,7 @@ fn default_spin(local_ranks: u32) -> Duration {
     if cores > 2 * local_ranks as usize { SPIN } else { Duration::ZERO }
 }
 
-/// An arena whose segments the daemon gets before anything lies in them.
+/// An arena that hands each segment to the daemon before anything is allocated in it.
 fn arena(shared: &Arc<Shared>, job: JobId, tuning: &Tuning) -> Arena {
     let mut config = ArenaConfig::new(job);
     config.segment_bytes = tuning.worker.arena_segment_bytes;

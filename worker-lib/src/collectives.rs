@@ -1,15 +1,16 @@
-//! Every collective: blocking or with a handle, in a process set, with a name and a priority.
+//! The collectives: blocking or with a handle, in a process set, with a name and a priority.
 //!
-//! Ranks must ask for the same: name, element type, reduction, factors, root, and all of the shape
-//! but the first dimension where the collective takes different numbers of rows. An operation
-//! without a name is called by its number (`allreduce.#3`), which fits on all ranks if all make
-//! their unnamed calls in the same order.
+//! All ranks must ask for the same name, element type, reduction, factors, root and shape. The
+//! first dimension may differ if the collective accepts different numbers of rows. An operation
+//! without a name is called by its number (`allreduce.#3`). This name is the same on all ranks if
+//! all of them make their unnamed calls in the same order.
 //!
-//! What can be seen to be impossible at the call is refused there, and nothing is started; what
-//! only all requests together show fails on all ranks with the names of those who differ (TELL).
+//! A call that is impossible by itself is refused, and nothing is started. If only all requests
+//! together show a problem, the operation fails on all ranks, and the failure names the ranks that
+//! differ (TELL).
 //!
-//! The asynchronous forms take their tensors, and their handles give them back: in place as the
-//! result, otherwise beside it.
+//! The asynchronous forms take ownership of their tensors, and the handles return them: as the
+//! result if it is in place, otherwise beside the result.
 
 mod groups;
 mod messages;
@@ -31,24 +32,24 @@ use crate::{
     shared::{Done, Operation},
 };
 
-/// The ranks' rows, one rank's after the other's along the first dimension.
+/// The rows of all ranks, concatenated along the first dimension.
 #[derive(Debug)]
 pub struct Gathered<P> {
     /// All rows, in the order of ranks.
     pub tensor: P,
-    /// How many of them came from each member of the process set, in the order of ranks. Members
-    /// that have joined have no entry.
+    /// How many rows came from each member of the process set, in the order of ranks. Members that
+    /// have joined have no entry.
     pub rows: Vec<u64>,
 }
 
 /// An operation before its name and its places are known.
 pub(crate) struct Call {
     pub(crate) set: ProcessSet,
-    /// Empty for a number.
+    /// `None`: the operation gets a number.
     pub(crate) name: Option<String>,
-    /// As what it is counted without one.
+    /// The kind under which it is counted if it has no name.
     pub(crate) kind: &'static str,
-    /// Of a message, which has no other name.
+    /// The way of a message. Its name is made of it.
     pub(crate) way: Option<Way>,
     pub(crate) priority: i32,
     pub(crate) origin: Origin,
@@ -57,7 +58,7 @@ pub(crate) struct Call {
 
 /// Where an operation's results go.
 pub(crate) enum Target<'a> {
-    /// To its inputs.
+    /// To its inputs, in place.
     InPlace,
     /// To a given tensor, unless it turns out to be too small or too large.
     Given(&'a Memory),
@@ -70,21 +71,21 @@ pub(crate) struct Started {
     ticket: u64,
     name: TensorName,
     set: ProcessSetId,
-    /// One for each tensor; only of those that are in new memory.
+    /// One entry for each tensor: the result's buffer, if it is in new memory.
     outputs: Vec<Option<Buffer>>,
     expected: Vec<Expected>,
 }
 
-/// How an operation has ended.
+/// The results of an operation that has succeeded.
 pub(crate) struct Finished {
-    /// The number that came with it.
+    /// The number in the completion.
     pub(crate) aux: u64,
-    /// For each tensor the result, where it has one in new memory.
+    /// For each tensor its result, if that is in new memory.
     pub(crate) outputs: Vec<Option<Output>>,
 }
 
 impl Started {
-    /// What became of it.
+    /// The results, once the operation is done.
     fn finish(self, done: Done) -> Finished {
         let Done { aux, moved } = done;
         let outputs = match moved {
@@ -102,7 +103,7 @@ impl Started {
 impl Finished {
     fn all(self) -> Result<Vec<Output>> {
         let outputs = self.outputs.into_iter().collect();
-        // A rank that gets a result has a shape for it: its own request implies it.
+        // A rank that gets a result has a shape for it, which its own request implies.
         let lost = || GradwireError::Protocol("a result has no place".into());
         Option::<Vec<Output>>::ok_or_else(outputs, lost)
     }
@@ -130,7 +131,7 @@ impl Finished {
     }
 }
 
-/// The first tensor and the others of a group.
+/// The first tensor of a group, and the others.
 fn parts<'a>(tensors: impl IntoIterator<Item = &'a Memory>) -> Result<(Part, Vec<Part>)> {
     let part = |memory: &Memory| Part { dtype: memory.dtype(), shape: memory.shape().clone() };
     let mut parts = tensors.into_iter().map(part);
@@ -140,7 +141,7 @@ fn parts<'a>(tensors: impl IntoIterator<Item = &'a Memory>) -> Result<(Part, Vec
     Ok((first, parts.collect()))
 }
 
-/// Single numbers count as one row where rows are put together.
+/// A single number as one row, for collectives that concatenate rows.
 fn as_rows(part: Part) -> Result<Part> {
     let Part { dtype, shape } = part;
     let shape = if shape.dims().is_empty() { Shape::new(&[1])? } else { shape };
@@ -148,7 +149,7 @@ fn as_rows(part: Part) -> Result<Part> {
 }
 
 impl Session {
-    /// The set, name and priority of an operation that asks for `request`.
+    /// An operation that asks for `request`, with its process set, name and priority.
     pub(crate) fn call(&self, common: Common, request: Request) -> Result<Call> {
         let Common { name, priority, process_set, origin, kind } = common;
         let set = self.sets().of_member(process_set)?;
@@ -156,7 +157,7 @@ impl Session {
         Ok(Call { set, name, kind, way: None, priority, origin, request })
     }
 
-    /// The next message of a way, which has its number now.
+    /// The name of the next message of a way. Its number is taken now.
     fn message_of(&self, set: ProcessSetId, way: Way) -> Result<Numbered> {
         self.names().message(set, way).ok_or_else(|| {
             GradwireError::Invalid(format!(
@@ -179,7 +180,7 @@ impl Session {
 
     fn start_checked(&self, call: Call, inputs: &[&Memory], into: &Target<'_>) -> Result<Started> {
         let Call { set, name, kind, way, priority, origin, request } = call;
-        // Before memory is allocated: nothing is started then.
+        // Before memory is allocated: nothing has started if this fails.
         request.validate()?;
         let given = if let Target::Given(given) = into { Some(*given) } else { None };
         self.check_memory(inputs.iter().copied().chain(given))?;
@@ -205,7 +206,7 @@ impl Session {
                 Target::Given(given) => Some(*given),
                 Target::New => output.as_ref().map(Payload::memory),
             };
-            // What is not looked at is some place all the same, and what has no elements, too.
+            // Every input and output needs a place, even if it is ignored or has no elements.
             let any = match input.or(output) {
                 Some(memory) => memory,
                 None => spare.insert(self.buffer_unfilled(DType::U8, Shape::new(&[0])?)?).memory(),
@@ -213,15 +214,15 @@ impl Session {
             let (input, output) = (input.unwrap_or(any), output.unwrap_or(any));
             from.push(input.place());
             to.push(output.place());
-            // What the program gave it sees again, however the operation ends. New memory it sees
-            // only if the operation succeeds.
+            // The program sees its own tensors again, however the operation ends. It sees new
+            // memory only if the operation succeeds.
             let result = match into {
                 Target::New => output.lend(),
                 Target::InPlace | Target::Given(_) => output.lend_mut(),
             };
             memory.extend([input.lend(), result]);
         }
-        // Last, so that a refused call is not counted: other ranks don't know of it.
+        // Last, so that a refused call is not counted: other ranks don't know about it.
         let numbered = match (way, &name) {
             (Some(way), _) => Some(self.message_of(number, way)?),
             (None, None) => Some(self.names().unnamed(number, kind)),
@@ -255,7 +256,7 @@ impl Session {
         Ok(started.finish(done))
     }
 
-    /// A handle of an operation, and what to make of its end.
+    /// A handle of an operation. `result` makes the handle's result.
     pub(crate) fn handle<R>(
         &self,
         started: Started,

@@ -12,12 +12,12 @@ mod sealed {
 
 /// A type whose values a tensor holds. Sealed: the element types are those of the protocol.
 pub trait Element: Pod + Send + Sync + std::fmt::Debug + sealed::Sealed {
-    /// What the protocol calls it.
+    /// The element type in the protocol.
     const DTYPE: DType;
 }
 
-/// A truth value as tensors hold it: false where the byte is 0. (A `bool` of another process can't
-/// be one of Rust's, which has two bytes only.)
+/// A boolean in a tensor: false if the byte is 0. (It can't be Rust's `bool`, which has only two
+/// valid bytes: another process may write any byte.)
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct Bool(u8);

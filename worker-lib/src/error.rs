@@ -1,4 +1,4 @@
-//! What can go wrong. Each text says what to do.
+//! The errors of this crate. Each text says what to do.
 
 use std::{fmt, io, time::Duration};
 
@@ -9,13 +9,13 @@ use gradwire_shm::{arena::ArenaError, segment::SegmentError};
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GradwireError {
-    /// The launcher's variables are not there: this process was started by hand.
+    /// The launcher's variables are not set: this process was started by hand.
     #[error(
         "this process is not a rank of a job: {missing} is not set; start it with `gradwire run \
          -np 2 -- <program>`"
     )]
     NotLaunched {
-        /// The first variable that was missed.
+        /// The first variable that is missing.
         missing: &'static str,
     },
     /// A variable or a setting has a value that can't be used.
@@ -42,7 +42,7 @@ pub enum GradwireError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The daemon does not take this process as a rank.
+    /// The daemon refused this process as a rank.
     #[error("the daemon of this node refused this process: {0}")]
     Refused(Failure),
     /// The daemon sent a message that is not allowed here. No retry will help.
@@ -74,7 +74,7 @@ pub enum GradwireError {
     /// The shared memory of the session itself can't be made.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// A thread of this crate can't be started, or a descriptor not be made.
+    /// The system refused something that this crate needs, such as a thread.
     #[error("the system refused {what}: {source}")]
     System {
         /// What was asked for.
@@ -99,8 +99,7 @@ pub enum GradwireError {
 }
 
 impl GradwireError {
-    /// The failure that all ranks receive, if this is one: of which kind, of which rank, host and
-    /// tensor.
+    /// The failure in this error, if it has one, with its kind, rank, host and tensor.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Failed(failure) | Self::Refused(failure) => Some(failure),

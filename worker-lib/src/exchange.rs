@@ -1,5 +1,5 @@
-//! What the ranks exchange before the parts of an operation on which they have to agree, and
-//! what all of them read where they do not.
+//! The exchange of numbers on which ranks must agree before the parts of an operation, and the
+//! failure that all of them receive if they disagree.
 
 use gradwire_proto::{Failure, FailureKind};
 
@@ -25,7 +25,7 @@ impl Session {
     }
 }
 
-/// The same failure for all ranks: a line for each of them.
+/// The failure of ranks that disagree, the same on all of them: it has a line for each.
 pub(crate) fn disagreement(what: &str, lines: impl ExactSizeIterator<Item = String>) -> Failure {
     let more = lines.len().saturating_sub(LISTED);
     let mut table: Vec<String> = lines.take(LISTED).collect();

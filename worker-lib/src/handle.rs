@@ -1,4 +1,4 @@
-//! An operation that runs while the program goes on.
+//! An operation that runs while the program continues.
 
 use std::{
     fmt,
@@ -16,10 +16,10 @@ use crate::{
     shared::Done,
 };
 
-/// An operation in flight, and its tensors. `wait` gives its result, and tensors back.
+/// An operation in flight, and its tensors. [`Handle::wait`] returns its result and the tensors.
 ///
-/// A handle that is dropped does not stop the operation: other ranks count on it. Its memory stays
-/// taken until it has ended.
+/// Dropping a handle does not stop the operation, because other ranks depend on it. The memory
+/// stays in use until the operation has ended.
 #[must_use = "the tensor is in the handle: wait for it"]
 pub struct Handle<R> {
     session: Session,
@@ -27,7 +27,7 @@ pub struct Handle<R> {
     source: Source<R>,
 }
 
-/// Makes an operation's result of how it was done.
+/// Makes the result of an operation that has succeeded.
 type Finish<R> = Box<dyn FnOnce(Done) -> Result<R> + Send>;
 
 /// Where the result comes from.
@@ -39,15 +39,15 @@ enum Source<R> {
     Task(Arc<Outcome<R>>),
 }
 
-/// Why [`Handle::wait_deadline`] has no result to give.
+/// Why [`Handle::wait_deadline`] has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError<R> {
-    /// The deadline came first; the operation goes on, and here is its handle.
+    /// The deadline passed first. The operation continues, and this is its handle.
     #[error("{} did not complete within {after:?}", .handle.what())]
     Timeout {
-        /// To wait again, or to drop.
+        /// The handle, to wait again or to drop.
         handle: Handle<R>,
-        /// How long was waited.
+        /// How long the caller waited.
         after: Duration,
     },
     /// The operation failed.
@@ -88,21 +88,21 @@ impl<R> Handle<R> {
         format!("the operation on tensor '{}'", self.name)
     }
 
-    /// Waits until the operation has ended, and gives its result. Returns at once with the cause
+    /// Waits until the operation has ended, and returns its result. Returns at once with the cause
     /// when the job fails (TELL).
     ///
     /// # Errors
-    /// [`GradwireError::Failed`] with what happened; the tensor is gone then.
+    /// [`GradwireError::Failed`] with what happened; the tensor is lost then.
     pub fn wait(self) -> Result<R> {
         self.fetch(None).unwrap_or(Err(GradwireError::Closed))
     }
 
-    /// As [`Handle::wait`], but not longer than `within`.
+    /// Like [`Handle::wait`], but not longer than `within`.
     ///
     /// # Errors
     /// [`WaitError::Timeout`] with the handle, or [`WaitError::Failed`].
     pub fn wait_deadline(self, within: Duration) -> Result<R, WaitError<R>> {
-        // A deadline past the end of time is none.
+        // A deadline that is too late to be represented is none.
         match self.fetch(Instant::now().checked_add(within)) {
             Some(Ok(result)) => Ok(result),
             Some(Err(error)) => Err(WaitError::Failed(error)),
@@ -119,7 +119,7 @@ impl<R> Handle<R> {
             }
     }
 
-    /// `None` when the deadline came first.
+    /// The result; `None` if the deadline passed first.
     fn fetch(&self, deadline: Option<Instant>) -> Option<Result<R>> {
         if let Err(error) = self.session.check_process() {
             return Some(Err(error));

@@ -16,8 +16,8 @@ const SOCKET: &str = "GRADWIRE_SOCKET";
 const LOCAL_RANK: &str = "GRADWIRE_LOCAL_RANK";
 const LAUNCHED: [&str; 4] = [JOB, SECRET, SOCKET, LOCAL_RANK];
 
-/// The settings that concern a rank: these variables, and those that begin so. The others are the
-/// daemon's and the launcher's.
+/// The settings of a rank: the variables whose names begin so. Other settings belong to the daemon
+/// and the launcher.
 const SETTINGS: [&str; 3] =
     ["GRADWIRE_WORKER__", "GRADWIRE_LAUNCH__START_TIMEOUT_MS", START_TIMEOUT];
 
@@ -32,11 +32,11 @@ pub(crate) struct Launch {
     pub(crate) tuning: Tuning,
 }
 
-/// What may be left at its default.
+/// The settings, which have defaults.
 #[derive(Debug, Clone)]
 pub(crate) struct Tuning {
     pub(crate) worker: table::Worker,
-    /// How long the world may take to form, and a segment to be received by the daemon.
+    /// How long the world may take to form, and the daemon to receive a segment.
     pub(crate) start_timeout: Duration,
 }
 
@@ -85,7 +85,7 @@ impl Launch {
     }
 }
 
-/// The error of a setting, which names the variable where it was written.
+/// The error of a setting. It names the variable that has the value.
 fn refused(error: SettingsError, layers: &Layers) -> GradwireError {
     match error {
         SettingsError::Value { given, origin: Origin::Variable(name), expected, .. } => {
@@ -137,7 +137,7 @@ mod tests {
             ("GRADWIRE_WORKER__HUGE_PAGES", Some("never")),
             ("GRADWIRE_WORKER__DAEMON_TIMEOUT_MS", Some("9000")),
             ("HOROVOD_START_TIMEOUT", Some("77")),
-            // Settings of others, whatever they are.
+            // Settings of other processes are ignored, whatever they are.
             ("GRADWIRE_DATA__LANES", Some("many")),
             ("GRADWIRE_TEST", Some("1")),
         ])
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn each_bad_variable_is_named_and_the_secret_never_shown() {
         for missing in LAUNCHED {
-            // Not the same as no launcher at all: a trainer must not go on alone then.
+            // This is not the same as no launcher at all: a trainer must not continue alone then.
             let error = read(&[(missing, None)]).unwrap_err();
             assert!(matches!(&error, GradwireError::Setting { name, .. } if name == missing));
             assert!(error.to_string().contains("not set"), "{error}");

@@ -1,5 +1,5 @@
-//! What a training process links: it makes the process a rank of a job, and gives it collectives
-//! on tensors in shared memory.
+//! The library that a training process links. It makes the process a rank of a job, and gives it
+//! collectives on tensors in shared memory.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_worker::GradwireError> {
@@ -13,8 +13,9 @@
 //! # }
 //! ```
 //!
-//! All ranks call the same collectives; a rank without a peer's call waits for it. Each has a
-//! blocking form and one with a [`Handle`], a name, a priority and a process set:
+//! All ranks call the same collectives; a rank waits for the calls of its peers. Each collective
+//! has a blocking form and one that returns a [`Handle`]. Its options are a name, a priority and a
+//! process set:
 //!
 //! | | in place | with a result of its own |
 //! |---|---|---|
@@ -23,18 +24,18 @@
 //! | groups | [`grouped_allreduce`](Session::grouped_allreduce) | [`grouped_allreduce_to`](Session::grouped_allreduce_to), [`grouped_allgather`](Session::grouped_allgather), [`grouped_reducescatter`](Session::grouped_reducescatter) |
 //! | messages | [`receive_into`](Session::receive_into) | [`send`](Session::send), [`receive`](Session::receive) |
 //! | ranks | [`barrier`](Session::barrier), [`join`](Session::join) | [`add_process_set`](Session::add_process_set), [`remove_process_set`](Session::remove_process_set) |
-//! | of several | [`adasum`](Session::adasum) | [`sparse_allreduce`](Session::sparse_allreduce), [`broadcast_object`](Session::broadcast_object), [`allgather_object`](Session::allgather_object) |
+//! | of several parts | [`adasum`](Session::adasum) | [`sparse_allreduce`](Session::sparse_allreduce), [`broadcast_object`](Session::broadcast_object), [`allgather_object`](Session::allgather_object) |
 //!
 //! ```no_run
 //! # fn main() -> Result<(), gradwire_worker::GradwireError> {
 //! # use gradwire_worker::*;
 //! # let session = Session::from_env()?;
-//! // Rows of different numbers, and who gave how many of them.
+//! // Ranks may give different numbers of rows. The result has the number of each.
 //! let found = session.tensor(&[1.5f32, 2.5], &[1, 2])?;
 //! let all = session.allgather(&found, AllgatherOptions::default())?;
 //! println!("{:?} rows, {:?}", all.rows, all.tensor.as_slice());
 //!
-//! // Some of the ranks, while others do something else. All ranks make the set.
+//! // An operation of some ranks only. All ranks make the process set.
 //! let even: Vec<u32> = (0..session.size()).step_by(2).collect();
 //! let even = session.add_process_set(&even)?;
 //! if even.includes(session.rank()) {
@@ -42,7 +43,7 @@
 //!     session.allreduce_slice(&mut [0.25f64], options)?;
 //! }
 //!
-//! // A message, while the program goes on.
+//! // A message that is sent while the program continues.
 //! if session.rank() == 0 {
 //!     let sent = session.send_async(found, SendOptions::to_rank(1).tag(7))?;
 //!     let _found = sent.wait()?;
@@ -54,20 +55,20 @@
 //! ```
 //!
 //! - [`Session`]: attaching, ranks, tensors, leaving
-//! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that the daemon sees, too
-//! - [`optimizer`]: the order in which gradients go, and their accumulation; framework-free. The
-//!   crate `gradwire-tch` has one for tch.
+//! - [`Tensor`], [`Buffer`], [`SharedBuffer`]: memory that the daemon maps, too
+//! - [`optimizer`]: the order of gradients and their accumulation, without a framework. The crate
+//!   `gradwire-tch` has an optimizer for tch.
 //!
-//! What it keeps:
+//! Invariants:
 //!
 //! - **TELL** The first cause of a failure reaches every waiting and every later call.
-//! - **WAIT** No wait is silent: each ends with an outcome, with the session, or at a deadline, and
-//!   the connection and the daemon's heartbeat are watched meanwhile.
+//! - **WAIT** Every wait ends: with an outcome, with the session, or at a deadline. Meanwhile the
+//!   connection and the daemon's heartbeat are watched.
 //! - **BOUND** At most 4096 operations are in flight; a further one waits for a place.
 //! - **TRUST** What the daemon sends is checked where it arrives.
 //!
-//! The daemon does the work: there is no network and no runtime in here, and no arithmetic but that
-//! of sparse allreduces and of Adasum, which are made of other collectives.
+//! The daemon does the work. This crate has no network code and no runtime. Its only arithmetic is
+//! that of sparse allreduces and of Adasum, which are made of other collectives.
 
 #![deny(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! The socket to the daemon: the conversation of `worker.proto`, up to the point where this
-//! process is a rank.
+//! The socket to the daemon: the messages of `worker.proto`, until this process is a rank.
 
 use std::{
     io,
@@ -24,7 +23,8 @@ use crate::{
     launch::Launch,
 };
 
-/// A daemon that is alive greets at once, and takes a message at once.
+/// How long the daemon may take to greet, or to accept a message. A daemon that runs does both at
+/// once.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// A node of the job.
@@ -39,7 +39,7 @@ pub struct Node {
     pub slots: u32,
 }
 
-/// Who and where this rank is.
+/// The place of this rank in the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct World {
     pub(crate) rank: u32,
@@ -138,14 +138,14 @@ fn connect(socket: &str) -> Result<UnixStream> {
         .map_err(|source| GradwireError::Connect { socket: socket.to_owned(), source })
 }
 
-/// Receives a message that must come before the deadline; `cancelled` is asked meanwhile.
+/// Receives a message that must come before the deadline. Checks `cancelled` meanwhile.
 fn receive_by(
     stream: &UnixStream,
     what: &str,
     within: Duration,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Received> {
-    /// How often `cancelled` is asked.
+    /// How often `cancelled` is checked.
     const TICK: Duration = Duration::from_millis(100);
     let system =
         |what| move |e: rustix::io::Errno| GradwireError::System { what, source: e.into() };
@@ -178,22 +178,22 @@ fn receive_by(
     }
 }
 
-/// The failure of a worker whose daemon is gone.
+/// The failure of a worker whose daemon has ended.
 pub(crate) fn daemon_lost(when: &str) -> Failure {
     Failure::new(FailureKind::NodeLost, format!("the daemon of this node (gradwired) ended {when}"))
         .hint("its log, or the launcher's last lines, say why")
 }
 
 /// Connects, proves the secret, hands over the control page and waits until the world has formed
-/// (WAIT: not longer than the start timeout). Returns the connection, who we are, and the
-/// daemon's doorbell.
+/// (WAIT: not longer than the start timeout). Returns the connection, the place of this rank in the
+/// job, and the daemon's doorbell.
 pub(crate) fn attach(
     launch: &Launch,
     control: BorrowedFd<'_>,
     cancelled: &dyn Fn() -> bool,
 ) -> Result<(UnixStream, World, OwnedFd)> {
     let stream = connect(&launch.socket)?;
-    // A frame once begun comes whole; the waiting is done in `receive_by`.
+    // These timeouts are for the rest of a frame. `receive_by` waits for its beginning.
     for timeout in [UnixStream::set_read_timeout, UnixStream::set_write_timeout] {
         timeout(&stream, Some(GREETING))
             .map_err(|source| GradwireError::System { what: "a socket's timeout", source })?;
@@ -234,7 +234,8 @@ pub(crate) fn attach(
             let doorbell = fds.pop().filter(|_| fds.is_empty()).ok_or_else(|| {
                 GradwireError::Protocol("its doorbell (one descriptor) did not come along".into())
             })?;
-            // From here on the watcher waits for news without a limit; sending keeps its own.
+            // From here on the watcher waits for messages without a limit. Sending keeps its
+            // timeout.
             stream
                 .set_read_timeout(None)
                 .map_err(|source| GradwireError::System { what: "a socket's timeout", source })?;
@@ -246,7 +247,7 @@ pub(crate) fn attach(
     }
 }
 
-/// Rings the daemon's doorbell. A doorbell that is already ringing is as good.
+/// Rings the daemon's doorbell. It is enough if the doorbell rings already.
 pub(crate) fn ring(doorbell: &OwnedFd) -> io::Result<()> {
     match rustix::io::retry_on_intr(|| rustix::io::write(doorbell.as_fd(), &1u64.to_ne_bytes())) {
         Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),

@@ -1,15 +1,15 @@
-//! Tensors in the arena, and the only place of this crate where their bytes become slices.
+//! Tensors in the arena. Their bytes become slices only in this module of the crate.
 //!
 //! While an operation is in flight the daemon reads and writes its tensor from another process.
-//! Ownership ensures that this process does not access it meanwhile: a blocking call borrows the
-//! buffer mutably, an asynchronous one takes it and its handle gives it back. The table of
-//! operations keeps a [`Keep`] for as long as the operation runs: it keeps the memory from being
-//! given to another tensor, and can't look into it. A [`SharedBuffer`] has no slices at all, so
-//! that others may have views of it.
+//! Ownership ensures that this process does not interfere meanwhile: a blocking call borrows the
+//! buffer, mutably if the daemon writes to it; an asynchronous call takes it, and its handle
+//! returns it. The table of operations holds a [`Keep`] while the operation runs: it keeps other
+//! tensors from getting the memory, and has no access to the bytes. A [`SharedBuffer`] has no
+//! slices at all, so that others may have views of it.
 //!
-//! A session may end while the daemon is still at work on an operation: it was stopped, for one.
-//! Before a waiter learns of the end of the operation, its memory is taken back
-//! ([`Keep::take_back`]).
+//! A session may end while the daemon still works on an operation, for example because the daemon
+//! was stopped. The memory is taken back ([`Keep::take_back`]) before a waiter is notified that the
+//! operation has ended.
 
 use std::{
     fmt,
@@ -34,7 +34,7 @@ use crate::{
     error::{GradwireError, Result},
 };
 
-/// Keeps a buffer's memory taken without access to it.
+/// Keeps a buffer's memory in use, without access to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Keep {
     block: Arc<ArenaBlock>,
@@ -54,7 +54,7 @@ impl Keep {
     }
 }
 
-/// Where a tensor is and what it is, without a way to its bytes.
+/// The place, element type and shape of a tensor, without slices of its bytes.
 pub struct Memory {
     block: Arc<ArenaBlock>,
     /// Its first byte in the block.
@@ -85,25 +85,25 @@ impl Memory {
         Place { segment: self.block.segment().0, offset: self.block.offset() + self.start }
     }
 
-    /// Whether it is in this arena: in another one the same place is another tensor's.
+    /// Whether it is in this arena. In another arena the same place belongs to another tensor.
     pub(crate) fn is_in(&self, arena: &Arena) -> bool {
         arena.owns(&self.block)
     }
 
-    /// Keeps the memory taken while the daemon reads it.
+    /// Keeps the memory in use while the daemon reads it.
     pub(crate) fn lend(&self) -> Keep {
         Keep { block: self.block.clone(), written: 0..0 }
     }
 
-    /// Keeps the memory taken while the daemon writes it.
+    /// Keeps the memory in use while the daemon writes it.
     pub(crate) fn lend_mut(&self) -> Keep {
         Keep { written: self.start..self.start + self.byte_len(), ..self.lend() }
     }
 
-    /// Writes all of it. Others that have a way to the same memory may see some of it earlier.
+    /// Writes the whole tensor. Other owners of the memory may see a part of it earlier.
     ///
     /// # Panics
-    /// If there are not as many bytes.
+    /// If `bytes` has another length.
     pub(crate) fn write(&self, bytes: &[u8]) {
         assert_eq!(bytes.len() as u64, self.byte_len(), "all of the tensor is written");
         let start = self.as_ptr();
@@ -131,13 +131,13 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// A tensor whose element type is known at run time only. In shared memory, aligned to 64 bytes.
+/// A tensor in shared memory whose element type is known only at run time. Aligned to 64 bytes.
 pub struct Buffer {
     memory: Memory,
 }
 
 impl Buffer {
-    /// Takes a block that nobody else uses. Its size is that of the shape.
+    /// A buffer in a block that nobody else uses and that has the size of the shape.
     pub(crate) fn new(block: ArenaBlock, dtype: DType, shape: Shape) -> Self {
         debug_assert_eq!(block.bytes(), shape.elements() * dtype.size() as u64);
         Self { memory: Memory { block: Arc::new(block), start: 0, dtype, shape } }
@@ -153,8 +153,8 @@ impl Buffer {
         &self.memory.shape
     }
 
-    /// The first byte, for others to make views of; valid for [`Buffer::bytes`]' length while the
-    /// buffer lives, and the daemon's while an operation is in flight.
+    /// The address of the first byte, for views. It is valid for the length of [`Buffer::bytes`]
+    /// while the buffer lives. The memory belongs to the daemon while an operation is in flight.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
@@ -163,7 +163,7 @@ impl Buffer {
         self.memory.place()
     }
 
-    /// The same as a tensor of elements that are known.
+    /// The same memory as a tensor whose element type is known.
     ///
     /// # Errors
     /// The buffer, if its elements are of another type.
@@ -171,12 +171,12 @@ impl Buffer {
         if self.dtype() == T::DTYPE { Ok(Tensor::new(self)) } else { Err(self) }
     }
 
-    /// The same for others to have views of.
+    /// The same memory as a buffer that others may have views of.
     pub fn into_shared(self) -> SharedBuffer {
         SharedBuffer { memory: self.memory }
     }
 
-    /// The elements' bytes, in the machine's order, outermost dimension first.
+    /// The elements' bytes, in the machine's byte order, outermost dimension first.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the block is this long and stays mapped while it lives, which is as long as the
         // borrow of `self`. In this process only a `&mut Buffer` gives a way to write to it. The
@@ -186,7 +186,7 @@ impl Buffer {
         unsafe { slice::from_raw_parts(self.as_ptr(), self.memory.byte_len() as usize) }
     }
 
-    /// The elements' bytes, to be changed.
+    /// The elements' bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; `self` is borrowed mutably, other owners of the block (`Keep`) can't
         // look into it, and no operation is in flight.
@@ -200,19 +200,19 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A result, and how many of its rows came from each member that took part; empty where all results
-/// have the rows that the request implies.
+/// A result, and how many of its rows came from each member that took part. There are no such
+/// numbers if all results have the rows that the request implies.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) buffer: Buffer,
     pub(crate) rows: Vec<u64>,
 }
 
-/// A tensor that others have views of at the same time: a framework's tensors, or parts of it.
-/// Cheap to clone; clones are the same memory, which stays taken while one of them lives or an
-/// operation on it is in flight. There is no way to its bytes but the address: whoever uses that
-/// sees to it that nothing else reads or writes there at the same time, neither a view nor an
-/// operation in flight.
+/// A tensor that others may have views of at the same time: a framework's tensors, or parts of it.
+/// Cheap to clone. Clones share the memory, which stays in use while one of them lives or an
+/// operation on it is in flight. Only the address gives access to its bytes. Whoever uses the
+/// address must ensure that nothing else reads or writes there at the same time, neither a view nor
+/// an operation in flight.
 #[derive(Debug)]
 pub struct SharedBuffer {
     memory: Memory,
@@ -237,7 +237,7 @@ impl SharedBuffer {
         &self.memory.shape
     }
 
-    /// How many bytes the elements take.
+    /// The size of the elements in bytes.
     pub fn byte_len(&self) -> u64 {
         self.memory.byte_len()
     }
@@ -247,18 +247,19 @@ impl SharedBuffer {
         self.memory.as_ptr()
     }
 
-    /// The mapping that it lies in, first byte and size in bytes: for a GPU's driver, which has to
-    /// be informed of memory before it copies by itself. It stays as long as the session.
+    /// The mapping that contains it: the first byte and the size in bytes. A GPU's driver needs to
+    /// know the memory before the GPU can copy it by itself. The mapping lives as long as the
+    /// session.
     pub fn mapping(&self) -> (*mut u8, u64) {
         self.memory.block.mapping()
     }
 
-    /// A part of the same memory as a tensor of its own, from an element on, which is counted in
-    /// elements of `dtype`.
+    /// A part of the same memory as a tensor of its own. `first_element` is counted in elements of
+    /// `dtype`.
     ///
     /// # Errors
-    /// [`GradwireError::Invalid`] if it is not within this one, or if its address does not suit the
-    /// elements.
+    /// [`GradwireError::Invalid`] if it is not within this buffer, or if its address is not aligned
+    /// to the elements.
     pub fn view(&self, first_element: u64, dtype: DType, shape: &Shape) -> Result<Self> {
         let size = dtype.size() as u64;
         let whole = self.byte_len();
@@ -285,14 +286,14 @@ impl SharedBuffer {
     }
 }
 
-/// A tensor in shared memory: what the collectives work on without a copy.
+/// A tensor in shared memory. Collectives work on it without a copy.
 pub struct Tensor<T: Element> {
     buffer: Buffer,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Tensor<T> {
-    /// Takes a buffer of `T::DTYPE`.
+    /// A tensor in a buffer of `T::DTYPE`.
     pub(crate) fn new(buffer: Buffer) -> Self {
         debug_assert_eq!(buffer.dtype(), T::DTYPE);
         Self { buffer, element: PhantomData }
@@ -304,7 +305,7 @@ impl<T: Element> Tensor<T> {
         bytemuck::cast_slice(self.buffer.bytes())
     }
 
-    /// The elements, to be changed.
+    /// The elements, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [T] {
         bytemuck::cast_slice_mut(self.buffer.bytes_mut())
     }
@@ -314,7 +315,7 @@ impl<T: Element> Tensor<T> {
         self.buffer.shape()
     }
 
-    /// The same as a buffer, such as for a group of different element types.
+    /// The same memory as a [`Buffer`], such as for a group of different element types.
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
@@ -341,13 +342,12 @@ pub trait Payload: sealed::Sealed + Send + 'static {
     fn memory(&self) -> &Memory;
 }
 
-/// What a collective can give as a result of its own: a [`Tensor`], a [`Buffer`] or a
-/// [`SharedBuffer`].
+/// What a collective can return as a new result: a [`Tensor`], a [`Buffer`] or a [`SharedBuffer`].
 pub trait FromBuffer: Payload {
     /// The element type, if the Rust type determines it.
     const DTYPE: Option<DType>;
 
-    /// Takes memory whose elements are of [`FromBuffer::DTYPE`], if that is known.
+    /// Makes it from memory whose elements are of [`FromBuffer::DTYPE`], if that is known.
     #[doc(hidden)]
     fn from_buffer(buffer: Buffer) -> Self;
 }

@@ -1,15 +1,15 @@
-//! What operations without a name are called, so that all ranks call them the same: pure counting.
+//! Names for operations that have none. All ranks find the same names by counting. Pure.
 //!
 //! - `allreduce.#3`: the third unnamed allreduce of its process set. Ranks agree if all of them
 //!   make their unnamed calls of one kind in the same order. The count begins again after
-//!   [`UNNAMED`], so that the coordinator still remembers what was agreed under a name.
-//! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both count, and the count
+//!   [`UNNAMED`]. So the coordinator still remembers what was agreed under a name.
+//! - `send.2>5.tag7.#12`: message 12 from rank 2 to rank 5 with tag 7. Both ranks count. The count
 //!   wraps around after [`MESSAGES`], so that a long job needs no more names than a short one.
-//! - An operation that was not started gives its number back, to the next call: other ranks know
-//!   nothing of it, and would be one ahead for ever.
+//! - An operation that was not started gives its number back, and the next call uses it. Other
+//!   ranks know nothing of the operation, and this rank would stay one ahead of them for ever.
 //! - After a join the ranks have made different numbers of calls, and messages to ranks that had
-//!   joined were counted by their senders only. All begin anew then: `allreduce.#1.3` is the third
-//!   one after the first join, `send.2>5.tag7.#1.0` the first message.
+//!   joined were counted by their senders only. So all counts begin again then: `allreduce.#1.3` is
+//!   the third one after the first join, `send.2>5.tag7.#1.0` the first message.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -25,14 +25,14 @@ pub(crate) const MESSAGES: u64 = 64;
 /// How many pairs of a peer and a tag are counted (BOUND).
 pub(crate) const PAIRS: usize = 1 << 16;
 
-/// A way of messages: from, to, tag.
+/// A way of messages: sender, receiver, tag.
 pub(crate) type Way = (u32, u32, u32);
 
-/// How far a kind or a way has been counted at this end.
+/// The counter of a kind or a way on this rank.
 #[derive(Debug, Default)]
 struct Count {
     next: u64,
-    /// Numbers before that which are to be used yet.
+    /// Numbers before `next` that were given back, and are used first.
     returned: BTreeSet<u64>,
 }
 
@@ -53,7 +53,7 @@ struct InSet {
 }
 
 impl InSet {
-    /// A number for a name.
+    /// A number as it stands in a name.
     fn number(&self, number: u64) -> String {
         match self.joins {
             0 => format!("#{number}"),
@@ -69,7 +69,7 @@ enum Counted {
     Message(Way),
 }
 
-/// A name that has its number.
+/// A name with its number.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Numbered {
     pub(crate) name: String,
@@ -91,7 +91,7 @@ impl Names {
         Numbered { name, counted: Counted::Unnamed(kind), joins: set.joins, number }
     }
 
-    /// The next message; none if there are too many ways.
+    /// A name for the next message; none if there are too many ways.
     pub(crate) fn message(&mut self, set: ProcessSetId, way: Way) -> Option<Numbered> {
         let set = self.0.entry(set).or_default();
         if set.messages.len() >= PAIRS && !set.messages.contains_key(&way) {
@@ -103,7 +103,7 @@ impl Names {
         Some(Numbered { name, counted: Counted::Message(way), joins: set.joins, number })
     }
 
-    /// An operation was not started: its number is the next one's.
+    /// Gives back the number of an operation that was not started. The next one uses it.
     pub(crate) fn take_back(&mut self, set: ProcessSetId, numbered: &Numbered) {
         let set = self.0.get_mut(&set).filter(|set| set.joins == numbered.joins);
         let count = set.and_then(|set| match &numbered.counted {
@@ -115,7 +115,7 @@ impl Names {
         }
     }
 
-    /// All members of a set have joined: they count anew.
+    /// All members of a set have joined: all counts begin again.
     pub(crate) fn joined(&mut self, set: ProcessSetId) {
         let set = self.0.entry(set).or_default();
         set.joins += 1;
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(one.unnamed(ALL, "allreduce"), refused);
         assert_eq!(other.unnamed(ALL, "allreduce"), refused);
         assert_eq!(one.unnamed(ALL, "allreduce"), other.unnamed(ALL, "allreduce"));
-        // What was refused before a join is of a time that is over.
+        // A call that was refused before a join no longer matters.
         for names in [&mut one, &mut other] {
             names.joined(ALL);
         }
@@ -224,7 +224,7 @@ mod tests {
         next(&mut sender, 0, 1, 0);
         for names in [&mut sender, &mut receiver] {
             names.joined(ALL);
-            names.take_back(ALL, &early); // of a time that is over
+            names.take_back(ALL, &early); // from before the join
             assert_eq!(next(names, 0, 1, 0).name, "send.0>1.tag0.#1.0");
             assert_eq!(next(names, 0, 1, 0).name, "send.0>1.tag0.#1.1");
         }

@@ -1,7 +1,7 @@
-//! Objects of the program, in serde's terms: broadcast and gathered as bytes.
+//! Objects of the program: serialised with serde, and broadcast or gathered as bytes.
 //!
-//! They travel in the postcard format, which is data and can't run anything. What a rank can't give
-//! — an object that is too large, or that can't be serialised — is reported to every rank (TELL).
+//! The format is postcard, which holds data and can't run code. If the object of a rank is too
+//! large or can't be serialised, every rank receives the reason (TELL).
 
 use gradwire_proto::{DType, Failure, FailureKind, Rank, Shape};
 use gradwire_shm::control::Origin;
@@ -16,14 +16,14 @@ use crate::{
     task::Parts,
 };
 
-/// An object as bytes, or why there are none.
+/// An object as bytes, or the reason why there are none.
 type Packed = Result<Vec<u8>, String>;
 
-/// The first byte of a packed object, or of its size.
+/// Marks an object; [`REASON`] marks the reason why there is none.
 const OBJECT: u8 = 0;
 const REASON: u8 = 1;
 
-/// Bytes before a gathered object: what it is, and whose.
+/// Bytes before a gathered object: its mark and its rank.
 const PREFIX: usize = 5;
 
 fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
@@ -43,11 +43,11 @@ fn pack<T: Serialize + ?Sized>(object: &T, rank: u32, limit: u64) -> Packed {
 fn refused(rank: u32, what: String) -> Failure {
     let hint = "raise worker.max_object_bytes, or send large data as a tensor";
     let failure = Failure::new(FailureKind::Invalid, what).rank(Rank(rank));
-    // Only where it helps.
+    // Only if it helps.
     if failure.what.contains("max_object_bytes") { failure.hint(hint) } else { failure }
 }
 
-/// Reads an object that must be all of the bytes.
+/// Reads an object, which must use all of the bytes.
 fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
     let unreadable = |why: String| {
         let what = format!(
@@ -66,7 +66,7 @@ fn unpack<T: DeserializeOwned>(rank: u32, bytes: &[u8]) -> Result<T, Failure> {
     }
 }
 
-/// An object with who gives it before it, for an allgather.
+/// An object after its mark and its rank, for an allgather.
 fn labelled(rank: u32, packed: Packed) -> Vec<u8> {
     let (kind, bytes) = match packed {
         Ok(bytes) => (OBJECT, bytes),
@@ -79,7 +79,7 @@ fn labelled(rank: u32, packed: Packed) -> Vec<u8> {
     labelled
 }
 
-/// Reads gathered objects; the first rank's reason wins, for all ranks alike.
+/// Reads gathered objects. If ranks gave reasons, the first reason is the failure of all ranks.
 fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>, Failure> {
     let mut rest = bytes;
     let mut objects = Vec::with_capacity(sizes.len());
@@ -101,8 +101,8 @@ fn unlabelled<T: DeserializeOwned>(bytes: &[u8], sizes: &[u64]) -> Result<Vec<T>
 }
 
 impl Session {
-    /// Gives every rank the root's object. The root gives it; what others give is not looked at.
-    /// The root's `worker.max_object_bytes` is its limit.
+    /// Gives every rank the root's object. Objects that other ranks give are ignored. The root's
+    /// `worker.max_object_bytes` limits the size.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), gradwire_worker::GradwireError> {
@@ -116,8 +116,8 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// As [`Session::broadcast`]; on every rank if the root's object is too large or can't be
-    /// serialised; if it can't be read, because a rank asks for another type.
+    /// Those of [`Session::broadcast`]. Every rank fails if the root's object is too large or can't
+    /// be serialised. A rank fails if it can't read the object, because it asks for another type.
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
         object: Option<&T>,
@@ -128,10 +128,10 @@ impl Session {
         self.run_parts(&parts, |session| session.move_object(&parts, root, packed))
     }
 
-    /// As [`Session::broadcast_object`], without waiting for it.
+    /// Starts [`Session::broadcast_object`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn broadcast_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: Option<&T>,
@@ -146,8 +146,9 @@ impl Session {
     /// Gives every rank all ranks' objects, in the order of ranks.
     ///
     /// # Errors
-    /// As [`Session::allgather`]; on every rank if one's object is too large or can't be
-    /// serialised, with that rank; if one can't be read, because a rank asks for another type.
+    /// Those of [`Session::allgather`]. Every rank fails if an object is too large or can't be
+    /// serialised, and the failure names its rank. A rank fails if it can't read an object, because
+    /// a rank asks for another type.
     pub fn allgather_object<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,
@@ -157,10 +158,10 @@ impl Session {
         self.run_parts(&parts, |session| session.gather_objects(&parts, &packed))
     }
 
-    /// As [`Session::allgather_object`], without waiting for it.
+    /// Starts [`Session::allgather_object`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn allgather_object_async<T: Serialize + DeserializeOwned + Send + 'static>(
         &self,
         object: &T,
@@ -183,14 +184,14 @@ impl Session {
             return Err(GradwireError::Invalid(text));
         }
         self.sets().of_member(common.process_set.clone())?.check_peer("root", root)?;
-        // Before it has a name: an object's own code may panic.
+        // Before the operation has a name, because the object's own code may panic.
         let packed =
             own.map_or(Ok(Vec::new()), |object| pack(object, self.rank(), self.max_object_bytes()));
         let parts = self.parts(common, ObjectKind::Broadcast.name(), Origin::Object)?;
         Ok((parts, packed))
     }
 
-    /// First the size, so that all can allocate memory, then the bytes.
+    /// Broadcasts the size first, so that all ranks can allocate memory, and then the bytes.
     fn move_object<T: DeserializeOwned>(
         &self,
         parts: &Parts,
@@ -226,7 +227,7 @@ impl Session {
         object: &T,
         options: AllgatherOptions,
     ) -> Result<(Parts, Vec<u8>)> {
-        // As for a broadcast.
+        // Before the operation has a name, as for a broadcast.
         let packed = pack(object, self.rank(), self.max_object_bytes());
         let parts = self.parts(options.common, ObjectKind::Allgather.name(), Origin::Object)?;
         Ok((parts, labelled(self.rank(), packed)))

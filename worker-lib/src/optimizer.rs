@@ -1,8 +1,8 @@
-//! What a distributed optimizer decides, without any framework: which gradients there are, in which
-//! order they go, and in which call a step is due.
+//! The decisions of a distributed optimizer, without a framework: which gradients there are, in
+//! which order they go, and in which call a step is due.
 //!
-//! The front layers' gradients come last out of the backward pass and are needed first in the next
-//! forward pass. So they go first: larger priorities, and submitted before the others
+//! The backward pass computes the front layers' gradients last, and the next forward pass needs
+//! them first. So they go first: they have larger priorities, and are submitted before the others
 //! (ByteScheduler, Peng et al., SOSP 2019).
 
 use std::{collections::HashSet, num::NonZeroU32};
@@ -32,8 +32,8 @@ pub enum PlanError {
     Name(#[from] TypeError),
 }
 
-/// Plans the gradients of parameters that are given front layer first, under `prefix`. The plan has
-/// the order of submission.
+/// Plans the gradients of `parameters`, which are given front layer first. Their names begin with
+/// `prefix`. The plan has the order of submission.
 ///
 /// # Errors
 /// [`PlanError`] with the name.
@@ -49,7 +49,7 @@ pub fn plan<'a>(
         }
         plan.push(Planned { name: TensorName::new(&format!("{prefix}{parameter}"))?, priority: 0 });
     }
-    // Above 0, so that gradients go before what has no priority: a late loss delays nothing.
+    // Above 0, so that gradients go before operations without a priority, such as that of a loss.
     for (index, planned) in plan.iter_mut().rev().enumerate() {
         planned.priority = i32::try_from(index).unwrap_or(i32::MAX - 1) + 1;
     }
@@ -78,7 +78,7 @@ impl Accumulation {
         Self { every, done: 0 }
     }
 
-    /// Whether the coming pass is the first since a step: gradients must be cleared before it.
+    /// Whether the next pass is the first since a step: gradients must be cleared before it.
     pub fn starts(&self) -> bool {
         self.done == 0
     }
@@ -93,7 +93,7 @@ impl Accumulation {
         Due::Step
     }
 
-    /// Notes a step before its time, such as at the end of an epoch; false if no pass is waiting.
+    /// Notes an early step, such as at the end of a training epoch; false if no pass waits for one.
     pub fn step_now(&mut self) -> bool {
         std::mem::take(&mut self.done) > 0
     }

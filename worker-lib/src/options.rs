@@ -11,27 +11,27 @@ pub(crate) struct Common {
     pub(crate) name: Option<String>,
     pub(crate) priority: i32,
     pub(crate) process_set: Option<ProcessSet>,
-    /// What it is a part of; not a caller's affair.
+    /// Which call it is a part of.
     pub(crate) origin: Origin,
-    /// As what it is counted where it has no name; the collective's own where this is not set.
+    /// The kind under which it is counted if it has no name; by default the collective's name.
     pub(crate) kind: Option<&'static str>,
 }
 
-/// The exchanges of objects, by which those without a name are counted.
+/// The kinds of object exchanges. Each kind counts its exchanges that have no name.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantNames,
 )]
 pub enum ObjectKind {
-    /// The root's object for every rank.
+    /// Every rank gets the root's object.
     #[strum(serialize = "broadcast-object")]
     Broadcast,
-    /// All ranks' objects for every rank.
+    /// Every rank gets all ranks' objects.
     #[strum(serialize = "allgather-object")]
     Allgather,
 }
 
 impl ObjectKind {
-    /// The names of all of them.
+    /// The names of all kinds.
     pub const NAMES: &[&str] = <Self as strum::VariantNames>::VARIANTS;
 
     /// The name that people read.
@@ -40,7 +40,7 @@ impl ObjectKind {
     }
 }
 
-/// How a reduction reduces.
+/// The operation and the factors of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Reduction {
     pub(crate) op: ReduceOp,
@@ -54,7 +54,7 @@ impl Default for Reduction {
     }
 }
 
-/// A shape as a caller gives it; an impossible one is reported where it is used.
+/// A shape as the caller gives it. An impossible one is reported when it is used.
 pub(crate) type GivenShape = Option<Result<Shape, TypeError>>;
 
 fn shape(dims: &[usize]) -> GivenShape {
@@ -64,7 +64,7 @@ fn shape(dims: &[usize]) -> GivenShape {
 macro_rules! common {
     (named $options:ty) => {
         impl $options {
-            /// The default under a name.
+            /// The default options, with a name.
             pub fn named(name: impl Into<String>) -> Self {
                 Self::default().name(name)
             }
@@ -74,7 +74,8 @@ macro_rules! common {
     };
     (name $options:ty) => {
         impl $options {
-            /// A name of its own, the same on all ranks; in flight once at a time.
+            /// The operation's name. It must be the same on all ranks, and in flight only once at a
+            /// time.
             pub fn name(mut self, name: impl Into<String>) -> Self {
                 self.common.name = Some(name.into());
                 self
@@ -85,13 +86,14 @@ macro_rules! common {
     };
     ($options:ty) => {
         impl $options {
-            /// What has waited goes in the order of priorities, larger ones first. 0 where not set.
+            /// The priority. Of waiting operations, those with larger ones go first. The default is
+            /// 0.
             pub fn priority(mut self, priority: i32) -> Self {
                 self.common.priority = priority;
                 self
             }
 
-            /// The ranks that take part; all of the job where not set.
+            /// The ranks that take part. The default is all ranks of the job.
             pub fn process_set(mut self, set: &ProcessSet) -> Self {
                 self.common.process_set = Some(set.clone());
                 self
@@ -103,20 +105,20 @@ macro_rules! common {
 macro_rules! reduction {
     ($options:ty) => {
         impl $options {
-            /// How the ranks' tensors become one. The average where not set.
+            /// How the ranks' tensors become one. The default is the average.
             pub fn op(mut self, op: ReduceOp) -> Self {
                 self.reduction.op = op;
                 self
             }
 
-            /// A factor for each rank's tensor before it is reduced. What it makes of an integer is
-            /// computed in f64 and truncated. Truth values and bitwise operations take none.
+            /// A factor for each rank's tensor before it is reduced. Integers are multiplied in f64
+            /// and truncated. Booleans and bitwise operations accept no factor.
             pub fn prescale(mut self, factor: f64) -> Self {
                 self.reduction.prescale = factor;
                 self
             }
 
-            /// A factor for the result; as for [`Self::prescale`].
+            /// A factor for the result, with the rules of [`Self::prescale`].
             pub fn postscale(mut self, factor: f64) -> Self {
                 self.reduction.postscale = factor;
                 self
@@ -125,7 +127,7 @@ macro_rules! reduction {
     };
 }
 
-/// How an allreduce reduces: the average by default.
+/// Options of an allreduce; by default the average.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
 pub struct AllreduceOptions {
@@ -135,7 +137,7 @@ pub struct AllreduceOptions {
 common!(named AllreduceOptions);
 reduction!(AllreduceOptions);
 
-/// How a reduction to one rank reduces: the average by default.
+/// Options of a reduce to one rank; by default the average, to rank 0.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
 pub struct ReduceOptions {
@@ -153,7 +155,7 @@ impl ReduceOptions {
     }
 }
 
-/// How a reducescatter reduces: the average by default.
+/// Options of a reducescatter; by default the average.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[must_use]
 pub struct ReduceScatterOptions {
@@ -163,8 +165,7 @@ pub struct ReduceScatterOptions {
 common!(named ReduceScatterOptions);
 reduction!(ReduceScatterOptions);
 
-/// Whose tensor, or whose object, a broadcast gives to all ranks: rank 0's by
-/// default.
+/// Options of a broadcast of a tensor or an object; by default that of rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct BroadcastOptions {
@@ -174,7 +175,7 @@ pub struct BroadcastOptions {
 common!(name BroadcastOptions);
 
 impl BroadcastOptions {
-    /// Rank `root`'s tensor.
+    /// Rank `root` gives the tensor or the object.
     pub fn from_rank(root: u32) -> Self {
         Self { root, ..Self::default() }
     }
@@ -189,8 +190,8 @@ pub struct AllgatherOptions {
 common!(named AllgatherOptions);
 
 impl AllgatherOptions {
-    /// The rows are bytes of objects that the program packs itself. They are counted with others of
-    /// their kind where they have no name, and shown as objects in the metrics.
+    /// For rows that are bytes of objects which the program serialises itself. Without a name, they
+    /// are counted with other exchanges of this kind. The metrics show them as objects.
     pub fn objects(mut self, kind: ObjectKind) -> Self {
         self.common.origin = Origin::Object;
         self.common.kind = Some(kind.name());
@@ -198,7 +199,7 @@ impl AllgatherOptions {
     }
 }
 
-/// Who gathers: rank 0 by default.
+/// Options of a gather; by default to rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct GatherOptions {
@@ -214,7 +215,7 @@ impl GatherOptions {
     }
 }
 
-/// Whose rows are given out: rank 0's by default.
+/// Options of a scatter; by default from rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct ScatterOptions {
@@ -227,13 +228,13 @@ pub struct ScatterOptions {
 common!(name ScatterOptions);
 
 impl ScatterOptions {
-    /// Rank `root`'s rows are given out.
+    /// Rank `root` gives the rows.
     pub fn from_rank(root: u32) -> Self {
         Self { root, ..Self::default() }
     }
 
-    /// How many rows each member gets, in the order of ranks; the same number each where not set.
-    /// Looked at on the root only.
+    /// How many rows each member gets, in the order of ranks. By default each gets the same number.
+    /// Only those of the root are used.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
         self
@@ -245,15 +246,15 @@ impl ScatterOptions {
         self
     }
 
-    /// The shape of this rank's result, where it is known: it saves asking. A wrong guess does no
-    /// harm.
+    /// The shape of this rank's result, if it is known. It saves a question of the daemon. A wrong
+    /// shape does no harm.
     pub fn expecting(mut self, dims: &[usize]) -> Self {
         self.expecting = shape(dims);
         self
     }
 }
 
-/// How an alltoall splits.
+/// Options of an alltoall.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct AlltoallOptions {
@@ -263,18 +264,18 @@ pub struct AlltoallOptions {
 common!(named AlltoallOptions);
 
 impl AlltoallOptions {
-    /// How many of this rank's rows each member gets, in the order of ranks; the same number each
-    /// where not set.
+    /// How many of this rank's rows each member gets, in the order of ranks. By default each gets
+    /// the same number.
     pub fn splits(mut self, rows: &[u64]) -> Self {
         self.splits = rows.to_vec();
         self
     }
 }
 
-/// Who is sent to.
+/// Options of a send: the receiver and a tag.
 ///
 /// Messages between two ranks with the same tag arrive in the order in which they were sent, and up
-/// to 64 may be on their way; with different tags they don't wait for each other. A rank may use
+/// to 64 may be in flight. Messages with different tags don't wait for each other. A rank may use
 /// 65536 different pairs of a peer and a tag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
@@ -291,14 +292,14 @@ impl SendOptions {
         Self { common: Common::default(), peer: rank, tag: 0 }
     }
 
-    /// Distinguishes this message from others between the two; 0 where not set.
+    /// Distinguishes this message from others between the two ranks. The default is 0.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         self
     }
 }
 
-/// Who is received from. Of tags: [`SendOptions`].
+/// Options of a receive: the sender and a tag. For tags see [`SendOptions`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct ReceiveOptions {
@@ -316,19 +317,20 @@ impl ReceiveOptions {
         Self { common: Common::default(), peer: rank, tag: 0, dtype: None, expecting: None }
     }
 
-    /// Distinguishes this message from others between the two; 0 where not set.
+    /// Distinguishes this message from others between the two ranks. The default is 0.
     pub fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         self
     }
 
-    /// The element type, where a [`crate::Buffer`] is asked for.
+    /// The element type, for a result that is a [`crate::Buffer`].
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// The shape of the message, where it is known: it saves asking. A wrong guess does no harm.
+    /// The shape of the message, if it is known. It saves a question of the daemon. A wrong shape
+    /// does no harm.
     pub fn expecting(mut self, dims: &[usize]) -> Self {
         self.expecting = shape(dims);
         self
@@ -343,7 +345,7 @@ pub struct BarrierOptions {
 }
 common!(named BarrierOptions);
 
-/// Where a rank has no more data.
+/// Priority and process set of a join.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use]
 pub struct JoinOptions {
@@ -351,7 +353,7 @@ pub struct JoinOptions {
 }
 common!(JoinOptions);
 
-/// How a sparse allreduce reduces: the sum, or by default the average.
+/// Options of a sparse allreduce; by default the average.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct SparseOptions {

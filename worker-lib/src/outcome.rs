@@ -23,7 +23,7 @@ impl<R> Outcome<R> {
         self.result.lock().is_some()
     }
 
-    /// Waits for the outcome, to be fetched once; `None` when the deadline came first.
+    /// Waits for the outcome, which can be fetched once; `None` if the deadline passed first.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<Result<R>> {
         let mut result = self.result.lock();
         loop {

@@ -16,7 +16,7 @@ pub struct ProcessSet {
 }
 
 impl ProcessSet {
-    /// A set of ranks, ascending, as `rank` sees it.
+    /// A set of ranks, ascending, on rank `rank`.
     pub(crate) fn new(id: ProcessSetId, ranks: Arc<[u32]>, rank: u32) -> Self {
         let position = ranks.binary_search(&rank).ok();
         Self { id: id.0, ranks, position }
@@ -37,7 +37,7 @@ impl ProcessSet {
         self.ranks.len()
     }
 
-    /// Whether it has no members. No set is made so.
+    /// Whether it has no members. No process set is empty.
     pub fn is_empty(&self) -> bool {
         self.ranks.is_empty()
     }
@@ -87,7 +87,7 @@ impl fmt::Debug for ProcessSet {
     }
 }
 
-/// The sets that there are in a session.
+/// The process sets of a session.
 #[derive(Debug)]
 pub(crate) struct ProcessSets {
     all: ProcessSet,
@@ -95,7 +95,7 @@ pub(crate) struct ProcessSets {
 }
 
 impl ProcessSets {
-    /// The ranks of a job of `size`, as `rank` sees them.
+    /// The sets of rank `rank` in a job of `size` ranks: only that of all ranks.
     pub(crate) fn new(size: u32, rank: u32) -> Self {
         let all = ProcessSet::new(ProcessSetId::GLOBAL, (0..size).collect(), rank);
         Self { all, others: HashMap::new() }
@@ -116,7 +116,7 @@ impl ProcessSets {
         self.others.remove(&set.id);
     }
 
-    /// Refuses a set that is not there.
+    /// Refuses a set that does not exist.
     pub(crate) fn check(&self, set: &ProcessSet) -> Result<()> {
         if *set == self.all || self.others.get(&set.id) == Some(set) {
             return Ok(());
@@ -126,7 +126,7 @@ impl ProcessSets {
         Err(GradwireError::Invalid(text))
     }
 
-    /// The set that an operation is for: all ranks where none was given.
+    /// The set of an operation: all ranks if none was given.
     pub(crate) fn of_member(&self, set: Option<ProcessSet>) -> Result<ProcessSet> {
         let Some(set) = set else { return Ok(self.all.clone()) };
         self.check(&set)?;

@@ -2,9 +2,9 @@
 //! different rows, of a scatter, of a message of unknown shape.
 //!
 //! When all ranks have agreed, the daemon reports how large the results are. The operation runs
-//! once every local rank has answered where they go. A thread of its own allocates the memory,
-//! `gw-results`. The watcher can't do it: an arena that grows waits for the daemon's receipt, which
-//! the watcher reads.
+//! once every local rank has answered where they go. The thread `gw-results` allocates the memory.
+//! The watcher can't do it: an arena that grows waits for the daemon's receipt, which the watcher
+//! receives.
 
 use std::sync::mpsc;
 

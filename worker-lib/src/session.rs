@@ -25,9 +25,9 @@ use crate::{
 };
 
 /// A rank of a job, attached to its node's daemon. Cheap to clone; clones are the same rank. It
-/// leaves the job in good order when [`Session::shutdown`] is called. A session whose last clone
-/// and last handle are dropped without it has failed, and all other ranks receive that (TELL): that
-/// is what happens to a `main` that returns early because of an error.
+/// leaves the job in good order when [`Session::shutdown`] is called. If its last clone and last
+/// handle are dropped without that call, this rank has failed, and all other ranks receive that
+/// (TELL). This happens if `main` returns early because of an error.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
@@ -58,7 +58,7 @@ pub struct Stats {
     pub sparse_rows: u64,
     /// Sparse allreduces that moved the dense tensor, because that was smaller.
     pub sparse_dense: u64,
-    /// The shared memory.
+    /// How full the shared memory is.
     pub arena: ArenaStats,
 }
 
@@ -119,17 +119,17 @@ impl Session {
         &self.0.world.nodes
     }
 
-    /// As what f32 travels between nodes where it is reduced (`data.compression`).
+    /// The wire type of f32 in reductions between nodes (`data.compression`).
     pub fn compression(&self) -> Compression {
         self.0.world.compression
     }
 
-    /// The name of this rank's node; empty where the daemon does not know it.
+    /// The name of this rank's node; empty if the daemon does not know it.
     pub fn host(&self) -> &str {
         self.0.world.host()
     }
 
-    /// Which formation of the world this is.
+    /// The epoch: the number of this formation of the world.
     pub fn epoch(&self) -> u64 {
         self.0.world.epoch.0
     }
@@ -139,7 +139,7 @@ impl Session {
         &self.0.job
     }
 
-    /// What was done so far.
+    /// What this session has done so far.
     pub fn stats(&self) -> Stats {
         let (operations, in_flight, bytes) = self.0.shared.counts();
         let [sparse_rows, sparse_dense] =
@@ -157,7 +157,7 @@ impl Session {
         Ok(Tensor::new(self.buffer(T::DTYPE, Shape::new(&dims)?)?))
     }
 
-    /// A tensor in shared memory with a copy of `values`, as many as `shape` has.
+    /// A tensor in shared memory with a copy of `values`. `shape` must have as many elements.
     ///
     /// # Errors
     /// Another number of values than the shape has, a shape that is too large, or no memory.
@@ -176,10 +176,10 @@ impl Session {
         Ok(tensor)
     }
 
-    /// As [`Session::zeros`], for an element type that is known at run time only.
+    /// Like [`Session::zeros`], for an element type that is known at run time only.
     ///
     /// # Errors
-    /// As [`Session::zeros`].
+    /// Those of [`Session::zeros`].
     pub fn buffer(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         let mut buffer = self.buffer_unfilled(dtype, shape)?;
         // A block may have been another tensor's before.
@@ -187,25 +187,24 @@ impl Session {
         Ok(buffer)
     }
 
-    /// As [`Session::buffer`], with whatever was in that memory before: it saves a pass where all
-    /// of it is written anyway.
+    /// Like [`Session::buffer`], but it contains whatever was in that memory before. This saves a
+    /// pass over memory that is written completely anyway.
     ///
     /// # Errors
-    /// As [`Session::zeros`].
+    /// Those of [`Session::zeros`].
     pub fn buffer_unfilled(&self, dtype: DType, shape: Shape) -> Result<Buffer> {
         self.check_process()?;
         self.0.shared.check()?;
         let bytes = shape.elements() * dtype.size() as u64;
         let block = self.0.arena.allocate(bytes).or_else(|error| {
-            self.0.shared.check()?; // the first cause is better than what came of it (TELL)
+            self.0.shared.check()?; // the first cause, not its consequence (TELL)
             Err(GradwireError::from(error))
         });
         Ok(Buffer::new(self.0.shared.noted(block)?, dtype, shape))
     }
 
-    /// Leaves the job: notifies the daemon and waits for its answer. Whatever is in
-    /// flight fails on the other ranks, and later calls on all clones fail. Calling it again is
-    /// no error.
+    /// Leaves the job: notifies the daemon and waits for its answer. Operations in flight fail on
+    /// the other ranks, and later calls on all clones fail. Calling it again is no error.
     ///
     /// # Errors
     /// [`GradwireError::Failed`] if the job failed before, [`GradwireError::Timeout`] if the
@@ -230,12 +229,12 @@ impl Session {
         self.sets().all()
     }
 
-    /// The sets that there are.
+    /// The process sets of this session.
     pub(crate) fn sets(&self) -> MutexGuard<'_, ProcessSets> {
         self.0.sets.lock()
     }
 
-    /// What operations are called.
+    /// The counters for names of operations.
     pub(crate) fn names(&self) -> MutexGuard<'_, Names> {
         self.0.names.lock()
     }
@@ -250,7 +249,7 @@ impl Session {
         self.0.max_object_bytes
     }
 
-    /// Refuses memory of another session: its places are other tensors' here.
+    /// Refuses memory of another session: its places belong to other tensors here.
     pub(crate) fn check_memory<'a>(&self, all: impl IntoIterator<Item = &'a Memory>) -> Result<()> {
         if all.into_iter().all(|memory| memory.is_in(&self.0.arena)) {
             return Ok(());
@@ -275,7 +274,8 @@ impl Session {
 }
 
 /// What the other ranks receive about a rank whose session ends without [`Session::shutdown`] and
-/// without an error before: a program that leaves `main` early for a reason of its own does so.
+/// without an error before: for example when the program leaves `main` early for a reason of its
+/// own.
 const DROPPED: &str =
     "it dropped its session without shutdown(), as a program does that ends early";
 
@@ -317,7 +317,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // A forked child has neither the threads nor the right to speak on the connection.
+        // A forked child has neither the threads nor the right to use the connection.
         if self.process == std::process::id() {
             // There is no caller to return an error to; the daemon sees the connection's end in any
             // case.

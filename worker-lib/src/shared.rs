@@ -1,15 +1,15 @@
 //! What the threads of a session share: submitting, waiting, and the first cause of its end.
 //!
 //! - TELL: the first cause of a failure is kept, and every waiting and every later call gets it.
-//! - WAIT: every wait ends with an outcome, the session's end, or a deadline. Who waits wakes up
-//!   once a second at least and looks whether the threads that bring news are still there.
+//! - WAIT: every wait ends with an outcome, the session's end, or a deadline. A waiter wakes up at
+//!   least once a second and checks that the threads that serve the daemon's messages still run.
 //! - BOUND: at most `MAX_IN_FLIGHT` operations are in flight; a further submission waits for a
 //!   place.
 //!
-//! While an operation is in flight its memory is lent to the daemon. A session that ends for a
-//! reason of this side, or without a word of the daemon, can't know that the daemon has stopped: it
-//! may be in the middle of a write, or go on with one when it is continued. So the memory of all
-//! that is in flight is taken back first, and only then the waiters are notified
+//! While an operation is in flight, its memory is lent to the daemon. A session that ends for a
+//! local reason, or without a message of the daemon, can't know that the daemon has stopped: it may
+//! be in the middle of a write, or continue one when its process is continued. So the memory of all
+//! operations in flight is taken back first, and only then the waiters are notified
 //! ([`Shared::finish`]).
 
 use std::{
@@ -44,14 +44,14 @@ use crate::{
 /// The longest sleep of a waiter.
 pub(crate) const LOOK_AROUND: Duration = Duration::from_secs(1);
 
-/// How long the daemon may take to let this rank go.
+/// How long the daemon may take to answer when this rank leaves.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// An operation that has succeeded.
 pub(crate) type Done = tickets::Done<Vec<Output>>;
 
-/// An operation that is to be started, with a place for each of its tensors. The memory is to be
-/// left alone until it has ended.
+/// An operation to start, with a place for each of its tensors. The memory must not be used until
+/// it has ended.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) process_set: ProcessSetId,
@@ -63,7 +63,8 @@ pub(crate) struct Operation {
     pub(crate) outputs: Vec<Place>,
     /// The memory of these places.
     pub(crate) memory: Vec<Keep>,
-    /// Whether its results are new memory, which the daemon may ask to be of another size.
+    /// Whether its results may be put into other memory, because they are not in place. The daemon
+    /// then asks for memory of the right size.
     pub(crate) movable: bool,
 }
 
@@ -76,7 +77,7 @@ impl From<Ending> for GradwireError {
     }
 }
 
-/// See the module.
+/// The state that the threads of a session share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) control: WorkerControl,
@@ -87,20 +88,20 @@ pub(crate) struct Shared {
     spin: Duration,
     tickets: Mutex<Tickets<Vec<Keep>, Vec<Output>>>,
     end: OnceLock<Ending>,
-    /// Why this process gives up, until the daemon has taken notice.
+    /// Why this process gives up, if it does.
     giving_up: OnceLock<Failure>,
-    /// The last error that the program received: likely why it ends, if it does.
+    /// The last error that the program received. If the program ends, this is likely why.
     last_error: Mutex<Option<String>>,
-    /// Segments that the daemon has taken.
+    /// Segments that the daemon has received.
     segments: Mutex<BTreeSet<u32>>,
     segments_changed: Condvar,
-    /// Whether the watcher is there to bring news.
+    /// Whether the threads that serve the daemon's messages run.
     pub(crate) watched: AtomicBool,
     operations: AtomicU64,
     bytes: AtomicU64,
     /// Sparse allreduces that moved rows, and that moved the dense tensor.
     pub(crate) sparse: [AtomicU64; 2],
-    /// Operations of several parts that are under way, and what they are.
+    /// Operations of several parts that are in flight, and their kinds.
     pub(crate) tasks: Mutex<HashMap<Key, &'static str>>,
 }
 
@@ -146,32 +147,33 @@ impl Shared {
     pub(crate) fn finish(&self, end: Ending) {
         self.finish_once(end, |lent| {
             if let Err(error) = Keep::take_back(lent.iter().flatten()) {
-                // A program that sees an operation end uses its memory again: no error is
-                // worse than what could become of that.
+                // A program that sees an operation end uses its memory again. The daemon could
+                // still write to it, and no error is worse than wrong data.
                 eprintln!("gradwire: memory can't be taken back from the daemon: {error}");
                 std::process::abort();
             }
         });
     }
 
-    /// As [`Shared::finish`], where the daemon has reported that its data threads have stopped.
+    /// Like [`Shared::finish`], after the daemon has reported that its data threads have stopped.
+    /// So no memory is taken back.
     pub(crate) fn finish_stopped(&self, end: Ending) {
         self.finish_once(end, |_| {});
     }
 
     fn finish_once(&self, end: Ending, take_back: impl FnOnce(&[Vec<Keep>])) {
-        // The end is visible only when the memory is back, and a second cause waits for the first.
+        // The end is visible only once the memory is back, and a second cause waits for the first.
         self.end.get_or_init(|| {
-            // What had succeeded by now has, and nothing succeeds later: the daemon's results don't
-            // reach memory that was taken back.
+            // Operations that have succeeded by now keep their results. None succeeds later: the
+            // daemon's results don't reach memory that was taken back.
             let _ = self.take_completed();
             let lent = self.tickets.lock().close();
             take_back(&lent);
-            // Its own reason is the first cause where this process gave up by itself.
+            // If this process gave up by itself, its own reason is the first cause.
             self.giving_up.get().cloned().map_or(end, Ending::Failed)
         });
-        // Under the lock: who waits for a segment either sees the end or is woken. So nobody may
-        // call this who holds it.
+        // Under the lock, so that a thread that waits for a segment either sees the end or is
+        // woken. So no caller may hold this lock.
         drop(self.segments.lock());
         self.segments_changed.notify_all();
         self.control.wake_all();
@@ -185,7 +187,7 @@ impl Shared {
     /// An error once the session has ended.
     pub(crate) fn check(&self) -> Result<()> {
         if self.ended().is_none() && !self.watched.load(Relaxed) {
-            // The watcher reports why before it ends; this is for the case that it could not.
+            // The watcher reports why before it ends. This is for the case that it could not.
             let what = "the thread that listens to the daemon has ended";
             self.finish(Ending::Failed(Failure::new(FailureKind::Internal, what)));
         }
@@ -199,7 +201,7 @@ impl Shared {
         let Err(error) = link::send(&self.stream, message, fd.map(AsFd::as_fd)) else {
             return Ok(());
         };
-        // The watcher is about to see the same end, and knows more of why (TELL).
+        // The watcher is about to see the same end, and knows the reason better (TELL).
         let deadline = Instant::now() + LOOK_AROUND;
         while self.ended().is_none() && Instant::now() < deadline {
             let seen = self.control.epoch();
@@ -218,8 +220,8 @@ impl Shared {
         let _ = self.giving_up.set(failure.clone());
         let give_up = pb::GiveUp { reason: failure.what.clone() };
         let _ = self.send(Message::GiveUp(give_up), None);
-        // It takes the half-closed connection for our death and closes its half; then the watcher
-        // ends the session.
+        // For the daemon the half-closed connection means that this process has ended. It closes
+        // its half; then the watcher ends the session.
         let _ = self.stream.shutdown(Shutdown::Write);
         let deadline = Instant::now() + FAREWELL;
         while self.ended().is_none() && Instant::now() < deadline {
@@ -231,13 +233,13 @@ impl Shared {
         self.finish(Ending::Failed(failure));
     }
 
-    /// Notes that the daemon has taken a segment.
+    /// Notes that the daemon has received a segment.
     pub(crate) fn segment_taken(&self, segment: u32) {
         self.segments.lock().insert(segment);
         self.segments_changed.notify_all();
     }
 
-    /// Waits until the daemon has taken a segment (WAIT).
+    /// Waits until the daemon has received a segment (WAIT).
     pub(crate) fn wait_for_segment(&self, segment: u32, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         loop {
@@ -265,7 +267,7 @@ impl Shared {
             operation;
         request.validate()?;
         self.check()?;
-        // A name is free when its operation has ended, whether anybody asked for that or not.
+        // A name is free when its operation has ended, even if nobody has asked for the outcome.
         self.collect();
         let key = (process_set, name.clone());
         let opened = self.tickets.lock().open(key, &request, operation.movable, operation.memory);
@@ -298,8 +300,8 @@ impl Shared {
             self.collect();
             match self.control.submit(submission) {
                 Ok(Doorbell::Quiet) => return Ok(()),
-                // The submission is in the ring: an error here can't take it back, so the session
-                // ends with it.
+                // The submission is in the ring and can't be taken back, so an error here ends the
+                // session.
                 Ok(Doorbell::Ring) => {
                     if let Err(error) = link::ring(&self.doorbell) {
                         let what = format!("the daemon's doorbell does not ring: {error}");
@@ -307,7 +309,8 @@ impl Shared {
                     }
                     return Ok(());
                 }
-                // The daemon reads on without a sign: look again soon, or when something ends.
+                // The daemon does not report that it has read: check again soon, or when something
+                // ends.
                 Err(SubmitError::Full { .. }) => {
                     self.control.wait(seen, Duration::from_millis(1), self.spin);
                 }
@@ -324,7 +327,7 @@ impl Shared {
         }
     }
 
-    /// Takes what has completed into the table.
+    /// Moves completions from the ring into the table.
     fn collect(&self) {
         if let Err(nonsense) = self.take_completed() {
             // WAIT: no answer comes any more.
@@ -335,8 +338,8 @@ impl Shared {
         }
     }
 
-    /// Pops under the table's lock: a completion is either in the ring, and moves the epoch for
-    /// those who wait, or in the table.
+    /// Pops under the table's lock. So a completion is either in the ring, and moves the epoch for
+    /// the waiters, or in the table.
     fn take_completed(&self) -> Result<(), Nonsense> {
         let mut freed = Vec::new();
         let mut tickets = self.tickets.lock();
@@ -350,25 +353,25 @@ impl Shared {
         Ok(())
     }
 
-    /// What was asked for by an operation whose results may be put elsewhere.
+    /// The request of an operation, if its results may be put into other memory.
     pub(crate) fn movable(&self, ticket: u64) -> Option<Request> {
         self.tickets.lock().movable(ticket).cloned()
     }
 
-    /// Puts the results of an operation elsewhere.
+    /// Puts the results of an operation into other memory.
     pub(crate) fn move_results(&self, ticket: u64, outputs: Vec<Output>) {
         let left = self.tickets.lock().move_results(ticket, outputs);
         // The memory goes back to the arena without our lock.
         drop(left);
     }
 
-    /// Notes operations that failed on their own; the session goes on.
+    /// Notes operations that failed on their own; the session continues.
     pub(crate) fn fail(&self, failed: &[u64], failure: &Failure) {
         let mut freed = Vec::new();
         let mut tickets = self.tickets.lock();
         for &ticket in failed {
             let mut failure = failure.clone();
-            // One failure may be that of many operations.
+            // One failure may concern many operations.
             if let Some(name) = tickets.name(ticket).filter(|_| failure.tensor.is_empty()) {
                 failure.tensor = name.as_str().to_owned();
             }
@@ -381,7 +384,7 @@ impl Shared {
         self.control.wake_all();
     }
 
-    /// Waits for an operation's outcome; `None` when the deadline came first.
+    /// Waits for an operation's outcome; `None` if the deadline passed first.
     pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
         loop {
             let seen = self.control.epoch();
@@ -410,21 +413,23 @@ impl Shared {
         self.tickets.lock().has_ended(ticket) || self.check().is_err()
     }
 
-    /// The outcome will not be fetched.
+    /// Notes that the outcome will not be fetched.
     pub(crate) fn abandon(&self, ticket: u64) {
         let left = self.tickets.lock().abandon(ticket);
         // The memory goes back to the arena without our lock.
         drop(left);
     }
 
-    /// Lets go of everything that is in flight. Only when no operation can be started any more and
-    /// the connection is gone: the memory's arena holds on to this, and this to the memory.
+    /// Drops the entries of everything in flight. Only allowed once no operation can be started any
+    /// more and the connection has ended. It breaks a cycle: the memory's arena refers to this, and
+    /// this to the memory.
     pub(crate) fn forget(&self) {
         let forgotten = self.tickets.lock().clear();
         drop(forgotten);
     }
 
-    /// Operations that were submitted, those of them in flight, and their tensors' bytes.
+    /// How many operations were submitted, how many are in flight, and the bytes of all submitted
+    /// tensors.
     pub(crate) fn counts(&self) -> (u64, usize, u64) {
         self.collect();
         let in_flight = self.tickets.lock().in_flight();
@@ -432,7 +437,7 @@ impl Shared {
     }
 }
 
-/// Notes that the watcher has ended, even when it panics.
+/// Notes that a thread that serves the daemon's messages has ended, even if it panics.
 pub(crate) struct Unwatched<'a>(pub(crate) &'a Shared);
 
 impl Drop for Unwatched<'_> {
@@ -445,7 +450,7 @@ impl Drop for Unwatched<'_> {
 /// The error of a name that is in flight twice.
 fn twice(name: &TensorName, number: u64, first: &Request, second: &Request) -> GradwireError {
     if second.collective == Collective::SendReceive {
-        // Their names are not the program's.
+        // The program did not choose their names.
         return GradwireError::Invalid(format!(
             "message '{name}', {MESSAGES} messages ago, is still under way, and more can't be of \
              one tag between two ranks; wait for some of them first"

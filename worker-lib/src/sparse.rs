@@ -1,9 +1,9 @@
 //! Allreduce of a tensor of which each rank has some rows, such as an embedding's gradient.
 //!
-//! Each rank adds up its rows of the same index, and all exchange how many they have. Then
-//! the rows travel, by an allgather of indices and values, and every rank adds them up in the order
-//! of ranks (SAME); or, where that is less, the dense tensor does, by an allreduce. All see the
-//! same numbers, so all take the same way (SparCML, Renggli et al., SC 2019).
+//! Each rank adds up its rows of the same index, and all ranks exchange how many rows they have.
+//! Then an allgather moves the indices and values, and every rank adds them up in the order of
+//! ranks (SAME). If the dense tensor is less to move, an allreduce of it is done instead. All ranks
+//! see the same numbers, so all choose the same way (SparCML, Renggli et al., SC 2019).
 //!
 //! TELL: if one rank gives wrong input, all ranks fail with the numbers.
 
@@ -32,7 +32,7 @@ pub struct SparseRows<T> {
     pub rows: u64,
     /// Elements of a row.
     pub cols: u64,
-    /// Which rows there are. An index may be there more than once: its rows are added up.
+    /// The index of each row. An index may occur more than once: its rows are added up.
     pub indices: Vec<u64>,
     /// The rows in the order of the indices, `cols` elements each.
     pub values: Vec<T>,
@@ -41,22 +41,22 @@ pub struct SparseRows<T> {
 /// The result of a sparse allreduce.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SparseReduced<T> {
-    /// Each row once, ascending: those that some rank gave, or all of them where the dense tensor
-    /// travelled.
+    /// Each row once, ascending: those that some rank gave, or all of them if the dense tensor was
+    /// moved.
     pub rows: SparseRows<T>,
-    /// Whether the dense tensor travelled, because that was less.
+    /// Whether the dense tensor was moved, because that was less.
     pub dense: bool,
 }
 
-/// What each rank reports before rows travel, as numbers: [`Report::NUMBERS`] of them.
+/// What each rank reports before rows are moved, as [`Report::NUMBERS`] numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Report {
     rank: u64,
-    /// What all have to have in common.
+    /// What must be the same on all ranks.
     common: [u64; 4],
     /// How many rows it has.
     count: u64,
-    /// An index that is not below `rows`, and how many such there are.
+    /// An index that is not below `rows`, and how many such indices there are.
     bad: [u64; 2],
 }
 
@@ -72,7 +72,7 @@ impl Report {
         Self { rank, common: [a, b, c, d], count, bad: [bad, how_many] }
     }
 
-    /// What it gave, for people.
+    /// What the rank gave, as text.
     fn what(&self) -> String {
         let [rows, cols, dtype, op] = self.common;
         let name = |number: u64, name: fn(i32) -> Option<&'static str>| {
@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-/// Whether all gave what can be reduced; otherwise the same failure for all.
+/// Checks that the ranks' rows can be reduced. Otherwise all ranks get the same failure.
 fn agree(all: &[Report]) -> Result<(), Failure> {
     if let Some(Report { rank, common: [rows, ..], bad: [index, how_many], .. }) =
         all.iter().find(|report| report.bad[1] > 0)
@@ -102,12 +102,12 @@ fn agree(all: &[Report]) -> Result<(), Failure> {
 }
 
 impl Session {
-    /// Adds up the ranks' rows; every rank gets all of them. Where the dense tensor is less to
-    /// move, that is moved, and the result reports it; [`crate::Stats`] counts both.
+    /// Adds up the ranks' rows; every rank gets all of them. If the dense tensor is less to move,
+    /// it is moved instead, and the result reports that. [`crate::Stats`] counts both cases.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also for values that are not as many as the indices need. An
-    /// index that is out of range fails on all ranks, with the index, the rows and the rank.
+    /// Those of [`Session::allreduce`]; also for another number of values than the indices need. If
+    /// an index is out of range, all ranks fail, with the index, the rows and the rank.
     pub fn sparse_allreduce<T: Number>(
         &self,
         rows: &SparseRows<T>,
@@ -117,10 +117,10 @@ impl Session {
         self.run_parts(&parts, |session| session.add_rows(&parts, op, rows))
     }
 
-    /// As [`Session::sparse_allreduce`], without waiting for it.
+    /// Starts [`Session::sparse_allreduce`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the rows are gone then.
+    /// If the operation was not started; the rows are lost then.
     pub fn sparse_allreduce_async<T: Number>(
         &self,
         rows: SparseRows<T>,
@@ -217,14 +217,14 @@ impl Session {
         all: &[Report],
     ) -> Result<SparseRows<T>> {
         let (rows, cols) = (given.rows, given.cols);
-        // One operation for both: an index never travels without its row.
+        // One operation for both, so that no index is moved without its row.
         let own: [Buffer; 2] = [
             self.tensor(&indices, &[indices.len()])?.into_buffer(),
             self.tensor(&values, &[indices.len(), cols as usize])?.into_buffer(),
         ];
         let options = AllgatherOptions { common: parts.part("rows") };
         let gathered = self.grouped_allgather(&own, options)?;
-        // ONE: every rank that was counted has given what it was counted with.
+        // ONE: every rank that was counted has given as many rows as it had reported.
         let counts = || all.iter().map(|report| report.count);
         if !gathered.iter().all(|gathered| gathered.rows.iter().copied().eq(counts())) {
             let what = "ranks took part in the counting of a sparse allreduce and not in its rows";

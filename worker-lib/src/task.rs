@@ -1,9 +1,9 @@
-//! Collectives that are made of several: their parts run one after the other, in the caller's
-//! thread or in one of their own, so that no rank's progress depends on when it waits for its
-//! handle.
+//! Operations of several parts: collectives that are made of other collectives. The parts run one
+//! after the other, in the caller's thread or in a thread of their own. So no rank's progress
+//! depends on when it waits for its handle.
 //!
-//! TELL: once a part has been submitted, the other ranks wait for the next one. A rank that can't
-//! go on for a reason that only it knows therefore gives up, and all ranks receive the reason.
+//! TELL: once a part has been submitted, the other ranks wait for the next one. So a rank that
+//! can't continue for a reason that only it knows gives up, and all ranks receive the reason.
 
 use std::{collections::HashMap, sync::Arc, thread};
 
@@ -21,10 +21,10 @@ use crate::{
     tickets::Key,
 };
 
-/// How many may be under way in a session (BOUND): each may have a thread.
+/// How many such operations may be in flight in a session (BOUND): each may have a thread.
 const MAX_TASKS: usize = 256;
 
-/// The longest ending that a part's name gets.
+/// The longest ending of a part's name, with its slash, in bytes.
 const MAX_PART: usize = 16;
 
 /// The failure that all ranks receive after a panic.
@@ -33,7 +33,7 @@ fn panicked(name: &TensorName) -> Failure {
     Failure::new(FailureKind::Internal, what)
 }
 
-/// Leaves an outcome even where the thread panics.
+/// Leaves an outcome even if the thread panics.
 struct Ending<R> {
     outcome: Arc<Outcome<R>>,
     name: TensorName,
@@ -47,7 +47,7 @@ impl<R> Drop for Ending<R> {
     }
 }
 
-/// Gives up where parts end in a panic: the others wait for the next one (TELL).
+/// Gives up if a part panics, because the other ranks wait for the next one (TELL).
 struct Unwinding<'a> {
     session: &'a Session,
     name: &'a TensorName,
@@ -62,14 +62,14 @@ impl Drop for Unwinding<'_> {
     }
 }
 
-/// One of the operations that are under way, by its name.
+/// The entry of an operation of several parts in flight, until this is dropped.
 struct Place {
     shared: Arc<Shared>,
     key: Key,
 }
 
 impl Place {
-    /// Takes a place, and the operation's number where it has no name.
+    /// Enters an operation, with a number if it has no name.
     fn take(
         session: &Session,
         set: &ProcessSet,
@@ -78,7 +78,7 @@ impl Place {
     ) -> Result<Self> {
         let shared = session.shared_arc();
         let mut tasks = shared.tasks.lock();
-        // BOUND. Before it has a number, so that a call that is refused is not counted.
+        // BOUND. Before it has a number, so that a refused call is not counted.
         if tasks.len() >= MAX_TASKS {
             return Err(GradwireError::Invalid(format!(
                 "{MAX_TASKS} operations of several parts (objects, sparse allreduces, Adasum, \
@@ -98,7 +98,7 @@ impl Place {
         Ok(Self { shared, key })
     }
 
-    /// A name that may be used, and is not in use.
+    /// Checks that a name is valid and not in flight.
     fn free(
         tasks: &HashMap<Key, &'static str>,
         set: ProcessSetId,
@@ -132,8 +132,8 @@ impl Drop for Place {
     }
 }
 
-/// An operation of several parts: who takes part, and what its parts are called. It is under way
-/// until the last of these is dropped.
+/// An operation of several parts: who takes part, and the names of its parts. It is in flight until
+/// the last clone of this is dropped.
 #[derive(Clone)]
 pub(crate) struct Parts {
     place: Arc<Place>,
@@ -142,7 +142,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// The name of the whole.
+    /// The name of the whole operation.
     pub(crate) fn name(&self) -> &TensorName {
         &self.place.key.1
     }
@@ -153,8 +153,8 @@ impl Parts {
         Common { name: Some(format!("{}/{ending}", self.name())), ..self.common.clone() }
     }
 
-    /// The options of the part that carries the name of the whole: the ranks' numbers, which come
-    /// first.
+    /// The options of the part that has the name of the whole operation. It exchanges the ranks'
+    /// numbers, and comes first.
     pub(crate) fn whole(&self) -> Common {
         let name = Some(self.name().as_str().to_owned());
         Common { name, origin: Origin::Count, ..self.common.clone() }
@@ -165,19 +165,20 @@ impl Parts {
         self.part_of(ending, Origin::Count)
     }
 
-    /// The options of a part of another kind.
+    /// The options of a part with another origin.
     pub(crate) fn part_of(&self, ending: &str, origin: Origin) -> Common {
         Common { origin, ..self.part(ending) }
     }
 
-    /// A failure of the whole, which all ranks find by themselves.
+    /// The failure of the whole operation, which all ranks find by themselves.
     pub(crate) fn named(&self, failure: Failure) -> Failure {
         failure.tensor(self.name().as_str())
     }
 }
 
 impl Session {
-    /// The parts of an operation that is called `kind.#1` where it has no name.
+    /// Begins an operation of several parts. Without a name it is called by its number, such as
+    /// `kind.#1`.
     pub(crate) fn parts(
         &self,
         common: Common,
@@ -219,7 +220,8 @@ impl Session {
             .spawn(move || {
                 let ending = ending;
                 let result = session.or_give_up(&parts, work);
-                // Who has the outcome may start the next, and is to have the last of the session.
+                // Whoever has the outcome may start the next operation, or drop the last of the
+                // session. So these are dropped first.
                 drop((parts, session));
                 ending.outcome.set(result);
             })
@@ -227,12 +229,12 @@ impl Session {
         Ok(Handle::task(self.clone(), name, outcome))
     }
 
-    /// How many operations of several parts are under way.
+    /// How many operations of several parts are in flight.
     pub(crate) fn tasks(&self) -> usize {
         self.shared().tasks.lock().len()
     }
 
-    /// How many of them are of a process set.
+    /// How many of them are in a process set.
     pub(crate) fn tasks_of(&self, set: ProcessSetId) -> usize {
         self.shared().tasks.lock().keys().filter(|(of, _)| *of == set).count()
     }

@@ -1,12 +1,12 @@
-//! Which operations are in flight, and how those that are not ended: pure bookkeeping.
+//! Which operations are in flight, and how the others have ended. Pure bookkeeping.
 //!
-//! An entry holds on to the operation's memory (`K`) until the operation has ended, whatever became
-//! of the handle: memory that the daemon may still write to is never given to another tensor. How
-//! many entries there can be is bounded by the submission ring (BOUND). An operation whose results
+//! An entry keeps the operation's memory (`K`) until the operation has ended, even if the handle
+//! was dropped. So memory that the daemon may still write to is never given to another tensor. The
+//! control page bounds how many operations can be in flight (BOUND). An operation whose results
 //! turn out to be of another size than expected gets other memory for them (`R`) while in flight.
 //!
-//! When the session ends the table is closed: nothing is added to it, and nothing in it succeeds
-//! any more, because its memory is not where the daemon's result goes.
+//! When the session ends, the table is closed: nothing is added to it, and nothing in it succeeds
+//! any more, because the daemon's results no longer reach the memory.
 
 use std::collections::{HashMap, hash_map};
 
@@ -15,23 +15,23 @@ use gradwire_proto::{Failure, ProcessSetId, Request, TensorName};
 /// An operation that has succeeded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Done<R> {
-    /// The number that the daemon gave with it.
+    /// The number in the completion.
     pub(crate) aux: u64,
-    /// Where its results are, if not where it was submitted with.
+    /// The memory of its results, if it is not the memory of the submission.
     pub(crate) moved: Option<R>,
 }
 
 /// How an operation ended.
 pub(crate) type Outcome<R> = Result<Done<R>, Failure>;
 
-/// What an operation is called; once in flight at a time.
+/// The name of an operation in its process set; in flight only once at a time.
 pub(crate) type Key = (ProcessSetId, TensorName);
 
 #[derive(Debug)]
 struct Entry<K, R> {
     key: Key,
     request: Request,
-    /// Whether its results are memory that is not used elsewhere, and may be moved.
+    /// Whether its results may be put into other memory.
     movable: bool,
     /// `None` while in flight.
     outcome: Option<Outcome<R>>,
@@ -42,8 +42,8 @@ struct Entry<K, R> {
     moved: Option<R>,
 }
 
-/// What is left of an operation, for the caller to drop outside of any lock: its memory, the
-/// memory of results that it failed to have, and an outcome that no handle asks for.
+/// What is left of an operation, for the caller to drop outside of any lock: its memory, the memory
+/// for results that it did not get, and an outcome that no handle will fetch.
 pub(crate) type Remains<K, R> = (Option<K>, Option<R>, Option<Outcome<R>>);
 
 /// The operations of one session that are in flight or whose outcome was not fetched yet.
@@ -68,7 +68,7 @@ pub(crate) enum NoTicket {
     Closed,
     /// An operation of that name is in flight already.
     InFlight {
-        /// The how-manieth operation of this session it is.
+        /// Its number in this session.
         number: u64,
         /// What it asks for.
         request: Request,
@@ -77,7 +77,7 @@ pub(crate) enum NoTicket {
 
 impl<K, R> Tickets<K, R> {
     /// A ticket for an operation that is about to be submitted. `movable`: its results may be put
-    /// elsewhere than it says.
+    /// into other memory.
     pub(crate) fn open(
         &mut self,
         key: Key,
@@ -113,23 +113,23 @@ impl<K, R> Tickets<K, R> {
         Ok(ticket)
     }
 
-    /// Takes a ticket back whose submission did not take place.
+    /// Takes back a ticket that was not submitted.
     pub(crate) fn withdraw(&mut self, ticket: u64) {
         if let Some(entry) = self.entries.remove(&ticket) {
             self.names.remove(&entry.key);
         }
     }
 
-    /// What was asked for, if the operation is in flight and its results may be put elsewhere,
-    /// once.
+    /// The request, if the operation is in flight and its results may still be put into other
+    /// memory. That is possible once.
     pub(crate) fn movable(&self, ticket: u64) -> Option<&Request> {
         let entry = self.entries.get(&ticket)?;
         let waits = entry.movable && entry.outcome.is_none() && entry.moved.is_none();
         waits.then_some(&entry.request)
     }
 
-    /// Puts the results of an operation in flight elsewhere. Gives back what is of no use, for the
-    /// caller to drop outside of any lock.
+    /// Puts the results of an operation in flight into other memory. Returns memory that is not
+    /// needed, for the caller to drop outside of any lock.
     pub(crate) fn move_results(&mut self, ticket: u64, results: R) -> Option<R> {
         match self.entries.get_mut(&ticket).filter(|entry| entry.outcome.is_none()) {
             Some(entry) => entry.moved.replace(results),
@@ -138,7 +138,7 @@ impl<K, R> Tickets<K, R> {
     }
 
     /// Notes an operation's end. A ticket that is not in flight is ignored: the daemon can't free
-    /// what it does not use.
+    /// memory that it does not use.
     pub(crate) fn end(
         &mut self,
         ticket: u64,
@@ -157,7 +157,8 @@ impl<K, R> Tickets<K, R> {
         Some((memory, moved, left))
     }
 
-    /// Closes the table. Gives the memory of what is in flight, which stays taken.
+    /// Closes the table. Returns the memory of all operations in flight; their entries keep it,
+    /// too.
     pub(crate) fn close(&mut self) -> Vec<K>
     where
         K: Clone,
@@ -171,7 +172,8 @@ impl<K, R> Tickets<K, R> {
         self.closed
     }
 
-    /// Gives up everything in a closed table, for the caller to drop outside of any lock.
+    /// Closes and empties the table. Returns its contents, for the caller to drop outside of any
+    /// lock.
     pub(crate) fn clear(&mut self) -> impl Sized + use<K, R> {
         self.closed = true;
         (std::mem::take(&mut self.entries), std::mem::take(&mut self.names))
@@ -183,17 +185,18 @@ impl<K, R> Tickets<K, R> {
         self.entries.remove(&ticket)?.outcome
     }
 
-    /// What an operation is called.
+    /// The name of an operation.
     pub(crate) fn name(&self, ticket: u64) -> Option<&TensorName> {
         self.entries.get(&ticket).map(|entry| &entry.key.1)
     }
 
-    /// Whether [`Tickets::take`] has something to give.
+    /// Whether an operation has ended. True also for an unknown ticket.
     pub(crate) fn has_ended(&self, ticket: u64) -> bool {
         self.entries.get(&ticket).is_none_or(|entry| entry.outcome.is_some())
     }
 
-    /// The outcome will not be fetched: an entry that has ended goes now, another when it ends.
+    /// Notes that the outcome will not be fetched. An entry that has ended is removed now, another
+    /// one when it ends.
     pub(crate) fn abandon(&mut self, ticket: u64) -> Option<Outcome<R>> {
         let entry = self.entries.get_mut(&ticket)?;
         entry.abandoned = true;

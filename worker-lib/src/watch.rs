@@ -26,7 +26,7 @@ use crate::{
     shared::{Shared, Unwatched},
 };
 
-/// How often the worker beats.
+/// How often the worker sends a heartbeat.
 const BEAT: Duration = Duration::from_millis(200);
 
 /// The session's threads. Dropping this leaves them running; see [`Threads::join`].
@@ -40,8 +40,8 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts them. A daemon whose own beats stop for `silence` is lost: stopped, or stuck. (A
-    /// killed one is seen at once at the socket's end.)
+    /// Starts the threads. A daemon that sends no heartbeat for `silence` is lost: it is stopped,
+    /// or stuck. (If it was killed, the socket ends at once.)
     pub(crate) fn start(
         shared: &Arc<Shared>,
         arena: &Arena,
@@ -75,7 +75,7 @@ impl Threads {
         Ok(Self { watch, beat, results, stop_beating })
     }
 
-    /// Ends them and waits for them. The connection ends with it.
+    /// Ends the threads and waits for them. This ends the connection.
     pub(crate) fn join(self, shared: &Shared) {
         // An error means that the connection has ended already, which is what is wanted.
         let _ = shared.stream.shutdown(Shutdown::Both);
@@ -152,7 +152,7 @@ fn beat(shared: &Shared, silence: Duration, stopped: &mpsc::Receiver<()>) {
         if suspension.check(now, silence).is_some() || beats != last.0 {
             last = (beats, now);
         } else if beats != 0 && now - last.1 > silence {
-            // 0: it has not begun to beat. WAIT: a stopped daemon's socket stays open.
+            // 0: it has sent no heartbeat yet. WAIT: a stopped daemon's socket stays open.
             let what = format!(
                 "the daemon of this node (gradwired) has given no sign of life for {silence:?}"
             );

@@ -1,22 +1,23 @@
-//! The arithmetic of Adasum on one rank's share of all ranks' tensors: pure.
+//! The arithmetic of Adasum on one rank's share of all ranks' tensors. Pure functions.
 //!
 //! `adasum(a, b) = (1 − a·b / 2‖a‖²) a + (1 − a·b / 2‖b‖²) b`: the sum of gradients that are
 //! orthogonal, the average of those that are parallel, and something in between otherwise (Maleki
-//! et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021). More than two are
-//! combined along a binary tree, neighbours first; an odd one goes up as it is.
+//! et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021). More than two
+//! tensors are combined along a binary tree, neighbours first. A tensor without a neighbour goes up
+//! a level unchanged.
 //!
-//! The dot products are of whole tensors, and each rank has a share of all of them: each gives its
-//! share's products, and their sums over all ranks give the weights.
+//! The dot products are of whole tensors, but each rank has only a share of each. So each rank
+//! computes the products of its share. Their sums over all ranks give the weights.
 
-/// Numbers that a pair needs: a·b, a·a, b·b.
+/// How many products a pair needs: a·b, a·a, b·b.
 pub(crate) const PRODUCTS: usize = 3;
 
-/// How many levels the tree of so many tensors has.
+/// How many levels a tree of this many tensors has.
 pub(crate) fn levels(tensors: usize) -> u32 {
     tensors.max(1).next_power_of_two().ilog2()
 }
 
-/// The products of each pair of neighbours, of this share.
+/// The products of each pair of neighbours, within this share.
 pub(crate) fn products(shares: &[Vec<f64>]) -> Vec<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let pair = |pair: &[Vec<f64>]| {
@@ -27,7 +28,7 @@ pub(crate) fn products(shares: &[Vec<f64>]) -> Vec<f64> {
 }
 
 /// The weights of a and b, from the products of the whole tensors. A tensor of zeros has no
-/// direction: it weighs 1, which adds nothing.
+/// direction: its weight is 1, which adds nothing.
 fn weights([ab, aa, bb]: [f64; PRODUCTS]) -> [f64; 2] {
     [aa, bb].map(|norm| if norm == 0.0 { 1.0 } else { 1.0 - ab / (2.0 * norm) })
 }

@@ -1,4 +1,4 @@
-//! What concerns the ranks themselves: barriers, running out of data, and process sets.
+//! Calls about the ranks themselves: barriers, joins and process sets.
 
 use gradwire_proto::{Collective, ProcessSetId, Request};
 
@@ -15,46 +15,46 @@ impl Session {
     /// Returns once every rank has called it.
     ///
     /// # Errors
-    /// As [`Session::allreduce`].
+    /// Those of [`Session::allreduce`].
     pub fn barrier(&self) -> Result<()> {
         self.barrier_with(BarrierOptions::default())
     }
 
-    /// As [`Session::barrier`], without waiting for it.
+    /// Starts [`Session::barrier`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn barrier_async(&self) -> Result<Handle<()>> {
         self.barrier_with_async(BarrierOptions::default())
     }
 
-    /// As [`Session::barrier`], for the ranks of a process set.
+    /// Like [`Session::barrier`], for the ranks of a process set.
     ///
     /// # Errors
-    /// As [`Session::barrier`].
+    /// Those of [`Session::barrier`].
     pub fn barrier_with(&self, options: BarrierOptions) -> Result<()> {
         let started = self.start_empty(options.common, Request::barrier())?;
         self.finish(started).map(drop)
     }
 
-    /// As [`Session::barrier_with`], without waiting for it.
+    /// Starts [`Session::barrier_with`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn barrier_with_async(&self, options: BarrierOptions) -> Result<Handle<()>> {
         let started = self.start_empty(options.common, Request::barrier())?;
         Ok(self.handle(started, |_| Ok(())))
     }
 
-    /// Says that this rank has no more data, and waits until no other rank has. Until then the
-    /// others go on without it: averages are over those that take part, gathered tensors have no
-    /// rows of it, and what can't do without it fails with that reason. Returns the rank that
-    /// joined last. Operations without a name are counted anew after it, because ranks have made
-    /// different numbers of them.
+    /// Reports that this rank has no more data, and waits until no other rank has any. Until then
+    /// the other ranks continue without it: averages are over the ranks that take part, gathered
+    /// tensors have no rows of this rank, and an operation that needs it fails with that reason.
+    /// Returns the rank that joined last. After it, operations without a name are counted from the
+    /// beginning, because ranks have made different numbers of them.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also while an operation of several parts (objects, sparse
-    /// allreduces, Adasum) of this rank is under way.
+    /// Those of [`Session::allreduce`]; also while an operation of several parts (objects, sparse
+    /// allreduces, Adasum, large slices) of this rank is in flight.
     pub fn join(&self, options: JoinOptions) -> Result<u32> {
         let started = self.start_join(options)?;
         let set = started.set;
@@ -62,11 +62,11 @@ impl Session {
         self.joined(set, &finished)
     }
 
-    /// As [`Session::join`], without waiting for it. This rank must not start anything in the
-    /// process set before its handle was waited for.
+    /// Starts [`Session::join`] and does not wait for it. This rank must not start anything in the
+    /// process set until it has waited for the handle.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn join_async(&self, options: JoinOptions) -> Result<Handle<u32>> {
         let started = self.start_join(options)?;
         let (session, set) = (self.clone(), started.set);
@@ -77,17 +77,18 @@ impl Session {
     /// ranks, whether they are members or not, and none of them may have joined.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also for no rank, one that is not in the job, or one given twice.
+    /// Those of [`Session::allreduce`]; also for no rank, one that is not in the job, or one given
+    /// twice.
     pub fn add_process_set(&self, ranks: &[u32]) -> Result<ProcessSet> {
         let (started, ranks) = self.start_add(ranks)?;
         let finished = self.finish(started)?;
         self.added(&ranks, &finished)
     }
 
-    /// As [`Session::add_process_set`], without waiting for it.
+    /// Starts [`Session::add_process_set`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn add_process_set_async(&self, ranks: &[u32]) -> Result<Handle<ProcessSet>> {
         let (started, ranks) = self.start_add(ranks)?;
         let session = self.clone();
@@ -98,9 +99,9 @@ impl Session {
     /// flight in the set.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also for the set of all ranks, and while an operation of several
-    /// parts (objects, sparse allreduces, Adasum, large slices) of this rank is under way in the
-    /// set.
+    /// Those of [`Session::allreduce`]; also for the set of all ranks, and while an operation of
+    /// several parts (objects, sparse allreduces, Adasum, large slices) of this rank is in flight
+    /// in the set.
     pub fn remove_process_set(&self, set: ProcessSet) -> Result<()> {
         let started = self.start_remove(&set, false)?;
         self.finish(started)?;
@@ -108,20 +109,20 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Session::remove_process_set`], without waiting for it.
+    /// Starts [`Session::remove_process_set`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn remove_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
         self.remove_later(set, false)
     }
 
-    /// Removes a process set with what waits in it: what has been submitted by some of its ranks
-    /// only fails there. What all of them have submitted is done first. All ranks of the job call
-    /// it, members or not.
+    /// Removes a process set together with the operations that wait in it. An operation that only
+    /// some of its ranks have submitted fails on those ranks. An operation that all of them have
+    /// submitted is done first. All ranks of the job call it, members or not.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn give_up_process_set_async(&self, set: ProcessSet) -> Result<Handle<()>> {
         self.remove_later(set, true)
     }
@@ -141,7 +142,7 @@ impl Session {
     }
 
     fn start_join(&self, options: JoinOptions) -> Result<Started> {
-        // Its parts would be missing in the middle of it.
+        // This rank would not submit the parts that are still to come.
         if self.tasks() > 0 {
             let text = format!(
                 "rank {} can't join while {} of its operations of several parts (objects, sparse \
@@ -203,7 +204,7 @@ impl Session {
             let text = "the process set of all ranks can't be removed".to_owned();
             return Err(GradwireError::Invalid(text));
         }
-        // As for a join. What is given up fails with that reason and ends.
+        // The same as for a join. An operation that is given up fails with that reason and ends.
         let tasks = self.tasks_of(set.number());
         if tasks > 0 && !give_up {
             let text = format!(

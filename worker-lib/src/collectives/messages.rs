@@ -12,60 +12,59 @@ use crate::{
 };
 
 impl Session {
-    /// Sends a tensor to another rank, which receives it. Returns once it may be changed.
+    /// Sends a tensor to another rank, which receives it. Returns once the tensor may be changed.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also if the peer is not a member of the process set, or is this
-    /// rank.
+    /// Those of [`Session::allreduce`]; also if the peer is not a member of the process set, or is
+    /// this rank.
     pub fn send<P: Payload>(&self, tensor: &P, options: SendOptions) -> Result<()> {
         let started = self.start_send(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// As [`Session::send`], without waiting for it.
+    /// Starts [`Session::send`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn send_async<P: Payload>(&self, tensor: P, options: SendOptions) -> Result<Handle<P>> {
         let started = self.start_send(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// Receives a tensor from another rank, of whatever shape it has. The element types have to be
-    /// the same at both ends.
+    /// Receives a tensor of any shape from another rank. Both ranks must use the same element type.
     ///
     /// # Errors
-    /// As [`Session::send`].
+    /// Those of [`Session::send`].
     pub fn receive<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<P> {
         let started = self.start_receive::<P>(options)?;
         self.finish(started)?.one()
     }
 
-    /// As [`Session::receive`], without waiting for it.
+    /// Starts [`Session::receive`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started.
+    /// If the operation was not started.
     pub fn receive_async<P: FromBuffer>(&self, options: ReceiveOptions) -> Result<Handle<P>> {
         let started = self.start_receive::<P>(options)?;
         Ok(self.handle(started, Finished::one))
     }
 
-    /// Receives into a given tensor, whose shape and element type are those of the message. What
-    /// the options say of them is not looked at.
+    /// Receives into a given tensor, whose shape and element type are those of the message. The
+    /// shape and the element type in the options are ignored.
     ///
     /// # Errors
-    /// As [`Session::receive`]; also for a message of another shape: it is received, but not kept,
-    /// and the tensor is unchanged.
+    /// Those of [`Session::receive`]; also for a message of another shape. It is received but not
+    /// kept, and the tensor is unchanged.
     pub fn receive_into<P: Payload>(&self, tensor: &mut P, options: ReceiveOptions) -> Result<()> {
         let (from, shape) = (options.peer, tensor.memory().shape().clone());
         let started = self.start_receive_into(tensor.memory(), options)?;
         fitted(&self.finish(started)?, from, &shape)
     }
 
-    /// As [`Session::receive_into`], without waiting for it.
+    /// Starts [`Session::receive_into`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn receive_into_async<P: Payload>(
         &self,
         tensor: P,
@@ -122,7 +121,7 @@ impl Session {
     }
 }
 
-/// Refuses a message that came elsewhere because the given tensor has another shape.
+/// An error if the message went into other memory, because the given tensor has another shape.
 fn fitted(finished: &Finished, from: u32, shape: &Shape) -> Result<()> {
     match finished.outputs.first() {
         Some(Some(output)) if output.buffer.shape() != shape => {

@@ -1,4 +1,5 @@
-//! Collectives that move rows as they are: broadcast, allgather, gather, scatter, alltoall.
+//! Collectives that move rows and do not change them: broadcast, allgather, gather, scatter,
+//! alltoall.
 
 use gradwire_proto::{Collective, DType, Part, Rank, Request, Shape, agreed};
 
@@ -17,16 +18,16 @@ impl Session {
     /// Gives every rank the root's tensor, in place.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also if the root is not a member of the process set.
+    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set.
     pub fn broadcast<P: Payload>(&self, tensor: &mut P, options: BroadcastOptions) -> Result<()> {
         let started = self.start_broadcast(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// As [`Session::broadcast`], without waiting for it.
+    /// Starts [`Session::broadcast`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn broadcast_async<P: Payload>(
         &self,
         tensor: P,
@@ -36,10 +37,10 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// As [`Session::broadcast`], for ordinary memory.
+    /// Like [`Session::broadcast`], for ordinary memory.
     ///
     /// # Errors
-    /// As [`Session::broadcast`]; the slice is unchanged then.
+    /// Those of [`Session::broadcast`]; the slice is unchanged then.
     pub fn broadcast_slice<T: Element>(
         &self,
         values: &mut [T],
@@ -51,11 +52,11 @@ impl Session {
         Ok(())
     }
 
-    /// Gives every rank all ranks' tensors, one after the other along the first dimension, which
-    /// may differ between ranks, also be zero. A single number counts as one row.
+    /// Gives every rank the tensors of all ranks, concatenated along the first dimension. That
+    /// dimension may differ between ranks, and may be zero. A single number counts as one row.
     ///
     /// # Errors
-    /// As [`Session::allreduce`].
+    /// Those of [`Session::allreduce`].
     pub fn allgather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -65,10 +66,11 @@ impl Session {
         self.finish(started)?.gathered()
     }
 
-    /// As [`Session::allgather`], without waiting for it. Gives the tensor back with the result.
+    /// Starts [`Session::allgather`] and does not wait for it. The handle returns the tensor and
+    /// the result.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn allgather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -78,11 +80,11 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensor, finished.gathered()?))))
     }
 
-    /// As [`Session::allgather`] for several tensors as one operation: all of them or none. As
-    /// [`Buffer`](crate::Buffer)s they may have different element types.
+    /// Like [`Session::allgather`] for several tensors as one operation: all of them succeed, or
+    /// none. [`Buffer`](crate::Buffer)s may have different element types.
     ///
     /// # Errors
-    /// As [`Session::allgather`]; also for no tensors or more than 1024.
+    /// Those of [`Session::allgather`]; also for no tensors or more than 1024.
     pub fn grouped_allgather<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -93,11 +95,11 @@ impl Session {
         self.finish(started)?.gathered_many()
     }
 
-    /// As [`Session::grouped_allgather`], without waiting for it. Gives the tensors back with the
-    /// results.
+    /// Starts [`Session::grouped_allgather`] and does not wait for it. The handle returns the
+    /// tensors and the results.
     ///
     /// # Errors
-    /// If it was not started; the tensors are gone then.
+    /// If the operation was not started; the tensors are lost then.
     #[expect(clippy::type_complexity, reason = "the tensors, and a result for each")]
     pub fn grouped_allgather_async<P: FromBuffer>(
         &self,
@@ -109,10 +111,10 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensors, finished.gathered_many()?))))
     }
 
-    /// As [`Session::allgather`], for the root only; others get nothing.
+    /// Like [`Session::allgather`], but only the root gets the result. Other ranks get `None`.
     ///
     /// # Errors
-    /// As [`Session::allgather`]; also if the root is not a member of the process set.
+    /// Those of [`Session::allgather`]; also if the root is not a member of the process set.
     pub fn gather<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -124,10 +126,11 @@ impl Session {
         if is_root { finished.gathered().map(Some) } else { Ok(None) }
     }
 
-    /// As [`Session::gather`], without waiting for it. Gives the tensor back with the result.
+    /// Starts [`Session::gather`] and does not wait for it. The handle returns the tensor and the
+    /// result.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn gather_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -142,20 +145,21 @@ impl Session {
     }
 
     /// Gives each member its rows of the root's tensor, in the order of ranks. The root gives the
-    /// tensor; what others give is not looked at.
+    /// tensor. Of a tensor that another rank gives, only the element type is used.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also if the root is not a member of the process set, gives no
-    /// tensor, or one whose rows its splits don't fit.
+    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set, if it
+    /// gives no tensor, or if its splits don't fit the rows.
     pub fn scatter<P: FromBuffer>(&self, tensor: Option<&P>, options: ScatterOptions) -> Result<P> {
         let started = self.start_scatter(tensor, options)?;
         self.finish(started)?.one()
     }
 
-    /// As [`Session::scatter`], without waiting for it. Gives the tensor back with the result.
+    /// Starts [`Session::scatter`] and does not wait for it. The handle returns the tensor and the
+    /// result.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn scatter_async<P: FromBuffer>(
         &self,
         tensor: Option<P>,
@@ -169,7 +173,8 @@ impl Session {
     /// order of ranks, and reports how many came from each.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also if the splits don't fit the rows or the number of members.
+    /// Those of [`Session::allreduce`]; also if the splits don't fit the rows or the number of
+    /// members.
     pub fn alltoall<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -179,10 +184,11 @@ impl Session {
         self.finish(started)?.gathered()
     }
 
-    /// As [`Session::alltoall`], without waiting for it. Gives the tensor back with the result.
+    /// Starts [`Session::alltoall`] and does not wait for it. The handle returns the tensor and the
+    /// result.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn alltoall_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -262,7 +268,7 @@ impl Session {
     }
 }
 
-/// The error of a result whose element type was not given.
+/// The error if the element type of the result is not known.
 pub(super) fn untyped() -> GradwireError {
     let types: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
     GradwireError::Invalid(format!(

@@ -22,17 +22,17 @@ impl Session {
     /// # Errors
     /// [`GradwireError::Failed`](crate::GradwireError::Failed) with the rank and the reason when
     /// the operation or the job fails; the tensor's contents are undefined then.
-    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) and its like if it was not
+    /// [`GradwireError::Invalid`](crate::GradwireError::Invalid) or a similar error if it was not
     /// started.
     pub fn allreduce<P: Payload>(&self, tensor: &mut P, options: AllreduceOptions) -> Result<()> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::InPlace)?;
         self.finish(started).map(drop)
     }
 
-    /// As [`Session::allreduce`], without waiting for it.
+    /// Starts [`Session::allreduce`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn allreduce_async<P: Payload>(
         &self,
         tensor: P,
@@ -42,19 +42,20 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
-    /// As [`Session::allreduce`] with a new tensor as the result; the given one stays as it is.
+    /// Like [`Session::allreduce`], with the result in a new tensor. The given one is unchanged.
     ///
     /// # Errors
-    /// As [`Session::allreduce`].
+    /// Those of [`Session::allreduce`].
     pub fn allreduce_to<P: FromBuffer>(&self, tensor: &P, options: AllreduceOptions) -> Result<P> {
         let started = self.start_allreduce(&[tensor.memory()], options, Target::New)?;
         self.finish(started)?.one()
     }
 
-    /// As [`Session::allreduce_to`], without waiting for it. Gives the tensor back with the result.
+    /// Starts [`Session::allreduce_to`] and does not wait for it. The handle returns the tensor and
+    /// the result.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn allreduce_to_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -64,12 +65,12 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
     }
 
-    /// Reduces several tensors as one operation: all of them or none. They may have different
-    /// shapes, and as [`Buffer`](crate::Buffer)s different element types; all ranks give the same
-    /// number.
+    /// Reduces several tensors as one operation: all of them succeed, or none. They may have
+    /// different shapes; [`Buffer`](crate::Buffer)s may also have different element types. All
+    /// ranks give the same number of tensors.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also for no tensors or more than 1024.
+    /// Those of [`Session::allreduce`]; also for no tensors or more than 1024.
     pub fn grouped_allreduce<P: Payload>(
         &self,
         tensors: &mut [P],
@@ -79,10 +80,10 @@ impl Session {
         self.finish(started).map(drop)
     }
 
-    /// As [`Session::grouped_allreduce`], without waiting for it.
+    /// Starts [`Session::grouped_allreduce`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensors are gone then.
+    /// If the operation was not started; the tensors are lost then.
     pub fn grouped_allreduce_async<P: Payload>(
         &self,
         tensors: Vec<P>,
@@ -92,10 +93,10 @@ impl Session {
         Ok(self.handle(started, |_| Ok(tensors)))
     }
 
-    /// As [`Session::grouped_allreduce`] with new tensors as the results.
+    /// Like [`Session::grouped_allreduce`], with the results in new tensors.
     ///
     /// # Errors
-    /// As [`Session::grouped_allreduce`].
+    /// Those of [`Session::grouped_allreduce`].
     pub fn grouped_allreduce_to<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -105,11 +106,11 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// As [`Session::grouped_allreduce_to`], without waiting for it. Gives the tensors back with
-    /// the results.
+    /// Starts [`Session::grouped_allreduce_to`] and does not wait for it. The handle returns the
+    /// tensors and the results.
     ///
     /// # Errors
-    /// If it was not started; the tensors are gone then.
+    /// If the operation was not started; the tensors are lost then.
     pub fn grouped_allreduce_to_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,
@@ -119,30 +120,30 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensors, finished.many()?))))
     }
 
-    /// Reduces the ranks' tensors; the root gets the result in place, the others' tensors stay as
-    /// they are.
+    /// Reduces the ranks' tensors. The root gets the result in place; the tensors of other ranks
+    /// are unchanged.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also if the root is not a member of the process set.
+    /// Those of [`Session::allreduce`]; also if the root is not a member of the process set.
     pub fn reduce<P: Payload>(&self, tensor: &mut P, options: ReduceOptions) -> Result<()> {
         let started = self.start_reduce(tensor.memory(), options)?;
         self.finish(started).map(drop)
     }
 
-    /// As [`Session::reduce`], without waiting for it.
+    /// Starts [`Session::reduce`] and does not wait for it.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn reduce_async<P: Payload>(&self, tensor: P, options: ReduceOptions) -> Result<Handle<P>> {
         let started = self.start_reduce(tensor.memory(), options)?;
         Ok(self.handle(started, |_| Ok(tensor)))
     }
 
     /// Reduces the ranks' tensors and gives each member its rows of the result, in the order of
-    /// ranks; where they can't be shared evenly the first ones get one more.
+    /// ranks. If the rows can't be shared evenly, the first members get one more.
     ///
     /// # Errors
-    /// As [`Session::allreduce`]; also for a tensor without dimensions.
+    /// Those of [`Session::allreduce`]; also for a tensor without dimensions.
     pub fn reducescatter<P: FromBuffer>(
         &self,
         tensor: &P,
@@ -152,11 +153,11 @@ impl Session {
         self.finish(started)?.one()
     }
 
-    /// As [`Session::reducescatter`], without waiting for it. Gives the tensor back with the
-    /// result.
+    /// Starts [`Session::reducescatter`] and does not wait for it. The handle returns the tensor
+    /// and the result.
     ///
     /// # Errors
-    /// If it was not started; the tensor is gone then.
+    /// If the operation was not started; the tensor is lost then.
     pub fn reducescatter_async<P: FromBuffer>(
         &self,
         tensor: P,
@@ -166,10 +167,11 @@ impl Session {
         Ok(self.handle(started, |finished| Ok((tensor, finished.one()?))))
     }
 
-    /// As [`Session::reducescatter`] for several tensors as one operation: all of them or none.
+    /// Like [`Session::reducescatter`] for several tensors as one operation: all of them succeed,
+    /// or none.
     ///
     /// # Errors
-    /// As [`Session::reducescatter`]; also for no tensors or more than 1024.
+    /// Those of [`Session::reducescatter`]; also for no tensors or more than 1024.
     pub fn grouped_reducescatter<P: FromBuffer>(
         &self,
         tensors: &[P],
@@ -179,11 +181,11 @@ impl Session {
         self.finish(started)?.many()
     }
 
-    /// As [`Session::grouped_reducescatter`], without waiting for it. Gives the tensors back with
-    /// the results.
+    /// Starts [`Session::grouped_reducescatter`] and does not wait for it. The handle returns the
+    /// tensors and the results.
     ///
     /// # Errors
-    /// If it was not started; the tensors are gone then.
+    /// If the operation was not started; the tensors are lost then.
     pub fn grouped_reducescatter_async<P: FromBuffer>(
         &self,
         tensors: Vec<P>,

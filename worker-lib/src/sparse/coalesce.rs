@@ -1,4 +1,4 @@
-//! Rows under the same index become one: pure.
+//! Adds up rows of the same index. Pure functions.
 
 use half::{bf16, f16};
 
@@ -6,14 +6,14 @@ use crate::element::Element;
 
 /// Elements that can be summed. Sums of 16-bit floats are kept in f32; integers wrap around.
 pub trait Number: Element {
-    /// In what sums are kept.
+    /// The type in which sums are kept.
     #[doc(hidden)]
     type Wide: Copy;
     #[doc(hidden)]
     fn widen(self) -> Self::Wide;
     #[doc(hidden)]
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    /// The sum divided by a number of contributors; integers are cut towards zero.
+    /// The sum divided by a number of contributors; integers are rounded towards zero.
     #[doc(hidden)]
     fn narrow(sum: Self::Wide, divisor: u32) -> Self;
 }
@@ -88,8 +88,8 @@ pub(crate) fn coalesce<T: Number>(
 
 /// Whether the dense tensor is less to move than the rows, in bytes that arrive at each node: an
 /// allgather brings all rows and their indices there, an allreduce about twice the tensor. A dense
-/// tensor has all rows, also in its result, and so has to have no more than a few for each that was
-/// gathered (BOUND); rows without bytes would be any number.
+/// tensor and its result have all rows. So there must be only a few of them for each gathered row
+/// (BOUND). There could be any number of rows without bytes, so these are never dense.
 pub(crate) fn dense_is_smaller(gathered_rows: u64, rows: u64, row_bytes: u64) -> bool {
     if row_bytes == 0 {
         return false;
