@@ -1,11 +1,11 @@
-//! Tensors in shared memory, worker side: what is made here is never copied on its way to the
-//! daemon.
+//! Tensors in shared memory, worker side. They are never copied on their way to the daemon.
 //!
-//! An arena is a few segments and one list of what is free in them. It grows by a segment when
-//! nothing fits and gives freed blocks out again (best fit, neighbours are joined). Each segment is
-//! about as large as all before it together (`ArenaConfig::next_segment`), so that a small job
-//! takes little and a large one has few. Segments live as long as the arena, because the daemon has
-//! them mapped. Of a daemon that can't be asked to stop, [`take_back`] makes them independent.
+//! An arena has a few segments and one list of the free ranges in them. It grows by a segment when
+//! nothing fits, and uses freed blocks again (best fit; neighbours are joined). Each segment is
+//! about as large as all before it together (`ArenaConfig::next_segment`), so that a small job uses
+//! little memory and a large one has few segments. Segments live as long as the arena, because the
+//! daemon has them mapped. If the daemon can't be asked to stop, [`take_back`] makes them
+//! independent of it.
 
 use std::{
     error::Error,
@@ -27,13 +27,13 @@ mod free_list;
 
 use free_list::FreeList;
 
-/// What a block's address and size are multiples of: a cache line, and the widest vector.
+/// A block's address and size are multiples of this: a cache line, and the widest vector.
 pub const ALIGNMENT: u64 = 64;
 
 /// The size of the first segment, in bytes.
 const FIRST_SEGMENT: u64 = 4 << 20;
 
-/// A segment is at least this part of what there is.
+/// A segment has at least the reserved bytes divided by this.
 const MIN_GROWTH: u64 = 64;
 
 /// How an arena grows.
@@ -46,7 +46,7 @@ pub struct ArenaConfig {
     pub segment_bytes: u64,
     /// The most bytes of all segments together (BOUND). `None`: what the machine has.
     pub max_bytes: Option<u64>,
-    /// What the segments are made of.
+    /// Whether the segments use huge pages.
     pub huge: HugePages,
 }
 
@@ -57,11 +57,11 @@ impl ArenaConfig {
         Self { job, segment_bytes: 64 << 20, max_bytes: None, huge: HugePages::default() }
     }
 
-    /// The size of the segment that is made for a block of `block` bytes where all segments have
-    /// `reserved` bytes. `None` if that is more than the limit.
+    /// The size of the segment that is made for a block of `block` bytes, when all segments
+    /// together have `reserved` bytes. `None` if that is more than the limit.
     ///
-    /// Segments have 4, 4, 8, 16 … MiB, up to `segment_bytes`. Later they grow again, by a 64th of
-    /// what there is: so their number grows with the logarithm of the memory (BOUND).
+    /// Segments have 4, 4, 8, 16 … MiB, up to `segment_bytes`. Later they grow again: each has a
+    /// 64th of what there is. So their number grows with the logarithm of the memory (BOUND).
     fn next_segment(&self, reserved: u64, block: u64) -> Option<u64> {
         let left = self.max_bytes.map_or(u64::MAX, |max| max.saturating_sub(reserved));
         let doubled = round_down(reserved).max(FIRST_SEGMENT).min(self.segment_bytes);
@@ -130,7 +130,7 @@ pub struct ArenaStats {
     pub used: u64,
 }
 
-/// A segment, and what it takes to take it back.
+/// A segment, and the reserve to take it back.
 struct Lent {
     segment: Segment,
     reserve: Reserve,
@@ -146,7 +146,7 @@ struct State {
 struct Shared {
     config: ArenaConfig,
     register: Register,
-    /// Held while a segment is made and handed over: allocations that fit go on meanwhile.
+    /// Held while a segment is made and handed over: allocations that fit continue meanwhile.
     growing: Mutex<()>,
     state: Mutex<State>,
 }
@@ -176,10 +176,10 @@ impl Arena {
     }
 
     /// A block of `bytes` bytes, aligned to [`ALIGNMENT`]. Its contents are whatever was there
-    /// before; zeros where nothing was.
+    /// before, or zeros if there was nothing.
     ///
     /// # Errors
-    /// [`ArenaError`] if it does not fit, or if the memory for it can't be had or handed over.
+    /// [`ArenaError`] if it does not fit, or if its memory can't be made or handed over.
     pub fn allocate(&self, bytes: u64) -> Result<ArenaBlock, ArenaError> {
         let full = || {
             let ArenaStats { reserved, used, .. } = self.stats();
@@ -256,13 +256,13 @@ impl Arena {
     }
 }
 
-/// A piece of an arena, given back on drop; it keeps the memory alive.
+/// A part of an arena, which is freed on drop. It keeps the memory mapped.
 pub struct ArenaBlock {
     arena: Arc<Shared>,
     segment: SegmentId,
     offset: u64,
     bytes: u64,
-    /// What is taken for it, a multiple of [`ALIGNMENT`].
+    /// The bytes that it occupies, a multiple of [`ALIGNMENT`].
     taken: u64,
     pointer: *mut u8,
 }
@@ -275,12 +275,12 @@ unsafe impl Send for ArenaBlock {}
 unsafe impl Sync for ArenaBlock {}
 
 impl ArenaBlock {
-    /// The segment that it lies in.
+    /// The segment that contains it.
     pub fn segment(&self) -> SegmentId {
         self.segment
     }
 
-    /// Where it begins there, in bytes.
+    /// Its first byte in the segment.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -290,11 +290,11 @@ impl ArenaBlock {
         self.bytes
     }
 
-    /// The mapping that it lies in, first byte and size in bytes: for drivers that register memory
-    /// once. It stays as long as the arena.
+    /// The mapping that contains it, first byte and size in bytes: for drivers that register memory
+    /// once. It lives as long as the arena.
     pub fn mapping(&self) -> (*mut u8, u64) {
         let state = self.arena.state();
-        // Segments are never taken away.
+        // Segments are never removed.
         let bytes =
             state.segments.get(self.segment.0 as usize).map_or(0, |lent| lent.segment.bytes());
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
@@ -306,10 +306,11 @@ impl ArenaBlock {
     }
 }
 
-/// Takes blocks back from a daemon that may be at work on them and can't be asked to stop. After
-/// this it sees nothing that this process writes to any block of their segments. What it writes to
-/// the given bytes of a block has no effect here: they are what they were at some moment during the
-/// call, or zeros in part where there is no memory for copies. Their addresses stay.
+/// Takes blocks back from a daemon that may still work on them and can't be asked to stop. After
+/// this the daemon sees nothing that this process writes to any block of their segments. What the
+/// daemon writes to the given bytes of a block has no effect here: they are what they were at some
+/// moment during the call. If there is no memory for copies, some of them are zeros. Their
+/// addresses don't change.
 ///
 /// # Errors
 /// [`SegmentError`] if the kernel refuses a step, or if a range is not within its block; the daemon
@@ -325,7 +326,7 @@ pub fn take_back<'a>(
             return Err(SegmentError::OutOfRange { bytes: end, max: block.bytes });
         }
         let lent = block.arena.state().segments.get(block.segment.0 as usize).cloned();
-        // Segments are never taken away.
+        // Segments are never removed.
         let Some(lent) = lent else { continue };
         lent.reserve.replace(&lent.segment)?;
         let range = block.offset + start..block.offset + end;
@@ -394,7 +395,7 @@ mod tests {
 
     proptest! {
         /// Any blocks of any sizes: each fits its segment, the limit holds (BOUND), what there is
-        /// at most doubles at a time, and no segment is smaller than need be.
+        /// at most doubles at a time, and no segment is smaller than necessary.
         #[test]
         fn growth_fits_and_is_bounded(
             blocks in prop::collection::vec((0u32..34, 0u64..1 << 20), 1..400),

@@ -1,8 +1,8 @@
 //! The atomic words that the ring algorithms need, as traits: shared memory in production, a
 //! model checker's words in the tests.
 //!
-//! The model checker's types are not laid out like integers, so they can't live in a mapping; and
-//! a compile-time switch would have to hold for every dependency at once. A type parameter costs
+//! The model checker's types are not laid out like integers, so they can't live in a mapping. A
+//! compile-time switch would have to hold for every dependency at once. A type parameter costs
 //! nothing and lets one test binary run both.
 
 use std::{
@@ -26,16 +26,16 @@ pub trait Flag {
     fn load(&self, order: Ordering) -> u32;
     /// Writes the word.
     fn store(&self, value: u32, order: Ordering);
-    /// Writes the word and gives what it was.
+    /// Writes the word and returns its previous value.
     fn swap(&self, value: u32, order: Ordering) -> u32;
-    /// Adds, wrapping around, and gives what it was.
+    /// Adds, wrapping around, and returns the previous value.
     fn fetch_add(&self, value: u32, order: Ordering) -> u32;
 }
 
 /// A [`Flag`] that threads can sleep on.
 pub trait Signal: Flag {
     /// Sleeps until somebody calls [`Signal::wake_all`] or the time is up; returns at once if the
-    /// word is no longer `seen`. May return for no reason.
+    /// word is no longer `seen`. May also return without a reason.
     fn sleep(&self, seen: u32, timeout: Duration);
     /// Wakes every sleeper.
     fn wake_all(&self);
@@ -45,7 +45,7 @@ pub trait Signal: Flag {
 pub trait Backing {
     /// Positions and contents of the rings.
     type Cell: Cell;
-    /// Sleeping flags.
+    /// Flags and counts of sleepers.
     type Flag: Flag;
     /// The word that waiters sleep on.
     type Signal: Signal;
@@ -97,7 +97,7 @@ impl Flag for AtomicU32 {
 
 impl Signal for AtomicU32 {
     fn sleep(&self, seen: u32, timeout: Duration) {
-        // Never private: the sleeper and the waker are different processes.
+        // Not a private futex: the sleeper and the waker are different processes.
         let timeout = Timespec::try_from(timeout).ok();
         // Every outcome (woken, timed out, interrupted, already changed) sends the caller back to
         // its condition, so none of them is an error.
@@ -105,7 +105,7 @@ impl Signal for AtomicU32 {
     }
 
     fn wake_all(&self) {
-        // Fails only where the word is not mapped, and a reference says that it is.
+        // Fails only if the word is not mapped, and the reference ensures that it is.
         let _ = futex::wake(self, Flags::empty(), i32::MAX as u32);
     }
 }

@@ -50,8 +50,8 @@
 //! ```
 //!
 //! At most [`MAX_IN_FLIGHT`] tickets are unanswered at a time, as many as the completion ring has
-//! entries: so an answer always has room, and a full ring means that the worker has cheated
-//! (BOUND).
+//! entries: so there is always a place for an answer, and a full ring means that the worker breaks
+//! the rules (BOUND).
 
 mod daemon;
 mod error;

@@ -1,14 +1,15 @@
-//! Frames and file descriptors over a Unix socket: how memory changes hands.
+//! Frames and file descriptors over a Unix socket: how memory is handed over.
 //!
 //! ```text
 //!  u32 length, little endian, at most 1 MiB │ that many bytes
-//!  └ up to 4 descriptors ride with the first byte
+//!  └ up to 4 descriptors come with the first byte
 //! ```
 //!
-//! Blocking, one frame at a time, and never a byte past the frame: so descriptors can't slip from
-//! one frame to the next. The stream's timeouts hold: between frames a timeout loses nothing;
-//! within a frame the whole rest has as long as one read may take, so nobody holds a thread by
-//! sending a byte now and then (WAIT). The end between two frames is clean, within one it is not.
+//! Calls block, handle one frame at a time, and never read a byte past the frame. So descriptors
+//! can't get from one frame into the next. The stream's timeouts apply. Between frames a timeout
+//! loses nothing. Within a frame, the whole rest has as long as one read may take, so a peer can't
+//! hold a thread by sending a byte now and then (WAIT). An end of the connection between two frames
+//! is clean; within a frame it is not.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -43,8 +44,8 @@ pub struct Frame {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Why no frame was received. After anything but [`HandoverError::TimedOut`] the stream is of no
-/// more use.
+/// Why no frame was received. After any other than [`HandoverError::TimedOut`] the stream must not
+/// be used any more.
 #[derive(Debug, thiserror::Error)]
 pub enum HandoverError {
     /// Nothing came within the stream's read timeout; nothing is lost.
@@ -66,7 +67,7 @@ pub enum HandoverError {
         /// Bytes of this part of the frame.
         needed: usize,
     },
-    /// The frame says that it is longer than allowed.
+    /// The announced length is more than allowed.
     #[error(
         "a frame of {bytes} bytes was announced where at most {max} are allowed",
         max = MAX_FRAME
@@ -98,7 +99,7 @@ pub fn send(stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Re
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(fds)); // sized for the most there can be
+        control.push(SendAncillaryMessage::ScmRights(fds)); // there is space for MAX_FDS
     }
     let mut parts = [IoSlice::new(&length), IoSlice::new(frame)];
     let mut left: &mut [IoSlice<'_>] = &mut parts;
@@ -124,7 +125,7 @@ fn check(bytes: usize, fds: usize) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// The bytes of a frame without descriptors, for who sends them bit by bit.
+/// The bytes of a frame without descriptors, for a caller that sends them bit by bit.
 ///
 /// # Errors
 /// `InvalidInput` if the frame is over the limit.
@@ -136,7 +137,7 @@ pub fn encode(frame: &[u8]) -> io::Result<Vec<u8>> {
 /// Receives the next frame; `None` if the peer has ended the connection before it.
 ///
 /// # Errors
-/// [`HandoverError`]; whatever descriptors came are closed.
+/// [`HandoverError`]; all descriptors that came are closed.
 pub fn receive(stream: &UnixStream) -> Result<Option<Frame>, HandoverError> {
     let mut reader = Reader { stream, started: false, deadline: None, fds: Vec::new() };
     let mut length = [0; 4];
@@ -157,7 +158,7 @@ pub fn receive(stream: &UnixStream) -> Result<Option<Frame>, HandoverError> {
 
 struct Reader<'a> {
     stream: &'a UnixStream,
-    /// Whether a byte of the frame has come: from then on a timeout loses something.
+    /// Whether a byte of the frame has come: from then on a timeout loses data.
     started: bool,
     /// When the frame must be complete, if the stream has a timeout.
     deadline: Option<Instant>,
@@ -215,7 +216,7 @@ impl Reader<'_> {
     }
 }
 
-/// Who is at the other end, as the kernel says: it can't lie about it.
+/// The process at the other end, as the kernel reports it. That process can't lie about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// Process id when it connected.
@@ -224,7 +225,7 @@ pub struct Peer {
     pub uid: u32,
 }
 
-/// Who is at the other end of a stream.
+/// The process at the other end of a stream.
 ///
 /// # Errors
 /// The error of the socket.

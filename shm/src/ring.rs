@@ -1,18 +1,18 @@
 //! The two rings, over any [`Backing`]: who may write what, and who wakes whom.
 //!
-//! Positions are free-running counters; each is written by one side only, and that side keeps its
-//! own copy and never reads the shared one back. What the other side's counter says is checked
-//! before it is used (TRUST), so the worst a hostile peer gets is an error.
+//! Positions are free-running counters. Each is written by one side only; that side keeps its own
+//! copy and never reads the shared one back. The other side's counter is checked before it is used
+//! (TRUST), so a hostile peer can only cause an error.
 //!
-//! - Submissions: records of whole words, the first of which holds the record's length. A record
-//!   may wrap around the end; both sides copy word by word.
-//! - Completions: three words each.
+//! - Submissions are records of whole words. The first word holds the record's length. A record may
+//!   wrap around the end; both sides copy word by word.
+//! - Completions have three words each.
 //!
 //! Sleeping is the store–load pattern with a fence between on both sides: the sleeper registers
-//! itself and then looks once more, the other side publishes and then looks for a sleeper. One of
+//! itself and then checks once more, the other side publishes and then checks for a sleeper. One of
 //! them sees the other, so no wake-up is lost, and no thread is woken that does not sleep. A worker
 //! also registers its ticket: a training step has hundreds of completions and waits for a few of
-//! them, and each unneeded wake-up takes a core from the threads that work on the rest.
+//! them. Each unneeded wake-up would take a core from the threads that work on the rest.
 
 use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -30,11 +30,11 @@ pub const MAX_RECORD_WORDS: usize = 176 + Request::MAX_EXTRA_WORDS;
 /// Words of one completion, the ticket first.
 pub const COMPLETION_WORDS: usize = 3;
 
-/// What a sleeper waits for that any completion is to wake. No ticket has this number.
+/// Stands for the ticket of a sleeper that any completion wakes. No ticket has this number.
 pub const ANY: u64 = 0;
 
-/// What is wrong with the other side's counters or lengths. The text is a fact; whoever reports it
-/// adds whose ring it is.
+/// What is wrong with the other side's counters or lengths. The text states a fact; whoever reports
+/// it adds whose ring it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Nonsense {
     /// The producer claims more than the ring can hold.
@@ -94,14 +94,14 @@ pub enum PushError {
     Nonsense(Nonsense),
 }
 
-/// The worker's way to the daemon.
+/// The ring from the worker to the daemon.
 #[derive(Debug)]
 pub struct SubmissionRing<'a, B: Backing> {
-    /// Words consumed so far; the daemon's.
+    /// Words consumed so far; written by the daemon.
     pub head: &'a B::Cell,
-    /// Words published so far; the worker's.
+    /// Words published so far; written by the worker.
     pub tail: &'a B::Cell,
-    /// 1 while the daemon sleeps; set by the daemon, taken by whoever wakes it.
+    /// 1 while the daemon sleeps; set by the daemon, cleared by whoever wakes it.
     pub sleeping: &'a B::Flag,
     /// The records; a power of two of words.
     pub cells: &'a [B::Cell],
@@ -113,7 +113,7 @@ impl<B: Backing> SubmissionRing<'_, B> {
     }
 
     fn cell(&self, position: u64) -> &B::Cell {
-        // The index is below the length whatever the position, which a peer may have chosen.
+        // The index is below the length for any position, which a peer may have chosen.
         &self.cells[(position % self.capacity()) as usize]
     }
 
@@ -141,12 +141,12 @@ impl<B: Backing> SubmissionRing<'_, B> {
         *tail = tail.wrapping_add(words);
         self.tail.store(*tail, Release);
         B::fence();
-        // Look before taking: a swap on every submission would bounce the daemon's line.
+        // Load before the swap: a swap on every submission would bounce the daemon's cache line.
         Ok(self.sleeping.load(Relaxed) != 0 && self.sleeping.swap(0, AcqRel) != 0)
     }
 
     /// Takes the next record out into `record`, without its length; `head` is the consumer's own
-    /// count, `seen` the highest tail so far. `None` where there is nothing.
+    /// count, `seen` the highest tail so far. `None` if there is nothing.
     ///
     /// # Errors
     /// [`Nonsense`] if tail or length are impossible (TRUST); nothing is consumed then.
@@ -181,8 +181,8 @@ impl<B: Backing> SubmissionRing<'_, B> {
         Ok(Some(record))
     }
 
-    /// Says that the consumer sleeps and looks once more. The tail, if something came in the
-    /// meantime: then the flag is taken back and the consumer must not sleep.
+    /// Notes that the consumer sleeps, and checks once more. Returns the tail if something came in
+    /// the meantime: then the flag is cleared and the consumer must not sleep.
     pub fn prepare_sleep(&self, head: u64) -> Option<u64> {
         self.sleeping.store(1, Relaxed);
         B::fence();
@@ -200,12 +200,12 @@ impl<B: Backing> SubmissionRing<'_, B> {
     }
 }
 
-/// The daemon's way back to the worker.
+/// The ring from the daemon to the worker.
 #[derive(Debug)]
 pub struct CompletionRing<'a, B: Backing> {
-    /// Entries consumed so far; the worker's.
+    /// Entries consumed so far; written by the worker.
     pub head: &'a B::Cell,
-    /// Entries published so far; the daemon's.
+    /// Entries published so far; written by the daemon.
     pub tail: &'a B::Cell,
     /// Moves with every entry; the worker's threads sleep on it.
     pub epoch: &'a B::Signal,
@@ -227,7 +227,8 @@ impl<B: Backing> CompletionRing<'_, B> {
         &self.cells[start..start + COMPLETION_WORDS]
     }
 
-    /// Publishes an entry and wakes those who sleep for it; `tail` is the producer's own count.
+    /// Publishes an entry and wakes the threads that sleep for it; `tail` is the producer's own
+    /// count.
     ///
     /// # Errors
     /// [`PushError`] if there is no room or the worker's counter is impossible.
@@ -258,8 +259,8 @@ impl<B: Backing> CompletionRing<'_, B> {
     fn move_on(&self, concerns: impl FnOnce(u64) -> bool) {
         self.epoch.fetch_add(1, Release);
         B::fence();
-        // A wake-up is a system call: only for a sleeper. A thread that is about to sleep for
-        // another ticket than is read here sees the epoch move.
+        // A wake-up is a system call, so it is only for a sleeper. A thread that is about to sleep
+        // for another ticket than the one that is read here sees the epoch move.
         if self.waiters.load(Relaxed) != 0 && concerns(self.wanted.load(Relaxed)) {
             self.epoch.wake_all();
         }
@@ -287,15 +288,17 @@ impl<B: Backing> CompletionRing<'_, B> {
         Ok(Some(entry))
     }
 
-    /// Registers a thread that is about to [`sleep`](Self::sleep), and its ticket. One thread at a
-    /// time: with others, the ticket that another one waits for must not be lost.
+    /// Registers a thread that is about to [`sleep`](Self::sleep), and its ticket. Only one thread
+    /// may call this at a time. If others are registered, it registers [`ANY`], so that none of
+    /// their tickets is lost.
     pub fn register_waiter(&self, wanted: u64) {
         let others = self.waiters.fetch_add(1, Relaxed);
         self.wanted.store(if others == 0 { wanted } else { ANY }, Relaxed);
     }
 
-    /// Sleeps, after [`register_waiter`](Self::register_waiter), until another thread wakes it, the
-    /// epoch is no longer `seen` at the beginning, or the time is up; true if the epoch moved.
+    /// Sleeps, after [`register_waiter`](Self::register_waiter), until another thread moves the
+    /// epoch and wakes this one, or until the time is up. Returns at once if the epoch is not
+    /// `seen`. True if the epoch moved.
     pub fn sleep(&self, seen: u32, timeout: Duration) -> bool {
         let start = Instant::now();
         B::fence();

@@ -1,16 +1,16 @@
 //! Sealed, reserved and mapped memory: made by the worker, opened by the daemon.
 //!
-//! Touching a mapped page must never fail, because a failure there is a signal and not an error.
-//! So everything that can go wrong is made to go wrong earlier:
+//! Touching a mapped page must never fail, because a failure there is a signal and not an error. So
+//! everything that can fail is made to fail earlier:
 //!
-//! - the maker checks first whether there is memory (so that the out-of-memory killer is not what
-//!   answers), then fills every page: too little is a [`SegmentError`], never a later SIGBUS;
+//! - the maker first checks whether there is memory, so that the out-of-memory killer does not act;
+//!   then it fills every page: too little memory is a [`SegmentError`], never a later SIGBUS;
 //! - it seals the memory against shrinking and growing;
-//! - the daemon checks those seals, maps, and adds the seal against future writes, which also
-//!   refuses to punch holes: from then on no page can be taken away from under it (TRUST). Then
-//!   it fills what is missing, within the limit that it was given (BOUND).
+//! - the daemon checks those seals, maps the memory, and adds the seal against future writes. That
+//!   seal also refuses to punch holes, so from then on no page can be taken away (TRUST). Then the
+//!   daemon fills the missing pages, within the limit that it was given (BOUND).
 //!
-//! The last step makes a segment the daemon's for good: it can be opened once.
+//! After the last step the segment belongs to the daemon for ever: it can be opened only once.
 
 use std::{
     ffi::c_void,
@@ -134,7 +134,8 @@ impl Segment {
         let segment = Self::map(&fd, bytes)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
             .map_err(|errno| SegmentError::system("seal against holes", bytes, errno))?;
-        // Pages that the worker promised and did not fill would be filled on our account.
+        // Pages that the worker promised and did not fill are filled here, and count as the
+        // daemon's.
         let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         available::check(bytes, bytes.saturating_sub(there))?;
         segment.fill(fd.as_fd())?;
@@ -160,7 +161,7 @@ impl Segment {
         Ok(Self { start, bytes })
     }
 
-    /// Advice only: where it is refused, the pages are small.
+    /// Asks for huge pages. This is only advice: if it is refused, the pages are small.
     fn advise_huge(&self) {
         // SAFETY: the range is exactly our mapping, and the advice does not change its contents.
         let _ = unsafe {
@@ -168,7 +169,7 @@ impl Segment {
         };
     }
 
-    /// Makes every page exist, so that no later access has to find one.
+    /// Makes every page exist, so that no later access needs a new one.
     fn fill(&self, fd: BorrowedFd<'_>) -> Result<(), SegmentError> {
         let filled = rustix::io::retry_on_intr(|| {
             // SAFETY: the range is exactly our mapping; filling keeps what is there.
@@ -177,7 +178,7 @@ impl Segment {
             }
         });
         match filled {
-            // Kernels before 5.14 can't: reserving is enough, the first touch is slower.
+            // Kernels before 5.14 can't do this. Reserving is enough; the first touch is slower.
             Err(Errno::INVAL) => rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, self.bytes),
             other => other,
         }
@@ -221,7 +222,7 @@ impl Segment {
         Some(unsafe { std::slice::from_raw_parts(start, count) })
     }
 
-    /// A half word of the segment that both sides may change at any time.
+    /// A 32-bit word of the segment that both sides may change at any time.
     pub(crate) fn flag(&self, offset: u64) -> Option<&AtomicU32> {
         let start = self.words::<AtomicU32>(offset, 1)?;
         // SAFETY: as in `cells`.

@@ -1,4 +1,4 @@
-//! What is free, as pure bookkeeping: ranges of segments, found by size and joined by place.
+//! The free ranges of segments, found by size and joined by place. Pure bookkeeping.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,8 +83,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back in whatever order: no two live ranges overlap, all
-        /// stay within their segment, and in the end everything is one free range again.
+        /// Ranges are taken and given back in any order: no two live ranges overlap, all stay
+        /// within their segment, and in the end everything is one free range again.
         #[test]
         fn ranges_never_overlap_and_join_again(
             steps in prop::collection::vec(

@@ -1,5 +1,5 @@
-//! The daemon's side of the control page. Everything that is read here may have been written by
-//! an enemy a moment ago, and may change a moment later (TRUST).
+//! The daemon's side of the control page. A hostile worker may have written everything that is read
+//! here, and may change it at any moment (TRUST).
 
 use std::{
     os::fd::OwnedFd,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{ring::PushError, segment::Segment};
 
-/// A worker's control page, for the daemon: opens into parts that live in different threads.
+/// A worker's control page, for the daemon. It is opened as parts that live in different threads.
 #[derive(Debug)]
 pub struct DaemonControl;
 
@@ -51,7 +51,8 @@ pub struct SubmissionReader {
     page: Page,
     /// Words consumed so far. The shared counter is a copy of this one and is never read.
     head: u64,
-    /// The highest tail seen, so that a worker can't keep us awake by going back and forth.
+    /// The highest tail seen, so that a worker can't keep the daemon awake by moving it back and
+    /// forth.
     seen: AtomicU64,
     in_flight: Arc<AtomicU32>,
     /// The record that is being read, copied out of shared memory.
@@ -59,11 +60,11 @@ pub struct SubmissionReader {
 }
 
 impl SubmissionReader {
-    /// The next submission, checked into domain types; its places are still to be checked against
-    /// the worker's segments. One call reads at most one record, however full the ring is.
+    /// The next submission, checked and converted to domain types. The caller must check its places
+    /// against the worker's segments. One call reads at most one record, however full the ring is.
     ///
     /// # Errors
-    /// [`RingError`] with what was nonsense; the worker is to be given up.
+    /// [`RingError`] with what is wrong; the daemon must give the worker up then.
     pub fn pop(&mut self) -> Result<Option<Submission>, RingError> {
         let ring = self.page.submissions();
         let popped = ring
@@ -77,20 +78,20 @@ impl SubmissionReader {
         record::decode(record).map(Some)
     }
 
-    /// Says that the daemon is about to sleep, and looks once more. True: the ring is empty and
-    /// the next submission will ring the doorbell. False: something has come; read on.
+    /// Notes that the daemon is about to sleep, and checks once more. True: the ring is empty and
+    /// the next submission will ring the doorbell. False: something has come, to be read first.
     pub fn prepare_sleep(&self) -> bool {
         let Some(tail) = self.page.submissions().prepare_sleep(self.head) else { return true };
         self.seen.store(tail, Relaxed);
         false
     }
 
-    /// Says that the daemon is awake, so that the worker saves itself the doorbell.
+    /// Notes that the daemon is awake, so that the worker need not ring the doorbell.
     pub fn awake(&self) {
         self.page.submissions().awake();
     }
 
-    /// The process id that the worker wrote, for people: it may be a lie.
+    /// The process id that the worker wrote, for texts only: it may be wrong.
     pub fn claimed_pid(&self) -> u32 {
         self.page.pid()
     }
@@ -109,7 +110,7 @@ impl CompletionWriter {
     /// Answers one submission and wakes its waiters.
     ///
     /// # Errors
-    /// [`RingError`] if the worker's counters are nonsense; the worker is to be given up.
+    /// [`RingError`] if the worker's counters are wrong; the daemon must give the worker up then.
     pub fn push(&self, completion: Completion) -> Result<(), RingError> {
         // Before it is published: the worker may submit again as soon as it sees the answer.
         self.answered();
@@ -121,8 +122,8 @@ impl CompletionWriter {
         })
     }
 
-    /// Counts a submission as answered whose failure goes over the socket: once per failed ticket,
-    /// before the message is sent.
+    /// Counts a submission as answered whose failure is sent over the socket. Called once per
+    /// failed ticket, before the message is sent.
     pub fn answered(&self) {
         let _ = self.in_flight.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
     }
@@ -133,8 +134,8 @@ impl CompletionWriter {
     }
 }
 
-/// Signs of life, both ways. A killed process is seen at the socket's end; this is for one that
-/// is there and does nothing.
+/// Heartbeats in both directions. If a process is killed, its socket ends; heartbeats are for a
+/// process that exists and does nothing.
 #[derive(Debug)]
 pub struct Heartbeats {
     page: Page,
@@ -146,7 +147,7 @@ impl Heartbeats {
         self.page.worker_beats().load(Relaxed)
     }
 
-    /// Tells the worker that the daemon is alive.
+    /// Sends a heartbeat to the worker.
     pub fn beat(&self) {
         self.page.daemon_beats().fetch_add(1, Relaxed);
     }

@@ -7,7 +7,7 @@ use crate::{ring::Nonsense, segment::SegmentError};
 /// The version of the layout. Two sides with different numbers can't share a page.
 pub const LAYOUT_VERSION: u32 = 3;
 
-/// Why a submission was not taken.
+/// Why a submission was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The ring has no room now: the daemon has not yet read what is in it.
@@ -38,13 +38,13 @@ pub enum SubmitError {
         /// Outputs that were given.
         outputs: usize,
     },
-    /// The control page holds nonsense: something in this process has written over it.
+    /// The control page is damaged: something in this process has written over it.
     #[error("the control page is damaged: {0}; look for writes past the end of a tensor")]
     Damaged(Nonsense),
 }
 
-/// What a worker wrote that can't be. The daemon gives the worker up: either something in it
-/// writes where it must not, or it is hostile (TRUST).
+/// What is impossible in what a worker wrote. The daemon gives the worker up: either something in
+/// it writes where it must not, or it is hostile (TRUST).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
     /// A counter or a length of the submission ring.
@@ -53,7 +53,7 @@ pub enum RingError {
     /// A counter of the completion ring.
     #[error("completions: {0}")]
     Completions(Nonsense),
-    /// The record's length does not fit what it says it holds.
+    /// The record's length does not fit its contents.
     #[error(
         "a submission of {words} words says that it has {tensors} tensors, a list of {list} and a \
          name of {name} bytes: that does not fit"
@@ -76,7 +76,7 @@ pub enum RingError {
         /// How many bytes of it are text.
         valid: usize,
     },
-    /// The request is not one.
+    /// The request is not valid.
     #[error("submission {ticket}: {source}")]
     Request {
         /// The submission's ticket.
@@ -90,7 +90,7 @@ pub enum RingError {
         /// The limit, [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
         limit: u32,
     },
-    /// The completion ring is full, which can't be while the limit is kept.
+    /// The completion ring is full, which is impossible while the worker keeps the limit.
     #[error("the completion ring is full: the worker takes no answers but goes on asking")]
     CompletionsFull,
 }
@@ -101,7 +101,7 @@ pub enum ControlError {
     /// The memory itself is not usable.
     #[error(transparent)]
     Segment(#[from] SegmentError),
-    /// It has not the size of a control page.
+    /// It does not have the size of a control page.
     #[error("a control page has {expected} bytes, this one has {bytes}")]
     Size {
         /// The size it has.
@@ -109,7 +109,7 @@ pub enum ControlError {
         /// The size it must have, [`CONTROL_BYTES`](super::CONTROL_BYTES).
         expected: u64,
     },
-    /// It does not begin like a control page.
+    /// It does not begin with the magic number of a control page.
     #[error("this is not a control page: it begins with {magic:#018x}")]
     Magic {
         /// The first eight bytes.

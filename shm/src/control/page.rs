@@ -1,4 +1,4 @@
-//! Where everything is in the control page; the diagram is in the parent module.
+//! The places in the control page. The diagram is in the parent module.
 
 use std::sync::{
     Arc,
@@ -62,15 +62,15 @@ impl Page {
         page.flag(SUBMISSION_WORDS_AT).store(SUBMISSION_RING_WORDS as u32, Relaxed);
         page.flag(COMPLETION_ENTRIES_AT).store(MAX_IN_FLIGHT, Relaxed);
         page.cell(0).store(MAGIC, Relaxed);
-        // Last: who sees the version sees the rest.
+        // Last, so that whoever sees the version sees the rest.
         page.flag(VERSION_AT).store(LAYOUT_VERSION, Release);
         Ok(page)
     }
 
-    /// Takes a page that somebody else has laid out, after checking it (TRUST).
+    /// Checks a page that another process has laid out, and opens it (TRUST).
     ///
     /// # Errors
-    /// [`ControlError`] with what is not as it must be.
+    /// [`ControlError`] with what is wrong.
     pub(super) fn check(segment: Segment) -> Result<Self, ControlError> {
         let page = Self::sized(segment)?;
         let version = page.flag(VERSION_AT).load(Acquire);
@@ -142,7 +142,7 @@ impl Page {
         self.flag(DAEMON_BEATS)
     }
 
-    /// The process id that the worker wrote, for people.
+    /// The process id that the worker wrote, for texts.
     pub(super) fn pid(&self) -> u32 {
         self.flag(PID_AT).load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! A submission as words, and back: the way back is where the daemon stops trusting (TRUST).
+//! A submission as words, and back. The way back checks all that the worker wrote (TRUST).
 
 use gradwire_proto::{
     Collective, DType, Part, Rank, ReduceOp, Request, Shape, TensorName, WireError,
@@ -93,7 +93,7 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
     let unknown = |field, number: u8| bad(WireError::Unknown { field, number: i32::from(number) });
 
     let list = take(&mut rest, list as usize).ok_or_else(size)?.to_vec();
-    // Each tensor takes words of the record: what is reserved is never more than what came (BOUND).
+    // Each tensor takes words of the record, so no more is reserved than was received (BOUND).
     let room = (tensors as usize).min(rest.len() / TENSOR);
     let mut parts = Vec::with_capacity(room);
     let (mut inputs, mut outputs) = (Vec::with_capacity(room), Vec::with_capacity(room));
@@ -154,7 +154,7 @@ mod tests {
         let record = encode(submission);
         assert!(record.len() < MAX_RECORD_WORDS);
         assert_eq!(decode(&record).as_ref(), Ok(submission));
-        // Nothing shorter or longer is taken for it.
+        // A shorter or longer record is refused.
         assert!(decode(&record[..record.len() - 1]).is_err());
         let longer: Vec<u64> = record.iter().copied().chain([0]).collect();
         assert!(decode(&longer).is_err());
@@ -187,7 +187,7 @@ mod tests {
         let words = round_trip(&submission("b", Request::barrier()));
         assert_eq!(words, FIXED + TENSOR + 1 + 1);
 
-        // As many as `validate` lets through, in tensors and in a list.
+        // As many as `validate` accepts, in tensors and in a list.
         let mut group = Request::allreduce(DType::F64, dims.clone(), ReduceOp::Sum);
         let most = Request::MAX_EXTRA_WORDS / (5 + Shape::MAX_DIMS);
         group.more = vec![Part { dtype: DType::Bool, shape: dims.clone() }; most];

@@ -14,8 +14,7 @@ pub struct Place {
     pub offset: u64,
 }
 
-/// Which call of the worker's library an operation is a part of. For metrics: nothing is done
-/// differently because of it.
+/// Which call of the worker's library an operation is a part of. It is only for metrics.
 #[derive(
     Debug,
     Clone,
@@ -65,7 +64,7 @@ impl Origin {
 /// What a worker asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Submission {
-    /// What the worker calls this operation; the answer carries it.
+    /// The number of this submission; the answer carries the same number.
     pub ticket: u64,
     /// The process set, by number.
     pub process_set: u32,
@@ -75,14 +74,13 @@ pub struct Submission {
     pub request: Request,
     /// Larger goes first.
     pub priority: i32,
-    /// The rank's contributions, one for each tensor of the request, [`Request::bytes_of`] long.
-    /// Of a scatter and a send and receive only the root's or sender's is looked at.
+    /// The rank's contributions, one for each tensor of the request, [`Request::bytes_of`] long. Of
+    /// a scatter and a send and receive only the root's or sender's is used.
     pub inputs: Vec<Place>,
-    /// Where the results go, one for each tensor of the request, as long as
-    /// [`Request::expected`] says; where that has no shape it is not looked at. The same as the
-    /// input for in place.
+    /// Where the results go, one for each tensor of the request, as long as [`Request::expected`]
+    /// says; where that has no shape, the place is ignored. In place, it is the same as the input.
     pub outputs: Vec<Place>,
-    /// What it is a part of.
+    /// Which call it is a part of.
     pub origin: Origin,
 }
 

@@ -27,7 +27,7 @@ use crate::{
     segment::{HugePages, Segment, SegmentError},
 };
 
-/// The worker's side: submits, waits, beats. Any number of threads may use it at once.
+/// The worker's side: submits, waits, sends heartbeats. Any number of threads may use it at once.
 #[derive(Debug)]
 pub struct WorkerControl {
     page: Page,
@@ -43,7 +43,7 @@ pub struct WorkerControl {
 }
 
 impl WorkerControl {
-    /// Makes a control page; `name` shows in `/proc/PID/maps` and should carry the job's id
+    /// Makes a control page; `name` appears in `/proc/PID/maps` and should carry the job's id
     /// (CLEAN). The descriptor is for the daemon.
     ///
     /// # Errors
@@ -66,10 +66,11 @@ impl WorkerControl {
         Ok((control, fd))
     }
 
-    /// Asks the daemon for something. The tensor's memory is the daemon's until the answer.
+    /// Submits an operation to the daemon. The tensor's memory belongs to the daemon until the
+    /// answer.
     ///
     /// # Errors
-    /// [`SubmitError`]; nothing was asked for then.
+    /// [`SubmitError`]; nothing was submitted then.
     pub fn submit(&self, submission: &Submission) -> Result<Doorbell, SubmitError> {
         submission.request.validate()?;
         let (tensors, inputs, outputs) =
@@ -111,9 +112,10 @@ impl WorkerControl {
         }))
     }
 
-    /// Counts a ticket as answered whose failure came over the socket: once per failed ticket.
+    /// Counts a ticket as answered whose failure came over the socket. Called once per failed
+    /// ticket.
     pub fn answered(&self) {
-        // Release: whoever submits because of this has made the completion's room visible, too.
+        // Release: whoever submits because of this also makes the completion's free place visible.
         // Saturating: one answer too many must not turn the count into a very large one.
         let _ = self.in_flight.fetch_update(Release, Relaxed, |count| count.checked_sub(1));
     }
@@ -123,15 +125,15 @@ impl WorkerControl {
         self.in_flight.load(Relaxed)
     }
 
-    /// The epoch of the answers: take it, look for answers, and if there is none give it to
+    /// The epoch of the completion ring. Read it, look for answers, and if there is none pass it to
     /// [`WorkerControl::wait`], which returns at once if something has come in between.
     pub fn epoch(&self) -> u32 {
         self.page.completions().epoch.load(Acquire)
     }
 
     /// Waits until the epoch is no longer `seen`, for at most `timeout` (WAIT); true if it moved.
-    /// Looks again and again for up to `spin` first, less where that has not helped lately,
-    /// because waking up costs more than a short wait.
+    /// Spins for up to `spin` first, because waking up costs more than a short wait. It spins for
+    /// less if that has not helped lately.
     pub fn wait(&self, seen: u32, timeout: Duration, spin: Duration) -> bool {
         self.wait_for(ANY, seen, timeout, spin)
     }
@@ -171,8 +173,9 @@ impl WorkerControl {
     }
 }
 
-/// How long spinning is worth it, learnt: it grows while spinning ends waits and shrinks while it
-/// does not, so that a slow step costs little and a fast one no wake-up.
+/// How long spinning is worth it, learned from earlier waits: it grows while spinning ends waits
+/// and shrinks while it does not. So spinning costs little in a slow step, and saves the wake-up in
+/// a fast one.
 #[derive(Debug, Default)]
 struct SpinBudget {
     /// Sixteenths of what the caller allows that are not worth it: 0 to 15.
@@ -181,8 +184,8 @@ struct SpinBudget {
 
 impl SpinBudget {
     const WHOLE: u32 = 16;
-    /// What waking up costs at most on a virtual machine. Spinning for longer is a loss even where
-    /// it ends the wait: the core was somebody else's, perhaps the daemon's.
+    /// What waking up costs at most on a virtual machine. Spinning for longer is a loss even if it
+    /// ends the wait: others could have used the core, perhaps the daemon.
     const WAKE_UP: Duration = Duration::from_micros(60);
 
     fn spin(&self, allowed: Duration, done: impl Fn() -> bool) -> bool {
@@ -193,7 +196,7 @@ impl SpinBudget {
         let budget = allowed / Self::WHOLE * self.share();
         let start = Instant::now();
         let came = loop {
-            // The clock costs more than the look.
+            // Reading the clock costs more than the check.
             let look = |_| {
                 hint::spin_loop();
                 done()

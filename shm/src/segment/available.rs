@@ -1,8 +1,9 @@
-//! How much memory may still be taken before the out-of-memory killer comes.
+//! How much memory may still be taken before the out-of-memory killer acts.
 //!
-//! Reserving more than a control group allows is not refused: the kernel kills somebody instead,
-//! often the training process that did nothing wrong. So we check first. The answer is a snapshot,
-//! not a promise; it turns the usual mistake (a tensor set that can't fit) into an error.
+//! The kernel does not refuse to reserve more than a control group allows. It kills a process
+//! instead, often a training process that did nothing wrong. So this module checks first. The
+//! answer is a snapshot, not a promise; it turns the usual mistake (a tensor set that can't fit)
+//! into an error.
 
 use std::{fs, path::Path};
 
@@ -17,7 +18,7 @@ struct Available {
     limit: String,
 }
 
-/// Refuses a segment of `bytes` of which `missing` are still to be taken.
+/// Refuses a segment of `bytes`, of which `missing` are still to be taken, if they don't fit.
 pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
     let groups = Process::myself().and_then(|process| process.cgroups());
     let groups = groups.map_or(Vec::new(), |groups| groups.0);
@@ -27,20 +28,21 @@ pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
         Some(left) if missing > left.bytes => {
             Err(SegmentError::NoMemory { bytes, available: left.bytes, limit: left.limit })
         }
-        // What can't be known is not forbidden: filling the pages still reports what the kernel
-        // refuses.
+        // If no limit is known, nothing is refused here. Filling the pages still reports what the
+        // kernel refuses.
         _ => Ok(()),
     }
 }
 
-/// Refuses what the pool of huge pages does not hold.
+/// Refuses a segment that the pool of huge pages does not hold.
 pub(super) fn check_huge(bytes: u64) -> Result<(), SegmentError> {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB";
     let number = |file| {
         let text = fs::read_to_string(format!("{path}/{file}")).unwrap_or_default();
         text.trim().parse::<u64>().unwrap_or(0)
     };
-    // What is free may already be promised to others; what may be overcommitted is not there yet.
+    // Free pages may already be promised to others. Pages that may be overcommitted don't exist
+    // yet.
     let free = number("free_hugepages").saturating_sub(number("resv_hugepages"));
     let surplus = number("nr_overcommit_hugepages").saturating_sub(number("surplus_hugepages"));
     let pages = bytes / HUGE_PAGE;
@@ -55,7 +57,7 @@ fn machine(meminfo: ProcResult<Meminfo>) -> Option<Available> {
     Some(Available { bytes, limit: "MemAvailable of this machine".into() })
 }
 
-/// The names that a version of control groups gives its numbers.
+/// The file names of one version of control groups.
 struct Names {
     root: &'static str,
     max: &'static str,
@@ -78,8 +80,8 @@ const V1: Names = Names {
     reclaimable: &["total_active_file", "total_inactive_file"],
 };
 
-/// What each limit above this process leaves. In a container the group's own path is
-/// often not visible and the limit is found at the root, so every level is looked at.
+/// How much each limit above this process leaves. In a container the group's own path is often not
+/// visible and the limit is found at the root, so every level is looked at.
 fn control_groups(
     groups: &[ProcessCGroup],
     read: &dyn Fn(&Path) -> Option<String>,
@@ -105,7 +107,7 @@ fn group(
     read: &dyn Fn(&Path) -> Option<String>,
 ) -> Option<Available> {
     let number = |file| read(&folder.join(file))?.trim().parse::<u64>().ok();
-    // "max" is no number: no limit at this level. Version 1 says so with a very large one.
+    // "max" is no number: no limit at this level. Version 1 has a very large number then.
     let max = number(names.max)?;
     let current = number(names.current)?;
     let stat = read(&folder.join("memory.stat")).unwrap_or_default();

@@ -67,7 +67,7 @@ pub enum SegmentError {
         /// The most that is allowed, in bytes.
         max: u64,
     },
-    /// It is somebody else's already, or its list of seals is closed.
+    /// It was opened before, or its list of seals is closed.
     #[error(
         "the segment can't be sealed against holes, its seals are {found}: it was opened before, \
          or its maker has closed the list; hand over memory that nobody has opened"

@@ -1,6 +1,6 @@
-//! How the maker of shared memory takes it back from a process that can't be asked to let go.
+//! How the maker of shared memory takes it back from a process that can't be asked to stop.
 //!
-//! A daemon that was stopped in the middle of a write goes on writing when it is continued, even
+//! A daemon that was stopped in the middle of a write continues to write when it is continued, even
 //! after all ranks have given it up. So the maker leaves the shared pages to it. A private mapping
 //! of the same memory replaces the shared one, at the same addresses and with the same contents:
 //! the kernel swaps them in one step. After that the other process sees nothing that the maker
@@ -46,7 +46,7 @@ pub(crate) fn fits(bytes: u64) -> bool {
 }
 
 impl Reserve {
-    /// Of a segment that was just created, by its descriptor.
+    /// The reserve of a segment that was just created, by its descriptor.
     ///
     /// # Errors
     /// [`SegmentError`] if the system has no address space for it.
@@ -57,7 +57,8 @@ impl Reserve {
     ) -> Result<Self, SegmentError> {
         let bytes = segment.bytes();
         let failed = |errno| SegmentError::system("map memory", bytes, errno);
-        // Without access nothing is promised to it, and locking all memory gives it no pages.
+        // Without access the kernel commits no memory to it, and locking all memory gives it no
+        // pages.
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -96,7 +97,7 @@ impl Reserve {
 
     /// Makes a range of the segment independent of what other processes write, after
     /// [`Reserve::replace`]. With `copied` the bytes are what they were at some moment during this
-    /// call. Otherwise they may also be zeros, and next to no memory is taken for them.
+    /// call. Otherwise they may also be zeros, and almost no memory is taken for them.
     ///
     /// # Errors
     /// [`SegmentError`] if the range is not within the segment, or if there is no memory at all.
@@ -114,7 +115,7 @@ impl Reserve {
             return copy(segment, range);
         }
         clear(segment, &whole)?;
-        // The first and the last page are also other tensors'.
+        // The first and the last page may also hold other tensors.
         copy(segment, range.start..whole.start)?;
         copy(segment, whole.end..range.end)
     }
@@ -174,7 +175,8 @@ fn touch(segment: &Segment, range: Range<u64>, page: u64) -> Result<(), SegmentE
     Ok(())
 }
 
-/// Gives a range of whole pages new ones, which are zero and there only when they are touched.
+/// Replaces a range of whole pages by new ones, which are zero and exist only once they are
+/// touched.
 fn clear(segment: &Segment, range: &Range<u64>) -> Result<(), SegmentError> {
     let (start, length) = address(segment, range)?;
     // SAFETY: the pages are within our mapping. All of their bytes are lent to the daemon, so
@@ -191,7 +193,7 @@ fn clear(segment: &Segment, range: &Range<u64>) -> Result<(), SegmentError> {
 mod tests {
     use super::*;
 
-    /// A segment as its maker sees it and as the daemon does, of four pages.
+    /// A segment of four pages, as its maker sees it and as the daemon does.
     fn shared() -> (Segment, Segment, Reserve) {
         let bytes = 4 * rustix::param::page_size() as u64;
         let name = "gradwire-test-reserve";
