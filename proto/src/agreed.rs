@@ -1,5 +1,5 @@
 //! What all ranks have agreed on for a tensor, and what follows from it for each of them. Pure, and
-//! the same everywhere: the coordinator makes it, every daemon derives from it which bytes go from
+//! the same everywhere: the coordinator makes it. Every daemon derives from it which bytes go from
 //! where to where, and the worker how large its result is.
 //!
 //! A collective is a list of *flows*. Each takes a range from one rank's input or from the
@@ -25,11 +25,11 @@ use crate::{
     types::{Collective, NodeId, Rank, Shape, TypeError},
 };
 
-/// The number that stands for no flow: the segment only says that the tensor is done, for nodes
+/// The number that stands for no flow: the segment only reports that the tensor is done, to nodes
 /// that none of its flows reaches.
 pub const NO_FLOW: u32 = u32::MAX;
 
-/// One range on its way. Offsets and count are in elements.
+/// One range that is moved. Offsets and count are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
     /// Which tensor of the request.
@@ -93,43 +93,43 @@ impl Flow {
 /// Why a request on which all ranks agree can't be carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
-    /// The root, sender or receiver is not there.
+    /// The root, sender or receiver is not a member that takes part.
     #[error("{role} {rank} is not a member that takes part: they are {members}")]
     NoMember {
-        /// What it would be.
+        /// The role that it would have.
         role: &'static str,
         /// The rank.
         rank: u64,
         /// Who takes part.
         members: String,
     },
-    /// A list has not one entry for each member.
+    /// A list does not have one entry for each member.
     #[error("rank {rank} gave {given} splits for {members} members")]
     Splits {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// How many entries.
         given: usize,
         /// How many members.
         members: usize,
     },
-    /// The splits are more than there is.
+    /// The splits are more rows than there are.
     #[error("the splits of rank {rank} are {sum} rows together, its tensor has {rows}")]
     TooManyRows {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// The sum of its splits.
         sum: u64,
         /// The rows of its tensor.
         rows: u64,
     },
-    /// Rows can't be given out evenly.
+    /// Rows can't be split evenly.
     #[error(
         "the {rows} rows of rank {rank} can't be split evenly between {members} members: give \
          splits"
     )]
     Uneven {
-        /// Who.
+        /// The rank.
         rank: Rank,
         /// The rows of its tensor.
         rows: u64,
@@ -151,17 +151,17 @@ pub struct Agreed {
     rows: Vec<u64>,
 }
 
-/// As much as there can be if it is more: no shape has so many rows.
+/// The sum, or the largest number if it overflows: no shape has so many rows.
 fn sum<'a>(rows: impl IntoIterator<Item = &'a u64>) -> u64 {
     rows.into_iter().fold(0, |all, &rows| all.saturating_add(rows))
 }
 
 /// How many rows each of `members` gets of one rank's request: those of its list, or the same
-/// number each where that is empty.
+/// number for each if the list is empty.
 ///
 /// # Errors
-/// [`Impossible`] if the list has not one entry for each, or is more than there is; if rows can't
-/// be given out evenly.
+/// [`Impossible`] if the list does not have one entry for each, if it is more than there is, or if
+/// rows can't be split evenly.
 pub fn splits(rank: Rank, request: &Request, members: usize) -> Result<Vec<u64>, Impossible> {
     let rows = request.shape.rows();
     if request.list.is_empty() {
@@ -200,8 +200,8 @@ fn member(members: &[Rank], role: &'static str, rank: u64) -> Result<usize, Impo
 }
 
 impl Agreed {
-    /// From the requests of all members that take part, in rank order, whose common parts are equal
-    /// ([`Request::common`]). For a send and receive the members are the two ranks.
+    /// Made from the requests of all members that take part, in rank order. Their common parts
+    /// ([`Request::common`]) must be equal. For a send and receive the members are the two ranks.
     ///
     /// # Errors
     /// [`Impossible`] with the rank and what is wrong.
@@ -257,7 +257,7 @@ impl Agreed {
         Ok(Self { request, rows })
     }
 
-    /// From a message. What it says of rows is not looked at before [`Agreed::is_of`] (TRUST).
+    /// Made from a message. [`Agreed::is_of`] checks the rows, not this function (TRUST).
     pub fn from_parts(request: Request, rows: Vec<u64>) -> Self {
         Self { request, rows }
     }
@@ -273,9 +273,9 @@ impl Agreed {
         &self.rows
     }
 
-    /// Whether there are as many rows as `members` need, and no tensor is too large, neither one
-    /// that is given nor one that is got (TRUST): whoever has this from a message asks first, and
-    /// nothing here can fail after that. True of everything that [`Agreed::of`] gives.
+    /// Whether there are as many rows as `members` need, and no input and no result is too large
+    /// (TRUST). Whoever has this from a message must check it first; nothing here can fail after
+    /// that. True for everything that [`Agreed::of`] returns.
     pub fn is_of(&self, members: &[Rank]) -> bool {
         let (n, rows) = (members.len(), &self.rows);
         let fits = |part: usize, all: u64| self.request.shape_of(part).with_rows(all).is_ok();
@@ -303,11 +303,11 @@ impl Agreed {
         self.is_of(members) && self.fits_one(members, rank, asked)
     }
 
-    /// As [`Agreed::fits`], where it is known that [`Agreed::is_of`] holds: the steady state, which
-    /// looks at nothing but what concerns this rank, and copies nothing.
+    /// Like [`Agreed::fits`], if it is known that [`Agreed::is_of`] holds. For the steady state: it
+    /// checks only what concerns this rank, and copies nothing.
     ///
     /// # Panics
-    /// Perhaps, where it does not hold.
+    /// Perhaps, if [`Agreed::is_of`] does not hold.
     pub fn fits_one(&self, members: &[Rank], rank: Rank, asked: &Request) -> bool {
         let n = members.len();
         let Some(me) = members.iter().position(|member| *member == rank) else { return false };
@@ -480,7 +480,8 @@ impl Agreed {
     }
 
     /// Whether `rank` gets exactly what it could expect from its own request in a process set of
-    /// `set` members ([`Request::expected`]): then its room fits, and nothing is to be reported.
+    /// `set` members ([`Request::expected`]): then the memory that it has allocated fits, and
+    /// nothing needs to be reported.
     pub fn is_expected(&self, members: &[Rank], set: usize, rank: Rank, asked: &Request) -> bool {
         let position = members.iter().position(|member| *member == rank).unwrap_or_default();
         let expected = asked.expected(rank, set, position);
@@ -490,7 +491,8 @@ impl Agreed {
     }
 }
 
-/// Rows of the member at a place, of `rows` that `members` share: the first take the remainder.
+/// How many rows the member at place `at` gets, if `members` share `rows`. The first members get
+/// the remainder.
 ///
 /// # Panics
 /// If there are no members.
@@ -499,8 +501,8 @@ pub fn share(rows: u64, members: usize, at: usize) -> u64 {
     rows / members + u64::from((at as u64) < rows % members)
 }
 
-/// How much more than its own tensors a rank makes room for on the guess that others have as many
-/// rows, in bytes (BOUND): what is more than this is asked for when it is known.
+/// How many bytes beyond its own tensors a rank allocates on the guess that others have as many
+/// rows (BOUND). For more than this, the daemon asks when the size is known.
 const GUESSED: u64 = 64 << 20;
 
 /// What a rank may expect of one of its tensors.
@@ -508,15 +510,15 @@ const GUESSED: u64 = 64 << 20;
 pub struct Expected {
     /// The shape of the result; none if it gets nothing.
     pub shape: Option<Shape>,
-    /// As [`Agreed::received`].
+    /// How many rows come from each member, as in [`Agreed::received`].
     pub rows: Vec<u64>,
 }
 
 impl Request {
-    /// What `rank`, the member at `position` of a process set of `set` members, makes room for
-    /// before it knows what others ask for: as if all had asked for the same. One for each tensor;
-    /// nothing where that would be a large guess, so that one rank with many rows among ranks with
-    /// few takes no more memory than there are rows.
+    /// What `rank`, the member at `position` of a process set of `set` members, allocates before it
+    /// knows what others ask for: as if all had asked for the same. There is one entry for each
+    /// tensor. It is empty where that would be a large guess, so that one rank with many rows among
+    /// ranks with few takes no more memory than there are rows.
     pub fn expected(&self, rank: Rank, set: usize, position: usize) -> Vec<Expected> {
         let is_root = rank == self.root;
         let rows_of = |shape: &Shape, rows: Vec<u64>| Expected {

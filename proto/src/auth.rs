@@ -15,7 +15,7 @@ pub const NONCE_BYTES: usize = 32;
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
 
-/// Whose claim a proof backs, with everything that the claim binds. Both sides build the same
+/// The claim that a proof backs, with everything that the claim binds. Both sides build the same
 /// value; the proof is right only if all of it is equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are those of the messages that carry the proof")]
@@ -35,16 +35,16 @@ pub enum Claim<'a> {
     World { nonce: &'a [u8], job: &'a str, epoch: u64 },
     /// A worker attaches to its node's daemon; `challenge` is the daemon's nonce.
     Attach { challenge: &'a [u8], job: &'a str, local_rank: u32 },
-    /// The dialling side of a data connection; `hello` is what it said of itself.
+    /// The dialling side of a data connection; `hello` is what it sent about itself.
     DataDialler { challenge: &'a [u8], hello: &'a [u8] },
     /// The accepting side of a data connection; `hello` holds the dialler's nonce.
     DataAcceptor { challenge: &'a [u8], hello: &'a [u8] },
-    /// A node or the coordinator is alive; `said` is what stands before the proof.
+    /// A node or the coordinator is alive; `said` is the part of the message before the proof.
     Beat { job: &'a str, said: &'a [u8] },
 }
 
 impl Claim<'_> {
-    /// Hands the claim's label and parts to `take`, in one fixed order.
+    /// Passes the claim's label and parts to `take`, in one fixed order.
     fn parts(&self, mut take: impl FnMut(&[u8])) {
         match *self {
             Self::Join { challenge, nonce, job, host, data_address, slots, order, rack } => {
@@ -109,7 +109,7 @@ impl fmt::Debug for Secret {
 /// Random bytes for a challenge, from the operating system.
 ///
 /// # Panics
-/// If the operating system has no random bytes, which leaves nothing to do safely.
+/// If the operating system has no random bytes: nothing can be done safely then.
 pub fn nonce() -> [u8; NONCE_BYTES] {
     let mut bytes = [0; NONCE_BYTES];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");

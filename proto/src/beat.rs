@@ -1,8 +1,8 @@
 //! Heartbeats as datagrams, beside those on the stream between a node and the coordinator.
 //!
-//! After an outage a stream is silent until its system sends again what was lost, which may take a
-//! second; a datagram gets through as soon as the line does. Where none gets through at all,
-//! because a firewall lets only TCP pass, the stream's own heartbeats are what there is.
+//! After an outage a stream is silent until its system sends the lost data again, which may take a
+//! second. A datagram arrives as soon as the line works again. If no datagram ever arrives, because
+//! a firewall lets only TCP pass, there are still the stream's own heartbeats.
 //!
 //! ```text
 //!  0      4      5          8       12          16            24            32              64
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Numbers are little endian. A node counts its heartbeats; the coordinator answers each with the
-//! same count. Both prove the job's secret over all of it (TRUST), and what was overheard is of no
+//! same count. Both prove the job's secret over all of it (TRUST). An overheard heartbeat is of no
 //! use a second time, because counts that are not new are ignored.
 
 use std::time::{Duration, Instant};
@@ -40,12 +40,12 @@ pub enum Side {
     Coordinator = 2,
 }
 
-/// A sign of life.
+/// A heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beat {
     /// Who sends it.
     pub side: Side,
-    /// The node that is at either end.
+    /// The node, which sends or receives it.
     pub node: NodeId,
     /// The world's epoch.
     pub epoch: Epoch,
@@ -94,11 +94,11 @@ impl Beat {
 /// How long the other side may be silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// In every way. An outage as long as the configured limit is survived, so this is what comes
-    /// on top of it: the time between two heartbeats, which may have been due when it began.
+    /// In every way. An outage as long as the configured timeout is survived, so the time between
+    /// two heartbeats is added to it: one may have been due when the outage began.
     pub all: Duration,
-    /// On the stream, while datagrams come: longer by what its system may take to send again what
-    /// was lost.
+    /// On the stream, while datagrams come: longer by the time that its system may take to send
+    /// lost data again.
     pub stream: Duration,
     /// How long the system may take for that, if it is known.
     pub retransmission: Duration,
@@ -115,7 +115,7 @@ impl Limits {
     }
 }
 
-/// When something last came from the other side, by a clock of one's own.
+/// When something last came from the other side, by the receiver's own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastReceived {
     /// On the stream.
@@ -124,7 +124,7 @@ pub struct LastReceived {
     pub datagram: Duration,
 }
 
-/// That the other side has been silent for too long, and for how long.
+/// The other side has been silent for too long. The value is for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silence {
     /// In every way.
@@ -144,7 +144,7 @@ impl LastReceived {
         self.stream.max(self.datagram)
     }
 
-    /// When [`LastReceived::silence`] is more than is allowed, if nothing comes until then.
+    /// When the silence is longer than allowed, if nothing comes until then.
     pub fn deadline(&self, limits: &Limits) -> Duration {
         (self.last() + limits.all).min(self.stream + limits.stream)
     }
@@ -175,7 +175,7 @@ impl Suspension {
     }
 
     /// For how long this process has been suspended since the last call, if it was. `limit` is how
-    /// long others may be silent; calls come much more often.
+    /// long others may be silent; calls must come much more often.
     pub fn check(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         let gap = now.saturating_duration_since(self.last_check);
         self.last_check = now;

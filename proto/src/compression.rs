@@ -1,13 +1,15 @@
-//! As what elements travel between nodes: the one rule, which the coordinator prices by and every
-//! daemon sends and receives by.
+//! The wire type of elements between nodes. There is one rule: the coordinator's cost model uses
+//! it, and every daemon sends and receives by it.
 //!
-//! Sums and products are computed in f32 where the elements are f16, bf16 or 8-bit floats, and
-//! rounded once, at the end. On several nodes that takes partial results in f32: rounded on the
-//! way, they would be too large where the average is not, and depend on which ranks share a node.
+//! If the elements are f16, bf16 or 8-bit floats, sums and products are computed in f32 and rounded
+//! once, at the end. So partial results travel between nodes in f32. If they were rounded on the
+//! way, they could be too large although the average is not, and would depend on which ranks share
+//! a node.
 //!
-//! A job may ask for partial results in bf16, of f32, too: half the bytes, rounded at every hop.
-//! What is moved (broadcasts, gathers, messages) arrives bit for bit. Which compression a job has
-//! is the coordinator's to say, once, with the world: so two nodes can't differ.
+//! A job may ask for partial results in bf16, also for f32: they have half the bytes, and are
+//! rounded at every hop. Data that is only moved (broadcasts, gathers, messages) arrives bit for
+//! bit. The coordinator decides once, with the world, which compression a job has. So two nodes
+//! can't differ.
 
 use crate::{
     request::Request,
@@ -15,7 +17,7 @@ use crate::{
 };
 
 impl Compression {
-    /// The type as which elements of a request travel between nodes.
+    /// The wire type of a request's elements between nodes.
     pub fn between_nodes(self, request: &Request) -> DType {
         let Request { collective, dtype, reduce_op: op, prescale, postscale, .. } = *request;
         let reduces = matches!(
@@ -24,8 +26,8 @@ impl Compression {
         );
         let computes = match op {
             ReduceOp::Sum | ReduceOp::Average | ReduceOp::Product => true,
-            // One of the inputs, or what a factor made of it: it is rounded once, wherever that is.
-            // With a second factor it would be rounded twice.
+            // The result is one of the inputs, perhaps with a factor. It is rounded once, wherever
+            // that happens. With a second factor it would be rounded twice.
             ReduceOp::Min | ReduceOp::Max => prescale != 1.0 && postscale != 1.0,
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => false,
         };

@@ -37,7 +37,7 @@ pub enum WireError {
     Type(#[from] TypeError),
 }
 
-/// Refuses factors that are no numbers, and factors of what can't be multiplied.
+/// Refuses factors that are not finite, and factors of what can't be multiplied.
 fn check_scale(
     field: &'static str,
     op: ReduceOp,
@@ -64,7 +64,7 @@ fn invalid(field: &'static str, reason: impl Into<String>) -> WireError {
 }
 
 impl Request {
-    /// Checks what no single field shows: what a collective takes, and what fits the element types.
+    /// Checks several fields together: what a collective accepts, and what fits the element types.
     ///
     /// # Errors
     /// [`WireError::Invalid`] with the field and the reason.
@@ -178,8 +178,8 @@ fn part(dtype: i32, shape: &[u64]) -> Result<Part, WireError> {
     Ok(Part { dtype: DType::from_wire(dtype).ok_or(unknown)?, shape: Shape::new(shape)? })
 }
 
-/// A request as a message has it, before it is known whether it makes sense: a piece of a group or
-/// of a move carries no shape and no list.
+/// A request of a message, before it is known whether it makes sense: a piece of a group or of a
+/// move carries no shape and no list.
 fn unchecked(wire: pb::Request) -> Result<Request, WireError> {
     let unknown = |field, number| WireError::Unknown { field, number };
     let Part { dtype, shape } = part(wire.dtype, &wire.shape)?;
@@ -209,7 +209,7 @@ impl TryFrom<pb::Request> for Request {
     }
 }
 
-/// What a piece is about: the fields of [`pb::Operation`]'s request that it carries.
+/// The request of a piece: the fields of [`pb::Operation`]'s request that it carries.
 ///
 /// # Errors
 /// [`WireError`] with the field.
@@ -227,7 +227,7 @@ impl From<&Agreed> for pb::Agreed {
     }
 }
 
-/// Rows have to be checked against the members, [`Agreed::is_of`].
+/// The caller has to check the rows against the members, with [`Agreed::is_of`].
 impl TryFrom<pb::Agreed> for Agreed {
     type Error = WireError;
 

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{pb, types::Rank};
 
-/// Whose doing a failure is. When several are reported at once, the most telling one is the
-/// cause: a lost connection is how others notice that a worker or a node has died.
+/// Who or what caused a failure. When several are reported at once, the one with the largest
+/// [`FailureKind::rootness`] is the cause: a lost connection is how others notice that a worker or
+/// a node has died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the comments of types.proto are the documentation")]
@@ -50,13 +51,13 @@ impl FailureKind {
             .map_or(pb::FailureKind::Internal, |(_, wire)| *wire)
     }
 
-    /// How near to the root of things this kind is; among failures reported together the
-    /// largest is the cause.
+    /// How near to the root cause this kind is. Among failures reported together the largest is the
+    /// cause.
     pub fn rootness(self) -> u8 {
         match self {
             Self::ConnectionLost | Self::Timeout => 0,
             Self::CoordinatorLost => 1,
-            // A daemon that is asked to end is asked so because of something.
+            // A daemon is asked to end because of something else.
             Self::NodeLost | Self::Cancelled => 2,
             _ => 3,
         }
@@ -66,7 +67,7 @@ impl FailureKind {
 /// What happened, to whom, where, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Whose doing it is.
+    /// Who or what caused it.
     pub kind: FailureKind,
     /// What happened, one or more lines, without a full stop at the end.
     pub what: String,
@@ -98,7 +99,7 @@ impl Failure {
         }
     }
 
-    /// Something needs a rank that never came.
+    /// The failure of an operation that needs a rank which never joined the job.
     pub fn never_came(rank: Rank) -> Self {
         let what = "its process ended before it had joined the job";
         Self::new(FailureKind::RankLeft, what)
@@ -187,7 +188,7 @@ impl From<Failure> for pb::Failure {
 }
 
 impl From<pb::Failure> for Failure {
-    /// A failure is text for people: an unknown kind is kept as an internal one.
+    /// A failure is mostly text for people, so an unknown kind becomes an internal one.
     fn from(wire: pb::Failure) -> Self {
         let kind = FailureKind::TABLE
             .iter()

@@ -14,11 +14,11 @@ use std::{cmp::Ordering, fmt};
 
 use bytemuck::{Pod, Zeroable};
 
-/// f32 of a magnitude (no sign) with `man` bits of fraction.
+/// The bits of the f32 for a magnitude (no sign) with `man` bits of fraction.
 #[inline]
 fn widen(magnitude: u32, man: u32, bias: u32, largest: u32, nan: u32) -> u32 {
     let normal = (magnitude << (23 - man)) + ((127 - bias) << 23);
-    // Without an exponent it is so many times the smallest there is.
+    // Without an exponent it is a multiple of the smallest number.
     let smallest = f32::from_bits((128 - bias - man) << 23);
     let denormal = (magnitude as f32 * smallest).to_bits();
     let finite = if magnitude >> man == 0 { denormal } else { normal };
@@ -32,7 +32,7 @@ fn narrow(bits: u32, man: u32, bias: u32, largest: u32) -> u32 {
     let shift = 23 - man;
     let half = (1 << (shift - 1)) - 1 + ((bits >> shift) & 1);
     let normal = ((bits + half) >> shift).wrapping_sub((127 - bias) << man);
-    // To where one unit in the last place is the smallest that there is: the sum rounds.
+    // The sum is where one unit in the last place is the smallest number: so it rounds.
     let unit = (151 - bias - man) << 23;
     let denormal = (f32::from_bits(bits) + f32::from_bits(unit)).to_bits().wrapping_sub(unit);
     let finite = if bits < (128 - bias) << 23 { denormal } else { normal };
@@ -54,7 +54,7 @@ macro_rules! float8 {
         impl $name {
             /// The largest number.
             pub const MAX: Self = Self($largest);
-            /// Not a number; as computations give it.
+            /// Not a number, as computations return it.
             pub const NAN: Self = Self(0x7f);
 
             /// From the bits; every byte is a value.
@@ -77,8 +77,9 @@ macro_rules! float8 {
                 f32::from_bits(sign | magnitude)
             }
 
-            /// The nearest number, of two as near the one with an even last bit; see the module's
-            /// text for what is too large. NaN stays NaN and zero keeps its sign.
+            /// The nearest number; of two that are equally near, the one with an even last bit. For
+            /// values that are too large see the module's text. NaN stays NaN and zero keeps its
+            /// sign.
             #[inline]
             pub fn from_f32(value: f32) -> Self {
                 let bits = value.to_bits();

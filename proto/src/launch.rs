@@ -23,11 +23,11 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{failure::Failure, types::Rank};
 
-/// Set for a daemon whose launcher reads its reports. It then leaves the last words to the
-/// launcher.
+/// Set for a daemon whose launcher reads its reports. The launcher then prints the final message,
+/// not the daemon.
 pub const REPORTS_ARE_READ: &str = "GRADWIRE_LAUNCHED";
 
-/// The name of a program that stands for `gradwire` itself, wherever it lies on each host.
+/// The name of a program that stands for `gradwire` itself, wherever it is on each host.
 pub const ITSELF: &str = "";
 
 /// What a process is in the job.
@@ -65,7 +65,7 @@ impl ProcessEnd {
         self == Self::Code(0)
     }
 
-    /// As a shell would give it: the code, or 128 plus the signal.
+    /// The code as a shell returns it: the code itself, or 128 plus the signal.
     pub fn exit_code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
@@ -176,7 +176,7 @@ impl LineEnd {
 pub enum Order {
     /// The first order: what this host must have. Answered by Ready or Refused.
     Begin(Begin),
-    /// What time is it? Also a sign of life.
+    /// Asks for the time. It is also a sign of life.
     Clock,
     /// Start a process. Answered by Started or Failed.
     Start(Start),
@@ -184,7 +184,7 @@ pub enum Order {
     Stop {
         /// How long they may take after they were asked.
         grace_ms: u64,
-        /// Why, in one line: what ranks read that have to end because of others (TELL).
+        /// The reason, in one line. Ranks that have to end because of others receive it (TELL).
         why: String,
     },
 }
@@ -202,7 +202,7 @@ pub struct Begin {
     pub silence_ms: u64,
     /// Where the ranks run; empty: where the agent runs.
     pub directory: String,
-    /// Laid over the agent's own environment for every process.
+    /// Variables that are added to the agent's own environment, for every process.
     pub environment: BTreeMap<String, String>,
     /// The ranks' program; [`ITSELF`]: the agent's own.
     pub program: String,
@@ -213,11 +213,11 @@ pub struct Begin {
 /// A process to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// Which; each once.
+    /// Which process; each is started once.
     pub role: Role,
     /// Arguments.
     pub args: Vec<String>,
-    /// Laid over the environment of Begin.
+    /// Variables that are added to the environment of Begin.
     pub environment: BTreeMap<String, String>,
 }
 
@@ -227,42 +227,42 @@ pub struct Start {
 pub enum Report {
     /// The host has what Begin asks for.
     Ready {
-        /// The address by which ssh came here.
+        /// The address by which ssh reached this host.
         address: Option<IpAddr>,
         /// A TCP port that nobody listens on.
         port: u16,
     },
-    /// It has not. The agent ends.
+    /// The host does not have what Begin asks for. The agent ends.
     Refused {
-        /// Why.
+        /// The reason.
         what: String,
         /// What to do; may be empty.
         hint: String,
     },
     /// The time here.
     Clock {
-        /// Now.
+        /// The time now.
         at_us: u64,
     },
     /// A process runs.
     Started {
-        /// Which.
+        /// The process.
         role: Role,
         /// Its process id, which is also its group's.
         pid: u32,
-        /// When.
+        /// The time.
         at_us: u64,
     },
     /// A process can't be started.
     Failed {
-        /// Which.
+        /// The process.
         role: Role,
-        /// Why.
+        /// The reason.
         what: String,
     },
     /// A stretch of a process's output, at most a line.
     Output {
-        /// Whose.
+        /// The process that wrote it.
         role: Role,
         /// Which output.
         stream: Stream,
@@ -273,13 +273,13 @@ pub enum Report {
     },
     /// A process ended.
     Exited {
-        /// Which.
+        /// The process.
         role: Role,
         /// Its process id.
         pid: u32,
-        /// How.
+        /// How it ended.
         end: ProcessEnd,
-        /// When.
+        /// The time.
         at_us: u64,
     },
     /// Everything that was started here has ended.
@@ -338,7 +338,7 @@ pub struct NotAMessage {
 
 /// A message as a line, with its newline.
 pub fn to_line(message: &impl Serialize) -> String {
-    // Messages are plain data with text keys, which JSON always has a form for.
+    // Messages are plain data with text keys, which JSON can always represent.
     let mut line = serde_json::to_string(message).unwrap_or_default();
     line.push('\n');
     line

@@ -1,8 +1,8 @@
 //! The vocabulary that every part of Gradwire shares: the messages of `gradwire.v1`, and the
 //! domain types that they become once they are checked.
 //!
-//! Invariant TRUST starts here: a message from a socket is data until a conversion of this crate
-//! has accepted it, and past that point nobody checks it again. There is no I/O in this crate.
+//! Invariant TRUST starts here: a message from a socket is only data until a conversion of this
+//! crate has accepted it. Past that point nobody checks it again. There is no I/O in this crate.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!

@@ -18,8 +18,8 @@ impl Part {
     }
 }
 
-/// One rank's request. Two are equal when every field is; scale factors are compared by their
-/// bits, so that NaN agrees with itself. What of it ranks have to agree on: [`Request::common`].
+/// One rank's request. Two are equal when every field is; scale factors are compared by their bits,
+/// so that NaN agrees with itself. [`Request::common`] is the part on which ranks have to agree.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// What to do.
@@ -27,11 +27,10 @@ pub struct Request {
     /// Element type. `U8` where there are no elements.
     pub dtype: DType,
     /// Dimensions, outermost first. Scatter: of the root's tensor; others give the shape of the
-    /// result that they have made room for, or `[0]`. Send and receive: of the sender's tensor; the
-    /// receiver gives the shape that it has made room for, or `[0]`. `[0]` where there are no
-    /// elements.
+    /// result that they have allocated, or `[0]`. Send and receive: of the sender's tensor; the
+    /// receiver gives the shape that it has allocated, or `[0]`. `[0]` where there are no elements.
     pub shape: Shape,
-    /// How to reduce, where that is done. Others carry [`ReduceOp::Sum`].
+    /// How to reduce. Requests that reduce nothing carry [`ReduceOp::Sum`].
     pub reduce_op: ReduceOp,
     /// Broadcast, reduce, gather, scatter: the root; send and receive: the sender; a global rank.
     /// Others carry 0.
@@ -41,11 +40,11 @@ pub struct Request {
     /// The result is multiplied by this. 1 for none; in reductions only.
     pub postscale: f64,
     /// Alltoall: how many of the rows each member of the process set gets, in rank order; empty for
-    /// the same number each. Scatter: the same, at the root. Send and receive: the receiver.
-    /// Adding a process set: its ranks, ascending. Removing one: its number, and after it
-    /// [`Request::GIVE_UP`] if what waits in it goes with it. Empty otherwise.
+    /// the same number each. Scatter: the same, at the root. Send and receive: the receiver. Adding
+    /// a process set: its ranks, ascending. Removing one: its number, and after it
+    /// [`Request::GIVE_UP`] if the operations that wait in it are given up. Empty otherwise.
     pub list: Vec<u64>,
-    /// The further tensors of a group, which is one request: all of it is done or nothing. Empty
+    /// The further tensors of a group, which is one request: all of it is done, or nothing. Empty
     /// otherwise.
     pub more: Vec<Part>,
 }
@@ -54,11 +53,11 @@ impl Request {
     /// The longest [`Request::list`]: as many as a job can have ranks (BOUND).
     pub const MAX_LIST: usize = Rank::MAX as usize;
 
-    /// The name of every join, which is no other tensor's.
+    /// The name of every join. No other tensor has it.
     pub const JOIN: &str = "join";
 
-    /// A process set is removed although not all of its ranks have submitted what others wait for:
-    /// they learn that nobody will (TELL).
+    /// A process set is removed although ranks wait there for operations that not all have
+    /// submitted. Those ranks receive a failure (TELL).
     pub const GIVE_UP: u64 = 1;
 
     /// The most tensors of a group (BOUND).
@@ -106,31 +105,31 @@ impl Request {
         Self::empty(Collective::Barrier)
     }
 
-    /// How many tensors it is about.
+    /// How many tensors it has.
     pub fn parts(&self) -> usize {
         1 + self.more.len()
     }
 
-    /// Element type of a tensor of it.
+    /// The element type of one of its tensors.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are not so many tensors.
     pub fn dtype_of(&self, part: usize) -> DType {
         if part == 0 { self.dtype } else { self.more[part - 1].dtype }
     }
 
-    /// Dimensions of a tensor of it.
+    /// The dimensions of one of its tensors.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are not so many tensors.
     pub fn shape_of(&self, part: usize) -> &Shape {
         if part == 0 { &self.shape } else { &self.more[part - 1].shape }
     }
 
-    /// Bytes of a tensor of it.
+    /// The bytes of one of its tensors.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are not so many tensors.
     pub fn bytes_of(&self, part: usize) -> u64 {
         self.shape_of(part).elements() * self.dtype_of(part).size() as u64
     }
@@ -152,9 +151,9 @@ impl Request {
         )
     }
 
-    /// What of `rank`'s request has to be the same for all: the first dimensions are 0 where they
-    /// may differ; of an alltoall and a scatter the list is empty; and where only one rank knows
-    /// the shape (scatter, send and receive) it is `[0]`.
+    /// The part of the request that must be the same on all ranks. First dimensions are 0 where
+    /// they may differ. The list of an alltoall and a scatter is empty. Where only one rank knows
+    /// the shape (scatter, send and receive), it is `[0]`.
     pub fn common(&self) -> Self {
         let free = |shape: &Shape| shape.with_rows(0).unwrap_or_default();
         let mut common = self.clone();
@@ -197,7 +196,7 @@ impl Request {
                 .all(|(one, two)| one.dtype == two.dtype && alike(&one.shape, &two.shape))
     }
 
-    /// Whether all is the same that a piece carries.
+    /// Whether everything that a piece carries is the same.
     fn is_alike(&self, other: &Self) -> bool {
         self.collective == other.collective
             && self.dtype == other.dtype
@@ -206,8 +205,7 @@ impl Request {
             && self.postscale.to_bits() == other.postscale.to_bits()
     }
 
-    /// Whether this is what a reduction or a move of `whole`'s tensor `part` is about: a piece
-    /// carries no shape.
+    /// Whether this request of a piece fits tensor `part` of `whole`. A piece carries no shape.
     pub fn is_piece_of(&self, whole: &Self, part: usize) -> bool {
         part < whole.parts()
             && self.collective == whole.collective

@@ -80,16 +80,16 @@ number! {
     ProcessSetId(u32)
 }
 number! {
-    /// What the coordinator calls a tensor once it knows it: short, and valid for one epoch.
+    /// The id that the coordinator gives to a tensor: short, and valid for one epoch.
     TensorId(u32)
 }
 number! {
-    /// What the coordinator calls an algorithm with its parameters. 0 where there is nothing to
-    /// choose.
+    /// The id that the coordinator gives to a spec: an algorithm with its parameters. 0 if there is
+    /// nothing to choose.
     SpecId(u32)
 }
 number! {
-    /// Larger goes first; 0 where nobody says otherwise.
+    /// Larger goes first. The default is 0.
     Priority(i32)
 }
 
@@ -141,8 +141,8 @@ impl fmt::Display for TensorName {
     }
 }
 
-/// What tells one job from another on the same machine; part of the names of its sockets and
-/// memory (CLEAN).
+/// What distinguishes jobs on the same machine; part of the names of its sockets and memory
+/// (CLEAN).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(Arc<str>);
 
@@ -191,7 +191,7 @@ impl Shape {
     /// # Errors
     /// [`TypeError::Shape`] if there are too many dimensions or elements.
     pub fn new(dims: &[u64]) -> Result<Self, TypeError> {
-        // A zero dimension makes the tensor empty, but must not hide an absurd one beside it.
+        // A zero dimension makes the tensor empty, but must not hide an impossible one beside it.
         let fits = dims.len() <= Self::MAX_DIMS
             && dims
                 .iter()
@@ -225,10 +225,10 @@ impl Shape {
         self.0.iter().skip(1).product()
     }
 
-    /// The same with another first dimension; one of no dimensions gets one.
+    /// The same shape with another first dimension. A shape without dimensions gets one.
     ///
     /// # Errors
-    /// [`TypeError::Shape`] if that are too many elements.
+    /// [`TypeError::Shape`] if these are too many elements.
     pub fn with_rows(&self, rows: u64) -> Result<Self, TypeError> {
         let rest = self.0.iter().skip(1).copied();
         Self::new(&std::iter::once(rows).chain(rest).collect::<Vec<_>>())
@@ -291,7 +291,7 @@ macro_rules! wire_enum {
                 self.into()
             }
 
-            /// What the type is called in an error's text.
+            /// The name of the type in an error's text.
             pub const WHAT: &str = $what;
         }
 
@@ -381,8 +381,9 @@ impl DType {
 
 wire_enum! {
     /// How the contributions to one element become one value. Integers wrap around in sums and
-    /// products; an integer average is the sum divided and cut towards zero; NaN wins in min and
-    /// max. Of truth values sum, max and bit-or are "any", product, min and bit-and are "all".
+    /// products; an integer average is the sum divided and rounded towards zero. The min and max of
+    /// values with a NaN is NaN. For booleans, sum, max and bit-or are "any"; product, min and
+    /// bit-and are "all".
     ReduceOp ("reduce operation") {
         /// The sum.
         Sum = "sum",
@@ -394,17 +395,17 @@ wire_enum! {
         Max = "max",
         /// The product.
         Product = "product",
-        /// Bitwise and, of integers and truth values.
+        /// Bitwise and, of integers and booleans.
         BitAnd = "bit-and",
-        /// Bitwise or, of integers and truth values.
+        /// Bitwise or, of integers and booleans.
         BitOr = "bit-or",
-        /// Bitwise exclusive or, of integers and truth values.
+        /// Bitwise exclusive or, of integers and booleans.
         BitXor = "bit-xor",
     }
 }
 
 impl ReduceOp {
-    /// Why what is reduced so can't be multiplied by a factor; none if it can.
+    /// Why this operation on elements of a type takes no factor; none if it takes one.
     pub fn refuses_factors(self, dtype: DType) -> Option<&'static str> {
         match self {
             Self::BitAnd | Self::BitOr | Self::BitXor => Some("bits"),
@@ -413,7 +414,7 @@ impl ReduceOp {
         }
     }
 
-    /// Why elements of a type can't be reduced so; none if they can.
+    /// Why elements of a type can't be reduced by this operation; none if they can.
     pub fn refuses(self, dtype: DType) -> Option<&'static str> {
         let bitwise = matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor);
         let sums = matches!(self, Self::Sum | Self::Average);
@@ -427,7 +428,7 @@ impl ReduceOp {
 }
 
 wire_enum! {
-    /// As what floats of at most 32 bits travel between nodes where they are reduced; see
+    /// The wire type of floats of at most 32 bits, in reductions between nodes; see
     /// [`Compression::between_nodes`].
     Compression ("compression") {
         /// In f32, so that nothing is rounded on the way.
@@ -444,7 +445,7 @@ wire_enum! {
         Allreduce = "allreduce",
         /// Every rank gets the root's tensor.
         Broadcast = "broadcast",
-        /// Nobody goes on before everybody has come.
+        /// No rank continues before all ranks have come.
         Barrier = "barrier",
         /// The root gets the reduction of all ranks' tensors.
         Reduce = "reduce",

@@ -84,7 +84,7 @@ fn rows_decide_who_gets_what() {
     assert_eq!((flow.source_offset, flow.target_offset, flow.count), (0, 3, 2));
     assert!(!agreed.fits(&members, Rank(0), &split(&[3, 1])));
     assert!(!agreed.is_expected(&members, 2, Rank(1), &split(&[0, 2])));
-    // All alike is what one expects.
+    // Requests that are alike give what a rank expects.
     let even = plain(Collective::Alltoall, &[4]);
     let agreed = agree(&members, &[even.clone(), even.clone()]).unwrap();
     assert!(agreed.is_expected(&members, 2, Rank(1), &even));
@@ -105,7 +105,7 @@ fn a_large_guess_is_not_made() {
     let gather = plain(Collective::Gather, &[5, 1 << 20]);
     assert_eq!(expected(&gather), Expected::default());
     assert_eq!(large.expected(Rank(0), 1, 0)[0].shape, Some(large.shape.clone()), "no guess");
-    // What nobody could expect is reported to all, also where all are alike.
+    // A result that nobody could expect is reported to all ranks, even if all requests are alike.
     let agreed = agree(&members, &vec![large.clone(); 5]).unwrap();
     assert!(members.iter().all(|rank| !agreed.is_expected(&members, 5, *rank, &large)));
     // A group counts as a whole.
@@ -248,7 +248,7 @@ proptest! {
         }
     }
 
-    /// Comparing without copies says the same as comparing copies.
+    /// Comparing without copies gives the same as comparing copies.
     #[test]
     fn requests_agree_where_what_is_common_is_equal(requests in requests()) {
         for one in &requests {
