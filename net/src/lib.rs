@@ -1,6 +1,7 @@
-//! What the system knows of a TCP connection, and an option that no safe library sets. Linux only.
+//! What the system knows about a TCP connection, and an option that no safe library sets. Linux
+//! only.
 //!
-//! It decides nothing: how long a connection may stand still is decided by those who use it.
+//! It decides nothing: its users decide how long a connection may stand still.
 
 use std::{
     io,
@@ -14,10 +15,10 @@ const TCP_RTO_MAX_MS: libc::c_int = 44;
 /// The range of that option, in milliseconds.
 const RTO_MAX_MS: std::ops::RangeInclusive<u128> = 1000..=120_000;
 
-/// Lets the system send what is not acknowledged again at least as often as this, between one
-/// second and two minutes. By itself it doubles the time between two attempts up to two minutes, so
-/// after an outage a connection would stand still for about as long as the outage was. A connection
-/// that is accepted has the value of its listener.
+/// Limits the time between two retransmissions of data that is not acknowledged to `max`, which is
+/// between one second and two minutes. By itself the system doubles this time up to two minutes. So
+/// after an outage a connection would stand still for about as long as the outage was. An accepted
+/// connection has the value of its listener.
 ///
 /// # Errors
 /// If the system can't (before Linux 6.15), or `socket` is no TCP socket.

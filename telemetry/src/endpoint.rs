@@ -54,9 +54,9 @@ const COUNTS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512
 /// Whether work may be sent to a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
-    /// It may.
+    /// Work may be sent.
     Ready,
-    /// It may not, because of this.
+    /// Work may not be sent, for this reason.
     NotReady(String),
 }
 
@@ -71,7 +71,7 @@ pub struct EndpointConfig {
     pub listen: SocketAddr,
     /// The setting `listen` comes from, for the error if it is taken.
     pub setting: &'static str,
-    /// What `/readyz` answers from.
+    /// The state that `/readyz` reports.
     pub ready: watch::Receiver<Readiness>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-/// Each variant names the setting to change.
+/// Why telemetry can't start. The text names the setting to change, if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The log filter can't be parsed.

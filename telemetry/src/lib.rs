@@ -1,9 +1,9 @@
 //! Logs, metrics and the HTTP endpoint of Gradwire's services.
 //!
 //! A service declares its metrics where it measures them, with the `metrics` macros; this crate
-//! holds the one recorder of the process, keeps it tidy (the upkeep task, without which histograms
-//! grow), and serves it together with the two questions an operator asks: is it alive
-//! (`/healthz`), and may work be sent to it (`/readyz`, which says why not).
+//! holds the one recorder of the process, runs its upkeep (without which histograms grow), and
+//! serves it. It also answers the two questions that an operator asks: is the service alive
+//! (`/healthz`), and may work be sent to it (`/readyz`, which gives the reason if not).
 //!
 //! Nothing here changes what a service does, and nothing is served that could.
 //!

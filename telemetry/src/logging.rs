@@ -1,4 +1,4 @@
-//! `tracing` to standard error: standard output belongs to whoever is served.
+//! `tracing` to standard error. Standard output is for the results of the program.
 
 use std::io::{IsTerminal, stderr};
 

@@ -1,4 +1,4 @@
-//! A limit for lines of the log that strangers can cause: a port scan is not to fill a disk.
+//! A limit for lines of the log that strangers can cause: a port scan must not fill a disk.
 
 use std::time::{Duration, Instant};
 
@@ -21,13 +21,13 @@ struct State {
 }
 
 impl Rate {
-    /// Nothing has been logged yet.
+    /// A limit that has admitted no line yet.
     #[expect(clippy::new_without_default, reason = "it is made in a static")]
     pub const fn new() -> Self {
         Self(Mutex::new(State { began: None, lines: 0, left_out: 0 }))
     }
 
-    /// Whether to log a line now; with the number of lines that were left out before it.
+    /// Whether to log a line now. If so, the number of lines that were left out before it.
     pub fn admits(&self) -> Option<u64> {
         self.admits_at(Instant::now())
     }
