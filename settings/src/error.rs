@@ -30,21 +30,21 @@ pub enum SettingsError {
     Unknown {
         /// The key as it was written.
         key: String,
-        /// Where.
+        /// Where it was written.
         origin: Origin,
         /// `; did you mean '…'?` or empty.
         suggestion: String,
     },
-    /// A value that its key does not take.
+    /// A value that its key does not accept.
     #[error("setting {key} = {given:?} ({origin}): {expected}")]
     Value {
         /// The key.
         key: &'static str,
         /// The value as it was written.
         given: String,
-        /// Where.
+        /// Where it was written.
         origin: Origin,
-        /// What the key takes.
+        /// What the key accepts.
         expected: String,
     },
     /// A `--set` that is not `section.key=value`.
@@ -53,7 +53,7 @@ pub enum SettingsError {
         /// The flag's text.
         given: String,
     },
-    /// Values that are fine alone and wrong together.
+    /// Values that are right alone and wrong together.
     #[error("{0}")]
     Rule(String),
 }

@@ -24,9 +24,9 @@ pub enum Effect {
         /// How the value is read.
         value: Reading,
     },
-    /// What it asks for is always so.
+    /// What it asks for is always done.
     Always,
-    /// There is nothing like it.
+    /// There is nothing like it here.
     Nothing,
 }
 
@@ -56,7 +56,7 @@ const fn sets(key: &'static str, value: Reading) -> Effect {
     Effect::Sets { key, value }
 }
 
-/// Every variable that tunes Horovod at run time; docs/horovod.md says what becomes of each.
+/// Every variable that tunes Horovod at run time; docs/horovod.md describes the effect of each.
 pub const VARIABLES: &[(&str, Effect)] = &[
     // Not below data.chunk_bytes.
     (
@@ -65,7 +65,7 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ),
     ("HOROVOD_CYCLE_TIME", Effect::Nothing),
     ("HOROVOD_CACHE_CAPACITY", sets("negotiation.max_tensors", Reading::Number { min: 1 })),
-    // Before the one that disables the check, which then counts.
+    // Before the variable that disables the check, so that the later one counts.
     (
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         sets("negotiation.stall_warning_ms", Reading::Seconds { min: 0 }),
@@ -159,7 +159,7 @@ fn given<'a>(environment: &'a HashMap<String, String>, name: &str) -> Option<&'a
 }
 
 impl Reading {
-    /// The setting's value as one would write it; none if nothing is set. The error says what is
+    /// The setting's value as a user writes it; none if nothing is set. The error says what is
     /// expected.
     fn read(self, key: &Key, given: &str) -> Result<Option<String>, String> {
         let (min, max) = match key.kind {

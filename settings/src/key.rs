@@ -1,4 +1,4 @@
-//! What a key is, and how one written value becomes a checked one.
+//! What a key is, and how a written value becomes a checked one.
 
 use std::{fmt, net::SocketAddr};
 
@@ -11,9 +11,9 @@ use gradwire_collectives::Rules;
 pub struct Key {
     /// `section.key`.
     pub name: &'static str,
-    /// What it takes.
+    /// What it accepts.
     pub kind: Kind,
-    /// The default, as one would write it.
+    /// The default, as a user writes it.
     pub default: &'static str,
     /// The unit of numbers; empty where there is none.
     pub unit: &'static str,
@@ -28,28 +28,28 @@ impl Key {
     }
 }
 
-/// What a key takes. Ranges are inclusive.
+/// What a key accepts. Ranges are inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A whole number.
     Number {
-        /// Smallest.
+        /// The smallest number.
         min: u64,
-        /// Largest.
+        /// The largest number.
         max: u64,
     },
     /// A whole number, or `auto`.
     NumberOrAuto {
-        /// Smallest.
+        /// The smallest number.
         min: u64,
-        /// Largest.
+        /// The largest number.
         max: u64,
     },
     /// A number of bytes: a whole number, or with a unit such as `256KiB`.
     Bytes {
-        /// Smallest.
+        /// The smallest number.
         min: u64,
-        /// Largest.
+        /// The largest number.
         max: u64,
     },
     /// One of these words; `_` stands for `-`.
@@ -66,7 +66,7 @@ pub enum Kind {
     AddressOrNone,
 }
 
-/// A value that its key takes.
+/// A value that its key accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Checked {
     Number(Option<u64>),
@@ -113,7 +113,7 @@ impl Kind {
         }
     }
 
-    /// The checked value as one would write it.
+    /// The checked value as a user writes it.
     pub(crate) fn write(self, value: &Checked) -> String {
         match (self, value) {
             (Self::Bytes { .. }, Checked::Number(Some(bytes))) => write_bytes(*bytes),

@@ -16,7 +16,7 @@ use crate::{
     table::{KEYS, Settings},
 };
 
-/// Variables that begin with `GRADWIRE_` and are no settings: the launcher sets them for the
+/// Variables that begin with `GRADWIRE_` and are not settings: the launcher sets them for the
 /// processes of a job. Any other variable without `__` is refused, as a misspelt setting.
 pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_ADDRESS",
@@ -42,13 +42,13 @@ pub const RESERVED_VARIABLES: &[&str] = &[
     "GRADWIRE_SOCKET",
 ];
 
-/// What is laid over the defaults, lowest first.
+/// The layers above the defaults, lowest first.
 #[derive(Debug, Clone, Default)]
 pub struct Layers {
     /// A TOML file that must exist.
     pub file: Option<PathBuf>,
-    /// The process's environment; only names that begin with `GRADWIRE_` are looked at, and those
-    /// of [`horovod::VARIABLES`].
+    /// The process's environment; only names that begin with `GRADWIRE_` and those of
+    /// [`horovod::VARIABLES`] are read.
     pub environment: HashMap<String, String>,
     /// The texts of `--set`, each `section.key=value`; the last one of a key counts.
     pub flags: Vec<String>,
@@ -59,7 +59,7 @@ pub struct Layers {
 pub struct Row {
     /// The key.
     pub key: &'static Key,
-    /// The value as one would write it.
+    /// The value as a user writes it.
     pub value: String,
     /// Where it was written.
     pub origin: Origin,
@@ -77,8 +77,8 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The environment variables that give another process the values somebody set here, defaults
-    /// left out so that its own defaults, which are the same, stay defaults.
+    /// The environment variables that give another process the values that were set here. Defaults
+    /// are left out: the other process has the same ones, and shows them as defaults.
     pub fn variables(&self) -> impl Iterator<Item = (String, String)> {
         self.rows
             .iter()
@@ -158,7 +158,8 @@ fn file(layers: &Layers) -> Result<Layer, SettingsError> {
     Ok(layer)
 }
 
-/// Tables become dotted names, sorted: of several errors the same one is reported each time.
+/// Turns tables into dotted names, sorted, so that of several errors the same one is reported each
+/// time.
 fn flatten(prefix: &str, table: Map<String, Value>, origin: &Origin, layer: &mut Layer) {
     for (name, value) in table.into_iter().collect::<BTreeMap<_, _>>() {
         let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
@@ -178,7 +179,7 @@ fn environment(all: &HashMap<String, String>) -> Result<Layer, SettingsError> {
     let mut others: Vec<_> = others.into_keys().collect();
     others.sort();
     if let Some(name) = others.iter().find(|name| !RESERVED_VARIABLES.contains(&name.as_str())) {
-        // GRADWIRE_DATA_LANES for GRADWIRE_DATA__LANES is the likely slip.
+        // GRADWIRE_DATA_LANES for GRADWIRE_DATA__LANES is the likely mistake.
         let key = name.trim_start_matches("GRADWIRE_").to_lowercase().replacen('_', ".", 1);
         return Err(unknown(&key, &Origin::Variable(name.clone())));
     }

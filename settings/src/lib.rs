@@ -12,10 +12,10 @@
 //! - [`key`]: what a key is, and the check of one value (TRUST)
 //! - [`table`]: all keys, and the typed [`Settings`] made of them
 //! - [`network`]: the cost model that they describe
-//! - [`rules`]: what no single key shows
+//! - [`rules`]: checks of several keys together
 //! - [`horovod`]: Horovod's variables, and which of them are settings
 //! - [`layers`]: from layers to [`Loaded`]
-//! - [`variables`]: the launcher's variables, which are no settings
+//! - [`variables`]: the launcher's variables, which are not settings
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! What no single key shows: values that are fine alone and wrong together.
+//! Checks of several keys together: values that are right alone and wrong together.
 
 use crate::table::Settings;
 
 /// The first broken rule, as a text that names the keys, their values and what to change.
 ///
 /// # Errors
-/// That text.
+/// The text.
 pub fn validate(settings: &Settings) -> Result<(), String> {
     let Settings { job, negotiation, data, heartbeat, worker, .. } = settings;
     if heartbeat.timeout <= 2 * heartbeat.interval {

@@ -1,7 +1,7 @@
 //! All keys, and the typed [`Settings`] that the rest of Gradwire reads.
 //!
 //! One declaration makes three things: the field, its documentation, and the row of [`KEYS`] that
-//! loading, `gradwire config show` and the tests go by. Durations are written in milliseconds or
+//! loading, `gradwire config show` and the tests use. Durations are written in milliseconds or
 //! microseconds (the key ends in the unit) and read as [`Duration`].
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
@@ -21,7 +21,7 @@ pub const MIN_SEGMENT_BYTES: u64 = 64 * KIB;
 /// What a log line looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
     /// One JSON object a line.
     Json,

@@ -1,6 +1,6 @@
 //! The launcher's variables: which part of which job a process is, read and checked (TRUST).
 //!
-//! They are no settings: no user chooses them, and they have no default.
+//! They are not settings: no user chooses them, and they have no default.
 
 use std::{collections::HashMap, fmt::Display, str::FromStr};
 
@@ -27,7 +27,7 @@ pub enum VariableError {
 pub struct Variables<'a>(pub &'a HashMap<String, String>);
 
 impl Variables<'_> {
-    /// A variable as it is.
+    /// The text of a variable.
     ///
     /// # Errors
     /// [`VariableError::Missing`].
@@ -35,7 +35,7 @@ impl Variables<'_> {
         self.0.get(variable).map(String::as_str).ok_or(VariableError::Missing(variable))
     }
 
-    /// A variable as a value; `reason` says what it has to be.
+    /// The value of a variable, parsed; `reason` describes what it has to be.
     ///
     /// # Errors
     /// [`VariableError`] with the variable.
@@ -47,7 +47,7 @@ impl Variables<'_> {
         self.read(variable, |value| value.parse().map_err(|_| reason))
     }
 
-    /// A variable as `read` reads it.
+    /// The value of a variable, as `read` reads it.
     ///
     /// # Errors
     /// [`VariableError`] with the variable and what `read` says.
@@ -64,7 +64,7 @@ impl Variables<'_> {
         })
     }
 
-    /// As [`Variables::read`]; the value is not shown.
+    /// Like [`Variables::read`], but errors don't show the value.
     ///
     /// # Errors
     /// [`VariableError`] with the variable and what `read` says.
