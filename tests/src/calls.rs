@@ -1,8 +1,8 @@
-//! One collective call as data: what every rank asks for, how a session is asked for it through
-//! the public API, and what must come of it.
+//! One collective call as data: what each rank asks for, how the call is made through the public
+//! API, and which result is right.
 //!
-//! - [`Call`]: what is asked for; [`Call::start`] asks, in all of the API's forms
-//! - [`Got`]: what a rank got; [`Call::check`] compares it with the reference
+//! - [`Call`]: what is asked for; [`Call::start`] makes the call, in all forms of the API
+//! - [`Got`]: what a rank received; [`Call::check`] compares it with the reference
 
 mod call;
 mod right;
@@ -18,18 +18,18 @@ pub use self::{
 use crate::reference::Between;
 
 impl Call {
-    /// Asks for it as the session's rank, which takes part.
+    /// Makes the call as the session's rank, which takes part in it.
     ///
     /// # Errors
-    /// What the session says; of a blocking form the failure of the operation, too.
+    /// The error of the session. A blocking form also returns the failure of the operation.
     pub fn start(&self, session: &Session, set: &ProcessSet) -> Result<Pending, GradwireError> {
         start::start(self, session, set)
     }
 
-    /// Asks for it, waits, and compares.
+    /// Makes the call, waits for its result and checks it.
     ///
     /// # Errors
-    /// What the session says, or what is wrong with the result.
+    /// The error of the session, or what is wrong with the result.
     pub fn run(&self, session: &Session, set: &ProcessSet, nodes: usize) -> Result<Got, String> {
         let text = |why: String| format!("{}: {why}", self.title());
         let pending = self.start(session, set).map_err(|error| text(error.to_string()))?;
@@ -39,20 +39,20 @@ impl Call {
         Ok(got)
     }
 
-    /// Compares what a rank got with the reference.
+    /// Compares what a rank received with the reference.
     ///
     /// # Errors
-    /// With what is wrong, in words.
+    /// What is wrong with the result, as text.
     pub fn check(&self, rank: u32, got: &Got, between: Between) -> Result<(), String> {
         right::check(self, rank, got, between)
             .map_err(|why| format!("rank {rank}, {}: {why}", self.title()))
     }
 }
 
-/// The failure that an operation came to, which is reported to all.
+/// The failure of an operation, which is reported to all ranks.
 ///
 /// # Panics
-/// If it came to anything else.
+/// If the operation succeeded or ended with another error.
 #[track_caller]
 pub fn failure<T: std::fmt::Debug>(result: Result<T, GradwireError>) -> Failure {
     match result {
@@ -61,10 +61,10 @@ pub fn failure<T: std::fmt::Debug>(result: Result<T, GradwireError>) -> Failure 
     }
 }
 
-/// Why a call was refused at once, before anything was started.
+/// Why a call was refused at once, before any operation was started.
 ///
 /// # Panics
-/// If it was not.
+/// If the call was not refused at once.
 #[track_caller]
 pub fn refusal<T: std::fmt::Debug>(result: Result<T, GradwireError>) -> String {
     match result {
@@ -74,13 +74,13 @@ pub fn refusal<T: std::fmt::Debug>(result: Result<T, GradwireError>) -> String {
     }
 }
 
-/// Whether groups of it can be asked for.
+/// Whether a group can be requested of this collective.
 pub fn has_groups(collective: Collective) -> bool {
     let grouped = [Collective::Allreduce, Collective::Allgather, Collective::ReduceScatter];
     grouped.contains(&collective)
 }
 
-/// The collectives that a call can be of.
+/// The collectives of which a call can be made.
 pub const COLLECTIVES: [Collective; 10] = [
     Collective::Allreduce,
     Collective::Broadcast,
@@ -94,19 +94,19 @@ pub const COLLECTIVES: [Collective; 10] = [
     Collective::SendReceive,
 ];
 
-/// Whether it reduces.
+/// Whether the collective reduces.
 pub fn reduces(collective: Collective) -> bool {
     let reduce = [Collective::Allreduce, Collective::Reduce, Collective::ReduceScatter];
     reduce.contains(&collective)
 }
 
-/// Whether it has a root that is asked for.
+/// Whether the request names a root.
 pub fn is_rooted(collective: Collective) -> bool {
     use Collective::{Broadcast, Gather, Reduce, Scatter};
     [Broadcast, Reduce, Gather, Scatter].contains(&collective)
 }
 
-/// A request of any collective with these dimensions; the root is there where it has one.
+/// A request with these dimensions, with the root where the collective has one.
 pub fn request(collective: Collective, dtype: DType, dims: &[u64], root: u32) -> Request {
     let shape = Shape::new(dims).expect("a shape");
     match collective {
@@ -118,7 +118,7 @@ pub fn request(collective: Collective, dtype: DType, dims: &[u64], root: u32) ->
     }
 }
 
-/// The same with another way to reduce.
+/// The same request with another reduction.
 pub fn with_op(request: Request, reduce_op: ReduceOp) -> Request {
     Request { reduce_op, ..request }
 }
@@ -150,7 +150,7 @@ mod tests {
         assert!(wrong.iter().all(|piece| check(piece).is_err()));
         let nothing = [vec![None], Vec::new()];
         assert!(nothing.iter().all(|nothing| call.check(4, nothing, one).is_err()));
-        // Of a reduction its part.
+        // The expected result of a reducescatter is the rank's part of the reduction.
         let asked = request(Collective::ReduceScatter, DType::U8, &[3], 0);
         let call = Call::same("w", &[0, 4], &asked);
         let sum = call.input(0, 0)[2].wrapping_add(call.input(4, 0)[2]);

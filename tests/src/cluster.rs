@@ -1,8 +1,8 @@
-//! A whole job in one process: a real coordinator and real daemons on ports of their own choice,
-//! and ranks that are threads with real sessions over real sockets and shared memory.
+//! A whole job in one process: a real coordinator and real daemons on ports that they choose, and
+//! ranks that are threads with real sessions over real sockets and shared memory.
 //!
-//! Nothing in here waits for longer than [`PATIENCE`], and a panic in any of Gradwire's own
-//! threads fails the job in [`Cluster::finish`], whatever the ranks saw of it.
+//! Every wait in this module has a limit, [`PATIENCE`] by default. A panic in a thread of Gradwire
+//! itself fails the job in [`Cluster::finish`], whatever the ranks reported.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,34 +30,34 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How long any part of a test's job may take.
+/// The longest time that any part of a test's job may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What kind of job to start.
+/// The job to start.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Ranks of each node.
+    /// The number of ranks on each node.
     pub slots: Vec<u32>,
-    /// Racks of the nodes; empty for none.
+    /// The rack of each node; empty for none.
     pub racks: Vec<String>,
     /// Settings, as `section.key=value`.
     pub set: Vec<String>,
 }
 
 impl Plan {
-    /// A job of nodes with these many ranks.
+    /// A job with one node for each number, which is its number of ranks.
     pub fn nodes(slots: &[u32]) -> Self {
         Self { slots: slots.to_vec(), racks: Vec::new(), set: Vec::new() }
     }
 
-    /// With a setting.
+    /// Adds a setting.
     #[must_use]
     pub fn set(mut self, setting: impl Into<String>) -> Self {
         self.set.push(setting.into());
         self
     }
 
-    /// With rack labels, one per node.
+    /// Adds rack labels, one per node.
     #[must_use]
     pub fn racks(mut self, racks: &[impl ToString]) -> Self {
         self.racks = racks.iter().map(ToString::to_string).collect();
@@ -69,27 +69,27 @@ impl Plan {
         if let Some(rack) = self.racks.get(order) {
             flags.push(format!("node.rack={rack}"));
         }
-        // Small segments: many jobs fit a small machine, and arenas have to grow.
+        // Small segments: many jobs fit on a small machine, and arenas have to grow.
         let small = ("GRADWIRE_WORKER__ARENA_SEGMENT_BYTES".to_owned(), "1MiB".to_owned());
         let layers = Layers { flags, environment: HashMap::from([small]), ..Layers::default() };
         Ok(Settings::load(&layers)?.settings)
     }
 }
 
-/// The coordinator, on a runtime of its own: so that it can be killed or stopped alone.
+/// The coordinator. It has a runtime of its own, so that it can be killed or stopped alone.
 #[derive(Debug)]
 struct Coordinator {
     runtime: Runtime,
     task: JoinHandle<Result<Ending>>,
 }
 
-/// A daemon that runs.
+/// A running daemon.
 #[derive(Debug)]
 pub struct RunningDaemon {
     task: JoinHandle<Result<Ending>>,
-    /// Ends it when cancelled.
+    /// Ends the daemon when cancelled.
     pub stop: CancellationToken,
-    /// Where its data plane listens.
+    /// The address of its data plane.
     pub data_address: SocketAddr,
 }
 
@@ -110,10 +110,10 @@ pub struct Cluster {
 
 static JOBS: AtomicU32 = AtomicU32::new(0);
 
-/// What panicked in Gradwire's own threads, in this process.
+/// The panics in Gradwire's own threads of this process.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Threads of Gradwire have names that begin so; those of the ranks and of the tests don't.
+/// The prefix of the names of Gradwire's threads. Threads of ranks and tests don't have it.
 const OWN_THREADS: &str = "gw-";
 
 fn watch_for_panics() {
@@ -135,14 +135,14 @@ impl Cluster {
     /// Starts the coordinator and the daemons.
     ///
     /// # Errors
-    /// When anything of it can't be started.
+    /// When a part of the job can't be started.
     pub fn start(plan: &Plan) -> Result<Self> {
         watch_for_panics();
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let job = JobId::new(&format!("test-{}-{number}", std::process::id()))?;
         let secret = Secret::generate();
         let runtime = runtime_of(2, "gw-control")?;
-        // One thread: whatever blocks it stops the whole coordinator.
+        // One thread: a task that blocks it stops the whole coordinator.
         let alone = runtime_of(1, "gw-coordinator")?;
         let stop_coordinator = CancellationToken::new();
         let listener = alone.block_on(TcpListener::bind("127.0.0.1:0"))?;
@@ -170,10 +170,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a daemon for a node, with some of its variables changed.
+    /// Starts the daemon of a node, with some of its variables changed.
     ///
     /// # Errors
-    /// When it can't be started.
+    /// When the daemon can't be started.
     pub fn daemon(&self, order: usize, changes: &[(&str, String)]) -> Result<RunningDaemon> {
         let mut variables = HashMap::from([
             ("GRADWIRE_JOB".into(), self.job.to_string()),
@@ -205,12 +205,12 @@ impl Cluster {
         &self.secret
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> u32 {
         self.plan.slots.iter().sum()
     }
 
-    /// The socket where a node's daemon listens for workers.
+    /// The socket on which a node's daemon listens for workers.
     pub fn socket(&self, order: usize) -> String {
         format!("@gradwire-{}-{order}", self.job)
     }
@@ -230,7 +230,7 @@ impl Cluster {
         panic!("there is no rank {rank}");
     }
 
-    /// What makes a rank's session.
+    /// The builder of a rank's session.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -244,8 +244,8 @@ impl Cluster {
             .start_timeout(PATIENCE)
     }
 
-    /// Runs `rank` on a thread for each rank and returns what they return, by rank. Each session
-    /// leaves the job when its thread is done.
+    /// Runs `rank` on a thread for each rank and returns the results in rank order. Each session
+    /// leaves the job when its thread ends.
     ///
     /// # Errors
     /// When a rank can't attach, panics (with the panic's text), or does not end.
@@ -256,7 +256,7 @@ impl Cluster {
         self.start_ranks(0..self.size(), rank).join()
     }
 
-    /// As [`Cluster::ranks`] for some of the ranks, without waiting for them.
+    /// Like [`Cluster::ranks`], but for some of the ranks, and without waiting for them.
     pub fn start_ranks<T: Send + 'static>(
         &self,
         which: impl IntoIterator<Item = u32>,
@@ -279,7 +279,7 @@ impl Cluster {
                     Ok(result)
                 };
                 let result = panic::catch_unwind(AssertUnwindSafe(life));
-                // Nobody listens once the test has given up.
+                // Nobody receives once the test has given up.
                 let _ = sender.send((rank, result.unwrap_or_else(|panic| Err(panicked(&*panic)))));
             });
         }
@@ -293,7 +293,7 @@ impl Cluster {
         }
     }
 
-    /// Stops the coordinator for a while: it is there and does nothing, its sockets stay open.
+    /// Blocks the coordinator for a while. Its sockets stay open.
     pub fn freeze_coordinator(&self, time: Duration) {
         if let Some(coordinator) = &self.coordinator {
             coordinator.runtime.spawn(async move { thread::sleep(time) });
@@ -303,13 +303,13 @@ impl Cluster {
     /// Waits for the end of a daemon.
     ///
     /// # Errors
-    /// When it doesn't end in time, or panicked.
+    /// When it doesn't end in time, or has panicked.
     pub fn ended(&self, daemon: RunningDaemon) -> Result<Ending> {
         let within = async { tokio::time::timeout(PATIENCE, daemon.task).await };
         self.runtime.block_on(within).context("a daemon did not end")??
     }
 
-    /// Waits until the job is over, and says how each daemon saw it end.
+    /// Waits until the job is over, and returns how each daemon saw it end.
     ///
     /// # Errors
     /// When it isn't over in time, or a part of it panicked.
@@ -329,10 +329,10 @@ impl Cluster {
     }
 }
 
-/// Runs a whole job, whose ranks all leave in good order; gives what they return, by rank.
+/// Runs a whole job, whose ranks all leave in good order. Returns their results in rank order.
 ///
 /// # Panics
-/// When anything of it goes wrong.
+/// When any part of the job fails.
 pub fn run_job<T: Send + 'static>(
     plan: &Plan,
     rank: impl Fn(&Session) -> T + Send + Sync + 'static,
@@ -352,7 +352,7 @@ fn runtime_of(threads: usize, name: &str) -> Result<Runtime> {
         .build()?)
 }
 
-/// Ranks that run.
+/// Running ranks.
 #[derive(Debug)]
 pub struct Ranks<T> {
     expected: Vec<u32>,
@@ -361,10 +361,10 @@ pub struct Ranks<T> {
 }
 
 impl<T> Ranks<T> {
-    /// Waits until all of them are attached.
+    /// Waits until all of these ranks are attached.
     ///
     /// # Panics
-    /// If one of them is not within the harness's patience.
+    /// If a rank does not attach within [`PATIENCE`].
     #[must_use]
     pub fn attached(self) -> Self {
         for rank in &self.expected {
@@ -374,15 +374,15 @@ impl<T> Ranks<T> {
         self
     }
 
-    /// Waits for all of them and gives their results in the order of the ranks.
+    /// Waits for all of these ranks and returns their results in rank order.
     ///
     /// # Errors
-    /// When one couldn't attach, panicked or did not end: with all of these.
+    /// When ranks couldn't attach, panicked or did not end: the errors of all of these.
     pub fn join(self) -> Result<Vec<T>> {
         self.join_within(PATIENCE)
     }
 
-    /// As [`Ranks::join`], for ranks that have much to do.
+    /// Like [`Ranks::join`], with a time limit, for ranks that have much to do.
     ///
     /// # Errors
     /// Those of [`Ranks::join`].

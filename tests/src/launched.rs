@@ -1,13 +1,14 @@
-//! Whole jobs as a user starts them: `gradwire run` with real daemons and real processes, watched
-//! from outside, and afterwards looked for everywhere (CLEAN).
+//! Whole jobs as a user starts them: `gradwire run` with real daemons and real processes. They are
+//! watched from outside. After the end of each job, everything that it might have left behind is
+//! searched for (CLEAN).
 //!
-//! - [`Launch`]: what to start; [`Job`]: it runs; [`Report`]: what it came to
-//! - [`processes`]: who of a job is alive
-//! - [`programs`]: the programs under test, built where they are not fresh
+//! - [`Launch`]: what to start; [`Job`]: the running job; [`Report`]: how it ended
+//! - [`processes`]: which processes of a job are alive
+//! - [`programs`]: the programs under test, built where they are out of date
 //! - [`network`]: two hosts made of network namespaces
 //!
-//! Every process of a job inherits a mark in its environment, by which it is found: nothing is ever
-//! looked for, let alone ended, by its name. Nothing in here waits for longer than a limit.
+//! Every process of a job inherits a mark in its environment, and is found by that mark. No process
+//! is searched for or ended by its name. Every wait in this module has a limit.
 
 pub mod network;
 pub mod processes;
@@ -42,7 +43,7 @@ pub use self::report::{Line, Report, Said};
 /// How long a job may take before the test gives up and ends it.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Between two looks at something that is waited for.
+/// The time between two checks of a condition that is waited for.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// `CLOCK_MONOTONIC` in microseconds, which is the same for all processes of a machine.
@@ -72,7 +73,7 @@ pub struct Launch {
 static JOBS: AtomicU32 = AtomicU32::new(0);
 
 impl Launch {
-    /// A job with the defaults, except that its ranks have little memory.
+    /// A job with the default settings, except that its ranks have little memory.
     #[expect(clippy::new_without_default, reason = "it makes a folder")]
     pub fn new() -> Self {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
@@ -88,78 +89,78 @@ impl Launch {
         launch.set("worker.arena_segment_bytes=1MiB")
     }
 
-    /// How many ranks.
+    /// Sets the number of ranks.
     #[must_use]
     pub fn ranks(self, ranks: u32) -> Self {
         self.words(&["-np", &ranks.to_string()])
     }
 
-    /// On which hosts.
+    /// Sets the hosts.
     #[must_use]
     pub fn hosts(self, hosts: &str) -> Self {
         self.words(&["-H", hosts])
     }
 
-    /// Two nodes with two ranks each.
+    /// Sets two nodes with two ranks each.
     #[must_use]
     pub fn two_by_two(self) -> Self {
         self.ranks(4).hosts("127.0.0.1:2,127.0.0.2:2")
     }
 
-    /// With a setting.
+    /// Adds a setting.
     #[must_use]
     pub fn set(self, setting: &str) -> Self {
         self.words(&["--set", setting])
     }
 
-    /// With options of `gradwire run`.
+    /// Adds options of `gradwire run`.
     #[must_use]
     pub fn words(mut self, words: &[&str]) -> Self {
         self.words.extend(words.iter().map(ToString::to_string));
         self
     }
 
-    /// With a variable.
+    /// Adds an environment variable.
     #[must_use]
     pub fn variable(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.environment.push((name.to_owned(), value.as_ref().to_owned()));
         self
     }
 
-    /// The launcher runs in this network namespace.
+    /// Runs the launcher in this network namespace.
     #[must_use]
     pub fn in_network(mut self, namespace: &str) -> Self {
         self.network = Some(namespace.to_owned());
         self
     }
 
-    /// How long it may take.
+    /// Sets how long the job may take.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// The ranks follow these steps; see `gradwire-test-rank`.
+    /// Lets the ranks follow these steps; see `gradwire-test-rank`.
     #[must_use]
     pub fn rank(self, steps: &[&str]) -> Self {
         let program = programs::beside("gradwire-test-rank").display().to_string();
         self.program(&[&[program.as_str()], steps].concat())
     }
 
-    /// The ranks run this.
+    /// Lets the ranks run this command.
     #[must_use]
     pub fn program(mut self, command: &[&str]) -> Self {
         self.command = command.iter().map(ToString::to_string).collect();
         self
     }
 
-    /// The job's folder, in which all of it runs.
+    /// The folder in which the whole job runs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes a program in that folder.
+    /// Writes a program into that folder.
     pub fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder().join(name);
         fs::write(&path, text).expect("a script");
@@ -167,8 +168,8 @@ impl Launch {
         path
     }
 
-    /// Hosts are reached by this stand-in for ssh: its text gets `$host`, and the remote command as
-    /// the remaining arguments.
+    /// Reaches hosts with this stand-in for ssh. The script has `$host`, and the remote command as
+    /// its remaining arguments.
     #[must_use]
     pub fn ssh(self, text: &str) -> Self {
         let script =
@@ -179,7 +180,7 @@ impl Launch {
             .set(&format!("launch.remote_gradwire={remote}"))
     }
 
-    /// Starts it.
+    /// Starts the job.
     pub fn start(self) -> Job {
         let gradwire = programs::gradwire();
         let mut command = match &self.network {
@@ -207,7 +208,7 @@ impl Launch {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Of its own, so that it can be ended with all that is in it.
+            // A group of its own, so that it can be ended with all of its processes.
             .process_group(0);
         let began_us = now_us();
         let mut launcher = command.spawn().expect("gradwire");
@@ -230,7 +231,7 @@ impl Launch {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     pub fn run(self) -> Report {
         self.start().finish()
     }
@@ -254,7 +255,7 @@ fn names_in(folder: &Path) -> HashSet<PathBuf> {
     fs::read_dir(folder).expect("the job's folder").flatten().map(|entry| entry.path()).collect()
 }
 
-/// A job that runs. Dropped before its end, it is ended.
+/// A running job. It is ended if it is dropped before its end.
 #[derive(Debug)]
 pub struct Job {
     launch: Launch,
@@ -263,10 +264,10 @@ pub struct Job {
     began_us: u64,
     lines: Lines,
     readers: Vec<JoinHandle<()>>,
-    /// The job's ids, as its processes say.
+    /// The job's ids, read from its processes.
     ids: Mutex<BTreeSet<String>>,
     before: HashSet<PathBuf>,
-    /// Whether the launcher is the one to clean up, and has done so when it ends.
+    /// Whether the launcher itself cleans up, so that nothing is left when it ends.
     orderly: bool,
 }
 
@@ -276,7 +277,7 @@ impl Job {
         self.launch.folder()
     }
 
-    /// Everything written so far.
+    /// All output so far.
     pub fn lines(&self) -> Vec<Line> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -289,7 +290,7 @@ impl Job {
         alive
     }
 
-    /// Waits until something is so; panics, with all that was written, if that takes too long.
+    /// Waits until `look` returns something. Panics with all output if that takes too long.
     #[track_caller]
     pub fn wait_for<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         loop {
@@ -303,7 +304,7 @@ impl Job {
         }
     }
 
-    /// Waits until so many ranks have said a word; gives all who have.
+    /// Waits until so many ranks have printed a word; returns all lines with that word.
     #[track_caller]
     pub fn until_said(&self, word: &str, ranks: usize) -> Vec<Said> {
         self.wait_for(&format!("{ranks} times '{word}'"), || {
@@ -314,8 +315,8 @@ impl Job {
         })
     }
 
-    /// The addresses of one kind (`grpc`, `metrics`, `data`) that services say they serve at, in
-    /// the order in which they said so. The launcher tells with `--verbose` only.
+    /// The addresses of one kind (`grpc`, `metrics`, `data`) at which services listen, in the order
+    /// in which they logged them. The launcher prints these lines only with `--verbose`.
     pub fn served(&self, kind: &str) -> Vec<String> {
         let key = format!("\"{kind}\":\"");
         let lines = self.lines();
@@ -323,7 +324,7 @@ impl Job {
         after.filter_map(|(_, rest)| Some(rest.split_once('"')?.0.to_owned())).collect()
     }
 
-    /// The process of a role.
+    /// The process with a role.
     #[track_caller]
     pub fn process(&self, role: Role) -> Process {
         self.wait_for(&format!("{role:?}"), || {
@@ -331,13 +332,13 @@ impl Job {
         })
     }
 
-    /// Sends a signal to a role's process; gives the time just before, as [`now_us`].
+    /// Sends a signal to the process with a role; returns the time just before, as [`now_us`].
     #[track_caller]
     pub fn signal(&mut self, role: Role, signal: Signal) -> u64 {
         let pid = match role {
             Role::Launcher => {
                 self.orderly &= signal != Signal::KILL;
-                // Also learns the job's id, which can't be asked for afterwards.
+                // Also notes the job's id, which can't be read afterwards.
                 drop(self.processes());
                 self.launcher.id()
             }
@@ -348,20 +349,20 @@ impl Job {
         at
     }
 
-    /// Makes a file in the job's folder, for which ranks wait with `until:name`.
+    /// Creates a file in the job's folder, for which ranks wait with `until:name`.
     pub fn allow(&mut self, name: &str) {
         let path = self.folder().join(name);
         fs::write(&path, "").expect("a file");
         self.before.insert(path);
     }
 
-    /// Waits for the launcher's end, and sees to it that nothing is left.
+    /// Waits for the launcher's end, and checks that nothing is left.
     #[track_caller]
     pub fn finish(self) -> Report {
         self.finish_and(|| {})
     }
 
-    /// As [`Job::finish`], with a look at the folder before it goes.
+    /// Like [`Job::finish`]; calls `look` before the folder is removed.
     #[track_caller]
     pub fn finish_and(mut self, look: impl FnOnce()) -> Report {
         let mut looked = Instant::now();
@@ -373,7 +374,7 @@ impl Job {
                 panic!("it did not end within {:?}: {:#?}", self.launch.limit, self.lines());
             }
             if looked.elapsed() > 10 * LOOK {
-                // The job's id is known while it runs only.
+                // The job's id can be read only while the job runs.
                 self.processes();
                 looked = Instant::now();
             }
@@ -388,7 +389,7 @@ impl Job {
         Report { status, began_us: self.began_us, took, lines: self.lines() }
     }
 
-    /// What there is of the job on this machine: processes, sockets, shared memory, files.
+    /// What exists of the job on this machine: processes, sockets, shared memory, files.
     pub fn traces(&self) -> Vec<String> {
         let mut left: Vec<String> =
             self.processes().iter().map(|process| format!("{process:?}")).collect();
@@ -405,8 +406,8 @@ impl Job {
         left
     }
 
-    /// CLEAN: no process, no socket, no file of the job is left, at once where the launcher sees to
-    /// it, and soon where it was killed.
+    /// CLEAN: no process, socket or file of the job is left. This holds at once if the launcher has
+    /// cleaned up, and soon if the launcher was killed.
     #[track_caller]
     fn assert_clean(&self) {
         let began = Instant::now();
@@ -424,7 +425,7 @@ impl Job {
         }
     }
 
-    /// A file that the job is to leave, under its folder.
+    /// Names a file in the job's folder that the job is expected to leave.
     pub fn leaves(&mut self, name: &str) {
         let path = self.folder().join(name);
         self.before.insert(path);
@@ -433,7 +434,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // After a panic nothing of the job may be in the way of other tests.
+        // After a panic, nothing of the job may disturb other tests.
         let group = i32::try_from(self.launcher.id()).ok().and_then(Pid::from_raw);
         if self.launcher.try_wait().is_ok_and(|status| status.is_none())
             && let Some(group) = group

@@ -1,13 +1,13 @@
-//! What the whole-system tests share. The tests themselves are in `tests/tests/`.
+//! What the tests of the whole system share. The tests themselves are in `tests/tests/`.
 //!
-//! - [`cluster`]: a coordinator, daemons and ranks, all real, in one process: ranks are threads
+//! - [`cluster`]: a real coordinator, real daemons and real ranks in one process; ranks are threads
 //!   here, so that many small jobs cost little
-//! - [`launched`]: jobs as a user starts them, with a process for each of their parts
-//! - [`mod@reference`]: what a collective must give, computed plainly
+//! - [`launched`]: jobs as a user starts them, with a process for each part
+//! - [`mod@reference`]: the right result of a collective, computed in a simple way
 //! - [`calls`]: a collective call as data: made through the public API, checked against the
 //!   reference
-//! - [`script`]: random jobs of such calls, made of a seed
-//! - [`raw`]: a worker made by hand, which says and writes what no real one would
+//! - [`script`]: random jobs of such calls, made from a seed
+//! - [`raw`]: a worker made by hand, which sends and writes what no real worker would
 
 #![forbid(unsafe_code)]
 

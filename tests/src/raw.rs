@@ -1,8 +1,8 @@
-//! A worker made by hand, which says and writes what no real one would.
+//! A worker made by hand, which sends and writes what no real worker would.
 //!
-//! A [`Stranger`] is a connection to a daemon's socket and nothing more. A [`RawWorker`] has
-//! attached as a rank, with a real control page, and does from then on only what the test says:
-//! it does not even beat.
+//! A [`Stranger`] is only a connection to a daemon's socket. A [`RawWorker`] has attached as a
+//! rank, with a real control page. From then on it does only what the test asks for: it does not
+//! even send heartbeats.
 
 use std::{
     fs::{self, File},
@@ -49,7 +49,7 @@ impl Stranger {
     /// Connects to a socket in the abstract namespace, `@name`.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When nobody listens on it.
     pub fn connect(socket: &str) -> Result<Self> {
         let name = socket.strip_prefix('@').context("the socket must be abstract")?;
         let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
@@ -58,7 +58,7 @@ impl Stranger {
         Ok(Self(stream))
     }
 
-    /// Says something, with descriptors.
+    /// Sends a message, with descriptors.
     ///
     /// # Errors
     /// When the daemon has closed the connection.
@@ -67,7 +67,7 @@ impl Stranger {
         Ok(handover::send(&self.0, &message.encode_to_vec(), fds)?)
     }
 
-    /// As [`Stranger::say`], with more descriptors than a frame may have.
+    /// Like [`Stranger::say`], with more descriptors than a frame may have.
     ///
     /// # Errors
     /// When the daemon has closed the connection.
@@ -89,15 +89,15 @@ impl Stranger {
         Ok((&self.0).write_all(bytes)?)
     }
 
-    /// Ends its half of the connection: as the death of a process, seen by the daemon.
+    /// Closes its half of the connection. The daemon sees the same when a process dies.
     pub fn hang_up(&self) {
         let _ = self.0.shutdown(Shutdown::Write);
     }
 
-    /// What the daemon says next; `None` once it has closed the connection.
+    /// The next message of the daemon; `None` once it has closed the connection.
     ///
     /// # Errors
-    /// When nothing comes in time, or no message.
+    /// When nothing arrives in time, or something that is not a message.
     pub fn receive(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
         let frame = match handover::receive(&self.0) {
             Ok(Some(frame)) => frame,
@@ -111,10 +111,10 @@ impl Stranger {
         Ok(Some((reply.context("a message of an unknown kind")?, frame.fds)))
     }
 
-    /// Waits until the daemon has closed the connection, whatever it says before.
+    /// Waits until the daemon has closed the connection, and ignores its messages before that.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the daemon does not close it in time.
     pub fn wait_for_end(&self) -> Result<()> {
         let mut rest = [0; 4096];
         loop {
@@ -127,10 +127,10 @@ impl Stranger {
         }
     }
 
-    /// The daemon's challenge, which is the first thing that it says.
+    /// The daemon's challenge, which is its first message.
     ///
     /// # Errors
-    /// When it says anything else.
+    /// When the daemon sends another message.
     pub fn challenge(&self) -> Result<pb::Challenge> {
         match self.receive()? {
             Some((Reply::Challenge(challenge), _)) => Ok(challenge),
@@ -138,10 +138,10 @@ impl Stranger {
         }
     }
 
-    /// The daemon's refusal, in words, and the end of the connection after it.
+    /// The text of the daemon's refusal, after which it closes the connection.
     ///
     /// # Errors
-    /// When it says anything else.
+    /// When the daemon sends another message.
     pub fn refusal(&self) -> Result<String> {
         match self.receive()? {
             Some((Reply::Refused(failure), _)) => {
@@ -153,7 +153,7 @@ impl Stranger {
     }
 }
 
-/// The message with which a rank attaches; a test spoils it before the proof is made.
+/// The message with which a rank attaches. A test can spoil it before the proof is made.
 pub fn attach(
     cluster: &Cluster,
     local_rank: u32,
@@ -183,10 +183,10 @@ pub fn attach(
 /// The start of the first segment.
 pub const START: Place = Place { segment: 0, offset: 0 };
 
-/// A submission to the set of all ranks, with every input and every output at [`START`].
+/// A submission to the process set of all ranks, with every input and output at [`START`].
 ///
 /// # Panics
-/// If the name is none.
+/// If the name is not valid.
 pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
     let places = vec![START; request.parts()];
     Submission {
@@ -201,7 +201,7 @@ pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
     }
 }
 
-/// A rank that does only what the test says.
+/// A rank that does only what the test asks for.
 #[derive(Debug)]
 pub struct RawWorker {
     /// The connection to the daemon.
@@ -236,10 +236,10 @@ impl RawWorker {
         Ok(Self { socket, control, doorbell, page, segments: Vec::new() })
     }
 
-    /// Hands over memory; gives its number.
+    /// Hands over a memory segment; returns its number.
     ///
     /// # Errors
-    /// When there is no memory, or the daemon does not take it.
+    /// When there is no memory, or the daemon does not accept it.
     pub fn add_segment(&mut self, bytes: u64) -> Result<u32> {
         let number = self.segments.len() as u32;
         let (segment, fd) = Segment::create("gradwire-test-segment", bytes, HugePages::Never)?;
@@ -253,7 +253,7 @@ impl RawWorker {
         Ok(number)
     }
 
-    /// Submits, whatever it may be.
+    /// Writes a submission into the ring, whether it is valid or not.
     ///
     /// # Errors
     /// When the ring has no room.
@@ -272,8 +272,8 @@ impl RawWorker {
         Ok((&self.doorbell).write_all(&1u64.to_ne_bytes())?)
     }
 
-    /// Makes reading the doorbell block where there is nothing to be read: it is the daemon's as
-    /// well.
+    /// Makes reads of the doorbell block where there is nothing to read. The daemon shares the
+    /// doorbell, and so this mode.
     ///
     /// # Errors
     /// When the system refuses it.
@@ -281,15 +281,14 @@ impl RawWorker {
         Ok(fcntl_setfl(&self.doorbell, OFlags::RDWR)?)
     }
 
-    /// Writes into the control page, past everything that knows what it is. Through the
-    /// system, as a debugger would: so that it takes no code here that the compiler can't check.
-    ///
+    /// Writes into the control page, past all code that knows its layout. It writes through the
+    /// system, as a debugger would, so no code that the compiler can't check is needed here.
     /// # Errors
     /// When the page can't be found or written to.
     pub fn scribble(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         ensure!(offset + bytes.len() as u64 <= CONTROL_BYTES, "that is not within the page");
         let maps = fs::read_to_string("/proc/self/maps")?;
-        // Worker and daemon have mapped the same pages: either mapping will do.
+        // Worker and daemon have mapped the same pages: either mapping works.
         let line = maps.lines().find(|line| line.contains(&self.page));
         let start =
             line.and_then(|line| line.split('-').next()).context("there is no such page")?;
@@ -298,10 +297,10 @@ impl RawWorker {
         Ok(memory.write_all_at(bytes, start + offset)?)
     }
 
-    /// The next answer.
+    /// The next completion.
     ///
     /// # Errors
-    /// When none comes in time.
+    /// When none arrives in time.
     pub fn completed(&self) -> Result<Completion> {
         let begin = Instant::now();
         loop {
@@ -314,10 +313,10 @@ impl RawWorker {
         }
     }
 
-    /// The failure of a submission, which is the next thing that the daemon says.
+    /// The failure of a submission, which is the daemon's next message.
     ///
     /// # Errors
-    /// When it says anything else.
+    /// When the daemon sends another message.
     pub fn failed(&self) -> Result<(Vec<u64>, gradwire_proto::Failure)> {
         match self.socket.receive()? {
             Some((Reply::TensorFailed(pb::TensorFailed { tickets, failure: Some(why) }), _)) => {
@@ -327,11 +326,10 @@ impl RawWorker {
         }
     }
 
-    /// The failure that ended the job for this worker; what else the daemon says before is
-    /// ignored.
+    /// The failure that ended the job for this worker. Earlier messages are ignored.
     ///
     /// # Errors
-    /// When it does not come.
+    /// When it does not arrive.
     pub fn aborted(&self) -> Result<gradwire_proto::Failure> {
         loop {
             match self.socket.receive()?.context("the daemon has gone without a word")?.0 {

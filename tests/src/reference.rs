@@ -1,7 +1,7 @@
-//! What a collective must give, computed in the plainest way: in `f64` or in integers, one element
-//! after the other, knowing nothing of flows, pieces, schedules and kernels.
+//! The right results of collectives, computed in a simple way: in `f64` or in integers, one element
+//! after the other, without flows, pieces, schedules and kernels.
 //!
-//! - [`Dice`]: numbers that are the same for the same seed
+//! - [`Dice`]: random numbers that are the same for the same seed
 //! - [`fill`]: what ranks contribute
 //! - [`Reduction`]: checks the reduction of contributions
 //! - [`adasum`]: the formula of Adasum
@@ -16,12 +16,12 @@ use rand_xoshiro::{
 
 use self::number::{float, float_bytes, integer, is_short, part_of, precision, wrap};
 
-/// A small generator of numbers: the same seed gives the same numbers everywhere.
+/// A small random number generator. The same seed gives the same numbers everywhere.
 #[derive(Debug, Clone)]
 pub struct Dice(SplitMix64);
 
 impl Dice {
-    /// A generator for a thing that several numbers name.
+    /// The generator whose seed is made of several numbers.
     pub fn of(parts: &[u64]) -> Self {
         let seed = parts.iter().fold(0, |seed, part| Self::at(seed).roll() ^ part);
         Self::at(seed)
@@ -41,17 +41,17 @@ impl Dice {
         self.roll() % bound
     }
 
-    /// Whether something happens that happens once in so many times.
+    /// True once in so many times.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of several things.
+    /// One of several things, at random.
     pub fn pick<T: Clone>(&mut self, things: &[T]) -> T {
         things[self.below(things.len() as u64) as usize].clone()
     }
 
-    /// Puts things in another order.
+    /// Puts things into a random order.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for end in (1..things.len()).rev() {
             things.swap(end, self.below(end as u64 + 1) as usize);
@@ -59,18 +59,18 @@ impl Dice {
     }
 }
 
-/// What numbers ranks contribute, where they are floats. (Integers and truth values are any bits.)
+/// The numbers that ranks contribute as floats. (Integers and truth values have random bits.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
-    /// -1, 0 and 1, of which every type holds the sums of eight: results have no error at all.
+    /// -1, 0 and 1. Every type holds the sums of eight of them, so results have no error at all.
     Exact,
     /// Numbers whose sums and products stay within the range of the smallest float.
     Usual,
-    /// Those, and infinities, NaN and the negative zero.
+    /// The usual numbers, infinities, NaN and negative zero.
     Wild,
 }
 
-/// All numbers that may be contributed.
+/// All numbers that a rank may contribute.
 fn palette(op: ReduceOp, values: Values) -> Vec<f64> {
     const WILD: [f64; 4] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0];
     if values == Values::Exact {
@@ -84,7 +84,7 @@ fn palette(op: ReduceOp, values: Values) -> Vec<f64> {
     (0..257).map(usual).chain(WILD.into_iter().cycle().take(wild)).collect()
 }
 
-/// Fills a rank's tensor with numbers of its own.
+/// Fills a rank's tensor with random numbers.
 pub fn fill(dtype: DType, op: ReduceOp, values: Values, dice: &mut Dice, bytes: &mut [u8]) {
     if dtype == DType::Bool {
         // Any byte but 0 is true.
@@ -103,50 +103,52 @@ pub fn fill(dtype: DType, op: ReduceOp, values: Values, dice: &mut Dice, bytes: 
     }
 }
 
-/// What is between the contributors.
+/// What lies between the contributors.
 #[derive(Debug, Clone, Copy)]
 pub struct Between {
-    /// On how many nodes they are, at most.
+    /// The largest number of nodes that they are on.
     pub nodes: usize,
-    /// As what floats of at most 32 bits travel between those.
+    /// The compression of floats of at most 32 bits between these nodes.
     pub compression: Compression,
 }
 
 impl Between {
-    /// So many nodes, to which everything travels as it is.
+    /// So many nodes, without compression between them.
     pub fn nodes(nodes: usize) -> Self {
         Self { nodes, compression: Compression::None }
     }
 }
 
-/// A reduction to be checked.
+/// A reduction to check.
 #[derive(Debug, Clone, Copy)]
 pub struct Reduction {
     /// Element type.
     pub dtype: DType,
-    /// How.
+    /// The reduction.
     pub op: ReduceOp,
-    /// The factor of each contribution.
+    /// The factor by which each contribution is multiplied.
     pub prescale: f64,
-    /// The factor of the result.
+    /// The factor by which the result is multiplied.
     pub postscale: f64,
     /// Whether the contributions are [`Values::Exact`].
     pub exact: bool,
-    /// What is between the contributors.
+    /// What lies between the contributors.
     pub between: Between,
 }
 
 impl Reduction {
-    /// Compares the result of reducing `inputs`, by rank. Integers are exact, and what factors make
-    /// of them is computed in f64 and truncated. For floats with the unit roundoff u the error is
-    /// at most ((1+u)^k − 1) times the sum of the absolute values (product: the absolute value)
-    /// that were reduced, where k roundings may happen: of the types that are summed in f32 two on
-    /// each node and one for the result, of the others two for each of the n contributions and some
-    /// for the scaling and the division; where f32 travels as bf16 one to that on each node besides
-    /// (product: two). NaN and infinities are where the reference has them.
+    /// Compares `result` with the reduction of `inputs`, which are in rank order.
+    ///
+    /// - Integers are exact. Scaled integers are computed in f64 and truncated.
+    /// - The error of a float is at most ((1+u)^k − 1) times the sum of the absolute values
+    ///   (product: the absolute value) that were reduced. Here u is the unit roundoff, and k is the
+    ///   number of roundings: two for each of the n contributions, and some for the scaling and the
+    ///   division. Short floats have these roundings in f32, and one in their own type. Where
+    ///   floats travel as bf16, there is one rounding to bf16 on each node besides (product: two).
+    /// - NaN and infinities are where the reference has them.
     ///
     /// # Errors
-    /// With the first element that is wrong.
+    /// The first element that is wrong.
     pub fn check(&self, inputs: &[&[u8]], result: &[u8]) -> Result<(), String> {
         let given = inputs.first().map_or(0, |input| input.len());
         if result.len() != given {
@@ -193,7 +195,7 @@ impl Reduction {
             1.0 => all / divisor,
             factor => scaled(dtype, all, factor, divisor),
         };
-        // Truth values come back as 0 and 1 and nothing else.
+        // Truth values are returned as 0 and 1 and nothing else.
         let got = if truth { i128::from(got[0]) } else { integer(dtype, got) };
         if got == right {
             Ok(())
@@ -227,7 +229,7 @@ impl Reduction {
         } else {
             let (unit, smallest) = precision(part);
             let Between { nodes, compression } = self.between;
-            // Short floats are computed in f32, whatever is between the nodes, and rounded once.
+            // Short floats are computed in f32 and rounded once, whatever lies between the nodes.
             let (computed, _) = precision(if is_short(part) { DType::F32 } else { part });
             let computed = 2.0 * (ranks + 3.0) * computed.ln_1p();
             let (mut logarithm, mut least) = if is_short(part) {
@@ -238,7 +240,7 @@ impl Reduction {
             let travels = is_short(part) || self.dtype == DType::F32;
             if compression == Compression::Bf16 && travels && nodes > 1 {
                 let (unit, smallest) = precision(DType::Bf16);
-                // In a product every rounding on every way counts, also those of the other
+                // In a product, every rounding counts on every way, also the roundings of the other
                 // operands.
                 let ways = if self.op == ReduceOp::Product { 2.0 } else { 1.0 };
                 logarithm += ways * nodes as f64 * unit.ln_1p();
@@ -252,7 +254,7 @@ impl Reduction {
     }
 }
 
-/// What a factor makes of an integer: the product in f64, truncated, within the type's range.
+/// An integer times a factor: the product in f64, truncated, within the type's range.
 fn scaled(dtype: DType, value: i128, factor: f64, divisor: i128) -> i128 {
     if factor == 1.0 {
         return value;
@@ -266,8 +268,8 @@ fn scaled(dtype: DType, value: i128, factor: f64, divisor: i128) -> i128 {
     (product as i128).clamp(*range.start(), *range.end())
 }
 
-/// Adasum by its formula (docs/collectives.md): ranks are combined in pairs, then pairs in pairs;
-/// an odd one waits for the next level.
+/// Adasum by its formula (docs/collectives.md): ranks are combined in pairs, then pairs in pairs.
+/// An odd one waits for the next level.
 pub fn adasum(mut vectors: Vec<Vec<f64>>) -> Vec<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     while vectors.len() > 1 {
@@ -327,7 +329,7 @@ mod tests {
         }
     }
 
-    /// What is lost on the way as bf16 is forgiven there, and nowhere else.
+    /// The error of bf16 is accepted where compression makes it, and nowhere else.
     #[test]
     fn rounding_on_the_way_is_distinguished_from_mistakes() {
         let check = |dtype, nodes, compression, got: f64| {
@@ -348,7 +350,7 @@ mod tests {
         assert!(!check(DType::C64, 2, Compression::Bf16, near));
     }
 
-    /// Two that are the same give that one, two at right angles their sum.
+    /// Adasum of two equal vectors is that vector; of two orthogonal vectors it is their sum.
     #[test]
     fn adasum_takes_out_what_vectors_have_in_common() {
         assert_eq!(adasum(vec![vec![2.0, 1.0]; 5]), [2.0, 1.0]);

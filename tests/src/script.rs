@@ -1,11 +1,12 @@
-//! A random job, made of nothing but a seed: every rank makes the same one for itself, in whatever
-//! process it is, does its part of it, and any rank's results can be checked by anybody.
+//! A random job, made from nothing but a seed. Every rank makes the same job for itself, in
+//! whatever process it is, and does its part of it. Every process can check the results of every
+//! rank.
 //!
-//! There are phases. In each of them a process set may be made and others removed, while calls of
-//! all sets are in flight; every call is made twice, the second time under names that the
-//! coordinator knows by then. Each rank submits and waits in an order of its own, as far as the API
-//! allows: unnamed calls, messages and the making of sets have to come in the same order. At the
-//! end each rank has data for another number of calls, and joins.
+//! The job has phases. In each phase, a process set may be added and others removed, while calls of
+//! all sets are in flight. Every call is made twice: the second time the coordinator knows its
+//! name. Each rank submits and waits in an order of its own, as far as the API allows: unnamed
+//! calls, messages and new sets must come in the same order on all ranks. At the end, each rank has
+//! data for a different number of calls, and joins.
 
 mod random;
 
@@ -23,7 +24,7 @@ use crate::{
     reference::{Between, Dice},
 };
 
-/// What works without ranks that have joined.
+/// The collectives that work without ranks that have joined.
 const DO_WITHOUT: [Collective; 6] = [
     Collective::Allreduce,
     Collective::Broadcast,
@@ -40,9 +41,9 @@ const ROUNDS: u64 = 2;
 #[derive(Debug, Clone)]
 struct Set {
     ranks: Vec<u32>,
-    /// In which phase it is made.
+    /// The phase in which it is added.
     made: usize,
-    /// At the end of which phase it is removed; past the last for none.
+    /// The phase at whose end it is removed; [`PHASES`] if it is never removed.
     removed: usize,
 }
 
@@ -50,15 +51,15 @@ struct Set {
 #[derive(Debug, Clone)]
 struct Planned {
     phase: usize,
-    /// Of which set; 0 is all ranks.
+    /// The number of its process set; 0 is all ranks.
     set: usize,
     call: Call,
 }
 
-/// Which call, and which time it is made.
+/// The number of a call, and of the round in which it is made.
 pub type Key = (usize, u64);
 
-/// What a rank got of the calls that it was a part of.
+/// What a rank received from the calls that it took part in.
 pub type Results = BTreeMap<Key, Got>;
 
 /// A random job.
@@ -70,13 +71,13 @@ pub struct Script {
     seed: u64,
     sets: Vec<Set>,
     calls: Vec<Planned>,
-    /// Of those that have data left, in the end.
+    /// The last calls, of the ranks that still have data then.
     last: Vec<Call>,
 }
 
 impl Script {
-    /// The job of a seed, with so many calls, whose tensors have at most so many bytes. One with
-    /// fewer calls is the beginning of one with more.
+    /// The job of a seed, with so many calls, whose tensors have at most so many bytes. A job with
+    /// fewer calls is the beginning of the job with more calls.
     pub fn of(seed: u64, calls: usize, most_bytes: u64) -> Self {
         let mut dice = Dice::of(&[seed]);
         let plan = random::plan(&mut dice);
@@ -88,7 +89,7 @@ impl Script {
         let size = plan.slots.iter().sum();
         let mut sets = vec![Set { ranks: (0..size).collect(), made: 0, removed: PHASES }];
         for phase in 0..PHASES {
-            // At most one in each phase; some of them stay until the end.
+            // At most one set in each phase. Some sets stay until the end.
             if dice.below(4) > 0 {
                 let ranks = random::members(&mut dice, size);
                 let removed = phase + dice.below((PHASES - phase) as u64 + 1) as usize;
@@ -119,7 +120,7 @@ impl Script {
         Self { plan, compression, seed, sets, calls: planned, last }
     }
 
-    /// A call as it is made in a round: with numbers of its own.
+    /// A call as it is made in a round, with the data of that round.
     fn call(&self, (index, round): Key) -> Call {
         let planned = self.calls.get(index).map(|planned| &planned.call);
         let mut call = planned.unwrap_or_else(|| &self.last[index - self.calls.len()]).clone();
@@ -127,7 +128,7 @@ impl Script {
         call
     }
 
-    /// The calls of a phase that concern a rank, in an order of its own.
+    /// The calls of a phase that a rank takes part in, in an order of its own.
     fn order(&self, phase: usize, rank: u32, dice: &mut Dice) -> Vec<usize> {
         let concerns = |index: &usize| {
             let planned = &self.calls[*index];
@@ -135,7 +136,7 @@ impl Script {
         };
         let mut order: Vec<usize> = (0..self.calls.len()).filter(concerns).collect();
         dice.shuffle(&mut order);
-        // Those without a name are distinguished by their order within the set.
+        // Unnamed calls are distinguished by their order within the set.
         for set in 0..self.sets.len() {
             let unnamed = |index: usize| {
                 let planned = &self.calls[index];
@@ -151,10 +152,10 @@ impl Script {
         order
     }
 
-    /// One rank's part.
+    /// Does one rank's part.
     ///
     /// # Errors
-    /// With the first call that failed.
+    /// The first call that failed.
     pub fn run(&self, session: &Session) -> Result<Results, String> {
         let mut dice = Dice::of(&[self.seed, 3, session.rank().into()]);
         let mut sets = vec![Some(session.global_process_set())];
@@ -165,7 +166,7 @@ impl Script {
             let made = (1..sets.len()).find(|set| round == 0 && self.sets[*set].made == phase);
             let mut pending = Vec::new();
             if let Some(made) = made {
-                // Somewhere in between, but before the first call of the new set.
+                // At a random place, but before the first call of the new set.
                 let at = dice.below(order.len() as u64 + 1) as usize;
                 let later = order.split_off(at);
                 let (held, now): (Vec<usize>, Vec<usize>) =
@@ -195,7 +196,7 @@ impl Script {
         Ok(results)
     }
 
-    /// The last calls, of which this rank makes those that it has data for before it joins.
+    /// Makes those of the last calls that this rank has data for, and joins.
     fn run_out(
         &self,
         session: &Session,
@@ -221,7 +222,7 @@ impl Script {
             Ok(last) if last < session.size() => {}
             other => return Err(format!("the join came to {other:?}")),
         }
-        // And everybody is there again.
+        // All ranks take part again.
         session.barrier().map_err(|error| format!("after the join: {error}"))
     }
 
@@ -252,16 +253,16 @@ impl Script {
         Ok(())
     }
 
-    /// Checks what one rank got.
+    /// Checks what one rank received.
     ///
     /// # Errors
-    /// With the first result that is wrong.
+    /// The first result that is wrong.
     pub fn check_rank(&self, rank: u32, results: &Results) -> Result<(), String> {
         let between = Between { nodes: self.plan.slots.len(), compression: self.compression };
         results.iter().try_for_each(|(key, got)| self.call(*key).check(rank, got, between))
     }
 
-    /// What all members of a call must get the same bits of, in short (SAME).
+    /// A hash of each result whose bits all members of the call share (SAME).
     pub fn digests(&self, results: &Results) -> BTreeMap<Key, u64> {
         let shared = results.iter().filter(|(key, _)| self.call(**key).is_shared());
         let digest = |got: &Got| {
@@ -272,10 +273,10 @@ impl Script {
         shared.map(|(key, got)| (*key, digest(got))).collect()
     }
 
-    /// SAME: what several ranks got of one call has identical bits.
+    /// SAME: the results of one call have identical bits on all ranks.
     ///
     /// # Errors
-    /// With the first call whose results differ.
+    /// The first call whose results differ.
     pub fn check_same(&self, digests: &[BTreeMap<Key, u64>]) -> Result<(), String> {
         let mut first = BTreeMap::new();
         for (rank, own) in digests.iter().enumerate() {
@@ -290,10 +291,10 @@ impl Script {
         Ok(())
     }
 
-    /// Checks what all ranks got, by rank: everybody everything that concerns them.
+    /// Checks the results of all ranks, in rank order: each rank has a result of each of its calls.
     ///
     /// # Errors
-    /// With the first result that is wrong, differs or is not there.
+    /// The first result that is wrong, differs or is missing.
     pub fn check(&self, results: &[Results]) -> Result<(), String> {
         for (rank, own) in (0..).zip(results) {
             let concerned = self.calls.iter().filter(|c| c.call.ranks.contains(&rank)).count();

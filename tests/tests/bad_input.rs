@@ -1,6 +1,7 @@
-//! Every collective's bad input: what one rank alone can see is refused at the call, what only all
-//! together can see is reported to all of them, with who asked for what (TELL). The job goes on.
-//! (Allreduce and broadcast are in `disagreement.rs`, process sets and join in their own files.)
+//! Bad input of every collective. What one rank can see alone is refused at the call. What only all
+//! ranks together can see is reported to all of them, with who asked for what (TELL). The job goes
+//! on. (Allreduce and broadcast are in `disagreement.rs`; process sets and join have their own
+//! files.)
 
 use gradwire_proto::{Collective, DType, FailureKind, Part, Rank, ReduceOp, Request, Shape};
 use gradwire_tests::{
@@ -28,14 +29,15 @@ fn group(of: Collective, parts: &[(DType, &[u64])]) -> Request {
     Request { more, ..request(of, parts[0].0, parts[0].1, 0) }
 }
 
-/// That the job goes on: an allreduce of all ranks.
+/// Checks that the job goes on: an allreduce of all ranks.
 fn goes_on(session: &Session) {
     let mut one = [1u32];
     session.allreduce_slice(&mut one, AllreduceOptions::named("on").op(ReduceOp::Sum)).unwrap();
     assert_eq!(one, [session.size()]);
 }
 
-/// What the odd rank asks for and what the others do; how the text begins; lines of its table.
+/// The odd rank's request, the request of the others, the beginning of the error, and the cells of
+/// both in its table.
 struct Case {
     odd: Request,
     others: Request,
@@ -118,11 +120,11 @@ fn what_ranks_disagree_on_is_reported_to_all_with_who_asked_for_what() {
             let name = format!("tensor.{index}");
             let mut call = Call::same(name.clone(), all.ranks(), &case.others);
             call.requests[2] = case.odd;
-            // All tensors of a group fail together, and nobody waits for any of them.
+            // All tensors of a group fail together, and no rank waits for any of them.
             let reported = failure(call.start(session, &all).and_then(|pending| pending.finish()));
             assert_eq!((reported.kind, &reported.tensor), (FailureKind::Disagreement, &name));
             goes_on(session);
-            // The name is not spoilt.
+            // The name can be used again.
             Call::same(name, all.ranks(), &case.others).run(session, &all, 2).unwrap();
             reported.what
         };
@@ -144,7 +146,7 @@ fn what_ranks_disagree_on_is_reported_to_all_with_who_asked_for_what() {
     assert!(reported.iter().all(|all| *all == reported[0]), "every rank receives the same");
 }
 
-/// What a call says at once, on a job of two ranks.
+/// A call that is refused at once, in a job of two ranks.
 type Ask = fn(&Session) -> Result<(), GradwireError>;
 
 fn zeros(session: &Session, dims: &[usize]) -> Tensor<f32> {
@@ -290,7 +292,7 @@ fn what_one_rank_can_see_is_refused_at_the_call() {
         }
         assert_eq!(session.stats().operations, 0, "nothing was started");
         goes_on(session);
-        // Nothing of it counts: unnamed calls and messages still meet.
+        // The refused calls don't count: unnamed calls and messages still match.
         let mut tensor = zeros(session, &[1]);
         session.allreduce(&mut tensor, AllreduceOptions::default()).unwrap();
         if session.rank() == 0 {
@@ -307,7 +309,7 @@ fn a_message_of_another_type_or_shape_than_expected_is_an_error_at_both_ends() {
         0 => {
             let sent = failure(session.send(&zeros(session, &[3]), SendOptions::to_rank(2)));
             assert!(sent.what.starts_with("the ranks disagree on dtype"), "{sent}");
-            // Its shape is the receiver's affair.
+            // The sender need not know the receiver's shape.
             session.send(&zeros(session, &[2, 2]), SendOptions::to_rank(2)).unwrap();
         }
         2 => {
@@ -337,7 +339,7 @@ fn objects_that_are_too_large_or_of_another_type_fail_on_every_rank() {
         let reported = failure(session.allgather_object(&mine, AllgatherOptions::default()));
         assert!(reported.what.contains(expected) && reported.rank == Some(Rank(1)), "{reported}");
         goes_on(session);
-        // Rank 0 says a number, the others want a text.
+        // Rank 0 sends a number, the others expect a text.
         let own = (session.rank() == 0).then_some(300u64);
         if session.rank() == 0 {
             session.broadcast_object(own.as_ref(), BroadcastOptions::from_rank(0)).unwrap();
@@ -362,7 +364,7 @@ fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
                         (2 such indices)";
         assert!(reported.what.contains(expected), "{reported}");
         goes_on(session);
-        // Another number of columns on one rank.
+        // One rank has a different number of columns.
         let cols = if session.rank() == 1 { 2 } else { 1 };
         let values = vec![1.0f32; cols as usize];
         let rows = SparseRows { rows: 10, cols, indices: vec![3], values };
@@ -375,7 +377,7 @@ fn a_sparse_index_out_of_range_fails_on_every_rank_and_is_named() {
     });
 }
 
-/// As the library would never ask: the coordinator tells all, with the rank.
+/// The session never asks for this: the coordinator reports it to all, with the rank.
 #[test]
 fn splits_that_no_session_would_give_are_reported_to_all() {
     use gradwire_tests::cluster::Cluster;

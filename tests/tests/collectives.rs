@@ -1,4 +1,4 @@
-//! Whole jobs in one process: what ranks get back.
+//! Whole jobs in one process, and the results that ranks receive.
 
 use std::{
     sync::{
@@ -84,12 +84,13 @@ fn a_barrier_separates_what_was_before_from_what_comes_after() {
     run(&Plan::nodes(&[2, 2]), move |session| {
         for round in 0..ROUNDS {
             if round % session.size() == session.rank() {
-                thread::sleep(Duration::from_millis(5)); // somebody else is late in every round
+                thread::sleep(Duration::from_millis(5)); // another rank is late in every round
             }
             come.fetch_add(1, SeqCst);
             session.barrier().unwrap();
             let seen = come.load(SeqCst);
-            // All have come to this round, and this rank has not come to the next.
+            // All ranks have reached this round. Others may have reached the next one, but not this
+            // rank.
             let all = session.size() * (round + 1);
             assert!((all..all + session.size()).contains(&seen), "{seen} in round {round}");
         }
@@ -100,7 +101,7 @@ fn a_barrier_separates_what_was_before_from_what_comes_after() {
 fn ordinary_memory_is_reduced_and_broadcast_too() {
     let results = run(&Plan::nodes(&[1, 2]), |session| {
         let mut values: Vec<f64> = (0..10_007).map(|i| f64::from(i + session.rank())).collect();
-        // Not at the start of an allocation, and of an odd length.
+        // An odd length, and not at the start of an allocation.
         session.allreduce_slice(&mut values[3..], sum("slice")).unwrap();
         let mut bytes = vec![session.rank() as u8; 777];
         session.broadcast_slice(&mut bytes[1..], BroadcastOptions::from_rank(1)).unwrap();
@@ -118,7 +119,7 @@ fn ordinary_memory_is_reduced_and_broadcast_too() {
     }
 }
 
-/// More pieces than are under way at a time, the last one shorter; of two slices at once, too.
+/// More pieces than are in flight at once, with a shorter last piece; also two slices at once.
 #[test]
 fn large_slices_are_reduced_in_pieces() {
     const PIECE: usize = (1 << 20) / 4;
@@ -183,7 +184,7 @@ fn a_name_may_stand_for_another_tensor_in_another_step() {
             let mut tensor = session.tensor(&vec![step as f32; len], &[len]).unwrap();
             session.allreduce(&mut tensor, sum("w").priority(step as i32 / 2)).unwrap();
             assert!(tensor.as_slice().iter().all(|value| *value == 3.0 * step as f32));
-            // Another type, operation and collective under the same name.
+            // Another type, reduction or collective under the same name.
             let mut other = session.tensor(&[session.rank() as u8], &[]).unwrap();
             match step % 2 {
                 0 => session.allreduce(&mut other, AllreduceOptions::named("w").op(ReduceOp::Max)),
@@ -236,13 +237,14 @@ fn a_thousand_small_tensors_go_in_one_step() {
     });
 }
 
-/// BOUND: the rings hold 4096 operations; a further one waits for room and nothing is lost.
+/// BOUND: the rings hold 4096 operations. A further one waits for room, and none is lost.
 #[test]
 fn more_operations_than_the_rings_hold_wait_for_room() {
     run(&Plan::nodes(&[1, 1]), |session| {
         let handles: Vec<_> = (0..5000)
             .map(|index| {
-                // The ranks go in opposite directions: what both have reached can go on.
+                // The ranks submit in opposite order. An operation starts once both have submitted
+                // it.
                 let index = if session.rank() == 0 { index } else { 4999 - index };
                 let tensor = session.tensor(&[index], &[1]).unwrap();
                 (index, session.allreduce_async(tensor, sum(format!("{index}"))).unwrap())
@@ -280,7 +282,8 @@ fn an_urgent_tensor_overtakes_a_large_one() {
         }
         overtaken
     });
-    // 160 pieces one after the other: in its turn the urgent one would come after the last. A busy
-    // machine may hold a rank back until then, but not every rank every time.
+    // The large tensor has 160 pieces, one after the other. In submission order, the urgent one
+    // would come after the last of them. A busy machine may delay one rank until then, but not
+    // every rank every time.
     assert!(overtaken.iter().sum::<u32>() > 0, "{overtaken:?}");
 }

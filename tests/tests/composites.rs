@@ -1,4 +1,4 @@
-//! What is made of several operations: objects, sparse allreduce, Adasum.
+//! Calls that are made of several operations: objects, sparse allreduce, Adasum.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,7 @@ fn objects_of_any_size_are_broadcast_and_gathered() {
         }
         let set = session.add_process_set(&[1, 3]).unwrap();
         if set.includes(session.rank()) {
-            // Several at once, of a set.
+            // Several at once, in a process set.
             let options =
                 |n: u32| AllgatherOptions::default().name(format!("{n}")).process_set(&set);
             let start =
@@ -60,7 +60,7 @@ fn objects_of_any_size_are_broadcast_and_gathered() {
     });
 }
 
-/// Random rows of a rank, indices more than once among them; small whole numbers.
+/// Random rows of a rank with small whole numbers. An index may occur several times.
 fn some_rows(rank: u32, rows: u64, cols: u64, count: u64, seed: u64) -> SparseRows<f32> {
     let mut dice = Dice::of(&[seed, rank.into()]);
     let indices: Vec<u64> = (0..count).map(|_| dice.below(rows)).collect();
@@ -70,13 +70,14 @@ fn some_rows(rank: u32, rows: u64, cols: u64, count: u64, seed: u64) -> SparseRo
 
 #[test]
 fn sparse_rows_are_summed_and_travel_as_what_is_less() {
-    // Rows, columns, rows of each rank, and whether the dense tensor is less.
+    // Rows, columns, by how many rows the ranks differ, and whether the dense tensor is smaller.
     let cases = [(10_000, 8, 20, false), (64, 4, 100, true), (5, 3, 0, false), (1, 1, 7, true)];
     run_job(&Plan::nodes(&[2, 1]), move |session| {
         for (index, (rows, cols, count, dense)) in cases.into_iter().enumerate() {
             for (op, of) in [(ReduceOp::Sum, 1.0), (ReduceOp::Average, 3.0)] {
                 let seed = index as u64;
-                // Rank 1 has twice as many rows as rank 0, which has one more than none.
+                // Rank 0 has one row, and each next rank has `count` rows more. With 0, no rank has
+                // rows.
                 let of_rank = |rank: u32| {
                     let count = if count == 0 { 0 } else { 1 + count * u64::from(rank) };
                     some_rows(rank, rows, cols, count, seed)
@@ -113,7 +114,7 @@ fn sparse_rows_are_summed_and_travel_as_what_is_less() {
     });
 }
 
-/// Vectors that have something in common, and one of zeros.
+/// Vectors that have a part in common, and one of zeros.
 fn gradient(rank: u32, elements: usize) -> Vec<f64> {
     let mut dice = Dice::of(&[5, rank.into()]);
     let own = |i: usize, dice: &mut Dice| {
@@ -122,7 +123,7 @@ fn gradient(rank: u32, elements: usize) -> Vec<f64> {
     if rank == 3 { vec![0.0; elements] } else { (0..elements).map(|i| own(i, &mut dice)).collect() }
 }
 
-/// Adasum of one type against the formula in f64; the result has the type's precision.
+/// Compares Adasum of one type with the formula in f64, within the type's precision.
 fn check<T: Element>(
     session: &Session,
     elements: usize,
@@ -130,7 +131,7 @@ fn check<T: Element>(
     to: impl Fn(f64) -> T,
     back: impl Fn(T) -> f64,
 ) -> Vec<u8> {
-    // What all give, as the type holds it.
+    // The contributions of all ranks, as the type holds them.
     let held = |rank| gradient(rank, elements).into_iter().map(|value| back(to(value)));
     let own: Vec<T> = held(session.rank()).map(&to).collect();
     let mut tensor = session.tensor(&own, &[elements]).unwrap();
@@ -179,7 +180,7 @@ fn adasum_is_its_formula_on_four_and_five_ranks() {
     adasum_on(&[2, 3]);
 }
 
-/// Several at once, in any order on any rank, in a set and with the others' names.
+/// Several at once, in a different order on each rank.
 #[test]
 fn composites_with_handles_do_not_wait_for_each_other() {
     run_job(&Plan::nodes(&[2, 1]), |session| {
@@ -193,7 +194,7 @@ fn composites_with_handles_do_not_wait_for_each_other() {
         };
         let handles: Vec<_> = order.into_iter().map(|n| (n, start(n))).collect();
         for (n, handle) in handles {
-            // All give the same: that is the result.
+            // All ranks contribute the same, and that is the result.
             assert_eq!(handle.wait().unwrap().as_slice(), [f64::from(n), 0.0]);
         }
     });

@@ -1,6 +1,5 @@
-//! `data.compression = bf16`: f32 reductions between nodes travel in half the bytes. What that
-//! costs in precision is within its bound, all ranks get the same bits (SAME), and nothing else is
-//! touched.
+//! `data.compression = bf16`: f32 reductions between nodes travel in half the bytes. The error is
+//! within its bound, all ranks receive the same bits (SAME), and nothing else is compressed.
 
 use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, Compression, DType, Part, ReduceOp, Request, Shape};
@@ -12,7 +11,7 @@ use gradwire_tests::{
 use gradwire_worker::{AllreduceOptions, Session};
 
 fn plan(slots: &[u32]) -> Plan {
-    // Several pieces even of small tensors, on several lanes.
+    // Several pieces even for small tensors, on several lanes.
     let small = ["negotiation.piece_bytes=64KiB", "data.chunk_bytes=16KiB"];
     small.into_iter().fold(Plan::nodes(slots).set("data.compression=bf16"), Plan::set)
 }
@@ -21,13 +20,13 @@ fn asked(collective: Collective, dtype: DType, elements: u64, op: ReduceOp) -> R
     with_op(request(collective, dtype, &[elements], 0), op)
 }
 
-/// The low half of an f32's bits, of all elements together.
+/// The low halves of the bits of all f32 elements, combined with or.
 fn low_bits(bytes: &[u8]) -> u32 {
     let bits = bytes.chunks_exact(4).map(|b| u32::from_ne_bytes(b.try_into().unwrap()));
     bits.fold(0, |all, bits| all | (bits & 0xffff))
 }
 
-/// Makes a call and compares its result with the reference, which knows the bound.
+/// Makes a call and compares its result with the reference, which knows the error bound.
 fn checked(session: &Session, call: &Call) -> Vec<u8> {
     let all = session.global_process_set();
     let got = call.run(session, &all, session.nodes().len()).unwrap();
@@ -73,7 +72,7 @@ fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
         for (rank, result) in results.iter().enumerate() {
             assert!(*result == results[0], "rank {rank} of {slots:?} has other bits (seed {seed})");
         }
-        // It did travel as bf16: all that are not divided are such numbers still.
+        // It did travel as bf16: the sums are not divided, so they are still numbers of bf16.
         let sums = &results[0][..4];
         assert_eq!(sums.iter().map(|sum| low_bits(sum)).fold(0, |all, bits| all | bits), 0);
     }
@@ -83,7 +82,7 @@ fn every_form_of_a_job_is_within_the_bound_and_agrees_on_the_bits() {
 fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
     run_job(&plan(&[2, 1]), |session| {
         let ranks: Vec<u32> = (0..session.size()).collect();
-        // Of f32 every bit of what is moved counts; the reference compares bytes.
+        // Data that is moved keeps every bit of f32; the reference compares bytes.
         for collective in [
             Collective::Broadcast,
             Collective::Allgather,
@@ -94,7 +93,7 @@ fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
             let request = request(collective, DType::F32, &[3003], 0);
             checked(session, &Call::same(collective.name(), &ranks, &request));
         }
-        // Of the others the reference's bound is that of their own type.
+        // For other types, the reference uses the error bound of the type itself.
         for &dtype in DType::ALL {
             for op in [ReduceOp::Sum, ReduceOp::Max] {
                 if dtype == DType::F32 || op.refuses(dtype).is_some() {
@@ -104,7 +103,7 @@ fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
                 checked(session, &Call::same(format!("{dtype}.{op}"), &ranks, &request));
             }
         }
-        // A group of both, as one operation.
+        // A group of compressed and other types, as one operation.
         let shape = Shape::new(&[2000]).unwrap();
         let more = [DType::F64, DType::F32, DType::I64];
         let more = more.map(|dtype| Part { dtype, shape: shape.clone() }).to_vec();
@@ -114,7 +113,7 @@ fn whatever_is_no_reduction_of_f32_arrives_as_it_is() {
     });
 }
 
-/// Within a node nothing travels: neither in a job of one node, nor in a process set on one.
+/// Nothing travels within a node: neither in a job of one node, nor in a process set on one node.
 #[test]
 fn one_node_rounds_nothing() {
     for slots in [&[3][..], &[2, 1]] {

@@ -1,5 +1,5 @@
-//! Ranks that do not ask for the same: every rank reads what each of them sent, and the job goes
-//! on (TELL).
+//! Ranks that do not ask for the same: every rank gets what each of them asked for, and the job
+//! goes on (TELL).
 
 use std::sync::{Arc, Barrier};
 
@@ -25,7 +25,7 @@ fn usual() -> Request {
     Request::allreduce(DType::F32, Shape::new(&[2, 3]).unwrap(), ReduceOp::Sum)
 }
 
-/// Asks for it and gives the answer.
+/// Makes the call and returns its result.
 fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireError> {
     let mut buffer = session.buffer(request.dtype, request.shape.clone())?;
     if request.collective == Collective::Broadcast {
@@ -37,7 +37,7 @@ fn ask(session: &Session, name: &str, request: &Request) -> Result<(), GradwireE
     session.allreduce(&mut buffer, options)
 }
 
-/// That the job goes on: an allreduce of all ranks.
+/// Checks that the job goes on: an allreduce of all ranks.
 fn goes_on(session: &Session) {
     let mut tensor = session.tensor(&[session.rank() as i32], &[1]).unwrap();
     session.allreduce(&mut tensor, sum("after")).unwrap();
@@ -51,7 +51,7 @@ fn finish(cluster: Cluster) {
     }
 }
 
-/// What the odd rank asks for, how the text begins, and the cells that are marked.
+/// The odd rank's request, the beginning of the error, and the cells that are marked.
 type Case = (Request, &'static str, &'static [&'static str]);
 
 fn cases() -> Vec<Case> {
@@ -72,7 +72,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// The lines of the table: whose it is, and the cells.
+/// The rows of the table: the ranks, and their cells.
 fn rows(failure: &Failure) -> Vec<(String, Vec<String>)> {
     let split = |line: &str| {
         let mut cells = line.split("  ").map(str::trim).filter(|c| !c.is_empty()).map(Into::into);
@@ -87,14 +87,14 @@ fn every_kind_of_difference_is_reported_to_every_rank() {
     let failures = cluster
         .ranks(|session| {
             let mut failures = Vec::new();
-            // The odd one out beside another rank of its node, and alone on its node.
+            // The odd rank shares its node with another rank, and is alone on its node.
             for odd in [1, 2] {
                 for (index, (request, ..)) in cases().into_iter().enumerate() {
                     let mine = if session.rank() == odd { request } else { usual() };
                     let name = format!("tensor.{odd}.{index}");
                     failures.push((odd, index, failure(ask(session, &name, &mine))));
                     goes_on(session);
-                    // The name is not spoilt.
+                    // The name can be used again.
                     ask(session, &name, &usual()).unwrap();
                 }
             }
@@ -135,7 +135,7 @@ fn roots_that_differ_are_named_for_each_rank() {
     for failure in &failures {
         assert!(failure.what.starts_with("the ranks disagree on root\n"), "{failure}");
         let rows = rows(failure);
-        // Of equals the lowest rank's counts as usual.
+        // Where all rows are equally frequent, that of the lowest rank counts as usual.
         for (rank, root) in [("0", "0"), ("1", "*1"), ("2", "*2")] {
             let row = rows.iter().find(|(ranks, _)| ranks == rank).unwrap();
             assert!(row.1.iter().any(|cell| cell == root), "{failure}");
@@ -145,17 +145,17 @@ fn roots_that_differ_are_named_for_each_rank() {
     finish(cluster);
 }
 
-/// A job whose ranks need not beat.
+/// A job whose ranks need not send heartbeats.
 fn patient(slots: &[u32]) -> Plan {
     Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
 }
 
-/// The session refuses it itself, so it takes a worker that does not.
+/// The session refuses this itself, so the test uses a worker without a session.
 #[test]
 fn a_name_that_one_rank_submits_twice_fails_for_all() {
     let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
-    // What one node says comes in order: once a later tensor of node 0 is done, the coordinator
-    // knows of both submissions. Only then does the last rank submit the tensor.
+    // The messages of one node arrive in order: once a later tensor of node 0 is done, the
+    // coordinator knows both submissions. Only then does the last rank submit the tensor.
     let others = cluster.start_ranks([0, 2], |session| {
         if session.rank() == 2 {
             ask(session, "later", &usual()).unwrap();
@@ -208,7 +208,7 @@ fn a_name_in_flight_is_refused_by_the_session() {
                 return;
             }
             let first = session.allreduce_async(tensor(), sum("w")).unwrap();
-            // Both submissions are named.
+            // The error describes both submissions.
             let other = session.tensor(&[1.0f64; 2], &[2]).unwrap();
             let second = AllgatherOptions::default().name("w");
             let second = session.allgather(&other, second).unwrap_err().to_string();
@@ -226,7 +226,7 @@ fn a_name_in_flight_is_refused_by_the_session() {
     finish(cluster);
 }
 
-/// The session refuses it itself, and the job does where all ranks agree on it.
+/// The session refuses this itself. The coordinator refuses it where all ranks agree on it.
 #[test]
 fn a_root_that_is_not_in_the_job_is_refused() {
     let cluster = Cluster::start(&patient(&[1])).unwrap();
@@ -271,17 +271,18 @@ fn a_rank_that_has_left_is_named_with_what_waits_for_it() {
         .ranks(move |session| {
             goes_on(session);
             if session.rank() == 1 {
-                // In good order, with its neighbour's and another node's tensors waiting for it.
+                // It leaves in good order, while tensors of its own node and of another one wait
+                // for it.
                 session.shutdown().unwrap();
                 let after = session.barrier().unwrap_err();
                 assert!(matches!(after, GradwireError::Closed), "{after}");
                 return None;
             }
             let waiting = failure(ask(session, "waiting", &usual()));
-            // Whoever comes later is notified at once.
+            // A later call fails at once.
             let later = failure(ask(session, "later", &usual()));
             assert_eq!((later.kind, later.rank), (FailureKind::RankLeft, Some(Rank(1))));
-            // Nobody else leaves before.
+            // Neither rank leaves before.
             reported.wait();
             Some(waiting)
         })
@@ -318,7 +319,7 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
             }
             let nan = session.allreduce_slice(&mut [1.0f32], sum("w").prescale(f64::NAN));
             assert!(nan.unwrap_err().to_string().contains("NaN is not a finite number"));
-            // Large slices have several parts, and are refused before the first.
+            // Large slices are cut into several parts, and are refused before the first part.
             let mut large = vec![1i32; 1 << 20];
             let half = session.allreduce_slice(&mut large, or().prescale(0.5)).unwrap_err();
             assert!(half.to_string().contains("can't be applied to bits"), "{half}");
@@ -328,7 +329,7 @@ fn what_can_not_be_is_refused_before_anything_is_started() {
             assert!(wrong.contains("shape [2, 2] has 4 elements, 3 were given"), "{wrong}");
             let huge = session.zeros::<u8>(&[usize::MAX, 2]).unwrap_err().to_string();
             assert!(huge.contains("is not usable"), "{huge}");
-            // The longest name will do.
+            // The longest name is accepted.
             session.allreduce_slice(&mut [1i32], sum(&"x".repeat(1024))).unwrap();
             assert_eq!(session.stats().operations, 1);
         })
@@ -362,7 +363,8 @@ fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
     finish(cluster);
 }
 
-/// One rank's slice is cut, another's is not: it is no other call, and all are notified at once.
+/// One rank's slice is cut, another's is not. Both count as the same call, and all ranks get the
+/// error at once.
 #[test]
 fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
@@ -381,7 +383,7 @@ fn a_small_slice_and_a_large_one_fail_on_all_ranks() {
     finish(cluster);
 }
 
-/// Rank 1 is late, so that rank 0 has the name in flight: a call that is refused is nobody's end.
+/// Rank 1 is late, so the name is still in flight on rank 0. A refused call ends no other call.
 #[test]
 fn a_large_slice_whose_name_is_in_flight_is_refused_and_the_job_goes_on() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();

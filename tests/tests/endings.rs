@@ -1,6 +1,6 @@
-//! However a job ends, every waiting and every later call on every surviving rank ends with the
-//! first cause, and every daemon says the same (TELL). Nothing hangs (WAIT): all of it is within
-//! the harness's patience.
+//! However a job ends, every waiting and every later call on every surviving rank fails with the
+//! first cause, and every daemon reports the same (TELL). No call hangs (WAIT): every wait of the
+//! tests has a limit.
 
 use std::{
     sync::{Arc, Barrier, mpsc},
@@ -24,12 +24,12 @@ fn sum(name: &str) -> AllreduceOptions {
     AllreduceOptions::named(name).op(ReduceOp::Sum)
 }
 
-/// A job whose ranks need not beat.
+/// A job whose ranks need not send heartbeats.
 fn patient(slots: &[u32]) -> Plan {
     Plan::nodes(slots).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
 }
 
-/// Waits for a tensor that is never complete, and then asks for more of everything.
+/// Waits for a tensor that is never complete, and then makes further calls of all kinds.
 fn wait_for_the_end(session: &Session, name: &str) -> Failure {
     let cause = failure(session.allreduce_slice(&mut [1.0f32; 100], sum(name)));
     let later = [
@@ -45,7 +45,7 @@ fn wait_for_the_end(session: &Session, name: &str) -> Failure {
     cause
 }
 
-/// Every rank and every daemon names the same cause; gives it.
+/// Asserts that every rank and every daemon names the same cause; returns it.
 #[track_caller]
 fn one_cause(cluster: Cluster, survivors: Ranks<Failure>) -> Failure {
     let reported = survivors.join().unwrap();
@@ -56,7 +56,7 @@ fn one_cause(cluster: Cluster, survivors: Ranks<Failure>) -> Failure {
     reported[0].clone()
 }
 
-/// Its tensor of `elements` f32 at the start of its first segment.
+/// Submits a tensor of `elements` f32 at the start of the worker's first segment.
 fn submit(raw: &RawWorker, ticket: u64, name: &str, elements: u64) {
     let shape = Shape::new(&[elements]).unwrap();
     let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
@@ -82,7 +82,7 @@ fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
     let mut raw = RawWorker::attach(&cluster, 3).unwrap();
     raw.add_segment(1 << 20).unwrap();
     submit(&raw, 1, "fc.weight", 77);
-    // What can't be is answered at once: the daemon has read what was submitted before.
+    // An invalid submission is answered at once. The daemon has then read the earlier ones.
     let nowhere = submission(2, "nowhere", Request::barrier());
     raw.submit(&Submission { process_set: 9, ..nowhere }).unwrap();
     assert!(raw.socket.receive().unwrap().is_some());
@@ -92,7 +92,7 @@ fn a_rank_that_dies_with_a_tensor_in_flight_is_named_with_the_tensor() {
     assert_eq!((cause.host.as_str(), cause.tensor.as_str()), ("node-1", "fc.weight"));
 }
 
-/// The data threads are in the middle of its memory, on both nodes.
+/// The data threads are using its memory, on both nodes.
 #[test]
 fn a_rank_that_dies_while_its_bytes_move_is_named() {
     const ELEMENTS: usize = 4 << 20;
@@ -101,7 +101,7 @@ fn a_rank_that_dies_while_its_bytes_move_is_named() {
         let cluster = Cluster::start(&plan).unwrap();
         let survivors = cluster
             .start_ranks(0..3, |session| {
-                // It may come to its end in time, but what follows can't.
+                // The tensor may still be done in time, but no later one can be.
                 let tensor = session.tensor(&vec![1.0f32; ELEMENTS], &[ELEMENTS]);
                 let large = tensor.and_then(|mut t| session.allreduce(&mut t, sum("large")));
                 let cause = wait_for_the_end(session, "w");
@@ -137,7 +137,7 @@ fn a_rank_that_dies_between_two_steps_is_named() {
     while raw.control.pop_completion().unwrap().is_none() {
         raw.control.wait(seen, Duration::from_millis(10), Duration::ZERO);
     }
-    // The other node may still be at it.
+    // The other node may still be working on it.
     is_done.recv_timeout(Duration::from_secs(60)).unwrap();
     drop(raw);
     let cause = one_cause(cluster, survivors);
@@ -167,7 +167,7 @@ fn a_rank_that_gives_up_tells_its_reason_to_everybody() {
     let own = cluster.start_ranks([1], |session| {
         let tensor = session.zeros::<f32>(&[100]).unwrap();
         let waiting = session.allreduce_async(tensor, sum("mine")).unwrap();
-        // After it the daemon knows of what was submitted before.
+        // After the barrier, the daemon knows the earlier submission.
         session.barrier().unwrap();
         session.abort("the data set is empty");
         let cause = failure(waiting.wait());
@@ -194,8 +194,8 @@ fn a_session_that_is_dropped_without_shutdown_has_failed() {
     assert!(cause.what.contains("dropped its session without shutdown()"), "{cause}");
 }
 
-/// Ranks that wait in several threads for a tensor that the last rank does not submit; `begun` is
-/// passed when they are about to.
+/// Ranks that wait in several threads for a tensor that the last rank does not submit. They pass
+/// `begun` just before.
 fn waiting_ranks(cluster: &Cluster, begun: &Arc<Barrier>) -> Ranks<Failure> {
     let begun = begun.clone();
     cluster.start_ranks(0..cluster.size(), move |session| {
@@ -250,7 +250,7 @@ fn a_coordinator_that_dies_ends_the_job_for_all() {
     assert!(cause.what.contains("the coordinator at 127.0.0.1:"), "{cause}");
 }
 
-/// Its sockets stay open: only the heartbeats tell.
+/// Its sockets stay open, so only the missing heartbeats show it.
 #[test]
 fn a_coordinator_that_stands_still_ends_the_job_for_all() {
     let plan = Plan::nodes(&[2, 1]).set("heartbeat.interval_ms=200");
@@ -291,7 +291,7 @@ fn ranks_that_leave_at_different_times_end_the_job_in_good_order() {
     }
 }
 
-/// TELL: what the socket does not take is kept for the worker, in order.
+/// TELL: failures that the socket does not accept are kept for the worker, in order.
 #[test]
 fn failures_that_are_not_read_at_once_are_not_lost() {
     const SUBMISSIONS: u64 = 4000;
@@ -301,12 +301,12 @@ fn failures_that_are_not_read_at_once_are_not_lost() {
     for ticket in 1..=SUBMISSIONS {
         let nowhere = submission(ticket, &format!("nowhere.{ticket}"), Request::barrier());
         let nowhere = Submission { process_set: 9, ..nowhere };
-        // The ring may be full until the daemon has read on.
+        // The ring may be full until the daemon has read more.
         while raw.submit(&nowhere).is_err() {
             thread::yield_now();
         }
     }
-    // Long enough for the daemon to have answered most of it.
+    // Long enough for the daemon to have answered most submissions.
     thread::sleep(Duration::from_millis(300));
     for ticket in 1..=SUBMISSIONS {
         let (tickets, failure) = raw.failed().unwrap();
@@ -317,7 +317,7 @@ fn failures_that_are_not_read_at_once_are_not_lost() {
     assert_eq!((cause.kind, cause.rank), (FailureKind::WorkerLost, Some(Rank(1))));
 }
 
-/// Others go on without it, but it is not there to take part again.
+/// The others go on without the rank, but it can't take part again after the join.
 #[test]
 fn a_rank_that_leaves_while_it_joins_is_named() {
     let cluster = Cluster::start(&patient(&[2, 1])).unwrap();
@@ -332,7 +332,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
     });
     let leaver = cluster.start_ranks([1], |session| {
         let join = session.join_async(JoinOptions::default()).unwrap();
-        // Long enough for the daemon to have noticed it.
+        // Long enough for the daemon to have seen the join.
         drop(join.wait_deadline(Duration::from_millis(300)).unwrap_err());
         failure(session.shutdown())
     });
@@ -345,7 +345,7 @@ fn a_rank_that_leaves_while_it_joins_is_named() {
     );
 }
 
-/// Whether it is asked for room before it goes, or after: nobody waits for it for ever (WAIT).
+/// The rank leaves before or after it is asked for room. No other rank waits for ever (WAIT).
 #[test]
 fn a_rank_that_leaves_before_it_has_made_room_is_named() {
     for _ in 0..4 {

@@ -1,7 +1,7 @@
-//! A worker that says nonsense of what the collectives brought: places of groups and gathered
-//! results, room that it was not asked for, process sets that are not its own, joins. What no
-//! process of its right mind would say ends the job, by name; what a program may get wrong fails
-//! that submission, and the job goes on (TRUST, TELL).
+//! A worker that sends nonsense in collective calls: places of groups and gathered results, room
+//! that it was not asked for, process sets of which it is not a member, joins. What no correct
+//! program can send ends the job, and names the rank. What a program may get wrong fails that
+//! submission, and the job goes on (TRUST, TELL).
 
 use std::sync::{Arc, Barrier};
 
@@ -23,7 +23,7 @@ const BEYOND: Place = Place { segment: 0, offset: SEGMENT - 8 };
 const ODD: Place = Place { segment: 0, offset: 2 };
 const NOWHERE: Place = Place { segment: 3, offset: 0 };
 
-/// A job whose ranks need not beat.
+/// A job whose ranks need not send heartbeats.
 fn patient() -> Plan {
     Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000")
 }
@@ -34,11 +34,11 @@ fn attach(cluster: &Cluster) -> RawWorker {
     raw
 }
 
-/// Gathers one row of 16 f32 from this rank, over and over, until the end of the job.
+/// Gathers one row of 16 f32, over and over, until the job ends.
 fn work(session: &Session) -> Failure {
     for step in 0.. {
         let options = AllgatherOptions::default().name(format!("rows.{step}"));
-        // The end may come anywhere.
+        // The job may end at any of these calls.
         let own = session.zeros::<f32>(&[1, 16]);
         match own.and_then(|own| session.allgather(&own, options)) {
             Ok(gathered) => assert_eq!(gathered.rows.len(), 3),
@@ -49,7 +49,7 @@ fn work(session: &Session) -> Failure {
     unreachable!("no job is that long")
 }
 
-/// Ranks 0 and 2 work, rank 1 does evil: the job ends with its name and `expected`, for all.
+/// Ranks 0 and 2 work, rank 1 sends nonsense. The job ends for all with rank 1 and `expected`.
 #[track_caller]
 fn nonsense(expected: &str, evil: impl FnOnce(&RawWorker)) {
     let cluster = Cluster::start(&patient()).unwrap();
@@ -96,12 +96,12 @@ fn places_of_any_tensor_of_a_group() {
     }
 }
 
-/// Where a result is larger than the input its place is checked for the result, and where there is
-/// none it is not looked at.
+/// Where the result is larger than the input, the output's place is checked for its size. Where
+/// there is no result, the place is not checked.
 #[test]
 fn places_are_checked_for_what_they_are_for() {
     use Collective::{Allgather, Alltoall, Gather, ReduceScatter, Scatter};
-    // 22 rows of 1 KiB fill a third of the segment each: three of them do not fit.
+    // 22 rows of 1 KiB are just over a third of the segment: three times as much does not fit.
     let third = |of| f32s(of, &[22, 256]);
     let near = Place { segment: 0, offset: 4096 };
     let with = |asked: Request, inputs, outputs| Submission {
@@ -121,7 +121,7 @@ fn places_are_checked_for_what_they_are_for() {
     }
 }
 
-/// Submits what meets the others' one row with 16 rows, and waits to be asked for room.
+/// Submits 16 rows where the others have one row, and waits until it is asked for room.
 fn asked_for_room(raw: &RawWorker) {
     raw.submit(&submission(7, "rows.0", f32s(Collective::Allgather, &[16, 16]))).unwrap();
     let Some((Reply::Allocate(asked), _)) = raw.socket.receive().unwrap() else {
@@ -170,8 +170,8 @@ fn room_that_was_not_asked_for() {
     });
 }
 
-/// A rank that never makes room holds up its own tensor only, and that for its own node only; that
-/// it dies is reported (WAIT, TELL).
+/// A rank that never makes room delays only its own tensor, and only on its own node. Its death is
+/// reported (WAIT, TELL).
 #[test]
 fn room_that_is_never_made() {
     let cluster = Cluster::start(&patient()).unwrap();
@@ -191,14 +191,14 @@ fn room_that_is_never_made() {
     asked_for_room(&raw);
     raw.submit(&submission(8, "w", f32s(Collective::Allreduce, &[1]))).unwrap();
     assert_eq!(raw.completed().unwrap().ticket, 8);
-    // It is done on each node by itself.
+    // The sum is done on each node.
     summed.wait();
     drop(raw);
     let survivors = survivors.join().unwrap();
-    // Rank 2 has its rows unless the end came first: no other node waits for room here.
+    // Rank 2 has its rows, unless the job ended first: another node does not wait for this room.
     assert!(survivors[0].1.is_err());
     for (sum, held) in survivors {
-        // What rank 1 gave is whatever its memory held: zeros.
+        // Rank 1 contributed what its memory held: zeros.
         assert_eq!(sum, 2.0);
         if let Err(reported) = held {
             assert!(
@@ -210,7 +210,7 @@ fn room_that_is_never_made() {
     cluster.finish().unwrap();
 }
 
-/// What a program may get wrong: that submission fails, and nothing else.
+/// A program may get these wrong: the submission fails, and nothing else.
 #[test]
 fn sets_and_joins_that_make_no_sense_fail_alone() {
     let cluster = Cluster::start(&patient()).unwrap();

@@ -1,6 +1,6 @@
-//! An attached worker that writes and says nonsense: the job ends with a failure that names the
-//! rank and what was nonsense, for every rank, and the daemon neither faults, panics nor hangs
-//! (TRUST, TELL).
+//! An attached worker that writes and sends nonsense. The job ends with a failure that names the
+//! rank and the nonsense, for every rank. The daemon neither faults, panics nor hangs (TRUST,
+//! TELL).
 
 use std::{
     fs::File,
@@ -28,12 +28,12 @@ use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 
 const SEGMENT: u64 = 64 << 10;
 
-/// Offsets in the control page; its layout is drawn in `gradwire_shm::control`.
+/// Offsets in the control page. Its layout is in `gradwire_shm::control`.
 const SUBMISSION_TAIL: u64 = 128;
 const COMPLETION_HEAD: u64 = 512;
 const RECORDS: u64 = 4096;
 
-/// Allreduces until the end of the job, and what ended it.
+/// Calls allreduce until the job ends; returns its failure.
 fn work(session: &Session) -> Failure {
     loop {
         let options = AllreduceOptions::named("w").op(ReduceOp::Sum);
@@ -45,14 +45,14 @@ fn work(session: &Session) -> Failure {
     }
 }
 
-/// Ranks 0 and 2 work, rank 1 does evil: what the job ends with, on all of them.
+/// Ranks 0 and 2 work, rank 1 sends nonsense. Returns the failure that all of them receive.
 fn end_of_job(evil: impl FnOnce(&Cluster, &mut RawWorker) -> Option<Failure>) -> Failure {
     let plan = Plan::nodes(&[2, 1]).set("job.timeout_ms=61000").set("heartbeat.timeout_ms=60000");
     let cluster = Cluster::start(&plan).unwrap();
     let survivors = cluster.start_ranks([0, 2], work).attached();
     let mut raw = RawWorker::attach(&cluster, 1).unwrap();
     raw.add_segment(SEGMENT).unwrap();
-    // The evil one is notified as well.
+    // Rank 1 receives the failure as well.
     let cause = evil(&cluster, &mut raw).unwrap_or_else(|| raw.aborted().unwrap());
     drop(raw);
     assert!(survivors.join().unwrap().iter().all(|failure| *failure == cause));
@@ -114,7 +114,7 @@ fn counters_that_can_not_be() {
     nonsense("a record claims 0 words where 9 are published", write(SUBMISSION_TAIL, 9));
     nonsense("completions: the ring's head is", |_, raw| {
         raw.scribble(COMPLETION_HEAD, &(1u64 << 40).to_le_bytes()).unwrap();
-        // The nonsense is found when there is something to answer.
+        // The daemon sees the wrong head when it has something to answer.
         let shape = Shape::new(&[10]).unwrap();
         let request = Request::allreduce(DType::F32, shape, ReduceOp::Sum);
         raw.submit(&submission(1, "w", request)).unwrap();
@@ -125,7 +125,7 @@ fn counters_that_can_not_be() {
 fn records_that_are_none() {
     let name = u64::from_le_bytes(*b"evil\0\0\0\0");
     let one = 1f64.to_bits();
-    // Words of a good record as the ring would hold them, and what is spoilt of it.
+    // The words of a valid record as the ring holds them, and those that are replaced.
     let kinds = |collective: u8, op: u8, origin: u8| {
         u64::from(u32::from_le_bytes([collective, op, origin, 0]))
     };
@@ -171,12 +171,12 @@ fn records_that_are_none() {
     }
 }
 
-/// BOUND: what a worker may have unanswered is limited, whatever it counts itself.
+/// BOUND: the number of unanswered submissions of a worker is limited, whatever it counts itself.
 #[test]
 fn more_submissions_than_it_may_have() {
     nonsense(&format!("more than {MAX_IN_FLIGHT} operations are unanswered"), |_, raw| {
         for ticket in 0..=u64::from(MAX_IN_FLIGHT) {
-            // The ring may be full until the daemon has read on.
+            // The ring may be full until the daemon has read more.
             let submission = submission(ticket, &format!("evil.{ticket}"), sixteen());
             while raw.submit(&submission).is_err() {
                 thread::yield_now();
@@ -218,7 +218,7 @@ fn messages_that_come_at_the_wrong_time() {
     });
 }
 
-/// Whatever it writes, wherever and whenever: while tensors of its own are in flight, too.
+/// It writes anything, anywhere, at any time, also while a tensor of its own is in flight.
 #[test]
 fn anything_anywhere_in_its_control_page() {
     for seed in 0..12 {
@@ -231,7 +231,7 @@ fn anything_anywhere_in_its_control_page() {
                 let (raw, done) = (&*raw, &over);
                 scope.spawn(move || {
                     while !done.load(Relaxed) {
-                        // The counters, the records that are read next, or anything.
+                        // The counters, the records that are read next, or any other place.
                         let place = match dice.below(3) {
                             0 => dice.below(100),
                             1 => 512 + dice.below(400),

@@ -1,5 +1,6 @@
-//! Whoever connects to a daemon's data port and is no daemon of this job is turned away, and the
-//! job does not notice; a daemon that is none of the job's is refused in words (TRUST, BOUND).
+//! A connection to a daemon's data port that is not from a daemon of this job is closed, and the
+//! job does not notice it. A daemon that does not belong to the job is refused with a reason
+//! (TRUST, BOUND).
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -24,10 +25,10 @@ use gradwire_tests::{
 };
 use gradwire_worker::{AllreduceOptions, GradwireError, Session};
 
-/// Allreduces until rank 0 is asked to stop, and how many there were; calls `done` after each.
+/// Calls allreduce until rank 0 is asked to stop, and `done` after each; returns their number.
 fn work(session: &Session, stop: &AtomicBool, done: impl Fn(usize)) -> usize {
     for round in 1.. {
-        // The decision to stop is part of what is reduced: all ranks stop together.
+        // The decision to stop is part of the reduced data, so all ranks stop together.
         let stop = session.rank() == 0 && stop.load(Relaxed);
         let mut values = vec![round as f64; 20_000];
         values[0] = f64::from(u8::from(stop));
@@ -42,7 +43,7 @@ fn work(session: &Session, stop: &AtomicBool, done: impl Fn(usize)) -> usize {
     unreachable!("the loop has no end")
 }
 
-/// A job of two nodes that works while strangers knock.
+/// A job of two nodes that works while others connect to its data ports.
 struct Working {
     cluster: Cluster,
     ranks: Ranks<usize>,
@@ -64,14 +65,14 @@ impl Working {
                 }
             })
         });
-        // Every lane has carried something: the nodes are connected.
+        // Every lane has carried data: the nodes are connected.
         for _ in 0..2 {
             begun.recv_timeout(PATIENCE).unwrap();
         }
         Self { cluster, ranks, stop }
     }
 
-    /// Nobody was disturbed.
+    /// Ends the job, and checks that it was not disturbed.
     fn finish(self) {
         self.stop.store(true, Relaxed);
         let rounds = self.ranks.join().unwrap();
@@ -93,7 +94,7 @@ fn knock(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What the daemon says until it closes the connection.
+/// What the daemon sends until it closes the connection.
 fn rest(mut stream: &TcpStream) -> Vec<u8> {
     let mut all = Vec::new();
     match stream.read_to_end(&mut all) {
@@ -103,7 +104,7 @@ fn rest(mut stream: &TcpStream) -> Vec<u8> {
     }
 }
 
-/// The first message of a dialling daemon, as documented in `gradwire_daemon`'s handshake.
+/// The first message of a daemon that connects, as documented in `gradwire_daemon`'s handshake.
 fn hello(cluster: &Cluster, from: u32, to: u32, lane: u32) -> Vec<u8> {
     let mut job = [0; JobId::MAX_BYTES];
     job[..cluster.job().as_str().len()].copy_from_slice(cluster.job().as_str().as_bytes());
@@ -132,9 +133,9 @@ fn nonsense_is_turned_away() {
             let mut dice = Dice::of(&[seed]);
             nonsense.push((0..136 + dice.below(5000)).map(|_| dice.roll() as u8).collect());
         }
-        // Each field of a hello that is otherwise right, and one that is cut.
+        // A valid hello with one field changed, and one that is cut.
         let good = hello(&job.cluster, 0, 1, 0);
-        // But for the attempt, which may be any.
+        // The attempt is left out, because any number of it is valid.
         for at in (0..36).chain(56..104).step_by(4) {
             let mut bytes = good.clone();
             bytes[at] ^= 0x40;
@@ -153,7 +154,7 @@ fn nonsense_is_turned_away() {
     job.finish();
 }
 
-/// WAIT: all of a handshake has one deadline, however the bytes come.
+/// WAIT: a handshake as a whole has one deadline, however slowly its bytes arrive.
 #[test]
 fn a_handshake_byte_by_byte_is_given_up() {
     let job = Working::start();
@@ -175,7 +176,7 @@ fn a_handshake_byte_by_byte_is_given_up() {
 fn who_does_not_know_the_secret_is_turned_away() {
     let job = Working::start();
     let port = job.ports()[1];
-    // A whole handshake with a wrong proof: the daemon's last word is that the secrets differ.
+    // A whole handshake with a wrong proof. The daemon's last byte says that the secrets differ.
     let mut stream = knock(port);
     stream.write_all(&hello(&job.cluster, 0, 1, 1)).unwrap();
     let mut challenge = [0; 64];
@@ -183,7 +184,7 @@ fn who_does_not_know_the_secret_is_turned_away() {
     stream.write_all(&[9; 32]).unwrap();
     assert_eq!(rest(&stream), [Admission::Secret as u8]);
 
-    // And as the daemon's own code does it.
+    // The same with the daemon's own code.
     let dial = |secret: Secret, job: JobId, epoch| {
         let me = Identity { job, secret, epoch: Epoch(epoch), node: NodeId(0), nodes: 2, lanes: 2 };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -195,20 +196,20 @@ fn who_does_not_know_the_secret_is_turned_away() {
         })
     };
     let (secret, name) = (|| job.cluster.secret().clone(), || job.cluster.job().clone());
-    // The daemon's own proof is not believed either.
+    // The dialling side does not accept the daemon's proof either.
     let wrong = dial(Secret::generate(), name(), 1);
     assert!(matches!(wrong, Err(HandshakeError::Secret)), "{wrong:?}");
     for other in [dial(secret(), JobId::new("other").unwrap(), 1), dial(secret(), name(), 2)] {
         assert!(matches!(other, Err(HandshakeError::Io(_))), "{other:?}");
     }
-    // Even who knows the secret can't take the place of a connection that stands.
+    // Even a peer that knows the secret can't replace an open connection.
     let taken = dial(secret(), name(), 1);
     let refused = matches!(taken, Err(HandshakeError::Refused(Admission::Taken)));
     assert!(refused, "{taken:?}");
     job.finish();
 }
 
-/// BOUND: there is room for 64 handshakes at a time.
+/// BOUND: there is room for 64 handshakes at once.
 #[test]
 fn silent_connections_do_not_disturb_a_job_and_do_not_stay() {
     let job = Working::start();
@@ -220,7 +221,7 @@ fn silent_connections_do_not_disturb_a_job_and_do_not_stay() {
     job.finish();
 }
 
-/// Before the nodes have found each other, too.
+/// The same before the nodes have connected to each other.
 #[test]
 fn silent_connections_do_not_keep_a_peer_out() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
@@ -237,7 +238,7 @@ fn silent_connections_do_not_keep_a_peer_out() {
     drop(silent);
 }
 
-/// Who knows the secret is a daemon of the job: what it sends is checked all the same.
+/// A peer that knows the secret is a daemon of the job. What it sends is checked all the same.
 #[test]
 fn a_peer_that_sends_nonsense_ends_the_job() {
     let cluster = Cluster::start(&Plan::nodes(&[1, 1])).unwrap();
@@ -245,7 +246,7 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
     let port = cluster.daemons[1].data_address;
     let failures = cluster
         .ranks(move |session| {
-            // No data moves for a barrier: the nodes have not connected yet.
+            // A barrier moves no data, so the nodes have not connected yet.
             session.barrier().unwrap();
             if session.rank() == 0 {
                 let me = Identity {
@@ -283,7 +284,8 @@ fn a_peer_that_sends_nonsense_ends_the_job() {
     }
 }
 
-/// A daemon that can't belong to the job is refused, its worker learns why, the job goes on.
+/// A daemon that can't belong to the job is refused. Its worker gets the reason, and the job goes
+/// on.
 #[test]
 fn a_daemon_of_another_job_is_refused_and_its_worker_learns_why() {
     let job = Working::start();
@@ -299,7 +301,7 @@ fn a_daemon_of_another_job_is_refused_and_its_worker_learns_why() {
             "GRADWIRE_SECRET" => (secret.clone(), job.cluster.job().clone()),
             _ => (job.cluster.secret().clone(), JobId::new("another").unwrap()),
         };
-        // The daemon ends when it is refused: a worker that comes later finds none.
+        // The daemon ends when it is refused. A worker that connects later finds none.
         let attempts = (0..20).map(|_| {
             let stray = job.cluster.daemon(1, &changes).unwrap();
             let builder = Session::builder(name.clone(), secret.clone(), &socket, 0);

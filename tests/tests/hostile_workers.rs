@@ -1,5 +1,5 @@
-//! Whoever connects to a daemon's socket and is no worker of this job is refused, in words where it
-//! can read them, and does not hold up those who are (TRUST, BOUND).
+//! A connection to a daemon's socket that is not from a worker of this job is refused, with a
+//! reason where the peer can read one. It does not delay the job's workers (TRUST, BOUND).
 
 use std::{
     fs::File,
@@ -24,7 +24,7 @@ use gradwire_tests::{
 use gradwire_worker::AllreduceOptions;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-/// A job of one node with two ranks, of which the first one is there and waits for the second.
+/// A job of one node with two ranks, of which the first has attached and waits for the second.
 fn half_a_job() -> (Cluster, Ranks<()>) {
     let cluster = Cluster::start(&Plan::nodes(&[2])).unwrap();
     let first = cluster.start_ranks([0], sum_of_two).attached();
@@ -37,14 +37,14 @@ fn sum_of_two(session: &gradwire_worker::Session) {
     assert_eq!(tensor, [3.0]);
 }
 
-/// The second rank comes, and all is well.
+/// Attaches the second rank, and checks that both leave in good order.
 fn whole_job(cluster: Cluster, first: Ranks<()>) {
     cluster.start_ranks([1], sum_of_two).join().unwrap();
     first.join().unwrap();
     assert_eq!(cluster.finish().unwrap(), [Ending::Finished]);
 }
 
-/// How the daemon refuses a worker that attaches with something wrong.
+/// The daemon's refusal of a worker whose attach message was changed by `spoil`.
 fn refusal(
     cluster: &Cluster,
     local_rank: u32,
@@ -94,7 +94,7 @@ fn who_does_not_belong_here_learns_why() {
     whole_job(cluster, first);
 }
 
-/// A proof that was overheard is of no use: the next challenge is another one.
+/// A proof can't be used again, because each challenge is different.
 #[test]
 fn a_proof_serves_once() {
     let (cluster, first) = half_a_job();
@@ -125,7 +125,7 @@ fn memory_that_is_no_control_page_is_refused_and_the_place_is_free_again() {
     let sealed = |bytes| Segment::create("gradwire-test", bytes, HugePages::Never).unwrap().1;
     expect(refused(&[sealed(4096).as_fd()]), "this one has 4096");
     expect(refused(&[sealed(CONTROL_BYTES).as_fd()]), "this is not a control page");
-    // More than a frame may carry: the connection ends, and all of them are closed.
+    // More descriptors than a frame may carry: the connection ends, and all of them are closed.
     let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
     let challenge = stranger.challenge().unwrap();
     let many: Vec<File> = (0..2 * MAX_FDS).map(|_| null.try_clone().unwrap()).collect();
@@ -142,7 +142,7 @@ fn bytes_that_are_no_messages_end_the_connection_and_nothing_else() {
     let mut nonsense: Vec<Vec<u8>> = vec![
         too_long.to_vec(),
         u32::MAX.to_le_bytes().to_vec(),
-        // A frame that is cut, one of no bytes, one that is no message.
+        // A frame that is cut, one without bytes, and one that is not a message.
         [&100u32.to_le_bytes()[..], &[7; 10]].concat(),
         0u32.to_le_bytes().to_vec(),
         [&8u32.to_le_bytes()[..], &[0xff; 8]].concat(),
@@ -155,7 +155,7 @@ fn bytes_that_are_no_messages_end_the_connection_and_nothing_else() {
         let length = dice.below(3000) as usize;
         let mut bytes: Vec<u8> = (0..length).map(|_| dice.roll() as u8).collect();
         if seed % 2 == 0 && length > 4 {
-            // What looks like a frame and is none inside.
+            // The beginning of a valid frame, with random content.
             bytes[..4].copy_from_slice(&(length as u32 - 4).to_le_bytes());
         }
         nonsense.push(bytes);
@@ -163,7 +163,7 @@ fn bytes_that_are_no_messages_end_the_connection_and_nothing_else() {
     for bytes in nonsense {
         let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
         stranger.challenge().unwrap();
-        // The daemon may have had enough before the last byte.
+        // The daemon may close the connection before the last byte.
         let _ = stranger.send(&bytes);
         stranger.hang_up();
         stranger.wait_for_end().unwrap();
@@ -171,7 +171,7 @@ fn bytes_that_are_no_messages_end_the_connection_and_nothing_else() {
     whole_job(cluster, first);
 }
 
-/// BOUND: there is room for 64 that have not said who they are.
+/// BOUND: there is room for 64 connections that have not attached yet.
 #[test]
 fn silent_connections_do_not_keep_a_worker_out() {
     let (cluster, first) = half_a_job();
@@ -184,8 +184,8 @@ fn silent_connections_do_not_keep_a_worker_out() {
     }
 }
 
-/// The doorbell is one file for both sides, and its flags are too: whoever clears them may block
-/// itself, and not the thread that all other ranks' work goes through (WAIT).
+/// The doorbell is one file for both sides, with the same flags. A worker that clears them may
+/// block itself, but not the thread that serves all ranks (WAIT).
 #[test]
 fn a_doorbell_that_blocks_holds_nobody_up() {
     let cluster = Cluster::start(&Plan::nodes(&[2, 1])).unwrap();

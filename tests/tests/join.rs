@@ -1,4 +1,4 @@
-//! Ranks that run out of data: the others go on without them, and all take part again once the last
+//! Ranks that run out of data. The others go on without them, and all take part again once the last
 //! one has joined.
 
 use std::sync::{Arc, Barrier};
@@ -15,7 +15,7 @@ use gradwire_worker::{
     SendOptions, Session,
 };
 
-/// Everything that works without some ranks, done by those that are there.
+/// Calls everything that works without joined ranks, on the ranks `there`.
 fn step(session: &Session, set: &ProcessSet, name: &str, there: &[u32], root: u32) {
     use Collective::{Allgather, Allreduce, Broadcast, Gather, Reduce};
     let reduce = |op| with_op(request(Allreduce, DType::F32, &[9, 5], 0), op);
@@ -32,13 +32,13 @@ fn step(session: &Session, set: &ProcessSet, name: &str, there: &[u32], root: u3
                 asked.shape = asked.shape.with_rows(rows).unwrap();
             }
         }
-        // With such values there is no error at all but in the average.
+        // With such values only the average has a rounding error.
         let call = Call { values: Values::Exact, seed: index as u64, ..call };
         call.run(session, set, session.nodes().len()).unwrap();
     }
 }
 
-/// Each rank has data for so many steps, in each of several rounds, and joins then.
+/// In each of several rounds, each rank has data for so many steps, and then joins.
 fn uneven(slots: &[u32], rounds: &'static [&'static [usize]]) {
     run_job(&Plan::nodes(slots), move |session| {
         let all = session.global_process_set();
@@ -67,13 +67,13 @@ fn ranks_with_fewer_steps_are_not_waited_for() {
     uneven(&[3], &[&[2, 4, 1], &[1, 0, 2]]);
 }
 
-/// Whole nodes run out of data, also the first one, where the coordinator is.
+/// Whole nodes run out of data, also the first node, which hosts the coordinator.
 #[test]
 fn whole_nodes_join() {
     uneven(&[2, 1, 2], &[&[1, 2, 0, 3, 4], &[3, 1, 2, 0, 0], &[0, 0, 1, 0, 0]]);
 }
 
-/// Nobody has any data: it is a barrier that says who came last.
+/// No rank has any data: the join is a barrier that returns the last rank.
 #[test]
 fn all_join_at_once() {
     let last = run_job(&Plan::nodes(&[2, 1]), |session| {
@@ -104,7 +104,7 @@ fn a_join_is_of_one_process_set() {
             match session.rank() {
                 0 => assert_eq!(session.join(join()).unwrap(), 1),
                 1 => {
-                    // Done without rank 0 as well, which has joined by then or comes to it.
+                    // This is done without rank 0, which has joined already or joins soon.
                     step(session, &set, "alone", &[1], 1);
                     assert_eq!(session.join(join()).unwrap(), 1);
                 }
@@ -126,7 +126,7 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
             assert_eq!(session.join(JoinOptions::default()).unwrap(), 2);
             return Vec::new();
         }
-        // Only without rank 1 does this come to an end: so it has joined now.
+        // This can only be done without rank 1, so rank 1 has joined now.
         let mut one = session.tensor(&[2.0f32], &[1]).unwrap();
         let average = AllreduceOptions::named("first").op(ReduceOp::Average);
         session.allreduce(&mut one, average).unwrap();
@@ -144,7 +144,7 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
             failure(session.reduce(&mut rows(), ReduceOptions::to_rank(1))),
             failure(session.gather(&rows(), GatherOptions::to_rank(1))),
         ];
-        // To each other they can send, to the one that has joined they can't.
+        // The ranks can send to each other, but not to the joined rank.
         match session.rank() {
             0 => session.send(&rows(), SendOptions::to_rank(2)).unwrap(),
             _ => {
@@ -159,7 +159,7 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
         assert_eq!((gathered.rows, gathered.tensor.as_slice().len()), (vec![6, 6], 12));
         let last = session.rank() == 2;
         if last {
-            // Only when rank 0 has joined does this come to an end.
+            // This can only be done once rank 0 has joined.
             session.allreduce(&mut one, AllreduceOptions::named("last")).unwrap();
         }
         assert_eq!(session.join(JoinOptions::default()).unwrap(), 2);
@@ -178,7 +178,7 @@ fn what_can_not_do_without_a_rank_says_so_on_every_other_rank() {
     }
 }
 
-/// What a rank submits in a set after it has joined there is refused, and nobody else notices.
+/// A submission in a process set that the rank has joined is refused, and no other rank notices.
 #[test]
 fn a_rank_that_has_joined_submits_nothing() {
     let done = Arc::new(Barrier::new(2));
@@ -197,6 +197,6 @@ fn a_rank_that_has_joined_submits_nothing() {
             session.join(JoinOptions::default()).unwrap()
         }
     });
-    // The last one is whose join comes last to the coordinator.
+    // The last rank is the one whose join reaches the coordinator last.
     assert!(last[0] == last[1] && last[0] < 2, "{last:?}");
 }

@@ -1,16 +1,16 @@
-//! Each process of a job is killed, and stopped, at every moment that differs: every rank that is
-//! left learns within five seconds which one it was (TELL), the launcher reports it too, and
-//! nothing stays (CLEAN).
+//! Each process of a job is killed, and stopped, at every moment that makes a difference. Every
+//! remaining rank is notified in time which process it was (TELL), the launcher reports it too, and
+//! nothing is left behind (CLEAN).
 //!
-//! The ranks are deaf to SIGTERM. So what they learn comes from Gradwire. The launcher would
-//! spare it them: it asks the others to end soon after the first one has.
+//! The ranks are deaf to SIGTERM, so what they report comes from Gradwire. Otherwise the launcher
+//! would end them first: it asks the others to end soon after the first rank has ended.
 
 use std::{thread::sleep, time::Duration};
 
 use gradwire_tests::launched::{Job, Launch, Report, now_us, processes::Role, send_signal};
 use rustix::process::Signal;
 
-/// The worlds of these tests: the nodes' ranks, with the hosts.
+/// The worlds of these tests: the number of ranks, and the hosts.
 const ONE_NODE: (u32, &str) = (3, "127.0.0.1:3");
 const TWO_NODES: (u32, &str) = (4, "127.0.0.1:2,127.0.0.2:2");
 
@@ -19,12 +19,12 @@ fn start((ranks, hosts): (u32, &str), steps: &[&str]) -> Job {
     Launch::new().ranks(ranks).hosts(hosts).rank(&steps).start()
 }
 
-/// All ranks but this one.
+/// All ranks except this one.
 fn others(world: (u32, &str), gone: u32) -> Vec<u32> {
     (0..world.0).filter(|rank| *rank != gone).collect()
 }
 
-/// That a killed rank 1 was reported everywhere.
+/// Asserts that the death of rank 1 was reported everywhere.
 #[track_caller]
 fn assert_rank_1_killed(report: &Report, world: (u32, &str), fault: u64, tensor: &str) {
     let place = format!("rank 1 on host 127.0.0.1{tensor}");
@@ -42,7 +42,7 @@ fn a_worker_is_killed_before_and_after_it_worked() {
             let mut job = start(world, &steps);
             job.until_said("said", world.0 as usize);
             let fault = job.signal(Role::Rank(1), Signal::KILL);
-            // The others find out when they next want something of the job.
+            // The others notice it with their next call.
             job.allow("go");
             assert_rank_1_killed(&job.finish(), world, fault, "");
         }
@@ -60,7 +60,7 @@ fn a_worker_is_killed_while_others_wait_for_it() {
     }
 }
 
-/// The daemon reads how the worker ended and that all are to end in one go.
+/// The daemon receives at once how the worker ended and that all are to end.
 #[test]
 fn a_worker_that_is_killed_while_its_daemon_stands_still_is_the_cause() {
     let mut job = start(ONE_NODE, &["attach", "!1/submit:2:1000", "1/say:idle", "1/hang"]);
@@ -68,7 +68,7 @@ fn a_worker_that_is_killed_while_its_daemon_stands_still_is_the_cause() {
     job.until_said("said", 1);
     job.signal(Role::Daemon(0), Signal::STOP);
     let fault = job.signal(Role::Rank(1), Signal::KILL);
-    // Longer than the launcher waits for what the daemon reports.
+    // Longer than the launcher waits for the daemon's report.
     sleep(Duration::from_millis(1000));
     job.signal(Role::Daemon(0), Signal::CONT);
     assert_rank_1_killed(&job.finish(), ONE_NODE, fault, "");
@@ -82,7 +82,7 @@ fn a_worker_is_killed_while_it_is_waited_for_by_itself() {
     job.until_said("submitted", 1);
     let fault = job.signal(Role::Rank(1), Signal::KILL);
     job.allow("go");
-    // What it submitted could be done without it, and is not before this rank submits it too.
+    // The tensor of rank 1 could be done without its process, but not before rank 3 submits it too.
     job.until_said("failed", 2);
     job.allow("also");
     assert_rank_1_killed(&job.finish(), TWO_NODES, fault, ", tensor 'layer.0'");
@@ -111,13 +111,14 @@ fn a_worker_that_is_stopped_is_reported_as_stopped() {
         let what =
             ["rank 1 on host 127.0.0.1", "no sign of life for ", "the process is stopped (SIGSTOP"];
         report.assert_notified(&others(world, 1), fault, &what);
-        // The first to go because of it gives the exit code, and its last words the reason.
+        // The first rank that ends because of it gives the exit code, and its last lines give the
+        // reason.
         report.assert_code(1);
         report.assert_verdict(&what);
     }
 }
 
-/// It reads nothing for a while, and far more is to be sent than its socket takes (TELL).
+/// It reads nothing for a while, and receives far more than its socket holds (TELL).
 #[test]
 fn a_worker_that_is_stopped_for_a_while_receives_everything() {
     let steps = ["attach", "0/lonely:350", "1/until:go", "1/leave", "0/until:gone", "0/leave"];
@@ -188,14 +189,14 @@ fn a_daemon_that_is_stopped_is_reported_as_silent() {
     report.assert_code(1);
 }
 
-/// It was in the middle of an operation, and goes on with it when every rank has given it up.
+/// It was stopped in the middle of an operation, and continues after every rank has given up.
 #[test]
 fn a_daemon_that_is_continued_writes_to_no_tensor_any_more() {
     let seed = now_us();
     println!("seed {seed}: replay by putting it in place of now_us()");
     for round in 0..3 {
         let steps = ["deaf", "attach", "lend:16000000", "until:gone", "exit:1"];
-        // The daemon finds them silent as soon as it goes on, and the job ends.
+        // When the daemon continues, it finds the ranks silent, and the job ends.
         let launch = Launch::new().ranks(2).set("launch.grace_ms=60000");
         let mut job = launch.rank(&steps).start();
         job.until_said("looping", 2);
@@ -242,7 +243,7 @@ fn an_agent_is_killed() {
     {
         let mut job = start(world, &["attach", "loop:100000:1000"]);
         job.until_said("looping", world.0 as usize);
-        // Its processes are tied to its life: they go with it, in any order.
+        // Its child processes end with it, in any order.
         let fault = job.signal(Role::Agent(agent), Signal::KILL);
         let report = job.finish();
         report.assert_notified(&left, fault, &[&format!("host {host}")]);

@@ -1,5 +1,5 @@
-//! More elements than 31 bits count, in place. It needs memory and takes seconds: `make soak` runs
-//! it.
+//! More elements than 31 bits can count, in place. The test needs memory and takes seconds: `make
+//! soak` runs it.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use gradwire_tests::cluster::{Plan, run_job};
 use gradwire_worker::{AllreduceOptions, BroadcastOptions, Buffer};
 
 const ELEMENTS: u64 = (1 << 31) + 4099;
-/// Two ranks' tensors, and room for everything else.
+/// The tensors of two ranks, and memory for everything else.
 const NEEDED: u64 = 3 * ELEMENTS;
 
-/// Bytes of memory that this machine has left.
+/// Bytes of memory that are available on this machine.
 fn available() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -19,7 +19,7 @@ fn available() -> u64 {
     kib.unwrap_or_default() * 1024
 }
 
-/// Every byte is `value`, but for those at `marks`.
+/// Checks that every byte is `value`, except those at `marks`.
 fn check(buffer: &Buffer, value: u8, marks: &[(usize, u8)]) {
     let bytes = buffer.bytes();
     for (at, value) in marks {

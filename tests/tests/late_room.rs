@@ -1,5 +1,5 @@
-//! A rank that has to make room for a result of another size than it could expect may take its time
-//! for that: nobody on other nodes waits for it.
+//! A rank whose result has an unexpected size may take its time to make room for it: no rank on
+//! another node waits for it.
 
 use gradwire_daemon::Ending;
 use gradwire_proto::{
@@ -12,7 +12,7 @@ use gradwire_tests::{
 };
 use gradwire_worker::{AllgatherOptions, AllreduceOptions, ReduceOp};
 
-/// Larger than what sockets hold; one piece.
+/// One piece, larger than what sockets hold.
 const BYTES: usize = 6 << 20;
 
 #[test]
@@ -27,7 +27,7 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
         let options = AllgatherOptions::default().name("rows");
         let all = session.allgather(&own, options).unwrap();
         assert_eq!((all.rows, all.tensor.as_slice().len()), (vec![BYTES as u64, 0], BYTES));
-        // What comes after it goes on, too.
+        // A later operation goes on, too.
         session
             .allreduce_slice(&mut [1i32], AllreduceOptions::named("after").op(ReduceOp::Sum))
             .unwrap();
@@ -42,7 +42,7 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
     assert_eq!((asked.ticket, &asked.outputs[0].shape), (1, &vec![BYTES as u64]));
     let sum = Request::allreduce(DType::I32, Shape::new(&[1]).unwrap(), ReduceOp::Sum);
     raw.submit(&submission(2, "after", sum)).unwrap();
-    // Not before the other rank has gone on without it.
+    // This is done only once the other rank has gone on without this one.
     assert_eq!(raw.completed().unwrap().ticket, 2);
     let segment = raw.add_segment(BYTES as u64).unwrap();
     let places = vec![pb::Place { segment, offset: 0 }];

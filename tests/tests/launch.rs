@@ -1,5 +1,5 @@
-//! `gradwire run`, as a user knows it: what runs, what is refused and in which words, and that
-//! nothing stays, however it ends (CLEAN is looked at after every job).
+//! `gradwire run`, as a user sees it: what runs, and what is refused, with which message. However a
+//! job ends, nothing is left behind (CLEAN is checked after every job).
 
 use std::{
     ffi::OsStr,
@@ -19,10 +19,10 @@ use std::{
 use gradwire_tests::launched::{Job, Launch, Line, Report, processes::Role};
 use rustix::process::Signal;
 
-/// A stand-in for ssh that runs the command here: the hosts are `node-3` at 127.0.0.3, and so on.
+/// A stand-in for ssh that runs the command here. Host `node-3` is at 127.0.0.3, and so on.
 const SSH_HERE: &str = "SSH_CONNECTION=\"127.0.0.1 1 127.0.0.${host#node-} 22\" exec sh -c \"$*\"";
 
-/// That all ranks have summed so many times, and the job ended well and without a word.
+/// Asserts that all ranks have summed so many times, and that the job ended well and silently.
 #[track_caller]
 fn assert_well(report: &Report, loops: usize) {
     report.assert_code(0);
@@ -103,7 +103,7 @@ fn a_dry_run_starts_nothing() {
     }
 }
 
-/// One line that says what is wrong, and perhaps one that says what to do.
+/// Asserts that the launcher prints one line with the error, and perhaps one with a hint.
 #[track_caller]
 fn assert_refused(report: &Report, code: i32, error: &str) {
     report.assert_code(code);
@@ -169,7 +169,7 @@ fn hosts_that_can_not_be_reached_are_named() {
     ]);
 }
 
-/// The command lines of all processes of this machine.
+/// The command lines of all processes on this machine.
 fn command_lines() -> Vec<String> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -227,8 +227,7 @@ fn a_daemon_that_fails_after_it_served_is_reported_with_its_output() {
     report.assert_verdict(&["  gradwired: this is release 9.9.9, the coordinator is 0.1.0"]);
 }
 
-/// A job whose ranks have begun to work: one deaf to SIGTERM, one with a child that leaves its
-/// group.
+/// A job whose ranks have begun to work. Rank 1 is deaf to SIGTERM.
 fn busy() -> Job {
     let launch = Launch::new().two_by_two().set("launch.grace_ms=500");
     let job = launch.rank(&["1/deaf", "attach", "loop:1000000:1000"]).start();
@@ -275,7 +274,7 @@ fn the_first_rank_to_fail_gives_the_exit_code_and_the_last_words() {
     assert!(verdict.starts_with("gradwire: rank 2 on host 127.0.0.2 (pid "), "{}", report.all());
     report.assert_verdict(&[") ended with exit code 3, ", "; the other ranks were stopped"]);
     assert!(verdict.contains("\n  out of luck\nfull output: "), "{}", report.all());
-    // Rank 1 does not listen to SIGTERM: it was given the grace period, and no more.
+    // Rank 1 ignores SIGTERM: the launcher gives it the grace period, and no more.
     assert!(report.took.as_millis() >= 500, "{}", report.all());
 }
 
@@ -288,7 +287,7 @@ fn ranks_that_never_attach_are_not_waited_for() {
          job"];
     report.assert_notified(&[0, 2, 3], report.began_us, &parts);
     report.assert_code(1);
-    // One that failed is itself the cause.
+    // A rank that failed is itself the cause.
     let steps = ["1/exit:4", "deaf", "attach", "loop:1:10", "leave"];
     let report = Launch::new().two_by_two().rank(&steps).run();
     let parts =
@@ -302,7 +301,7 @@ fn long_waits_for_a_rank_are_reported_with_its_number() {
     for (hosts, ranks) in [("127.0.0.1:2", 2), ("127.0.0.1:2,127.0.0.2:2", 4)] {
         let launch = Launch::new().hosts(hosts).set("negotiation.stall_warning_ms=300");
         let mut job = launch.rank(&["attach", "1/until:go", "loop:1:10", "leave"]).start();
-        // WAIT: of all that are there, the one that is missing is named, again and again.
+        // WAIT: only the missing rank is named, again and again.
         let reported = |line: &&Line| {
             line.text.starts_with("[daemon 127.0.0.1] ")
                 && line.text.contains("tensor 'loop.10' waited ")
@@ -328,7 +327,7 @@ fn strangers_do_not_fill_the_log() {
     for _ in 0..150 {
         let mut stranger = UnixStream::connect_addr(&address).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        // It says no, or nothing, and hangs up.
+        // The daemon refuses it or sends nothing, and closes the connection.
         let _ = stranger.read_to_end(&mut Vec::new());
     }
     job.allow("go");

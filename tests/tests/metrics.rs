@@ -12,7 +12,7 @@ use std::{
 use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
 use serde_json::Value;
 
-/// Asks for a path; gives the status code and the body.
+/// Requests a path; returns the status code and the body.
 fn get(address: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect(address);
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -23,7 +23,7 @@ fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// Gradwire's series of a service, by name and labels as they are written.
+/// The series of Gradwire in a service's metrics, by name and labels as they are written.
 fn series(address: &str) -> BTreeMap<String, f64> {
     let (code, text) = get(address, "/metrics");
     assert_eq!(code, 200, "{text}");
@@ -35,7 +35,8 @@ fn series(address: &str) -> BTreeMap<String, f64> {
     lines.map(pair).collect()
 }
 
-/// Each family of Gradwire's is described, has its type, and has labels of few values only (BOUND).
+/// Asserts that each family of Gradwire has a description, a type, and only labels with few values
+/// (BOUND).
 fn assert_well_formed(address: &str) {
     let (_, text) = get(address, "/metrics");
     let named = |kind: &str| -> BTreeSet<String> {
@@ -106,7 +107,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
     let operations = series(&coordinator)["gradwire_coordinator_operations_total"];
     job.allow("go");
     job.until_said("said", 4);
-    // Twenty submissions by two ranks of a tensor of 4000 bytes: ten sums.
+    // Each of two ranks submits a tensor of 4000 bytes ten times: 20 submissions, ten sums.
     for (node, peer) in [(0, "127.0.0.2"), (1, "127.0.0.1")] {
         let moved = |after: &BTreeMap<String, f64>, key: &str| {
             after.get(key).copied().unwrap_or_default()
@@ -116,7 +117,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
         let network = ["sent", "received"].map(|way| {
             format!("gradwire_daemon_network_{way}_bytes_total{{peer_host=\"{peer}\"}}")
         });
-        // A rank may know of the end of a sum before it is counted.
+        // A rank may have the result of a sum before the sum is counted.
         let after = job.wait_for("all sums counted", || {
             let after = series(&daemons[node]);
             let all = network.iter().map(String::as_str).chain([published]);
@@ -124,11 +125,11 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
         });
         assert_eq!(moved(&after, published), 40_000.0, "{after:?}");
         assert_eq!(moved(&after, "gradwire_daemon_operations_total"), 10.0, "{after:?}");
-        // Of two nodes each sends the other as many bytes as the tensor has, and frames' heads.
+        // Each of two nodes sends the other as many bytes as the tensor has, and frame headers.
         for key in &network {
             assert!(moved(&after, key) < 60_000.0, "{key} moved too much: {after:?}");
         }
-        // Ranks 0 and 1 submit one more each, which may or may not have come by now.
+        // Two ranks submit one more tensor each, which may have arrived by now or not.
         let submissions = "gradwire_daemon_submissions_total{collective=\"allreduce\"}";
         assert!((20.0..=22.0).contains(&moved(&after, submissions)), "{after:?}");
         assert_eq!(after["gradwire_daemon_workers"], 2.0, "{after:?}");
@@ -157,7 +158,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
-    // Each rank waits for an operation before the next, so each was alone.
+    // Each rank waits for an operation before it submits the next, so each piece was alone.
     let explained: Value = serde_json::from_str(&shown(&["explain", "--json", &grpc])).unwrap();
     let choices = explained["choices"].as_array().unwrap();
     let [choice] = &choices[..] else { panic!("{explained:#}") };
@@ -185,7 +186,7 @@ fn sparse_sums_show_which_way_they_went() {
         let labels = format!("{{collective=\"{collective}\",origin=\"{origin}\"}}");
         daemon.get(&format!("gradwire_daemon_submissions_total{labels}")).copied()
     };
-    // Both ranks' numbers of rows, twice; both ranks' rows, once; both ranks' dense tensors, once.
+    // Each rank's number of rows, twice; each rank's rows, once; each rank's dense tensor, once.
     assert_eq!(submitted("allgather", "count"), Some(4.0), "{daemon:?}");
     assert_eq!(submitted("allgather", "sparse-rows"), Some(2.0), "{daemon:?}");
     assert_eq!(submitted("allreduce", "sparse-dense"), Some(2.0), "{daemon:?}");

@@ -1,9 +1,9 @@
-//! Nodes on a network that works badly, and then not at all. Needs root, `ip` and `tc`. Where
-//! something is missing the test says so and passes.
+//! Nodes on a network that works badly, and then not at all. This needs root, `ip` and `tc`. Where
+//! something is missing, a test prints that and passes.
 
 use gradwire_tests::launched::{Job, network::Pair, now_us};
 
-/// Deaf ranks that work until they are notified of a failure.
+/// Ranks that are deaf to SIGTERM and work until they are notified of a failure.
 fn busy(pair: &Pair) -> Job {
     let job = pair.launch().words(&["--verbose"]).rank(&["deaf", "attach", "loop:100000:100000"]);
     let job = job.start();
@@ -23,7 +23,7 @@ fn sums_are_exact_over_a_slow_cable_that_loses_packets() {
     if pair.narrow(100).is_some() {
         well("loop:3:1000000");
     }
-    // One in twenty.
+    // One packet in twenty.
     if pair.lose(13).is_some() {
         well("loop:10:100000");
     }
@@ -69,7 +69,7 @@ fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_a
     report.assert_code(1);
 }
 
-/// Many attempts fail, because each takes no time.
+/// Many attempts to connect fail, because each fails at once.
 #[test]
 fn data_ports_that_refuse_connections_are_reported_after_the_time_to_connect() {
     let Some(pair) = Pair::new() else { return };

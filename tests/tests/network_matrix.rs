@@ -1,6 +1,6 @@
-//! Every way in which a network may be bad: a job on it goes on, or all of its ranks learn in
-//! time what it is that does not work, with the right host. Needs root, `ip`, `tc` and `ss`; where
-//! something is missing the test says so and passes.
+//! All ways in which a network may be bad. A job on it goes on, or all of its ranks are notified in
+//! time what does not work, with the right host. This needs root, `ip`, `tc` and `ss`. Where
+//! something is missing, a test prints that and passes.
 //!
 //! The larger cases are for `make soak`.
 
@@ -8,17 +8,17 @@ use std::{thread::sleep, time::Duration};
 
 use gradwire_tests::launched::{Job, Launch, Report, network::Pair, now_us};
 
-/// What the second host is called in a failure; the first one's is the coordinator.
+/// How failures name the second host. The first one is named as the coordinator.
 const HOST: &str = "host 10.213.0.2";
 
-/// All ranks have done all of it and left in good order.
+/// Asserts that all ranks have done all steps and left in good order.
 #[track_caller]
 fn assert_went_on(report: &Report, word: &str) {
     report.assert_code(0);
     assert_eq!(report.said(word).len(), 4, "{}", report.all());
 }
 
-/// A job that has exchanged something over each connection, and goes on with `steps` when it may.
+/// A job that has used each connection, and goes on with `steps` when it is allowed to.
 fn begun(launch: Launch, steps: &[&str]) -> Job {
     let before = ["deaf", "attach", "loop:4:1000", "say:begun", "until:go"];
     let job = launch.words(&["--verbose"]).rank(&[&before, steps].concat()).start();
@@ -50,13 +50,13 @@ fn one_packet_in_twenty_is_lost() {
     survives_loss(13, &["loop:10:200000"]);
 }
 
-/// It may happen that none of the copies of a packet arrives within the limit: then all learn it.
+/// Sometimes no copy of a packet arrives within the limit. Then all ranks are notified.
 fn survives_much_loss_or_says_so(steps: &[&str]) {
     let Some(pair) = Pair::new() else { return };
     if pair.lose(51).is_some() {
         let steps = [&["attach"], steps, &["leave"]].concat();
         let report = pair.launch().rank(&steps).run();
-        // The fault has no moment: all are notified when the first one is.
+        // The fault has no exact time, so the first notification stands for it.
         match report.said("failed").iter().map(|said| said.at_us).min() {
             None => assert_went_on(&report, "looped"),
             Some(first) => {
@@ -78,8 +78,8 @@ fn one_packet_in_five_is_lost_for_long() {
     survives_much_loss_or_says_so(&["loop:100:50000"]);
 }
 
-/// A limit of three seconds is one of three seconds, when an outage begins while nothing is under
-/// way.
+/// Outages of up to 2.9 seconds stay below the limit of three seconds, when they begin while
+/// nothing is in flight.
 #[test]
 fn an_idle_job_survives_outages_below_the_limit() {
     let Some(pair) = Pair::new() else { return };
@@ -88,12 +88,12 @@ fn an_idle_job_survives_outages_below_the_limit() {
     job.allow("go");
     for (name, milliseconds) in [("1", 1000), ("2", 2000), ("3", 2900)] {
         pair.cut();
-        // They begin in the midst of it.
+        // The calls begin in the middle of the outage.
         sleep(Duration::from_millis(milliseconds / 2));
         job.allow(name);
         sleep(Duration::from_millis(milliseconds - milliseconds / 2));
         pair.mend();
-        // What was lost is made up for.
+        // Time to send again what was lost.
         sleep(Duration::from_millis(1500));
     }
     let report = job.finish();
@@ -101,7 +101,7 @@ fn an_idle_job_survives_outages_below_the_limit() {
     assert_eq!(report.said("looped").len(), 4 * 4, "{}", report.all());
 }
 
-/// The same in the midst of a transfer.
+/// The same in the middle of a transfer.
 #[test]
 fn a_busy_job_survives_outages_below_the_limit() {
     let Some(pair) = Pair::new() else { return };
@@ -117,7 +117,7 @@ fn a_busy_job_survives_outages_below_the_limit() {
     assert_eq!(report.said("looped").len(), 2 * 4, "{}", report.all());
 }
 
-/// Connections that break while nothing is under way are made again.
+/// Connections that break while nothing is in flight are made again.
 #[test]
 fn idle_connections_that_are_reset_are_made_again() {
     let Some(pair) = Pair::new() else { return };
@@ -136,7 +136,7 @@ fn idle_connections_that_are_reset_are_made_again() {
     assert_eq!(report.said("looped").len(), 3 * 4, "{}", report.all());
 }
 
-/// Those that break while something is under way are reported at once, long before the limit.
+/// Connections that break while data is in flight are reported at once, long before the limit.
 #[test]
 fn busy_connections_that_are_reset_are_reported_at_once() {
     for host in [0, 1] {
@@ -168,8 +168,7 @@ fn survives_rate(mbit: u32, set: &[&str], tensors: &str) {
     }
 }
 
-/// Two megabytes, which take sixteen seconds, in pieces of which the last one waits for nearly all
-/// of them.
+/// Two megabytes, which take 16 seconds, in pieces. The last piece waits for nearly all others.
 #[test]
 fn one_mbit_per_second_is_slow_and_not_dead() {
     survives_rate(1, &["negotiation.piece_bytes=256KiB"], "submit:8:62500");
@@ -210,7 +209,7 @@ fn small_packets_are_enough() {
     assert_went_on(&report, "looped");
 }
 
-/// Nothing gets to one of the hosts any more, while what it sends arrives.
+/// Nothing arrives at one of the hosts any more, but what it sends arrives.
 #[test]
 fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
     for towards in [0, 1] {
@@ -221,14 +220,14 @@ fn a_line_that_is_cut_in_one_direction_is_reported_on_both_sides() {
         let fault = now_us();
         pair.cut_towards(towards);
         let report = job.finish();
-        // Who receives nothing any more reports it; the launcher may pass it on to the others.
+        // The host that receives nothing reports it. The launcher may pass that on to the others.
         report.assert_notified(&[0, 1], fault, &[HOST]);
         report.assert_notified(&[2, 3], fault, &["10.213.0."]);
         report.assert_code(1);
     }
 }
 
-/// Where TCP does not get through to the coordinator, but everything else does.
+/// TCP does not reach the coordinator, but everything else does.
 #[test]
 fn a_coordinator_whose_port_is_blocked_is_reported_with_its_address() {
     let Some(pair) = Pair::new() else { return };
@@ -240,7 +239,7 @@ fn a_coordinator_whose_port_is_blocked_is_reported_with_its_address() {
     let cause = "can't be reached from 10.213.0.2 (no answer";
     let what = format!("host 10.213.0.2: the coordinator at 10.213.0.1:29999 {cause}");
     report.assert_verdict(&["the job failed: ", &what]);
-    // The limit was not waited for.
+    // The failure was reported before the time limit.
     assert!(!report.all().contains("is not complete after"), "{}", report.all());
 }
 
@@ -248,7 +247,7 @@ fn a_coordinator_whose_port_is_blocked_is_reported_with_its_address() {
 fn a_coordinator_whose_port_is_blocked_later_is_reported_on_both_sides() {
     let Some(pair) = Pair::new() else { return };
     let launch = pair.launch().set("coordinator.listen=10.213.0.1:29999");
-    // A stream may be silent for longer than a node, by what its system may take to send again.
+    // A stream may be silent for longer than a node: its system may need the time to send again.
     let launch = launch.set("heartbeat.timeout_ms=2000");
     let mut job = begun(launch, &["loop:100000:100000"]);
     job.allow("go");

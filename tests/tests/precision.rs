@@ -1,6 +1,6 @@
-//! Reductions of floats near the ends of their range: the same on one node, on two and on four, and
-//! what f64 gives, rounded once. Partial results between nodes must not be rounded, and must not be
-//! too large where the result is not.
+//! Reductions of floats near the ends of their range. The result is the same on one, two and four
+//! nodes, and is that of f64, rounded once. Partial results between nodes must not be rounded, and
+//! must not overflow where the result does not.
 
 use std::fmt::Debug;
 
@@ -14,12 +14,12 @@ use gradwire_worker::{
 
 const RANKS: usize = 4;
 
-/// A float type, seen from f64.
+/// A float type, with conversions from and to f64.
 trait Float: Element + PartialEq {
     /// The largest number of which four can be summed. f16 and the 8-bit floats are summed in f32,
-    /// and averages of bf16 are sums of parts, so of these it is the largest of all.
+    /// and averages of bf16 are sums of parts. So for these types it is the largest number of all.
     const LARGEST: f64;
-    /// The smallest number above 0; of f32 and f64 the smallest that a factor does not round.
+    /// The smallest number above 0; for f32 and f64, the smallest that a factor does not round.
     const SMALLEST: f64;
     /// The largest relative error of rounding.
     const UNIT: f64;
@@ -72,7 +72,7 @@ floats8! {
     F8E5m2: 57344.0, 1.52587890625e-5, 3;
 }
 
-/// What each rank has of each element.
+/// For each element, the contribution of each rank.
 fn contributions<T: Float>() -> Vec<[f64; RANKS]> {
     let (large, small) = (T::LARGEST, T::SMALLEST);
     let rounded = |value: f64| T::of(value).value();
@@ -90,7 +90,7 @@ fn contributions<T: Float>() -> Vec<[f64; RANKS]> {
     ]
 }
 
-/// Whether it is what f64 gives, rounded once. f32 itself rounds each addition, f64 too.
+/// Whether `got` is the result of f64, rounded once. f32 and f64 round each addition as well.
 fn is_right<T: Float>(got: f64, parts: [f64; RANKS], factor: f64) -> bool {
     let right = parts.iter().sum::<f64>() * factor;
     let magnitude = parts.iter().map(|part| part.abs()).sum::<f64>() * factor;
@@ -99,7 +99,7 @@ fn is_right<T: Float>(got: f64, parts: [f64; RANKS], factor: f64) -> bool {
     (got - right).abs() <= bound * (1.0 + 1e-12)
 }
 
-/// All reductions to the average of the ranks, and how each is made.
+/// All ways to compute the average of the ranks; returns the result of each.
 fn averages<T: Float + Debug>(session: &Session) -> Vec<Vec<f64>> {
     let rank = session.rank() as usize;
     let all = contributions::<T>();
@@ -113,7 +113,7 @@ fn averages<T: Float + Debug>(session: &Session) -> Vec<Vec<f64>> {
         ("postscaled", ReduceOp::Sum, 1.0, quarter),
         ("prescaled", ReduceOp::Sum, quarter, 1.0),
     ] {
-        // f32 has no more room than bf16: its sum is too large before it is scaled.
+        // f32 has the same range as bf16: the sum is too large before it is scaled.
         if name == "postscaled" && T::DTYPE == bf16::DTYPE {
             continue;
         }
@@ -123,13 +123,13 @@ fn averages<T: Float + Debug>(session: &Session) -> Vec<Vec<f64>> {
         session.allreduce(&mut tensor, options).unwrap();
         results.push(values(tensor.as_slice()));
     }
-    // To a rank on the last node; the others still have what they had.
+    // The root is on the last node. The other ranks keep their input.
     let mut reduced = tensor();
     session.reduce(&mut reduced, ReduceOptions::to_rank(3)).unwrap();
     if rank == 3 {
         results.push(values(reduced.as_slice()));
     }
-    // Of each row the same, so that every rank gets all elements of some row.
+    // All rows are equal, so every rank receives all elements, in its own row.
     let rows: Vec<T> = (0..RANKS).flat_map(|_| mine.iter().copied()).collect();
     let rows = session.tensor(&rows, &[RANKS, mine.len()]).unwrap();
     let scattered = session.reducescatter(&rows, ReduceScatterOptions::default()).unwrap();
@@ -144,7 +144,7 @@ fn averages<T: Float + Debug>(session: &Session) -> Vec<Vec<f64>> {
     results
 }
 
-/// Products whose parts are too large for the type, while the product is not.
+/// Products whose partial products are too large for the type, while the product is not.
 fn products<T: Float + Debug>(session: &Session) -> Vec<f64> {
     let mine = [[256.0, 256.0, 0.00390625, 0.00390625], [16.0, 0.0625, 16.0, 0.0625]]
         .map(|parts| T::of(parts[session.rank() as usize]));
@@ -180,7 +180,8 @@ fn averages_near_the_ends_of_the_range_do_not_depend_on_the_nodes() {
                 })
             })
             .collect();
-        // Of these the sums are exact in f32, but for those of bf16, whose order shows.
+        // Sums of f16 and the 8-bit floats are exact in f32. Sums of bf16 are not, and depend on
+        // the order.
         for (slots, result) in ["2x2", "4x1"].into_iter().zip(&results[1..]) {
             for (rank, (got, one_node)) in result.iter().zip(&results[0]).enumerate() {
                 assert_eq!(got[..3], one_node[..3], "rank {rank} on {slots}, {algorithm}");
@@ -189,7 +190,7 @@ fn averages_near_the_ends_of_the_range_do_not_depend_on_the_nodes() {
     }
 }
 
-/// Minimum and maximum of all values from 1 to 2, with a factor before and one after.
+/// Minimum and maximum of values from 1 to 2, with a prescale and a postscale factor.
 fn scaled_extremes<T: Float + Debug>(session: &Session) -> Vec<f64> {
     let (prescale, postscale) = (1.0 / 3.0, -1.5);
     let value = |index: usize, rank: usize| T::of(1.0 + (index * (rank + 5) % 256) as f64 / 256.0);

@@ -1,6 +1,5 @@
-//! Groups of ranks, each a world of its own: made and removed while the job runs, overlapping, in
-//! one order of operations over all of them (ORD), and side by side where they have no rank in
-//! common.
+//! Process sets, each a world of its own: added and removed while the job runs, overlapping, in one
+//! order of operations over all of them (ORD), and side by side where they share no rank.
 
 use std::{
     env,
@@ -24,7 +23,7 @@ fn sum(set: &ProcessSet) -> AllreduceOptions {
     AllreduceOptions::default().op(ReduceOp::Sum).process_set(set)
 }
 
-/// What the members' ranks are together, when each gives its rank and a number.
+/// The sum over all members, when each contributes its rank plus a number.
 fn total(set: &ProcessSet, number: u64) -> u64 {
     set.ranks().iter().map(|rank| u64::from(*rank) + number).sum()
 }
@@ -33,7 +32,7 @@ fn own(session: &Session, number: u64) -> Tensor<u64> {
     session.tensor(&[u64::from(session.rank()) + number], &[1]).unwrap()
 }
 
-/// A seed for a test: that of `GRADWIRE_TEST_SEED`, or the clock's; printed for the next time.
+/// The seed of a test: that of `GRADWIRE_TEST_SEED`, or the clock. It is printed for a replay.
 fn seed() -> u64 {
     let clock = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let seed = env::var("GRADWIRE_TEST_SEED").map_or(clock, |seed| seed.parse().unwrap());
@@ -41,7 +40,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Random sets, some of the ranks each.
+/// Random process sets, each with some of the ranks.
 fn random_sets(dice: &mut Dice, size: u32, sets: usize) -> Vec<Vec<u32>> {
     let some = |dice: &mut Dice| {
         let one = dice.below(size.into()) as u32;
@@ -50,7 +49,7 @@ fn random_sets(dice: &mut Dice, size: u32, sets: usize) -> Vec<Vec<u32>> {
     (0..sets).map(|_| some(dice)).collect()
 }
 
-/// ORD: with one piece in flight at a time any two ranks that waited for each other would hang.
+/// ORD: with one piece in flight at a time, two ranks that waited for each other would hang.
 #[test]
 fn no_order_of_submission_dead_locks() {
     let seed = seed();
@@ -78,7 +77,7 @@ fn no_order_of_submission_dead_locks() {
                 let got = handle.wait().unwrap();
                 assert_eq!(got.as_slice(), [total(&sets[set], number)], "wave {wave}");
             }
-            // In the waves to come there are more and more of them.
+            // Each wave leaves more process sets behind than the one before.
             for set in sets.into_iter().skip(wave) {
                 session.remove_process_set(set).unwrap();
             }
@@ -86,7 +85,7 @@ fn no_order_of_submission_dead_locks() {
     });
 }
 
-/// Each set has a thread of its own on each of its ranks, whose calls block.
+/// Each process set has its own thread on each of its ranks, whose calls block.
 #[test]
 fn sets_in_threads_of_their_own_do_not_wait_for_each_other() {
     let seed = seed();
@@ -97,7 +96,7 @@ fn sets_in_threads_of_their_own_do_not_wait_for_each_other() {
             for set in sets.iter().filter(|set| set.includes(session.rank())) {
                 scope.spawn(move || {
                     for number in 0..40 {
-                        // Unnamed: each set counts for itself.
+                        // Unnamed: each process set counts its own calls.
                         let mut tensor = own(session, number);
                         session.allreduce(&mut tensor, sum(set)).unwrap();
                         assert_eq!(tensor.as_slice(), [total(set, number)]);
@@ -108,7 +107,7 @@ fn sets_in_threads_of_their_own_do_not_wait_for_each_other() {
     });
 }
 
-/// Rank 3 is late in its set; the other set, on the same two nodes, does not notice.
+/// Rank 3 is late in its process set. The other one, on the same two nodes, does not notice.
 #[test]
 fn a_set_that_waits_for_a_rank_does_not_hold_up_another() {
     let late = Arc::new(Barrier::new(4));
@@ -153,7 +152,7 @@ fn each_set_has_names_roots_and_averages_of_its_own() {
             let options = AllreduceOptions::named("w").process_set(set).op(ReduceOp::Average);
             session.allreduce_async(tensor, options).unwrap()
         };
-        // The same name in two sets at once.
+        // The same name in two process sets at once.
         let (here, there) = match session.rank() {
             1 => (mean(&alone), mean(&all)),
             _ => (mean(&pair), mean(&all)),
@@ -161,7 +160,7 @@ fn each_set_has_names_roots_and_averages_of_its_own() {
         assert_eq!(there.wait().unwrap().as_slice(), [1.0]);
         assert_eq!(here.wait().unwrap().as_slice(), [1.0]);
         if pair.includes(session.rank()) {
-            // A root is a rank of the whole job.
+            // A root is given as its rank in the job.
             let mut value = [session.rank() as u8];
             let root = BroadcastOptions::from_rank(2).process_set(&pair);
             session.broadcast_slice(&mut value, root).unwrap();
@@ -184,7 +183,7 @@ fn sets_that_can_not_be_made_are_refused_at_the_call() {
         }
         let text = refusal(session.remove_process_set(session.global_process_set()));
         assert!(text.contains("all ranks"), "{text}");
-        // The numbers of those that were refused are not used up.
+        // Refused process sets use up no ids.
         assert_eq!(session.add_process_set(&[0, 1]).unwrap().id(), 1);
     });
 }
@@ -216,7 +215,7 @@ fn only_members_use_a_set_and_only_while_it_is_there() {
             let expected = "this rank is not a member of process set 1 (ranks 0, 2)";
             assert!(text.contains(expected), "{text}");
         } else {
-            // Rank 1 is in the job, but not in the set.
+            // Rank 1 is in the job, but not in the process set.
             let root = BroadcastOptions::from_rank(1).process_set(&set);
             let text = refusal(session.broadcast(&mut tensor(), root));
             assert!(text.contains("rank 1, is not a member of process set 1"), "{text}");
@@ -234,7 +233,7 @@ fn only_members_use_a_set_and_only_while_it_is_there() {
         assert!(text.contains("does not exist in this session: it was removed"), "{text}");
         let text = refusal(session.remove_process_set(gone));
         assert!(text.contains("does not exist in this session"), "{text}");
-        // Its number is not used again.
+        // Its id is not used again.
         assert_eq!(session.add_process_set(&[0, 1]).unwrap().id(), 2);
     });
 }
@@ -249,7 +248,8 @@ fn a_set_in_use_is_not_removed() {
             let options = || sum(&set).name("half");
             let half = (session.rank() == 0)
                 .then(|| session.allreduce_async(own(session, 0), options()).unwrap());
-            // What one node says comes in order: the coordinator knows of it by now.
+            // The messages of one node arrive in order: the coordinator knows the submission by
+            // now.
             let failure = failure(session.remove_process_set(set.clone()));
             late.wait();
             let got = match half {

@@ -1,9 +1,9 @@
-//! Jobs of any form and any collective calls, made in another order on every rank: the results are
-//! those of the plain reference, with identical bits on all ranks (SAME), whatever process sets
-//! come and go meanwhile (ORD).
+//! Jobs of any form with any collective calls, made in a different order on every rank. The results
+//! are those of the reference, with identical bits on all ranks (SAME), while process sets are
+//! added and removed (ORD).
 //!
-//! A failing job is printed and made smaller; the same jobs come again with the printed
-//! `PROPTEST_RNG_SEED`, more of them with `PROPTEST_CASES`.
+//! A failing job is printed and made smaller. The printed `PROPTEST_RNG_SEED` repeats the same
+//! jobs, and `PROPTEST_CASES` sets their number.
 
 use std::{cell::Cell, collections::BTreeMap, sync::Barrier, thread, time::Duration};
 
@@ -16,10 +16,10 @@ use proptest::{
 
 const CASES: u32 = 25;
 const GIVEN_UP: u32 = 15;
-/// Of real processes, which take longer.
+/// Jobs of real processes, which take longer.
 const LAUNCHED: u32 = 4;
 const MAX_CALLS: usize = 20;
-/// The largest tensor, in bytes: many of the smallest pieces.
+/// The largest tensor in bytes: many of the smallest pieces.
 const MAX_BYTES: u64 = 640 << 10;
 
 /// Runs jobs of random seeds and numbers of calls.
@@ -28,7 +28,7 @@ fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = cases;
     }
-    // Each attempt at a smaller job is a whole job.
+    // Each attempt at a smaller job runs a whole job.
     config.max_shrink_iters = 40;
     if config.rng_seed == RngSeed::Random {
         let clock = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
@@ -37,7 +37,8 @@ fn jobs(cases: u32, job: impl Fn(u64, usize) -> Result<(), TestCaseError>) {
     if let RngSeed::Fixed(seed) = config.rng_seed {
         println!("PROPTEST_RNG_SEED={seed}");
     }
-    // A job with fewer calls is the beginning of one with more: that is how it gets smaller.
+    // A job with fewer calls is the beginning of a job with more calls, so the job can be made
+    // smaller.
     let any = (any::<u64>().no_shrink(), 1..=MAX_CALLS);
     TestRunner::new(config).run(&any, |(seed, calls)| job(seed, calls)).unwrap();
 }
@@ -58,8 +59,8 @@ fn any_job_gives_the_results_of_the_reference() {
     });
 }
 
-/// TELL, WAIT: whatever is under way when a rank gives up, every other rank learns why and nobody
-/// waits for ever; or it has all of its results by then, and they are right.
+/// TELL, WAIT: whatever is in flight when a rank gives up, every other rank gets the reason and no
+/// rank waits for ever. Or it has all of its results by then, and they are right.
 #[test]
 fn whoever_gives_up_ends_any_job_for_all() {
     let ended = Cell::new(0);
@@ -106,8 +107,8 @@ fn whoever_gives_up_ends_any_job_for_all() {
     println!("{} of the jobs were ended before their end", ended.get());
 }
 
-/// The same with a process for each rank, each daemon and the coordinator. Every rank checks
-/// its own results; what all get is compared here.
+/// The same with a process for each rank and each daemon. Every rank checks its own results. The
+/// results that all ranks share are compared here.
 #[test]
 fn real_processes_get_the_results_of_the_reference() {
     jobs(LAUNCHED, |seed, calls| {

@@ -1,5 +1,5 @@
-//! A process that may not have the memory or the descriptors it needs: its error names what it
-//! wanted, what it may have and how to change that, and all others learn who it was.
+//! A process that may not have the memory or the descriptors it needs. Its error names what it
+//! wanted, its limit and how to change that. All other ranks are notified which rank it was.
 
 use gradwire_tests::launched::{Launch, Line, Report, programs};
 
@@ -10,15 +10,15 @@ fn launch() -> Launch {
     Launch::new().two_by_two().set("worker.arena_segment_bytes=4MiB")
 }
 
-/// Runs with a limit on rank 1, set before it attaches or when it has begun to work.
+/// Runs with a limit on rank 1, set before it attaches or after it has begun to work.
 fn with_limit(before: &str, after: &str) -> Report {
     let [before, after] = [before, after].map(|limit| format!("1/{limit}"));
     let steps = ["deaf", &before, "attach", "loop:1:1000", &after, "loop:1:2000000", "leave"];
     launch().rank(&steps).run()
 }
 
-/// Rank 1's own error has these parts. (Where it had attached before, others may end before it
-/// does, and give the verdict.)
+/// Asserts that rank 1's own error has these parts. (If it had attached, others may end before it
+/// does, and give the launcher's last lines.)
 #[track_caller]
 fn assert_own(report: &Report, parts: &[&str]) {
     let failed = report.said("failed");
@@ -36,7 +36,7 @@ fn a_rank_without_the_right_to_large_files_says_so() {
         ["shared memory of 4194304 bytes is over this process's file size limit of 2000000 bytes"];
     assert_own(&report, &parts);
     assert_own(&report, &["raise it with ulimit -f"]);
-    // TELL: the others learn its reason, not only that it is gone.
+    // TELL: the others get its reason, not only that it has ended.
     let expected = ["rank 1 on host 127.0.0.1", "gave up: shared memory of 4194304 bytes is over"];
     report.assert_notified(&OTHERS, report.began_us, &expected);
 }
@@ -53,7 +53,7 @@ fn a_rank_without_address_space_says_so() {
     report.assert_notified(&OTHERS, report.began_us, &expected);
 }
 
-/// It learns only afterwards how large its result is, and can't take it.
+/// The rank learns the size of its result only after its call, and has no memory for it.
 #[test]
 fn a_rank_without_memory_for_what_others_gather_says_so() {
     let steps =
@@ -88,7 +88,7 @@ fn with_limited_daemon(limit: &str) -> Report {
 
 #[test]
 fn a_daemon_without_memory_is_reported_with_its_reason() {
-    // From what is too little even for the program itself, which the system ends then, to enough.
+    // From too little for the program to start at all, to enough.
     let mut said = 0;
     for megabytes in [8, 16, 32, 48, 60, 100] {
         let report = with_limited_daemon(&format!("--as={megabytes}000000"));
@@ -104,8 +104,8 @@ fn a_daemon_without_memory_is_reported_with_its_reason() {
 
 #[test]
 fn wherever_a_daemon_runs_out_of_descriptors_it_says_so_and_no_rank_waits_for_it() {
-    // How many it needs for each of its steps is no promise: so each limit from far too few for it
-    // to begin up to enough for the job.
+    // How many descriptors each of its steps needs may change. So this tries each limit from far
+    // too few up to enough for the job.
     let mut finished = 0;
     for limit in 20..36 {
         let report = with_limited_daemon(&format!("--nofile={limit}"));

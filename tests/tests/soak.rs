@@ -1,9 +1,11 @@
 //! Nothing grows with the number of calls: neither memory, nor descriptors, nor threads (BOUND,
-//! CLEAN). Coordinator, daemons and ranks are in this one process, so that its size is that of all
-//! of them. The short forms run with all other tests; `make soak` runs `GRADWIRE_SOAK_CALLS` calls
-//! of each kind, 200,000 if it is not set, and prints the figures. It runs without the allocator's
-//! caches of each thread (`glibc.malloc.tcache_count=0`): what is in them counts as allocated, and
-//! with 171 threads they filled by 46 bytes for each call of a gather of 32 ranks.
+//! CLEAN). Coordinator, daemons and ranks are in one process, so its size is the size of all of
+//! them.
+//!
+//! The short tests run with all other tests. `make soak` runs `GRADWIRE_SOAK_CALLS` calls of each
+//! kind, 200,000 if it is not set, and prints the figures. It switches off the allocator's caches
+//! of each thread (`glibc.malloc.tcache_count=0`): their content counts as allocated, and with 171
+//! threads they grew by 46 bytes for each call of a gather of 32 ranks.
 
 use std::{
     env, fs,
@@ -20,31 +22,31 @@ use gradwire_tests::{
 };
 use gradwire_worker::{AllgatherOptions, BroadcastOptions, Session};
 
-/// How much larger the heap may be at the end than it was once all tables were full, in bytes: what
-/// is on its way at one moment and not at another.
+/// How many bytes the heap may have grown since all tables were full: data in flight differs from
+/// one moment to another.
 fn heap_slack(before: u64) -> u64 {
     (1 << 20) + before / 50
 }
 
-/// The same for the process. Names that replace each other in full tables leave gaps of other
-/// sizes, which the allocator keeps: 1 to 3 % of 186 MB on an idle machine, and 9 % once where 90
-/// threads shared two busy cores. The heap shows that nothing is kept by us.
+/// The same for the resident memory of the process. Names that replace each other in full tables
+/// leave gaps of other sizes, which the allocator keeps: 1 to 3 % of 186 MB on an idle machine, and
+/// 9 % once where 90 threads shared two busy cores. The heap shows that Gradwire keeps nothing.
 fn resident_slack(before: u64) -> u64 {
     (2 << 20) + before / 8
 }
 
-/// Tests that measure this process run one at a time.
+/// A lock: tests that measure this process run one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What this process has.
+/// What this process uses.
 #[derive(Debug, Clone, Copy)]
 struct Usage {
-    /// Memory in RAM, without what is shared.
+    /// Resident memory, without shared memory.
     resident: u64,
-    /// Memory that was allocated and not freed.
+    /// Memory that is allocated and not freed.
     heap: u64,
     descriptors: usize,
     threads: usize,
@@ -53,7 +55,7 @@ struct Usage {
 fn usage() -> Usage {
     let count = |folder: &str| fs::read_dir(folder).unwrap().count();
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
-    // Resident, without what is shared: the ranks' arenas are counted where they are mapped.
+    // Shared memory is subtracted: the ranks' arenas are counted where they are mapped.
     let pages: Vec<u64> = statm.split(' ').filter_map(|n| n.trim().parse().ok()).collect();
     // SAFETY: it reads the allocator's counters, under the allocator's own locks.
     let allocator = unsafe { libc::mallinfo2() };
@@ -68,16 +70,16 @@ fn usage() -> Usage {
 /// How calls are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// By the session.
+    /// By a number that the session counts.
     Counted,
-    /// Each by a name that never comes again.
+    /// Each by a new name.
     New,
 }
 
-/// The `number`-th call, of a kind.
+/// The call number `number` of a kind.
 fn asked(session: &Session, kind: Collective, names: Names, number: u64) -> Call {
     let ranks: Vec<u32> = (0..session.size()).collect();
-    // Any number of rows that all ranks can share.
+    // Any number of rows that can be split evenly between all ranks.
     let rows = u64::from(session.size()) * (1 + number % 3);
     let asked = with_op(request(kind, DType::F32, &[rows, 2], 0), ReduceOp::Sum);
     let name = match names {
@@ -87,14 +89,14 @@ fn asked(session: &Session, kind: Collective, names: Names, number: u64) -> Call
     Call { name, seed: number, ..Call::same("", &ranks, &asked) }
 }
 
-/// The `number`-th call, of a kind, checked against the reference.
+/// Makes call number `number` of a kind, and checks it against the reference.
 fn call(session: &Session, kind: Collective, names: Names, number: u64) {
     let all = session.global_process_set();
     let call = asked(session, kind, names, number);
     call.run(session, &all, session.nodes().len()).unwrap();
 }
 
-/// Many calls of a kind that are in flight together. The first is checked against the reference.
+/// Makes many calls of a kind that are in flight together, and checks the first one.
 fn calls_at_once(session: &Session, kind: Collective, numbers: Range<u64>) {
     let all = session.global_process_set();
     let calls: Vec<Call> = numbers
@@ -107,7 +109,7 @@ fn calls_at_once(session: &Session, kind: Collective, numbers: Range<u64>) {
     calls[0].check(session.rank(), &results[0], between).unwrap();
 }
 
-/// One operation of the mixture: all kinds, objects among them, named in every way.
+/// One operation of a mixture: all kinds, also of objects, named in every way.
 fn any(session: &Session, number: u64) {
     let mut dice = Dice::of(&[number]);
     let names = if dice.one_in(2) { Names::Counted } else { Names::New };
@@ -137,8 +139,8 @@ const KINDS: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-/// Runs `calls` operations on every rank, `at_once` of them at a time. What the process has after
-/// the first `full` of them it has in the end. Both are multiples of `at_once`.
+/// Runs `calls` operations on every rank, `at_once` of them at a time. After all of them, the
+/// process uses no more than after the first `full`. Both are multiples of `at_once`.
 fn flat(
     what: &str,
     plan: &Plan,
@@ -154,7 +156,7 @@ fn flat(
         for number in (0..calls).step_by(at_once as usize) {
             let next = number + at_once;
             if number == full || number / tenth != next / tenth {
-                // Nothing is under way during the measurement.
+                // Nothing is in flight during the measurement.
                 session.barrier().unwrap();
                 if session.rank() == 0 {
                     at.push((number, usage()));
@@ -200,13 +202,14 @@ fn alltoalls(plan: &Plan, full: u64, calls: u64) {
     });
 }
 
-/// Each costs about 26 KB between 16 ranks, for as long as it is remembered.
+/// Each alltoall costs about 26 KB between 16 ranks, for as long as it is remembered.
 #[test]
 fn alltoalls_under_new_names_are_forgotten() {
     alltoalls(&Plan::nodes(&[16]).set("negotiation.max_tensors=32"), 60, 300);
 }
 
-/// 100 KB between 32 ranks: there are fewer ids than there may be, because they have so many flows.
+/// Each costs 100 KB between 32 ranks. Fewer ids are kept than are allowed, because the tensors
+/// have so many flows.
 #[test]
 #[ignore = "it takes a minute; make soak runs it"]
 fn alltoalls_under_new_names_take_no_more_than_all_ids_may() {
@@ -231,13 +234,13 @@ fn calls() -> u64 {
 #[test]
 #[ignore = "it takes long; make soak runs it"]
 fn many_operations_of_all_kinds_leave_nothing_behind() {
-    // So few that all of them are in use half way.
+    // So few that all of them are used half way.
     let plan = Plan::nodes(&[2, 2]).set("negotiation.max_tensors=4096");
     let numbers = [1, calls() / 2, calls()];
     flat("2x2 ranks, mixed", &plan, numbers, |session, numbers| any(session, numbers.start));
 }
 
-/// After half of the calls all names have been used, and all ids given.
+/// After half of the calls, all names have been used, and all ids have been given.
 fn each_kind(slots: &[u32]) {
     let ranks: u32 = slots.iter().sum();
     for kind in KINDS {

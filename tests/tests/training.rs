@@ -1,6 +1,7 @@
-//! The trainer of `make demo-rust`: alone and as four ranks it computes the same.
+//! The trainer of `make demo-rust` computes the same alone and as four ranks.
 //!
-//! Needs libtorch, which `make test` provides (LIBTORCH); without it the test says so and passes.
+//! This needs libtorch, which `make test` provides (LIBTORCH). Without it the test prints that and
+//! passes.
 
 use std::{env, fs, path::Path, process::Command, time::Duration};
 

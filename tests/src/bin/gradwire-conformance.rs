@@ -1,12 +1,13 @@
-//! Every collective on every element type, through the public API, against the plain reference:
-//! blocking and with handles, in place and with a result apart, grouped, for all ranks and for a
-//! process set of every second one, with no dimensions, no elements, a few and many.
+//! Checks every collective on every element type, through the public API, against the reference.
+//! Calls block or return handles, work in place or with a result of their own, and are grouped.
+//! They are made in the world and in a process set of every second rank. Tensors have no
+//! dimensions, no elements, a few elements or many.
 //!
 //! ```text
 //! gradwire run -np 4 -- target/debug/gradwire-conformance
 //! ```
 //!
-//! Each rank checks what it gets. The first thing that is wrong ends the program with code 1.
+//! Each rank checks what it receives. The first wrong result ends the program with code 1.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +25,7 @@ use gradwire_worker::{
     half::{bf16, f16},
 };
 
-/// Calls with handles that are in flight at a time.
+/// How many calls with handles are in flight at once.
 const AT_ONCE: usize = 64;
 
 fn main() -> ExitCode {
@@ -50,7 +51,7 @@ fn conforms() -> Result<()> {
     Ok(())
 }
 
-/// One rank's run.
+/// The run of one rank.
 struct Run<'a> {
     session: &'a Session,
     pending: Vec<(Call, Pending)>,
@@ -80,7 +81,7 @@ fn run(session: &Session) -> Result<BTreeMap<&'static str, u64>> {
 }
 
 impl Run<'_> {
-    /// A request for a rank: rows differ where they may.
+    /// A call in which the ranks have different numbers of rows, where they may.
     fn request(of: Collective, dtype: DType, dims: &[u64], root: u32, members: &[u32]) -> Call {
         let same = request(of, dtype, dims, root);
         let mut call = Call::same("", members, &same);
@@ -89,16 +90,17 @@ impl Run<'_> {
             let Some(rows) = dims.first() else { continue };
             let with = |rows: u64| same.shape.with_rows(rows).expect("a shape");
             match of {
-                // Nobody, then one more row for each.
+                // Each rank has one row more than the one before, modulo `n + 1`: one may have
+                // none.
                 Collective::Allgather | Collective::Gather if *rows > 0 => {
                     asked.shape = with((rows + at) % (n + 1));
                 }
-                // Many are split evenly, which needs no list.
+                // Large tensors are split evenly, which needs no list.
                 Collective::Alltoall | Collective::Scatter if *rows > 100 => {
                     let has = of == Collective::Alltoall || members[at as usize] == root;
                     asked.shape = with(if has { rows / n * n } else { 0 });
                 }
-                // From each one more for everybody than from the one before.
+                // Each rank sends other numbers of rows, and may keep one row.
                 Collective::Alltoall if *rows > 0 => {
                     asked.list = (0..n).map(|to| (at + to) % 3).collect();
                     asked.shape = with(asked.list.iter().sum::<u64>() + at % 2);
@@ -113,7 +115,7 @@ impl Run<'_> {
         call
     }
 
-    /// One collective with tensors of all forms, blocking and with handles.
+    /// Calls of one collective with tensors of all shapes, blocking and with handles.
     fn shapes(&mut self, set: &ProcessSet, of: Collective, dtype: DType) -> Result<()> {
         let splits = [Collective::Scatter, Collective::ReduceScatter, Collective::Alltoall];
         let shapes: [&[u64]; 5] = [&[], &[0, 3], &[5], &[7, 1, 3], &[3001, 2]];
@@ -151,12 +153,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Every reduction, with factors where there are any.
+    /// Every reduction, with factors where they are allowed.
     fn ops(&mut self, set: &ProcessSet, dtype: DType) -> Result<()> {
         for of in COLLECTIVES.into_iter().filter(|of| reduces(*of)) {
             for &op in ReduceOp::ALL.iter().filter(|op| op.refuses(dtype).is_none()) {
                 for (values, prescale) in [(Values::Exact, 1.0), (Values::Usual, 0.5)] {
-                    // Of floats: products of many factors leave a small float's range.
+                    // Products of floats have no factors: many factors leave the range of a small
+                    // float.
                     let small = op == ReduceOp::Product && dtype.is_float();
                     let factor = if small { 1.0 } else { prescale };
                     let scales = op.refuses_factors(dtype).is_none();
@@ -174,7 +177,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A group of all element types that can be summed together.
+    /// Groups of all element types that can be summed together.
     fn groups(&mut self, set: &ProcessSet) -> Result<()> {
         for of in COLLECTIVES.into_iter().filter(|of| has_groups(*of)) {
             for (form, apart) in
@@ -204,7 +207,7 @@ impl Run<'_> {
         let pending = call.start(self.session, set);
         let pending = pending.map_err(|error| anyhow!("{}: {error}", call.title()))?;
         self.pending.push((call, pending));
-        // A blocking call is over; what has a handle waits until there are some.
+        // A blocking call has ended already. Calls with handles are waited for together.
         let blocking = self.pending.last().is_some_and(|(call, _)| call.form == Form::Blocking);
         if blocking || self.pending.len() >= AT_ONCE { self.wait() } else { Ok(()) }
     }
@@ -219,7 +222,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What makes no sense is refused at the call, on every rank, and nothing is started.
+    /// Invalid calls are refused at the call, on every rank, and start nothing.
     fn refusals(&self) -> Result<()> {
         let set = self.session.global_process_set();
         let refused = |asked: Request, expected: &str| {
@@ -256,7 +259,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// With element types that the compiler knows.
+    /// Calls with element types that the compiler knows.
     fn typed(&self) -> Result<()> {
         self.elements(f16::from_f32, |value| value.to_f64())?;
         self.elements(bf16::from_f32, |value| value.to_f64())?;
@@ -281,7 +284,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Sums, moves and gathers values of one type; `back` of a sum is the sum.
+    /// Sums, moves and gathers values of one type; `back` turns a sum into a number.
     fn elements<T: Element>(&self, to: impl Fn(f32) -> T, back: impl Fn(T) -> f64) -> Result<()> {
         let (session, what) = (self.session, std::any::type_name::<T>());
         let weight = back(to(1.0));

@@ -1,13 +1,13 @@
-//! A rank that does what its arguments say, step by step, and tells the time of everything.
+//! A rank that does what its arguments say, step by step, and prints the time of each event.
 //!
 //! ```text
 //! gradwire-test-rank attach 2/sleep:500 reduce:x:1000 leave
 //! ```
 //!
 //! A step may begin with the ranks it is for: `0,2/step`, or `!1/step` for all but rank 1. Each
-//! line of output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`, so that a test can tell
-//! how long after a fault a rank was notified of it. A step that fails ends the rank: it prints
-//! `failed` with the error's text, on standard error too, and exits with code 1.
+//! line of output is `@<microseconds of CLOCK_MONOTONIC> <word> <text>`. So a test can see how long
+//! after a fault a rank got its error. A step that fails ends the rank: it prints `failed` with the
+//! error's text, also on standard error, and exits with code 1.
 
 #![forbid(unsafe_code)]
 
@@ -29,13 +29,13 @@ use gradwire_worker::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Longer than any test runs: whoever waits this long was forgotten.
+/// Longer than any test takes: a rank that waits this long was forgotten.
 const FOREVER: Duration = Duration::from_secs(600);
 
 fn say(word: &str, text: impl std::fmt::Display) {
     let text = text.to_string().replace('\n', "\\n");
     let line = format!("@{} {word} {text}\n", now_us());
-    // Whoever reads may be gone, which is what some tests are about.
+    // The reader may be gone, which some tests need.
     let _ = std::io::stdout().write_all(line.as_bytes());
 }
 
@@ -59,11 +59,11 @@ fn main() -> ExitCode {
 #[derive(Default)]
 struct Rank {
     session: Option<Session>,
-    /// What keeps SIGTERM from ending this process.
+    /// Keeps SIGTERM from ending this process.
     deaf: Option<(tokio::runtime::Runtime, Signal)>,
 }
 
-/// Whether a step that begins with `whom/` is for `rank`.
+/// Whether a step that begins with `whom/` is meant for `rank`.
 fn concerns(whom: &str, rank: &str) -> bool {
     match whom.strip_prefix('!') {
         Some(others) => !concerns(others, rank),
@@ -84,7 +84,7 @@ impl Rank {
         self.session.as_ref().context("attach comes first")
     }
 
-    /// Does one step; gives the exit code if it was the last.
+    /// Does one step; returns the exit code if it was the last.
     fn step(&mut self, step: &str) -> Result<Option<u8>> {
         let step = match step.split_once('/') {
             Some((whom, step)) => {
@@ -127,7 +127,7 @@ impl Rank {
         Ok(None)
     }
 
-    /// Sums tensors of so many elements, so many times, and looks at every element of the result.
+    /// Sums tensors of so many elements, so many times, and checks every element of the result.
     fn repeat(&self, [steps, elements]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
         let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
@@ -145,7 +145,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Submits so many tensors of so many elements, says so, and waits for them.
+    /// Submits so many tensors of so many elements, prints that, and waits for them.
     fn submit(&self, [tensors, elements]: [u64; 2]) -> Result<()> {
         let session = self.session()?;
         let mut handles = Vec::new();
@@ -163,8 +163,9 @@ impl Rank {
         Ok(())
     }
 
-    /// Sums so many elements in place, in shared memory and in ordinary memory in turn, until that
-    /// fails. Then says so, and once it may go on how many elements have changed meanwhile.
+    /// Sums so many elements in place, in shared memory and in ordinary memory in turn, until a sum
+    /// fails, and prints that. Then it waits for the file `go`, and prints how many elements have
+    /// changed since the failure.
     fn lend(&self, [elements]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
         let elements = usize::try_from(elements)?;
@@ -198,7 +199,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Submits so many tensors that another rank leaves without, and says how many of them failed
+    /// Submits so many tensors that another rank leaves without, and prints how many of them failed
     /// as they should.
     fn lonely(&self, [tensors]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
@@ -224,7 +225,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Gathers so many elements from each rank but rank 1, which gives none and expects none.
+    /// Gathers so many elements from each rank except rank 1, which contributes none.
     fn gather(&self, [elements]: [u64; 1]) -> Result<()> {
         let session = self.session()?;
         let mine = if session.rank() == 1 { 0 } else { elements };
@@ -247,8 +248,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Does this rank's part of a random job, checks what it got, and says in short what all ranks
-    /// must get alike.
+    /// Does this rank's part of a random job, checks its results, and prints the hashes of those
+    /// that must be the same on all ranks.
     fn random(&self, [seed, calls, most_bytes]: [u64; 3]) -> Result<()> {
         let session = self.session()?;
         let script = Script::of(seed, usize::try_from(calls)?, most_bytes);
@@ -262,7 +263,7 @@ impl Rank {
     }
 }
 
-/// What rank `rank` gives at index `i`: small whole numbers, whose sums are exact.
+/// What a rank contributes at index `i`: small whole numbers, whose sums are exact.
 fn value(rank: u32, step: u64, i: usize) -> f32 {
     (i % 7 + 1) as f32 * (rank + 1) as f32 + (step % 5) as f32
 }
@@ -290,7 +291,7 @@ fn until(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// As a program that wants to write a checkpoint does: SIGTERM ends it no more.
+/// Handles SIGTERM, like a program that writes a checkpoint then: the signal no longer ends it.
 fn become_deaf() -> Result<(tokio::runtime::Runtime, Signal)> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let entered = runtime.enter();
@@ -299,8 +300,8 @@ fn become_deaf() -> Result<(tokio::runtime::Runtime, Signal)> {
     Ok((runtime, term))
 }
 
-/// Limits a resource of this process: `name=number`; `as=+number` is so much more address space
-/// than there is now.
+/// Limits a resource of this process: `name=number`. `as=+number` allows so much more address space
+/// than the process has now.
 fn limit(argument: &str) -> Result<()> {
     let (name, number) = argument.split_once('=').context("limit:name=number")?;
     let resource = match name {
@@ -311,7 +312,7 @@ fn limit(argument: &str) -> Result<()> {
     };
     let mut current: u64 = number.parse()?;
     if number.starts_with('+') {
-        // "size resident …", in pages.
+        // The file begins with the size, in pages.
         let pages = std::fs::read_to_string("/proc/self/statm")?;
         let pages: u64 = pages.split(' ').next().unwrap_or_default().parse()?;
         current += pages * rustix::param::page_size() as u64;

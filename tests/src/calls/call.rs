@@ -1,54 +1,54 @@
-//! What a call asks for, and what a rank got, as data.
+//! What a call asks for, and what a rank received, as data.
 
 use gradwire_proto::{Collective, Request, Shape};
 
 use crate::reference::{self, Dice, Values};
 
-/// How a session is asked.
+/// How a call is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// The call returns when it is done. All ranks have to make such calls in the same order.
     Blocking,
-    /// The call gives a handle.
+    /// The call returns a handle.
     Handle,
 }
 
 /// A collective call of some ranks.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// Its name; none for an unnamed one. Send and receive have none.
+    /// Its name; `None` for an unnamed call. Send and receive have no name.
     pub name: Option<String>,
     /// Its priority.
     pub priority: i32,
-    /// The ranks that take part, ascending: all of the process set that have not joined; of a send
-    /// and receive the two.
+    /// The ranks that take part, ascending: the members of the process set that have not joined, or
+    /// the sender and the receiver.
     pub ranks: Vec<u32>,
-    /// What each of them asks for.
+    /// What each of these ranks asks for.
     pub requests: Vec<Request>,
     /// The message's tag.
     pub tag: u32,
-    /// How.
+    /// How the call is made.
     pub form: Form,
-    /// Where the API has both: whether the result is a tensor of its own.
+    /// Where the API has both forms: whether the result is a new tensor.
     pub apart: bool,
-    /// What numbers are contributed.
+    /// The numbers that ranks contribute.
     pub values: Values,
-    /// What the contributions are made of.
+    /// The seed of the contributions.
     pub seed: u64,
 }
 
 /// One result: its shape and its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Its shape, as the API says.
+    /// Its shape, as the API returns it.
     pub shape: Shape,
     /// Its elements.
     pub bytes: Vec<u8>,
-    /// How many rows came from whom, where the API says so.
+    /// How many rows each rank contributed, where the API returns that.
     pub rows: Vec<u64>,
 }
 
-/// What a rank got: for each tensor its result, none where there is none.
+/// What a rank received: the result of each tensor, `None` where it has no result.
 pub type Got = Vec<Option<Piece>>;
 
 impl Call {
@@ -70,13 +70,13 @@ impl Call {
     /// What one rank asks for.
     ///
     /// # Panics
-    /// If it does not take part.
+    /// If the rank does not take part.
     pub fn request(&self, rank: u32) -> &Request {
         let at = self.ranks.binary_search(&rank).expect("a rank that takes part");
         &self.requests[at]
     }
 
-    /// What is the same for all.
+    /// The request of the first rank, for what is the same in all requests.
     pub fn common(&self) -> &Request {
         &self.requests[0]
     }
@@ -91,13 +91,13 @@ impl Call {
         bytes
     }
 
-    /// Whether all get the same bits (SAME).
+    /// Whether all ranks receive the same bits (SAME).
     pub fn is_shared(&self) -> bool {
         let shared = [Collective::Allreduce, Collective::Broadcast, Collective::Allgather];
         shared.contains(&self.common().collective)
     }
 
-    /// A line that says which call it is.
+    /// A line that describes the call.
     pub fn title(&self) -> String {
         let request = self.common();
         let name = self.name.as_deref().unwrap_or("without a name");

@@ -1,4 +1,5 @@
-//! What each rank must get, from what all ranks contribute: rows are cut and put together plainly.
+//! The right results of each rank, from the contributions of all ranks: rows are cut and joined in
+//! a simple way.
 
 use std::ops::Range;
 
@@ -7,9 +8,9 @@ use gradwire_proto::{Collective, Request, Shape};
 use super::call::{Call, Got, Piece};
 use crate::reference::{Between, Reduction, Values};
 
-/// What one of a rank's results must be.
+/// The right result of one of a rank's tensors.
 enum Right {
-    /// There is none.
+    /// No result.
     Nothing,
     /// These bytes.
     Moved(Piece),
@@ -17,13 +18,13 @@ enum Right {
     Reduced(Shape, Range<usize>),
 }
 
-/// The rows of each of `ranks`, where they are shared evenly: the first ones take the remainder.
+/// The rows of each of `ranks` members if split evenly: the first members get the remainder.
 fn even(rows: u64, ranks: usize) -> Vec<u64> {
     let ranks = ranks as u64;
     (0..ranks).map(|at| rows / ranks + u64::from(at < rows % ranks)).collect()
 }
 
-/// How many rows each member gets of this request's tensor.
+/// How many rows of this request's tensor each member gets.
 fn splits(request: &Request, ranks: usize) -> Vec<u64> {
     if request.list.is_empty() { even(request.shape.rows(), ranks) } else { request.list.clone() }
 }
@@ -33,7 +34,7 @@ fn row_bytes(request: &Request, part: usize) -> usize {
     request.shape_of(part).row_elements() as usize * request.dtype_of(part).size()
 }
 
-/// The rows of the member at a place, after those before it.
+/// The range of rows of the member at position `at`.
 fn rows_at(splits: &[u64], at: usize) -> Range<usize> {
     let begin: u64 = splits[..at].iter().sum();
     begin as usize..(begin + splits[at]) as usize
@@ -59,7 +60,7 @@ fn right(call: &Call, rank: u32, part: usize) -> Right {
     match request.collective {
         Collective::Allreduce => Right::Reduced(shape.clone(), all()),
         Collective::Reduce if rank == root => Right::Reduced(shape.clone(), all()),
-        // In place: what is no result is as it was.
+        // The call is in place, and a rank without a result keeps its input.
         Collective::Reduce => Right::Moved(own()),
         Collective::Broadcast => Right::Moved(Piece { bytes: call.input(root, part), ..own() }),
         Collective::Allgather => gathered(),

@@ -23,13 +23,13 @@ impl fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// Waits for its result.
+    /// Waits for its result and returns it.
     ///
     /// # Errors
-    /// What the session says.
+    /// The error of the session.
     ///
     /// # Panics
-    /// If an input that should be as it was is not.
+    /// If an input has changed that should be unchanged.
     pub fn finish(self) -> Result<Got> {
         self.0()
     }
@@ -48,7 +48,7 @@ fn gathered(gathered: &Gathered<Buffer>) -> Option<Piece> {
     Some(Piece { rows: gathered.rows.clone(), ..piece(&gathered.tensor)? })
 }
 
-/// How it goes on once its handle is there, or its result.
+/// What to do with the result of a handle.
 fn then<T: Send + 'static>(
     handle: Handle<T>,
     got: impl FnOnce(T) -> Got + Send + 'static,
@@ -60,7 +60,7 @@ fn done(got: Got) -> Pending {
     Pending(Box::new(move || Ok(got)))
 }
 
-/// What all options have.
+/// Sets the options that most collectives have.
 macro_rules! options {
     ($ask:expr, $options:expr) => {{
         let options = $options.priority($ask.call.priority).process_set($ask.set);
@@ -71,7 +71,7 @@ macro_rules! options {
     }};
 }
 
-/// The same with what reductions have.
+/// Sets the options that most collectives have, and those of reductions.
 macro_rules! reduction {
     ($ask:expr, $options:expr) => {{
         let request = $ask.request;
@@ -130,7 +130,7 @@ impl Ask<'_> {
         self.request.parts() > 1
     }
 
-    /// Looks whether inputs are as they were.
+    /// Checks that inputs are unchanged.
     fn kept(&self) -> impl Fn(&[Buffer]) + Send + 'static {
         let (call, rank) = (self.call.clone(), self.session.rank());
         move |buffers| {
@@ -344,8 +344,8 @@ impl Ask<'_> {
         Ok(done(vec![piece(&buffer)]))
     }
 
-    /// In one of three ways: knowing nothing, expecting a shape (which may be wrong), or into a
-    /// tensor that is there.
+    /// Receives in one of three ways: without a shape, with an expected shape (which may be wrong),
+    /// or into an existing tensor.
     fn receive(&self) -> Result<Pending> {
         let (session, dtype) = (self.session, self.request.dtype);
         let sent = &self.call.request(self.request.root.0).shape;

@@ -1,10 +1,10 @@
-//! Two hosts on one machine: network namespaces on a switch (a third one, with a bridge) that can
-//! be made to carry less, lose packets, or carry nothing, in one direction or in both. For root
-//! only, with `ip` and `tc`, and `ss` where connections are to be broken.
+//! Two hosts on one machine: network namespaces at a switch, which is a third namespace with a
+//! bridge. The switch can limit the rate, lose packets, or drop everything, in one direction or in
+//! both. This needs root, `ip` and `tc`, and `ss` where connections are to be broken.
 //!
-//! What is lost is lost at the switch, as on a real way: a sender's own system would notice if it
-//! dropped packets itself. Addresses are private to the namespaces, so many pairs can be up at
-//! once; names carry the process id, and all of it goes when the pair is dropped.
+//! Packets are lost at the switch, as on a real network: a sender's own system would notice if it
+//! dropped packets itself. Addresses are private to the namespaces, so many pairs can exist at
+//! once. Names contain the process id, and everything is removed when the pair is dropped.
 
 use std::{
     io::Write,
@@ -22,15 +22,15 @@ use super::Launch;
 pub struct Pair {
     /// The hosts' namespaces and the switch's.
     names: [String; 3],
-    /// A `tc` that waits for what to do at the switch: an outage lasts as long as it is meant to,
-    /// however long this machine takes to start a process.
+    /// A `tc` that waits for commands for the switch. So an outage has the right length, even if
+    /// this machine is slow to start a process.
     control: Mutex<Option<Child>>,
 }
 
-/// The hosts' interfaces.
+/// The name of the interface of each host.
 const CABLE: &str = "cable";
 
-/// The switch's interfaces, each towards one of the hosts.
+/// The interfaces of the switch, one for each host.
 const PORTS: [&str; 2] = ["port-a", "port-b"];
 
 /// A port that drops what filters put into class 1:2.
@@ -61,10 +61,10 @@ impl Pair {
     /// The hosts' addresses, which are also their names.
     pub const HOSTS: [&str; 2] = ["10.213.0.1", "10.213.0.2"];
 
-    /// Two ranks on each of the hosts.
+    /// Two ranks on each host.
     pub const TWO_EACH: &str = "10.213.0.1:2,10.213.0.2:2";
 
-    /// Makes the hosts; `None`, with the reason printed, where that is not allowed here.
+    /// Creates the hosts; `None`, with the reason printed, where that is not allowed here.
     pub fn new() -> Option<Self> {
         if !rustix::process::getuid().is_root() {
             println!("skipped: only root can make network namespaces");
@@ -109,33 +109,33 @@ impl Pair {
         Ok(())
     }
 
-    /// Does something at once at the switch.
+    /// Sends commands to the switch, which runs them at once.
     fn at_once(&self, commands: &str) {
         let mut control = self.control.lock().expect("no panic while it is held");
         let pipe = control.as_mut().and_then(|control| control.stdin.as_mut()).expect("tc");
         pipe.write_all(commands.as_bytes()).and_then(|()| pipe.flush()).expect("tc reads");
     }
 
-    /// A job with two ranks on each host, the second reached by a stand-in for ssh.
+    /// A job with two ranks on each host. The second host is reached by a stand-in for ssh.
     pub fn launch(&self) -> Launch {
         Launch::new().hosts(Self::TWO_EACH).ssh(&self.ssh()).in_network(self.first())
     }
 
-    /// The namespace of the first host, where the launcher belongs.
+    /// The namespace of the first host, in which the launcher runs.
     pub fn first(&self) -> &str {
         &self.names[0]
     }
 
-    /// What a stand-in for ssh does to reach the second host: not over the cable.
+    /// The stand-in for ssh that reaches the second host, not over the cable.
     pub fn ssh(&self) -> String {
         format!("exec ip netns exec {} sh -c \"$*\"", self.names[1])
     }
 
-    /// Sets what a port of the switch does with what goes out of it; with nothing, lets all
-    /// through.
+    /// Sets what a port of the switch does with the packets that leave it; without commands, lets
+    /// all through.
     fn set_port(&self, port: &str, commands: &[&str]) -> Result<(), String> {
         let switch = self.names[2].as_str();
-        // There is nothing to be removed the first time.
+        // The first time, nothing is there to be removed.
         let _ = run(&["tc", "-n", switch, "qdisc", "del", "dev", port, "root"]);
         for command in commands {
             let (what, rest) = command.split_once(' ').unwrap_or((command, ""));
@@ -144,7 +144,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Both directions.
+    /// Sets both ports. `None`, with the reason printed, where that can't be done.
     fn set_ports(&self, what: &str, commands: &[&str]) -> Option<()> {
         for port in PORTS {
             if let Err(why) = self.set_port(port, commands) {
@@ -155,17 +155,17 @@ impl Pair {
         Some(())
     }
 
-    /// Nothing that is sent to one of the hosts, 0 or 1, arrives any more, and nobody is notified.
+    /// Drops everything that is sent to one of the hosts, 0 or 1. Nobody is notified.
     pub fn cut_towards(&self, host: usize) {
         self.at_once(&format!("qdisc replace dev {} root pfifo limit 0\n", PORTS[host]));
     }
 
-    /// Nothing arrives any more, and nobody is notified.
+    /// Drops everything in both directions. Nobody is notified.
     pub fn cut(&self) {
         [0, 1].into_iter().for_each(|host| self.cut_towards(host));
     }
 
-    /// Everything arrives again.
+    /// Lets everything through again.
     pub fn mend(&self) {
         self.at_once(&PORTS.map(|port| format!("qdisc del dev {port} root\n")).concat());
     }
@@ -173,8 +173,8 @@ impl Pair {
     /// Loses so many packets of 256, in both directions. `None`, with the reason printed, where
     /// that can't be done.
     pub fn lose(&self, of_256: u8) -> Option<()> {
-        // A number of the kernel's random ones for each packet, as `tc-bpf(8)` writes a program:
-        // load it, keep eight bits, and choose the class if they are less than `of_256`.
+        // The program, in the form of `tc-bpf(8)`, loads a random number of the kernel for each
+        // packet, keeps eight bits of it, and chooses the class if they are less than `of_256`.
         let program = format!(
             "filter parent 1: protocol ip bpf bytecode \
              '5,32 0 0 4294963256,84 0 0 255,53 0 1 {of_256},6 0 0 0,6 0 0 4294967295' flowid 1:2"
@@ -186,7 +186,7 @@ impl Pair {
     /// Lets so many Mbit/s through, in both directions. `None`, with the reason printed, where that
     /// can't be done.
     pub fn narrow(&self, mbit: u32) -> Option<()> {
-        // Two hundred milliseconds, and a few packets at least.
+        // Room for 200 milliseconds, and for a few packets at least.
         let queue = (mbit * 25_000).max(32 << 10);
         let commands = [
             "qdisc root handle 1: htb default 1 r2q 1000".to_owned(),
@@ -194,7 +194,7 @@ impl Pair {
             format!("qdisc parent 1:1 bfifo limit {queue}"),
         ];
         for name in &self.names[..2] {
-            // As a card would send it: in packets, of which the line takes one at a time.
+            // The card sends packets of the line's size, as a real one does, and no larger ones.
             let _ = run(&["ip", "-n", name, "link", "set", CABLE, "gso_max_segs", "1"]);
         }
         let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
@@ -211,7 +211,7 @@ impl Pair {
     }
 
     /// Breaks a host's TCP connections to or from these ports, as an administrator or a firewall
-    /// does: its peer gets a reset. Gives how many there were; `None`, with the reason printed,
+    /// does: its peer gets a reset. Returns how many there were; `None`, with the reason printed,
     /// where that can't be done.
     pub fn reset_connections(&self, host: usize, ports: &[u16]) -> Option<usize> {
         let mut count = 0;
@@ -244,7 +244,7 @@ impl Pair {
         Some(count)
     }
 
-    /// Refuses what a host would send to these TCP ports: a connection to one fails at once.
+    /// Rejects what a host would send to these TCP ports: a connection to one fails at once.
     pub fn refuse_ports(&self, host: usize, ports: &[u16]) {
         for port in ports {
             let port = port.to_string();
@@ -253,9 +253,9 @@ impl Pair {
         }
     }
 
-    /// Swallows what is sent to or from these TCP ports of a host.
+    /// Drops what is sent to or from these TCP ports of a host.
     pub fn swallow_ports(&self, host: usize, ports: &[u16]) {
-        // At which byte of a packet the port is, towards the host and away from it.
+        // The offset of the port in a packet, towards the host and away from it.
         for (port_of_switch, at) in [(PORTS[host], 22), (PORTS[1 - host], 20)] {
             let filters = ports.iter().map(|port| {
                 format!(
@@ -279,7 +279,7 @@ impl Drop for Pair {
             let _ = control.wait();
         }
         for name in &self.names {
-            // The cables go with their ends. A namespace that was never made is no matter.
+            // The cables are removed with their ends. The namespace may not exist.
             let _ = run(&["ip", "netns", "del", name]);
         }
     }

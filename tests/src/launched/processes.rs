@@ -1,4 +1,5 @@
-//! Who of a job is alive: found by the mark in the environment, distinguished by the command line.
+//! The processes of a job that are alive: found by the mark in their environment, distinguished by
+//! their command lines.
 
 use std::{collections::HashMap, fs};
 
@@ -6,14 +7,14 @@ use std::{collections::HashMap, fs};
 /// travels to other hosts like any other.
 pub const MARK: &str = "GWTEST_MARK";
 
-/// What a process is in its job.
+/// The role of a process in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// `gradwire run`.
     Launcher,
-    /// A host's agent; the hosts are numbered in their order.
+    /// The agent of a host; hosts are numbered in their order.
     Agent(u32),
-    /// A node's daemon; the first node's hosts the coordinator.
+    /// The daemon of a node. The first node's daemon hosts the coordinator.
     Daemon(u32),
     /// A rank.
     Rank(u32),
@@ -24,7 +25,7 @@ pub enum Role {
 pub struct Process {
     /// Its id.
     pub pid: u32,
-    /// What it is, where that can be seen.
+    /// Its role, where that is known.
     pub role: Option<Role>,
     /// Its program and arguments.
     pub command: Vec<String>,
@@ -38,7 +39,7 @@ impl Process {
     }
 
     fn read(pid: u32, mark: &str) -> Option<Self> {
-        // Those of other users can't be read; those that have ended have none.
+        // Other users' environments can't be read; ended processes have none.
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let environment: HashMap<String, String> = strings(&environment)
             .filter_map(|pair| pair.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())))
@@ -62,9 +63,9 @@ fn role(command: &[String], environment: &HashMap<String, String>) -> Option<Rol
     let number = |name: &str| environment.get(name)?.parse().ok();
     match (program, command.get(1).map(String::as_str)) {
         ("gradwire", Some("run")) => Some(Role::Launcher),
-        // Numbered when all are known.
+        // Agents are numbered once all are known.
         ("gradwire", Some("agent")) => Some(Role::Agent(0)),
-        // On its way to being something else.
+        // A process that is about to start another program.
         ("gradwire", _) => None,
         ("gradwired", _) => number("GRADWIRE_ORDER").map(Role::Daemon),
         _ => number("GRADWIRE_RANK").map(Role::Rank),

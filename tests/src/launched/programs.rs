@@ -1,5 +1,5 @@
-//! The programs under test. A test program is built together with this crate's own binaries only;
-//! those of other crates are built here, unless they are newer than everything they are made of.
+//! The programs under test. Cargo builds a test program together with the binaries of its own crate
+//! only. The binaries of other crates are built here, unless they are newer than their sources.
 
 use std::{
     env, fs,
@@ -9,7 +9,7 @@ use std::{
     time::SystemTime,
 };
 
-/// The folder in which cargo puts programs: that of the test itself, or the one above `deps`.
+/// The folder into which cargo puts programs: the test's own folder, or the one above `deps`.
 fn folder() -> PathBuf {
     let own = env::current_exe().expect("the own program");
     let folder = own.parent().expect("a folder");
@@ -17,7 +17,7 @@ fn folder() -> PathBuf {
     above.unwrap_or(folder).to_owned()
 }
 
-/// A program that was built beside the test.
+/// A program in that folder.
 pub fn beside(name: &str) -> PathBuf {
     folder().join(name)
 }
@@ -26,7 +26,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|meta| meta.modified()).ok()
 }
 
-/// Whether a program is newer than all files that cargo made it of, which it lists beside it.
+/// Whether a program is newer than all its sources, which cargo lists in a file beside it.
 fn is_fresh(program: &Path) -> bool {
     let list = fs::read_to_string(program.with_extension("d")).unwrap_or_default();
     let (Some(built), Some((_, files))) = (modified(program), list.trim().split_once(": ")) else {
@@ -59,7 +59,7 @@ pub fn gradwire() -> PathBuf {
     let gradwire = beside("gradwire");
     BUILT.get_or_init(|| {
         if !is_fresh(&gradwire) || !is_fresh(&beside("gradwired")) {
-            // For some crates alone, dependencies with other features would be built anew.
+            // Building some crates alone would build dependencies again, with other features.
             build(&["--workspace", "--bins"]);
         }
     });

@@ -1,32 +1,32 @@
-//! What a job wrote and what it came to, with the assertions that its tests share.
+//! What a job wrote and how it ended, with the assertions that its tests share.
 
 use std::{os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
-/// The README promises five seconds after a fault. A machine with more work than processors may add
-/// as much; a wait without a deadline of its own would take longer than this.
+/// The README promises five seconds after a fault. A machine with more work than processors may
+/// take twice as long. A wait without a deadline would take longer than this.
 const NOTIFIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// A line of the launcher's output.
 #[derive(Debug, Clone)]
 pub struct Line {
-    /// When it came, since the start.
+    /// When it was received, since the start.
     pub after: Duration,
     /// Whether it came on standard error.
     pub is_error: bool,
-    /// Without its end.
+    /// Its text, without the line end.
     pub text: String,
 }
 
-/// What a `gradwire-test-rank` said.
+/// A line that a `gradwire-test-rank` printed.
 #[derive(Debug, Clone)]
 pub struct Said {
-    /// Who.
+    /// The rank that printed it.
     pub rank: u32,
-    /// When, as [`super::now_us`].
+    /// When it was printed, as [`super::now_us`].
     pub at_us: u64,
-    /// What about.
+    /// Its first word, which names the event.
     pub word: String,
-    /// What.
+    /// The rest of the line.
     pub text: String,
 }
 
@@ -44,7 +44,7 @@ impl Line {
     }
 }
 
-/// What a job came to.
+/// How a job ended.
 #[derive(Debug)]
 pub struct Report {
     pub(super) status: ExitStatus,
@@ -62,13 +62,13 @@ impl Report {
         self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or_default())
     }
 
-    /// What was written on standard error, without what ranks and services said.
+    /// What was written on standard error, without the lines of ranks and services.
     pub fn verdict(&self) -> String {
         let own = self.lines.iter().filter(|line| line.is_error && !line.text.starts_with('['));
         own.map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
     }
 
-    /// All that was written, for a failed assertion.
+    /// All output, for a failed assertion.
     pub fn all(&self) -> String {
         let lines = self.lines.iter().map(|line| {
             let stream = if line.is_error { "err" } else { "out" };
@@ -78,18 +78,18 @@ impl Report {
         format!("exit code {} after {:?}\n{}", self.code(), self.took, lines.join("\n"))
     }
 
-    /// Who said a word.
+    /// The lines with this word.
     pub fn said(&self, word: &str) -> Vec<Said> {
         self.lines.iter().filter_map(Line::said).filter(|said| said.word == word).collect()
     }
 
-    /// The exit code is as expected.
+    /// Asserts the exit code.
     #[track_caller]
     pub fn assert_code(&self, code: i32) {
         assert_eq!(self.code(), code, "{}", self.all());
     }
 
-    /// The launcher's own words hold all of these.
+    /// Asserts that the launcher's own lines contain all of these parts.
     #[track_caller]
     pub fn assert_verdict(&self, parts: &[&str]) {
         let verdict = self.verdict();
@@ -98,8 +98,8 @@ impl Report {
         }
     }
 
-    /// TELL: each of these ranks failed once, with an error that has all these parts, and within
-    /// the promised time after `fault` (as [`super::now_us`]).
+    /// TELL: asserts that each of these ranks failed once, with an error that has all these parts,
+    /// within the promised time after `fault` (as [`super::now_us`]).
     #[track_caller]
     pub fn assert_notified(&self, ranks: &[u32], fault: u64, parts: &[&str]) {
         let failed = self.said("failed");

@@ -1,10 +1,10 @@
-//! The element types, read and written in the plainest way: by the definition of each format, one
+//! The element types, read and written in a simple way: by the definition of each format, one
 //! element after the other.
 
 use gradwire_proto::DType;
 use half::{bf16, f16};
 
-/// How precise a float type is: its unit roundoff, and the smallest number above zero.
+/// The precision of a float type: its unit roundoff, and its smallest number above zero.
 pub(super) fn precision(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F8E4m3 => (2f64.powi(-4), 2f64.powi(-9)),
@@ -16,7 +16,7 @@ pub(super) fn precision(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// Whether sums of it are kept in a wider type and rounded once on each node.
+/// Whether its sums are kept in f32 and rounded once on each node.
 pub(super) fn is_short(dtype: DType) -> bool {
     matches!(dtype, DType::F8E4m3 | DType::F8E5m2 | DType::F16 | DType::Bf16)
 }
@@ -38,7 +38,7 @@ fn float8(bits: u8, exponent_bits: u32) -> f64 {
     if bits & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The nearest of all 256 values; of two that are as near the one with the even bits.
+/// The nearest of all 256 values. Of two that are equally near, it is the one with even bits.
 fn to_float8(value: f64, exponent_bits: u32) -> u8 {
     if value.is_nan() || (exponent_bits == 4 && value.is_infinite()) {
         return 0x7f;
@@ -85,7 +85,7 @@ pub(super) fn integer(dtype: DType, bytes: &[u8]) -> i128 {
     wrap(dtype, i128::from_le_bytes(wide))
 }
 
-/// The value that an integer type holds after it has wrapped around; 0 or 1 for a truth value.
+/// The value as an integer type holds it, wrapped around; 0 or 1 for a truth value.
 pub(super) fn wrap(dtype: DType, value: i128) -> i128 {
     match dtype {
         DType::I8 => i128::from(value as i8),
@@ -101,7 +101,7 @@ pub(super) fn wrap(dtype: DType, value: i128) -> i128 {
     }
 }
 
-/// Of a complex number: what its two parts are.
+/// The type of the two parts of a complex number; other types are returned as they are.
 pub(super) fn part_of(dtype: DType) -> DType {
     match dtype {
         DType::C64 => DType::F32,
@@ -114,7 +114,7 @@ pub(super) fn part_of(dtype: DType) -> DType {
 mod tests {
     use super::*;
 
-    /// Values from the formats' own documents.
+    /// The values are from the documents of the formats.
     #[test]
     fn eight_bit_floats_are_those_of_their_documents() {
         let e4m3 = [(0x00, 0.0), (0x01, 2f64.powi(-9)), (0x08, 2f64.powi(-6)), (0x38, 1.0)];
@@ -126,7 +126,7 @@ mod tests {
             assert_eq!((float8(bits, 5), to_float8(value, 5)), (value, bits));
         }
         assert!(float8(0x7f, 4).is_nan() && float8(0xff, 4).is_nan() && float8(0x7e, 5).is_nan());
-        // Half way between 1 and 1.125, and between 1.125 and 1.25: to the even bits.
+        // Half way between two values: rounded to even bits.
         assert_eq!((to_float8(1.0625, 4), to_float8(1.1875, 4)), (0x38, 0x3a));
     }
 }

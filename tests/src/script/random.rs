@@ -1,4 +1,4 @@
-//! What a random job is made of.
+//! The random parts of a random job.
 
 use gradwire_collectives::Algorithm;
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
@@ -37,13 +37,13 @@ pub(super) fn plan(dice: &mut Dice) -> Plan {
     plan
 }
 
-/// Some of the ranks, at least one.
+/// Some of the ranks, at least one of them.
 pub(super) fn members(dice: &mut Dice, size: u32) -> Vec<u32> {
     let least = dice.below(size.into()) as u32;
     (0..size).filter(|rank| *rank == least || dice.one_in(2)).collect()
 }
 
-/// How many elements: none, one, an odd number, about a piece, several pieces.
+/// A number of elements: none, one, an odd number, about a piece, or several pieces.
 fn count(dice: &mut Dice, dtype: DType, most_bytes: u64) -> u64 {
     let (size, most) = (dtype.size() as u64, most_bytes / dtype.size() as u64);
     let count = match dice.below(10) {
@@ -66,7 +66,7 @@ fn shape(rows: u64, inner: &[u64]) -> Shape {
     Shape::new(&dims).expect("a shape")
 }
 
-/// How to split rows: so many for each, not necessarily all of them.
+/// How to split rows: a number for each member, whose sum may be less than all rows.
 fn splits(dice: &mut Dice, rows: u64, ranks: usize) -> Vec<u64> {
     let mut left = rows;
     let mut splits: Vec<u64> = (0..ranks)
@@ -83,7 +83,7 @@ fn splits(dice: &mut Dice, rows: u64, ranks: usize) -> Vec<u64> {
     splits
 }
 
-/// A random call number `index` of some ranks.
+/// A random call, number `index`, of some of the ranks in `set`.
 pub(super) fn call(
     dice: &mut Dice,
     among: &[Collective],
@@ -130,7 +130,7 @@ pub(super) fn call(
     }
 }
 
-/// One that all of these types have.
+/// A reduction that all of these types have.
 fn op(dice: &mut Dice, kinds: &[DType]) -> ReduceOp {
     let has = |op: &ReduceOp| kinds.iter().all(|dtype| op.refuses(*dtype).is_none());
     let ops: Vec<ReduceOp> = ReduceOp::ALL.iter().copied().filter(has).collect();
@@ -142,7 +142,7 @@ fn factors(dice: &mut Dice, of: Collective, op: ReduceOp, kinds: &[DType]) -> (f
     if !scales || !reduces(of) || dice.one_in(2) {
         return (1.0, 1.0);
     }
-    // Factors of a product multiply up, out of a small float's range.
+    // The factors of a product multiply up, and leave the range of a small float.
     let one = op == ReduceOp::Product;
     let prescale = if one { 1.0 } else { dice.pick(&[1.0, 0.5, -2.0, 1.0 / 3.0]) };
     (prescale, dice.pick(&[1.0, 1.0 / 3.0, -1.5]))

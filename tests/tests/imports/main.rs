@@ -1,6 +1,6 @@
-//! Imports go one way in every crate: no two files import each other, directly or in a circle, no
-//! two folders that lie side by side do, and where an order of the folders is written down, a lower
-//! one never imports from a higher one.
+//! Imports go one way in every crate. No two files import each other, directly or in a circle, and
+//! neither do two folders that lie side by side. Where an order of the folders is written down, a
+//! lower one never imports from a higher one.
 
 #![forbid(unsafe_code)]
 
@@ -15,8 +15,8 @@ use std::{
 
 use read::{Imports, by_folder, circles};
 
-/// The folders and files in a crate's `src`, lowest first. ARCHITECTURE.md says why; what is not
-/// named is checked for circles alone.
+/// The folders and files in a crate's `src`, lowest first. ARCHITECTURE.md has the reasons. What is
+/// not listed is checked only for circles.
 const ORDERS: &[(&str, &[&str])] = &[
     (
         "daemon",
@@ -68,7 +68,7 @@ fn roots() -> Vec<PathBuf> {
     roots
 }
 
-/// What is wrong with the imports of one crate, a line each; none if all is well.
+/// The faults in the imports of one crate, one per line; none if all are right.
 fn faults(imports: &Imports, order: &[&str]) -> Vec<String> {
     let mut faults = Vec::new();
     let files: BTreeMap<_, BTreeSet<_>> = imports
@@ -128,7 +128,7 @@ fn imports_go_one_way() {
     assert!(report.is_empty(), "{report}");
 }
 
-/// A crate made of these files, read.
+/// The imports of a crate made of these files.
 fn made(files: &[(&str, &str)]) -> Imports {
     let folder = tempfile::tempdir().expect("a folder");
     for (file, text) in files {

@@ -2,7 +2,7 @@
 //!
 //! A path counts as an import wherever it stands: in a `use`, in code, in the arguments of a macro.
 //! It leads to the file that *defines* what it names, so a re-export stands for the file behind it.
-//! What is compiled for tests alone is left out, and so is a `mod` line, which imports nothing.
+//! Code that is compiled only for tests is left out, and so is a `mod` line, which imports nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,14 +15,14 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::{Attribute, Item, UseTree};
 
-/// For each folder the parts in it, each with those that it imports from.
+/// For each folder, its parts, each with the parts that it imports from.
 pub(crate) type Folders = BTreeMap<PathBuf, BTreeMap<String, BTreeSet<String>>>;
 
 /// A position in the list of modules.
 type Id = usize;
 
-/// The imports of one crate: each file's path below the crate's source folder, with those of the
-/// files that it imports, each with the line of the first import.
+/// The imports of one crate, by the path of each file below the crate's source folder: the files
+/// that it imports, each with the line of the first import.
 pub(crate) type Imports = BTreeMap<PathBuf, BTreeMap<PathBuf, usize>>;
 
 #[derive(Default)]
@@ -30,13 +30,13 @@ struct Module {
     file: PathBuf,
     parent: Option<Id>,
     children: HashMap<String, Id>,
-    /// What a `use` of this module calls by a name, and the path that stands for.
+    /// The names that a `use` of this module brings in, with their paths.
     uses: HashMap<String, Vec<String>>,
-    /// The modules of which everything is imported.
+    /// The modules from which everything is imported.
     globs: Vec<Vec<String>>,
-    /// What is defined here.
+    /// The names that are defined here.
     items: BTreeSet<String>,
-    /// The paths in it, with their lines.
+    /// The paths in the module, with their lines.
     paths: Vec<(Vec<String>, usize)>,
 }
 
@@ -185,7 +185,7 @@ impl Crate {
                     rest = &rest[1..];
                 }
             }
-            // A name alone is what a `use` has brought, which is counted there.
+            // A single name was brought in by a `use`, which is counted there.
             name if !self.modules[at].children.contains_key(name) => return None,
             _ => {}
         }
@@ -234,7 +234,7 @@ fn collect(tokens: TokenStream, paths: &mut Vec<(Vec<String>, usize)>) {
             }
             TokenTree::Punct(mark) if mark.as_char() == ':' => colons += 1,
             other => {
-                // `pub(in …)` says who may see something, and imports nothing.
+                // `pub(in …)` only limits who sees an item, and imports nothing.
                 let visibility = path.last().is_some_and(|last| last == "pub");
                 end(&mut path, line, paths);
                 colons = 0;
@@ -248,7 +248,7 @@ fn collect(tokens: TokenStream, paths: &mut Vec<(Vec<String>, usize)>) {
     end(&mut path, line, paths);
 }
 
-/// Whether an item is compiled for tests alone.
+/// Whether an item is compiled only for tests.
 fn only_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let text = attribute.to_token_stream().to_string();
@@ -304,8 +304,8 @@ pub(crate) fn circles<T: Ord + Clone>(edges: &BTreeMap<T, BTreeSet<T>>) -> Vec<V
     groups.map(|group| group.into_iter().map(|node| graph[node].clone()).collect()).collect()
 }
 
-/// The imports between the folders and files that lie in one folder of the crate, for each folder:
-/// a folder stands for all that is in it, together with the file of its name.
+/// For each folder of the crate, the imports between its folders and files. A folder stands for
+/// everything in it, together with the file of its name.
 pub(crate) fn by_folder(imports: &Imports) -> Folders {
     let mut folders = Folders::new();
     for (from, targets) in imports {
