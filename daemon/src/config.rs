@@ -21,7 +21,7 @@ pub struct DaemonConfig {
     pub(crate) identity: JobIdentity,
     pub(crate) coordinator: SocketAddr,
     pub(crate) host: String,
-    /// Where other nodes reach this one.
+    /// The address at which other nodes reach this one.
     pub(crate) address: IpAddr,
     pub(crate) data_listen: SocketAddr,
     pub(crate) slots: u32,
@@ -44,11 +44,11 @@ pub struct DaemonConfig {
     pub(crate) stall_warning: Duration,
 }
 
-/// Tensors at least this large are written past the cache: they would not be there any more when
-/// the rank reads them. About the L2 cache of two cores.
+/// Results of at least this size bypass the cache: they would not stay there until the rank reads
+/// them. About the L2 cache of two cores.
 const STREAMING_BYTES: u64 = 4 << 20;
 
-/// Bytes of which every element type has a whole number.
+/// A number of bytes that holds whole elements of every type.
 const WIDEST: u64 = 64;
 
 /// How many ranks one node may have.
@@ -92,7 +92,7 @@ impl DaemonConfig {
             connect_timeout: settings.data.connect_timeout,
             progress_timeout: settings.job.timeout,
             streams: settings.data.streams.min(MAX_STREAMS),
-            // Whole elements of every type.
+            // A whole number of elements of every type.
             chunk_bytes: settings.data.chunk_bytes / WIDEST * WIDEST,
             socket_buffer_bytes: usize::try_from(settings.data.socket_buffer_bytes)
                 .unwrap_or(usize::MAX),

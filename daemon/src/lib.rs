@@ -75,7 +75,7 @@ use self::{
     },
 };
 
-/// Why a daemon could not begin.
+/// Why a daemon could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The data plane's address can't be listened on.
@@ -160,7 +160,7 @@ impl Daemon {
         Ok(Self { config, data, data_address, workers, notices: None, acceptor: None })
     }
 
-    /// Where the data plane listens.
+    /// The address on which the data plane listens.
     pub fn data_address(&self) -> SocketAddr {
         self.data_address
     }
@@ -180,8 +180,8 @@ impl Daemon {
         self
     }
 
-    /// Takes part in the job until it is over, or until `cancel` ends it for everybody. `ready`
-    /// is set while the world is formed.
+    /// Takes part in the job until it is over, or until `cancel` ends it for all nodes. `ready` is
+    /// set while the world is formed.
     ///
     /// # Errors
     /// [`DaemonError`] if the system refuses a thread or a descriptor.
@@ -249,9 +249,9 @@ impl Daemon {
         if let Ending::Failed(failure) = &ending {
             node.abort_workers(failure);
         }
-        // The workers have the grace period to read the cause and leave. After a failure those that
-        // have yet to attach receive it, too (TELL). They are not waited for if this host is being
-        // stopped, or if no agent reports that they will not come.
+        // The workers have the grace period to read the cause and leave. After a failure, workers
+        // that attach late receive the cause, too (TELL). Nobody waits for them if this host is
+        // being stopped, or if no agent reports that they will not attach.
         let late = ending != Ending::Finished && notices.is_some();
         let deadline = Instant::now() + config.grace;
         let gone = async {
@@ -261,7 +261,7 @@ impl Daemon {
         };
         tokio::select! { () = gone => {} () = handle_notices(&node, &mut notices) => {} }
         stop.cancel();
-        // A panic of it was reported.
+        // If the task has panicked, that was reported.
         let _ = accept.await;
         if let Some(path) = Some(&config.socket).filter(|socket| !socket.starts_with('@')) {
             // CLEAN: names in the file system outlive their process.

@@ -58,8 +58,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The exit code of a daemon that ends for a reason of its own, which is not that the job has
-/// failed: then the launcher knows that the ends of its ranks follow from this one.
+/// The exit code of a daemon that ends for a reason of its own, and not because the job has failed.
+/// The launcher then knows that its ranks end because of the daemon.
 const OWN_FAULT: u8 = 2;
 
 /// Whether the job failed because the system refused this host's daemon something.
@@ -67,9 +67,9 @@ fn is_own(failure: &Failure, host: &str) -> bool {
     failure.blames_daemon() && failure.host == host
 }
 
-/// Runs the daemon. Gives how the job ended, and how this host is called.
+/// Runs the daemon. Returns how the job ended, and the name of this host.
 fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
-    // What is not UTF-8 is none of ours.
+    // A variable that is not UTF-8 does not concern Gradwire.
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
     };
@@ -79,14 +79,14 @@ fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
     let json = settings.log.format == LogFormat::Json;
     init_logging(&LogConfig { filter: settings.log.level.clone(), json })?;
     let first = layers.environment.get("GRADWIRE_COORDINATOR").is_some_and(|at| at == host::HERE);
-    // Once for a job, however it was started.
+    // Once for each job, however it was started.
     if first && !without_effect.is_empty() {
         let variables = without_effect.join(" ");
         tracing::warn!(variables, "these variables of horovod's have no counterpart here");
     }
     check_limits()?;
-    // One thread of control is plenty; the bytes have threads of their own. It is made here and not
-    // by tokio, which panics where the system refuses one.
+    // One control thread is enough, because bytes have threads of their own. It is not a thread of
+    // tokio, which would panic where the system refuses one.
     let control = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(DaemonError::from)?;
@@ -101,16 +101,16 @@ fn start(arguments: Arguments) -> anyhow::Result<(Ending, String)> {
     control.join().map_err(|_| anyhow!("the control thread panicked"))?
 }
 
-/// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
+/// The descriptors that a daemon needs to start and to report it when it runs out of them later.
 const MIN_OPEN_FILES: u64 = 24;
 
-/// Address space without which nothing can begin, in bytes: the program itself, its threads' stacks
-/// and a little for each worker.
+/// The address space that a daemon needs to start, in bytes: the program itself, the stacks of its
+/// threads and a little for each worker.
 const MIN_ADDRESS_SPACE: u64 = 64 << 20;
 
-/// Takes all the descriptors that this process may have: the usual soft limit is for programs that
-/// use `select`. Where even the hard limits are too low, others would panic before they could say
-/// so.
+/// Raises the limit of descriptors as far as this process may: the usual soft limit is for programs
+/// that use `select`. If even the hard limits are too low, this reports it. Without this check,
+/// libraries would panic first.
 fn check_limits() -> anyhow::Result<()> {
     if let Some(most) = getrlimit(Resource::As).current.filter(|most| *most < MIN_ADDRESS_SPACE) {
         return Err(anyhow!(
@@ -129,7 +129,7 @@ fn check_limits() -> anyhow::Result<()> {
     setrlimit(Resource::Nofile, limit).context("the limit of open files can't be raised")
 }
 
-/// How long after a signal the reason for it may come.
+/// How long after a signal the reason for it may arrive.
 const LOOK_ROUND: Duration = Duration::from_millis(500);
 
 async fn serve(
@@ -146,13 +146,13 @@ async fn serve(
     let forming = || Readiness::NotReady("the world has not formed".into());
     let (readiness, ready) = watch::channel(forming());
     let show = |service, listen, setting| {
-        // Who hosts the coordinator knows who is still missing.
+        // The daemon that hosts the coordinator knows which ranks are missing.
         let ready = hosted.as_ref().map_or_else(|| ready.clone(), Hosted::readiness);
         Endpoint::start(EndpointConfig { service, version: VERSION, listen, setting, ready })
     };
     let endpoint = show("gradwired", settings.metrics.listen, "metrics.listen").await?;
-    // The daemon's endpoint shows the coordinator's metrics too; another one only for who asks for
-    // it.
+    // The daemon's endpoint also shows the coordinator's metrics. The coordinator has an endpoint
+    // of its own only if the settings ask for it.
     let coordinators = settings.coordinator.metrics_listen;
     let coordinators = if hosted.is_some() && coordinators.port() != 0 {
         Some(show("coordinator", coordinators, "coordinator.metrics_listen").await?)
@@ -161,7 +161,7 @@ async fn serve(
     };
     metrics::describe();
     let mut daemon = Daemon::bind(config).await?;
-    // Whatever the system may refuse comes before anybody relies on this daemon.
+    // Everything that the system may refuse is done before other processes rely on this daemon.
     let (mut terminate, mut interrupt) =
         (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);
     let notices = launcher().map_err(DaemonError::from)?;
@@ -178,8 +178,9 @@ async fn serve(
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        // We may be ended because of something that we are about to see, such as a worker's death,
-        // and whoever ended us may be about to say why (TELL).
+        // The signal may be the consequence of something that this daemon has not noticed yet, such
+        // as a worker's death. The sender of the signal may also be about to report the reason
+        // (TELL).
         sleep(LOOK_ROUND).await;
         on_signal.cancel();
     });
@@ -204,11 +205,11 @@ async fn serve(
     Ok((ending, own_host))
 }
 
-/// What the coordinator's last words to other nodes need in any case.
+/// The shortest time for the coordinator's last messages to other nodes.
 const MIN_GRACE: Duration = Duration::from_millis(200);
 
-/// Serves the job as its coordinator. The launcher learns why the job failed as soon as that is
-/// known: before this node waits for its ranks.
+/// Serves the job as its coordinator. The launcher is notified of the cause as soon as it is known,
+/// before this node waits for its ranks.
 async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     match hosted.run(cancel).await {
         Ok(Ending::Failed(failure)) => report(&ServiceReport::Failed { failure }),
@@ -217,8 +218,8 @@ async fn coordinate(hosted: Hosted, cancel: CancellationToken) {
     }
 }
 
-/// Waits until the coordinator has reported to the other nodes how the job ended. It may still
-/// wait for nodes that never come, if this daemon could not take part at all.
+/// Waits until the coordinator has notified the other nodes how the job ended. It may still wait
+/// for nodes that never join, if this daemon could not take part at all.
 async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace: Duration) {
     if timeout(grace, &mut coordinator).await.is_err() {
         cancel.cancel();
@@ -228,7 +229,7 @@ async fn end(mut coordinator: JoinHandle<()>, cancel: &CancellationToken, grace:
     }
 }
 
-/// Reports to the launcher. The job does not depend on whether anybody reads it.
+/// Reports to the launcher. The job does not depend on whether the launcher reads it.
 fn report(report: &ServiceReport) {
     let _ = io::stdout().write_all(to_line(report).as_bytes());
 }
@@ -237,8 +238,8 @@ fn handler(kind: SignalKind) -> Result<Signal, DaemonError> {
     Ok(signal(kind)?)
 }
 
-/// What the launcher's agent reports on standard input. It is read on a thread of its own, because
-/// nothing can take a blocked read of a terminal or pipe back.
+/// What the launcher's agent reports on standard input. A thread of its own reads it, because a
+/// blocked read of a terminal or pipe can't be cancelled.
 fn launcher() -> io::Result<mpsc::UnboundedReceiver<Notice>> {
     let (sender, notices) = mpsc::unbounded_channel();
     let listen = move || {

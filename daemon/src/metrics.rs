@@ -24,7 +24,7 @@ const REJECTED: &str = "gradwire_daemon_rejected_connections_total";
 const FAILURES: &str = "gradwire_daemon_failures_total";
 const HEARTBEAT: &str = "gradwire_daemon_heartbeat_seconds";
 
-/// Tells the recorder what each metric is. Call once, after it is installed.
+/// Describes each metric to the recorder. Call this once, after the recorder is installed.
 pub fn describe() {
     describe_counter!(
         SUBMISSIONS,

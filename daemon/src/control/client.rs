@@ -1,8 +1,8 @@
 //! The stream to the coordinator: joins the job, then carries both directions until it is over.
 //!
-//! It alone decides in the daemon how the job has ended: the coordinator reports it, or the
-//! coordinator is gone. A failure of this node goes to the coordinator first, which knows the other
-//! nodes' reports too; only if no answer comes in time does the node end with what it knows (WAIT).
+//! Only this part of the daemon decides how the job has ended: the coordinator reports the end, or
+//! the coordinator is lost. A failure of this node goes to the coordinator first, which has the
+//! reports of all nodes. The node ends with its own failure only if no answer comes in time (WAIT).
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -42,11 +42,11 @@ const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 /// The most bytes of what becomes ready because a rank joins.
 const MAX_JOINED: usize = MAX_CONTROL_MESSAGE - (64 << 10);
 
-/// Carries out what the coordinator orders.
+/// Executes the orders of the coordinator.
 pub(crate) trait Dispatch {
     /// The world has formed.
     fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
-    /// Carry this out.
+    /// Executes an instruction.
     fn execute(&mut self, instruction: Instruction) -> Result<(), Failure>;
 }
 
@@ -90,11 +90,11 @@ struct Session<'a> {
     job: &'a Job,
     liveness: &'a Liveness,
     sender: mpsc::Sender<pb::NodeMessage>,
-    /// Once the world has formed.
+    /// Set once the world has formed.
     registry: Option<registry::Registry>,
-    /// This node's own failure, and until when the coordinator may answer it.
+    /// This node's own failure, and the time until which the coordinator may answer it.
     failure: Option<(Failure, Instant)>,
-    /// What the coordinator has to prove the secret over.
+    /// The nonce with which the coordinator proves the secret.
     nonce: Vec<u8>,
 }
 
@@ -119,7 +119,7 @@ impl Session<'_> {
                     }
                 }
                 Some(first) = outgoing.recv() => {
-                    // WAIT: a coordinator that reads nothing must not keep the end from us.
+                    // WAIT: a coordinator that reads nothing must not delay the end of this node.
                     let (job, sent) = (self.job, self.send_pending(first, &mut outgoing));
                     tokio::select! {
                         () = sent => {}
@@ -131,7 +131,7 @@ impl Session<'_> {
                     let (failure, _) = self.failure.take().expect("guarded by the deadline");
                     return Ok(Ending::Failed(failure));
                 }
-                // Somebody else ended it (a signal, the heartbeat thread): that stands.
+                // Another part has ended it (a signal, the heartbeat thread): its ending stands.
                 ending = self.job.over() => return Ok(ending),
             }
         }
@@ -148,7 +148,7 @@ impl Session<'_> {
         let _ = self.sender.send(pb::NodeMessage { message: Some(message) }).await;
     }
 
-    /// What is done goes before what is ready: it may be the same tensor again.
+    /// What is done is sent before what is ready: it may be the same tensor again.
     async fn send_work(&self, done: &mut pb::Done, ready: &mut pb::Ready) {
         if !done.sequences.is_empty() {
             self.send(node_message::Message::Done(std::mem::take(done))).await;
@@ -158,7 +158,7 @@ impl Session<'_> {
         }
     }
 
-    /// Adds an announcement, and gives its bytes.
+    /// Adds an announcement, and returns its bytes.
     fn announce(&self, announced: Announced, ready: &mut pb::Ready) -> usize {
         // Nothing is ready before there is a world.
         let Some(registry) = &self.registry else { return 0 };
@@ -193,7 +193,7 @@ impl Session<'_> {
                         ready_bytes += self.announce(announced, &mut ready);
                     }
                     if ready_bytes > MAX_JOINED {
-                        // BOUND: it must be one message, and this is none.
+                        // BOUND: it has to be one message, and this is too large for one.
                         let what = format!(
                             "a rank joined, and the tensors that waited for it take {ready_bytes} \
                              bytes to send of, more than the {MAX_JOINED} of one message"
@@ -227,7 +227,7 @@ impl Session<'_> {
                     rest.push(node_message::Message::Failed(pb::Failed { failure }));
                 }
             }
-            // An announcement after a Leave may exist because of it, and must come after it.
+            // An announcement after a Leave may be a consequence of it, and must come after it.
             if !rest.is_empty() || ready_bytes >= READY_BYTES {
                 break;
             }
@@ -267,7 +267,7 @@ impl Session<'_> {
                 self.registry = Some(registry::Registry::new(world.clone()));
                 match dispatch.formed(world.clone()) {
                     Ok(()) => self.job.form(world),
-                    // The coordinator passes it on: the others are to know why (TELL).
+                    // The coordinator passes it on, so that the others get the reason (TELL).
                     Err(failure) => self.job.report(failure),
                 }
             }
@@ -302,17 +302,18 @@ impl Session<'_> {
                     crate::metrics::heartbeat(Duration::from_nanos(round_trip));
                 }
             }
-            // A message of a later release: it has joined with the same protocol, so it is one
-            // that need not be understood.
+            // A message of a later release. It has joined with the same protocol, so the message
+            // can be ignored.
             None => {}
         }
         Ok(None)
     }
 }
 
-/// The cause of the end, of this node's own failure and that of the stream (TELL). The coordinator
-/// ends because of the own failure, and the stream with it. But if the coordinator's host is gone,
-/// data connections with it fail too: then which of them was noticed first means nothing.
+/// The cause of the end: this node's own failure, or the loss of the stream (TELL). The coordinator
+/// ends because of the own failure, and then the stream ends. But if the coordinator's host is
+/// gone, data connections with it fail too. Then it does not matter which of them was noticed
+/// first.
 fn cause(own: Failure, lost: Failure, coordinator_host: Option<String>) -> Failure {
     let is_symptom = own.kind.rootness() < lost.kind.rootness();
     let is_there = coordinator_host.is_some_and(|host| own.host == host);

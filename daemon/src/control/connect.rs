@@ -1,5 +1,5 @@
-//! The connection to the coordinator: dialled until somebody answers, or until it is clear that
-//! nobody will.
+//! The connection to the coordinator. The daemon dials until the coordinator answers, or until it
+//! is clear that it will not.
 
 use std::{
     net::SocketAddr,
@@ -33,7 +33,7 @@ const QUEUE: usize = 64;
 /// host.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// Of what part of the start timeout no answer at all is enough.
+/// Without any answer, the daemon gives up after this part of the start timeout.
 const SILENT_FRACTION: u32 = 3;
 
 /// What a node sends about itself when it joins.
@@ -42,7 +42,7 @@ pub(crate) struct Introduction {
     pub(crate) job: JobId,
     pub(crate) secret: Secret,
     pub(crate) coordinator: SocketAddr,
-    /// The way in where the coordinator runs in this process.
+    /// Accepts the session of this node, if the coordinator runs in this process.
     pub(crate) acceptor: Option<SessionAcceptor>,
     pub(crate) host: String,
     pub(crate) data_address: SocketAddr,
@@ -89,10 +89,10 @@ impl Introduction {
     }
 }
 
-/// When to give up. A daemon may start before the coordinator, whose system then refuses
-/// connections, or its network says that there is no such host. The limit ends before the
-/// coordinator itself gives up waiting for this node, because this node knows the cause. Where
-/// nothing ever answers, waiting does not help: something drops the packets.
+/// When to give up. A daemon may start before the coordinator. Its system then refuses connections,
+/// or its network reports that there is no such host. The limit ends before the coordinator stops
+/// waiting for this node, because this node knows the cause. Where nothing ever answers, waiting
+/// does not help: something drops the packets.
 #[derive(Debug)]
 struct DialDeadline {
     began: Instant,
@@ -112,7 +112,7 @@ pub(super) fn lost(what: impl Into<String>) -> Failure {
         .hint("it runs in the first host's gradwired: see that one's log for why it ended")
 }
 
-/// A refusal by the coordinator, or the end of the stream, in words.
+/// The failure for a refusal by the coordinator or the end of the stream.
 pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
     match status.code() {
         Code::Unauthenticated
@@ -124,7 +124,7 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
             let what = format!("the coordinator at {coordinator} refused: {}", status.message());
             Failure::new(FailureKind::Invalid, what)
         }
-        // How the connection broke is seen differently by each node, the cause is one (TELL).
+        // Each node sees the broken connection differently, but the cause is the same (TELL).
         Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled => {
             tracing::warn!(%status, "the stream to the coordinator broke");
             lost(format!("the coordinator at {coordinator} went away"))
@@ -137,8 +137,8 @@ pub(super) fn from_status(status: &Status, coordinator: SocketAddr) -> Failure {
 pub(super) type Messages =
     Pin<Box<dyn Stream<Item = Result<pb::CoordinatorMessage, Status>> + Send>>;
 
-/// Opens the stream. A coordinator that is busy with joining nodes refuses for a moment, and is
-/// asked again.
+/// Opens the stream. A coordinator that is busy with other joining nodes refuses for a moment, and
+/// is asked again.
 pub(super) async fn open(
     introduction: &Introduction,
 ) -> Result<(mpsc::Sender<pb::NodeMessage>, Messages), Failure> {
@@ -158,7 +158,7 @@ pub(super) async fn open(
             Err(status)
                 if status.code() == Code::ResourceExhausted && Instant::now() < deadline =>
             {
-                // Not all at the same moment.
+                // So that not all nodes try again at the same moment.
                 let spread = u64::from(introduction.order % 16) * 10;
                 tokio::time::sleep(Duration::from_millis(100 + spread)).await;
             }

@@ -1,4 +1,4 @@
-//! Carries out what the coordinator orders.
+//! Executes the orders of the coordinator.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::{
     transport::handshake::Identity,
 };
 
-/// Carries out what the coordinator orders.
+/// Executes the orders of the coordinator.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) node: Arc<Node>,
@@ -179,7 +179,8 @@ impl Dispatcher {
         }
     }
 
-    /// The making or removing of a process set is done, if it is what the local ranks asked for.
+    /// A process set was added or removed: completes the request, if the local ranks asked for
+    /// that.
     fn done(
         &self,
         queue: &TensorQueue,

@@ -23,10 +23,10 @@ use crate::model::{
 /// How often to check whether the world has formed.
 const FORMING_POLL: Duration = Duration::from_millis(100);
 
-/// The shortest wait for what has come already.
+/// The shortest wait for datagrams that have arrived already.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// The most datagrams that are read after one was sent (BOUND): anybody can send some.
+/// The most datagrams that are read after each one that is sent (BOUND): any host can send some.
 const MAX_DATAGRAMS: usize = 256;
 
 /// Sends heartbeats and listens for the coordinator's, on a thread of its own (`gw-heartbeat`): a
@@ -43,7 +43,7 @@ pub(crate) fn start(node: &Arc<Node>, liveness: Arc<Liveness>, is_local: bool) -
     Ok(())
 }
 
-/// Beats until the node is gone.
+/// Sends and receives heartbeats until the node is gone.
 fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
     let mut datagrams: Option<io::Result<Datagrams>> = None;
     let mut next = Instant::now();
@@ -111,7 +111,7 @@ struct Datagrams {
     socket: UdpSocket,
     identity: JobIdentity,
     sent: u64,
-    /// Answers to those before this one are old.
+    /// Answers to earlier datagrams are too old.
     unanswered: u64,
 }
 
@@ -122,7 +122,7 @@ impl Datagrams {
         Ok(Self { socket, identity: node.config.identity.clone(), sent: 0, unanswered: 0 })
     }
 
-    /// Sends one, and reads answers for `pause`.
+    /// Sends one datagram, and reads answers for `pause`.
     fn beat(&mut self, liveness: &Liveness, world: &World, pause: Duration) {
         let until = Instant::now() + pause;
         let JobIdentity { job, secret } = &self.identity;
@@ -131,10 +131,11 @@ impl Datagrams {
         // A datagram that can't be sent counts as lost.
         let _ = self.socket.send(&beat.encode(job, secret));
         self.sent += 1;
-        // One byte more: what is longer is no heartbeat.
+        // One byte more: a longer datagram is not a heartbeat.
         let mut bytes = [0; BEAT_BYTES + 1];
         for _ in 0..MAX_DATAGRAMS {
-            // Even if it is late, what has come is read first: this thread may have been stopped.
+            // What has arrived is read first, even if it is late: this thread may have been
+            // stopped.
             let left = until.saturating_duration_since(Instant::now()).max(MIN_WAIT);
             if self.socket.set_read_timeout(Some(left)).is_err() {
                 break;
@@ -152,7 +153,7 @@ impl Datagrams {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Nothing has come in time, or the port is closed.
+                // Nothing has arrived in time, or the port is closed.
                 Err(_) => break,
             }
         }

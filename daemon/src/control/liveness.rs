@@ -1,4 +1,4 @@
-//! When the last messages of the coordinator came. The heartbeat thread and the stream share it.
+//! When the last messages of the coordinator arrived. The heartbeat thread and the stream share it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,7 +7,7 @@ use std::{
 
 use gradwire_proto::beat::{LastReceived, Limits, Silence};
 
-/// When the last messages of the coordinator came.
+/// When the last messages of the coordinator arrived.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     begin: Instant,

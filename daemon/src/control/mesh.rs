@@ -89,9 +89,9 @@ pub(crate) struct Mesh {
     cancel: CancellationToken,
     /// The first size of sockets' buffers, in bytes, if it follows the path.
     initial: Option<usize>,
-    /// Those that this node dials.
+    /// The connections that this node dials.
     dialled: Mutex<Connections>,
-    /// Those that others have dialled, with the latest attempt.
+    /// The connections that others have dialled, with the latest attempt.
     accepted: Mutex<HashMap<ConnectionId, u32>>,
 }
 
@@ -124,7 +124,7 @@ impl Mesh {
         self.dialled.lock()
     }
 
-    /// A connection broke, and no frame was under way on it as far as this node knows.
+    /// A connection broke, and as far as this node knows, no frame was under way on it.
     pub(crate) fn disconnected(self: &Arc<Self>, connection: Disconnected) {
         let Disconnected { peer, lane, number, totals, is_closed } = connection;
         if peer <= self.identity.node {
@@ -213,8 +213,8 @@ impl Mesh {
     /// The first connection that the peer's kernel answers, with its round trip. Several attempts
     /// may be under way: on a line that loses packets, one of them has to get through in time.
     async fn open(&self, address: SocketAddr) -> io::Result<(TcpStream, Duration)> {
-        // From this node's own address: on a host with several nodes or networks the peer should
-        // see the address that it knows.
+        // From this node's own address, which the peer knows. The host may have several nodes or
+        // networks.
         let from = SocketAddr::new(self.world.me().address.ip(), 0);
         let mut attempts = JoinSet::new();
         let mut delay = ATTEMPT_DELAY;
@@ -231,7 +231,7 @@ impl Mesh {
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
         let mut handshakes = VecDeque::new();
         // Peers with smaller numbers may all dial at once, each with as many connections as it
-        // likes.
+        // chooses.
         let dialled =
             self.identity.node.0.saturating_mul(self.identity.lanes * self.config.streams);
         let most = (dialled as usize).clamp(MIN_HANDSHAKES, MAX_HANDSHAKES);
@@ -323,9 +323,9 @@ impl Mesh {
         }
     }
 
-    /// Sets the receive buffer of a connection before the peer may send: with the first full
-    /// segment the system fixes the largest window that it will announce. A later size would not
-    /// change the window. A failure costs only speed.
+    /// Sets the receive buffer of a connection before the peer may send. With the first full
+    /// segment, the system fixes the largest window that it will announce, and a later size would
+    /// not change it. A failure costs only speed.
     fn set_receive_buffer(&self, stream: &TcpStream, round_trip: Duration) {
         let connections = self.identity.lanes * self.config.streams;
         let size = match self.initial {
@@ -358,7 +358,7 @@ impl Mesh {
             })?;
         } else if stream.peer_addr()?.ip().is_loopback() {
             // A paced sender (bbr) leaves a loopback idle half of the time. Every kernel has reno.
-            // Where it may not be chosen, nothing changes.
+            // Where it is not allowed, nothing changes.
             let _ = socket.set_tcp_congestion(b"reno");
         }
         let size = self.initial.unwrap_or(self.config.socket_buffer);
@@ -370,7 +370,7 @@ impl Mesh {
 }
 
 impl Connector for Arc<Mesh> {
-    /// Dials the connections that there are not, if that is this node's part.
+    /// Dials the missing connections, if this node is the one that dials.
     fn connect(&self, peer: NodeId) {
         if peer <= self.identity.node {
             return;

@@ -1,15 +1,15 @@
-//! What is decided elsewhere and carried out here: the stream to the coordinator, and what hangs on
-//! it. Runs on the control thread, but for `heartbeat`.
+//! Executes what is decided elsewhere: the stream to the coordinator, and what depends on it. Runs
+//! on the control thread, except `heartbeat`.
 //!
 //! - `liveness`: when the coordinator last sent something
 //! - `connect`: opens the stream to the coordinator
 //! - `registry`: ids and names, messages and domain types; the only place where the coordinator's
 //!   messages are checked (TRUST)
-//! - `client`: the stream: joins, sends what the node reports, hands on what comes
+//! - `client`: the stream: joins, sends what the node reports, passes on what it receives
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
-//! - `node`: what all threads share, and what becomes of what the lanes find out
+//! - `node`: what all threads share, and how events of the lanes are handled
 //! - `heartbeat`: heartbeats to and from the coordinator
-//! - `dispatch`: carries out what the coordinator orders
+//! - `dispatch`: executes the orders of the coordinator
 
 pub(crate) mod client;
 pub(crate) mod connect;

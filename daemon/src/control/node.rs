@@ -45,8 +45,8 @@ pub(crate) struct Running {
     pub(crate) mesh: Arc<Mesh>,
 }
 
-/// Submits what had to wait for its name to be free. All submissions go through one task:
-/// announcements and joins have to reach the coordinator in the order in which the queue saw them.
+/// Submits requests that had to wait until their name was free. All submissions go through one
+/// task: announcements and joins have to reach the coordinator in the order of the queue.
 pub(crate) trait Resubmit: std::fmt::Debug + Send + Sync {
     /// Submits a checked request again.
     fn resubmit(&self, key: TensorKey, local: LocalTensor);
@@ -88,12 +88,12 @@ impl Node {
         self.running.get().map(|running| &*running.queue)
     }
 
-    /// To be held by a thread or task that others wait for.
+    /// For a thread or task that others wait for, which holds it while it runs.
     pub(crate) fn report_panic(&self, who: &'static str) -> ReportPanic {
         ReportPanic { job: self.job.clone(), who, host: self.config.host.clone() }
     }
 
-    /// Brings the gauges up to date.
+    /// Updates the gauges.
     pub(crate) fn count_workers(&self) {
         let workers = self.workers.all();
         metrics::workers(workers.len(), workers.iter().map(|w| w.memory.bytes()).sum());
@@ -102,7 +102,7 @@ impl Node {
     /// A worker has died or sent nonsense: the job can't go on without it.
     pub(crate) fn worker_failed(&self, worker: &Worker, failure: Failure) {
         if self.job.ending().is_some() {
-            // It goes because the job is over.
+            // It ends because the job is over.
             return;
         }
         let names = self.queue().map(|q| q.names_of(worker.local_rank, NAMES)).unwrap_or_default();
@@ -110,8 +110,8 @@ impl Node {
         self.job.report(failure.host(self.config.host.clone()).tensor(names.join(", ")));
     }
 
-    /// A worker that a message can't reach can't continue, and neither can those that wait for it
-    /// (TELL).
+    /// If a message can't reach a worker, neither the worker can continue nor the ranks that wait
+    /// for it (TELL).
     pub(crate) fn ensure_sent(&self, worker: &Worker, sent: Result<(), OutboxError>) {
         if let Err(error) = sent {
             self.worker_failed(worker, worker.silent(&error.to_string()));
@@ -148,8 +148,8 @@ impl Node {
         }
     }
 
-    /// All processes of this host are being ended, for this reason. If it is a worker that failed
-    /// and whose thread has not come to it, the worker is the cause (TELL).
+    /// All processes of this host are being ended, for this reason. If a worker has failed and its
+    /// thread has not handled that yet, the worker is the cause (TELL).
     pub(crate) fn stopped(&self, why: &str) {
         if self.job.ending().is_some() {
             return;
@@ -164,10 +164,10 @@ impl Node {
         }
     }
 
-    /// A rank's process has ended. One that never attached can't take part any more, and nobody
-    /// waits for it; if it failed, it is the cause of the job's failure (TELL). How an attached one
-    /// ended is reported when its connection ends. That happens now, even if another process holds
-    /// the other end.
+    /// A rank's process has ended. If it never attached, it can't take part any more, and nobody
+    /// waits for it. If it also failed, it is the cause of the job's failure (TELL). The end of an
+    /// attached process is reported when its connection ends. The connection is ended now, in case
+    /// another process holds its other end.
     fn ended(&self, rank: Rank, end: ProcessEnd) {
         let Some(running) = self.running.get() else { return };
         let Some(local) = rank.0.checked_sub(running.world.me().first_rank.0) else { return };
@@ -207,15 +207,15 @@ impl Node {
         self.running.get().map(|running| &running.operations)
     }
 
-    /// Gives ranks that have to allocate their time anew: this process itself was suspended.
+    /// Restarts the time of ranks that have to allocate: this process itself was suspended.
     pub(crate) fn restart_allocations(&self, now: Instant) {
         if let Some(operations) = self.operations() {
             operations.restart_allocations(now);
         }
     }
 
-    /// A rank that does not allocate memory for its result is waited for as long as data is, and
-    /// for the time that its memory may take (WAIT).
+    /// Reports ranks that do not allocate memory for their results in time (WAIT). They have the
+    /// time limit of data, and the time that their memory may take to fill.
     pub(crate) fn report_overdue_allocations(&self, now: Instant) {
         let limit = self.config.progress_timeout;
         let overdue_allocations =
@@ -234,8 +234,8 @@ impl Node {
         }
     }
 
-    /// A rank has gone that had to allocate memory for its result first. So the tensor will never
-    /// be done, and others wait for it (TELL). One that died has been reported before.
+    /// A rank has left or died before it allocated memory for its result. So the tensor will never
+    /// be done, although others wait for it (TELL). The death of a rank has been reported before.
     pub(crate) fn left_before_allocating(&self, local_rank: u32, name: &TensorName) {
         let first = self.running.get().map_or(Rank(0), |r| r.world.me().first_rank);
         let what = "it has left the job while the result of an operation was on its way to it, and \
@@ -278,13 +278,13 @@ impl Node {
         self.leaves(rank, false);
     }
 
-    /// A local rank takes part no more; `absent` if it never has.
+    /// A local rank no longer takes part; `absent` if it never did.
     fn leaves(&self, rank: Rank, absent: bool) {
         self.job.send(Outgoing::Left { ranks: vec![rank], absent });
         let Some(running) = self.running.get() else { return };
         let local_rank = rank.0 - running.world.me().first_rank.0;
         let gone = running.queue.leave(local_rank);
-        // In one message: they may be many, and each worker knows its tensors' names.
+        // In one message, because they may be many. Each worker knows the names of its tensors.
         let tickets: Vec<Ticket> =
             gone.iter().flat_map(|(_, r)| r.tickets.iter().chain(&r.duplicates)).copied().collect();
         self.fail_tickets(&tickets, &self.rank_left(rank));
@@ -307,8 +307,8 @@ impl Node {
         failure.host(self.config.host.clone())
     }
 
-    /// The data threads touch nothing any more when this returns. No thread is needed to wait for
-    /// them: the system might refuse one.
+    /// When this returns, the data threads access no memory any more. It needs no thread to wait
+    /// for them, which the system might refuse.
     pub(crate) async fn stop_lanes(&self) {
         let lanes = self.running.get().map_or(&[][..], |running| &running.lanes[..]);
         while lanes.iter().filter(|lane| !lane.try_stop()).count() > 0 {
@@ -357,7 +357,7 @@ impl Node {
         self.submit_again(key, removed.later);
     }
 
-    /// Submits what had to wait for its name to be free.
+    /// Submits requests that had to wait until their name was free.
     fn submit_again(&self, key: &TensorKey, later: Vec<LocalTensor>) {
         for local in later {
             self.intake.resubmit(key.clone(), local);
@@ -393,16 +393,17 @@ impl Node {
     }
 }
 
-/// Lanes must not keep alive what stops them.
+/// A weak reference: lanes must not keep the node alive, which stops them.
 impl LaneEvents for Weak<Node> {
     fn finished(&self, piece: &Piece) {
         let Some(node) = self.upgrade() else { return };
         let Some(running) = node.running.get() else { return };
-        // Out of the queue before any rank is notified: a rank may submit the name again at once.
+        // The tensors leave the queue before any rank is notified: a rank may submit the name again
+        // at once.
         let ended = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
         let ended: Vec<_> =
             ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
-        // Reported to the coordinator before anything that a rank does after it was notified.
+        // The coordinator is notified before a rank can react to its own notification.
         node.job.send(Outgoing::Done(piece.sequence));
         for (key, removed) in ended {
             node.complete(key, removed, 0);

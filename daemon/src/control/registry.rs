@@ -25,8 +25,8 @@ use crate::model::{
 /// Specs that have ids (BOUND). A coordinator chooses among a few.
 const MAX_SPECS: usize = 1024;
 
-/// Agreements on tensors without an id that are kept for their next segment (BOUND), and how many
-/// flows they have together.
+/// Agreements on tensors without an id that are kept for their next segment (BOUND), and the number
+/// of flows that they have together.
 const MAX_UNREGISTERED: usize = 1024;
 const MAX_UNREGISTERED_FLOWS: usize = 1 << 16;
 
@@ -45,7 +45,7 @@ pub(crate) struct Registry {
     by_key: HashMap<TensorKey, Registered>,
     by_id: HashMap<TensorId, TensorKey>,
     specs: HashMap<SpecId, Spec>,
-    /// For how many tensors with ids there is room while they replace each other.
+    /// For how many tensors with ids the tables have room while tensors replace each other.
     room: usize,
     /// What was agreed on tensors without an id: a large tensor has many segments.
     unregistered: HashMap<TensorKey, Arc<Agreement>>,
@@ -137,7 +137,7 @@ impl Registry {
         Ok(Instruction::RemoveSet { set, tensor })
     }
 
-    /// Those that take part in what was agreed on in a set without `absent`.
+    /// The ranks that take part in what was agreed on in a process set, without `absent`.
     fn members(
         &self,
         set: &Arc<Members>,
@@ -145,7 +145,7 @@ impl Registry {
         request: &Request,
     ) -> Result<Arc<Members>, WireError> {
         let members = if let Some((from, to)) = pair(request) {
-            // The others have no part in it, whether they have joined or not.
+            // The other ranks do not take part, whether they have joined or not.
             let mut ends = vec![from, to];
             ends.sort_unstable();
             ends.dedup();
@@ -163,7 +163,7 @@ impl Registry {
         Ok(Arc::new(members))
     }
 
-    /// What was agreed on; `known` if that is it.
+    /// What was agreed on; `known` itself if it is the same.
     fn agreement(
         &self,
         set: ProcessSetId,
@@ -203,10 +203,10 @@ impl Registry {
         Ok(())
     }
 
-    /// Makes the tables as large at once as they will ever be for so many tensors. From the first
-    /// eviction on tensors replace each other. The gaps that they leave in a hash table which is
-    /// more than half full make it grow one day, long after the job has settled; in one that is at
-    /// most half full they are cleared in place (BOUND).
+    /// Makes the tables as large now as they will ever be for so many tensors. From the first
+    /// eviction on, tensors replace each other and leave gaps. In a hash table that is more than
+    /// half full, these gaps would make it grow one day, long after the job has settled. In a table
+    /// that is at most half full, they are cleared in place (BOUND).
     fn make_room(&mut self) {
         let tensors = self.by_key.len();
         if tensors > self.room {
@@ -255,8 +255,9 @@ impl Registry {
         }
     }
 
-    /// What was agreed on a segment's tensor: by its id as it was registered, by its name as the
-    /// segment has it, or the one `before` it in the operation if that is of the same tensor.
+    /// What was agreed on a segment's tensor. A tensor with an id has its registration. A tensor
+    /// with a name has what the segment contains, or what the segment `before` it in the operation
+    /// has, if that is of the same tensor.
     fn terms(
         &mut self,
         set: ProcessSetId,
@@ -315,8 +316,8 @@ impl Registry {
                 let reason = "they do not all take the same way between the nodes";
                 return Err(invalid("segments", reason));
             }
-            // Of several empty send and receives each has ranks of its own: a node with a rank of
-            // any of them takes part.
+            // Each of several empty sends and receives has ranks of its own. A node takes part if
+            // any of these ranks is on it.
             let concerned = !agreement.members.here.is_empty();
             takes_part |= concerned && (range.is_some() || route == Some(Route::Nothing));
             members.get_or_insert_with(|| agreement.members.clone());
@@ -391,7 +392,7 @@ impl Registry {
             self.make_room();
         }
         for id in wire.evicted {
-            // An unknown one was removed with its set, or its tensor has another id now.
+            // An unknown id was removed with its process set, or its tensor has another id now.
             if let Some(key) = self.by_id.remove(&TensorId(id)) {
                 self.by_key.remove(&key);
             }
@@ -408,7 +409,8 @@ struct Place {
 }
 
 impl Place {
-    /// Its route, none where it does not concern this node; and the range of it that does.
+    /// The route of the segment, `None` where it does not concern this node, and the range of it
+    /// that does.
     fn check(
         &self,
         world: &World,
@@ -460,7 +462,7 @@ impl Place {
     }
 }
 
-/// The failure for a message of the coordinator that makes no sense.
+/// The failure for a message of the coordinator that is not valid.
 pub(super) fn nonsense(error: &WireError) -> Failure {
     let what = format!("the coordinator sent a message that makes no sense: {error}");
     Failure::new(gradwire_proto::FailureKind::Protocol, what)

@@ -1,6 +1,6 @@
 //! A lane: one data thread with its own connections to each peer.
 //!
-//! It never blocks but in `poll`, and there only when no piece can go on. Orders come through its
+//! It blocks only in `poll`, and only when no piece can make progress. Orders come through its
 //! inbox, and its events go to [`LaneEvents`].
 
 use std::{
@@ -40,8 +40,8 @@ pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     fn failed(&self, failure: Failure);
     /// Bytes went to and came from a peer since the last call.
     fn moved(&self, peer: NodeId, sent: u64, received: u64);
-    /// A connection of this lane broke between two frames; if nothing was under way, another one
-    /// may take its place.
+    /// A connection of this lane broke between two frames. If nothing was under way, another one
+    /// may replace it.
     fn disconnected(&self, connection: Disconnected);
 }
 
@@ -50,7 +50,7 @@ pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
 pub(crate) struct Disconnected {
     pub(crate) peer: NodeId,
     pub(crate) lane: u32,
-    /// Which of the lane's with that peer.
+    /// Its number among the lane's connections with that peer.
     pub(crate) number: u32,
     /// The counts of it and those before it.
     pub(crate) totals: Totals,
@@ -63,12 +63,12 @@ pub(crate) struct Disconnected {
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) peer: NodeId,
-    /// Which of those that the lane has with that peer.
+    /// Its number among the lane's connections with that peer.
     pub(crate) number: u32,
     pub(crate) stream: std::net::TcpStream,
     /// Its send buffer, if the size follows the path.
     pub(crate) window: Option<Window>,
-    /// Which attempt of the dialler's it is.
+    /// The number of the dialler's attempt.
     pub(crate) attempt: u32,
     /// The dialler's counts for those before it; none on the dialler itself.
     pub(crate) theirs: Option<Totals>,
@@ -82,7 +82,7 @@ pub(crate) enum Order {
     Allocated,
     /// A connection with a peer is ready.
     Connected(Connected),
-    /// A test of what a panic does.
+    /// Panics, for a test.
     #[cfg(test)]
     Panic,
     /// Drop everything and end.
@@ -102,7 +102,7 @@ pub(crate) struct LaneConfig {
     pub(crate) chunk: u64,
     /// How long a piece may stand still.
     pub(crate) limit: Duration,
-    /// Results at least this large bypass the cache on their way to the ranks.
+    /// Results of at least this size bypass the cache on their way to the ranks.
     pub(crate) streaming_bytes: u64,
 }
 
@@ -137,10 +137,11 @@ impl Lane {
         Ok(Self { inbox, waker, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Gives the lane an order. A lane that has ended has reported why, and drops the order.
+    /// Gives the lane an order. A lane that has ended drops it, and has reported why it ended.
     pub(crate) fn send(&self, order: Order) {
         if self.inbox.send(order).is_ok() {
-            // A failed wake-up (no memory in the kernel) costs the lane its idle time-out at most.
+            // A failed wake-up (the kernel has no memory) costs at most the lane's time-out in
+            // `poll`.
             let _ = self.waker.wake();
         }
     }
@@ -153,8 +154,8 @@ impl Lane {
         }
     }
 
-    /// Orders the thread to stop. True once it has: after that it touches no memory any more. Until
-    /// then call it again.
+    /// Orders the thread to stop. Returns true once it has stopped and accesses no memory any more.
+    /// Until then call it again.
     pub(crate) fn try_stop(&self) -> bool {
         self.send(Order::Stop);
         let mut thread = self.thread.lock();
@@ -169,12 +170,12 @@ impl Lane {
 }
 
 const WAKE: Token = Token(usize::MAX);
-/// While bytes move, the sockets are polled once in so many turns: it is a system call, and those
-/// that were ready mostly still are.
+/// While bytes move, the sockets are polled only once in so many turns. Polling is a system call,
+/// and sockets that were ready mostly still are.
 const POLL_EVERY: u32 = 4;
 const IDLE_CHECK: Duration = Duration::from_millis(250);
 
-/// How long after a limit it has certainly passed.
+/// How long after a limit to check, so that the limit has certainly passed.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Names in a failure's text.
@@ -222,7 +223,7 @@ impl Runner {
         });
         if let Err(failure) = result {
             events.failed(failure);
-            // Until it is stopped nothing more is done: the job is about to end.
+            // Until it is stopped, it does nothing more: the job is about to end.
             while !matches!(self.orders.recv(), Ok(Order::Stop) | Err(_)) {}
         }
     }
@@ -274,7 +275,7 @@ impl Runner {
         }
     }
 
-    /// Moves everything that can move by one chunk. False when nothing could.
+    /// Moves everything that can move by one chunk. Returns false when nothing could.
     fn turn(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for piece in self.pieces.values_mut() {
@@ -394,9 +395,9 @@ impl Runner {
         self.pieces.values().any(|running| running.piece.nodes.contains(&peer))
     }
 
-    /// A connection is lost. Where no frame was under way another one may take its place: the
-    /// acceptor compares the counts of both ends. While no piece needs it, its end is that of a
-    /// peer in good order.
+    /// A connection is lost. Where no frame was under way, another one may replace it: the acceptor
+    /// compares the counts of both ends. While no piece needs the connection, its end counts as
+    /// that of a peer in good order.
     fn lost(&mut self, index: usize, broken: &Broken) -> Result<(), Failure> {
         let Broken { number, error } = broken;
         let peer = NodeId(index as u32);
@@ -430,8 +431,8 @@ impl Runner {
         Failure::new(kind, what).host(self.host(peer)).tensor(names)
     }
 
-    /// Checks whether a piece is late (WAIT), and sends notices of those that wait here. It does so
-    /// a few times within the limit, and when a limit ends.
+    /// Checks whether a piece is late (WAIT), and notifies peers of the pieces that wait here. It
+    /// does so a few times within the limit, and when a limit ends.
     fn check_stalls(&mut self) -> Result<(), Failure> {
         let now = Instant::now();
         if now < self.next_check {
@@ -448,7 +449,7 @@ impl Runner {
         }
         let me = self.config.me;
         let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();
-        // One that is complete waits for a rank of this node, which has a deadline of its own.
+        // A piece that is complete waits for a rank of this node, which has a deadline of its own.
         let unfinished = |running: &&Running| !running.progress.is_complete();
         for running in self.pieces.values().filter(unfinished) {
             let waits = self.waits(running);
@@ -486,7 +487,7 @@ impl Runner {
         running.waits_for(self.config.chunk).into_iter().map(wait).collect()
     }
 
-    /// The failure of a late piece: of the node that it waits for in the end (WAIT).
+    /// The failure of a late piece, which names the node that it waits for in the end (WAIT).
     fn late(&self, stall: &Stall, waits: &[Wait]) -> Failure {
         let root = self.host(stall.root);
         let is_direct = waits.iter().any(|wait| wait.peer == stall.root);

@@ -1,9 +1,9 @@
-//! The connections to one peer as their lane sees them: what is to be sent, shared between them
-//! chunk by chunk, and what has come too early.
+//! The connections to one peer as their lane sees them: the chunks to send, which the connections
+//! share, and the frames that arrive too early.
 //!
-//! Whichever connection can take it carries the next chunk, so a slow one never sets the pace: a
-//! frame says where its bytes belong. Never blocks, never allocates for what the peer announces
-//! (TRUST, BOUND).
+//! The next chunk goes to any connection that can send it, so a slow one does not delay the others.
+//! A frame states where its bytes belong. This code never blocks, and never allocates what the peer
+//! announces (TRUST, BOUND).
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -20,7 +20,7 @@ use crate::transport::{
     window::Window,
 };
 
-/// Why a link is of no use any more.
+/// Why a link can't be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
     #[error(transparent)]
@@ -45,9 +45,9 @@ impl LinkError {
     }
 }
 
-/// A frame that came before its step may take it in: the block is still to be sent, or another
-/// peer's part comes first. What is behind it on the connection must not wait for that, because
-/// what it waits for may be there. It is held in memory of its own (BOUND): no byte of a started
+/// A frame that arrived before its step may receive it: the block is still to be sent, or another
+/// peer's part comes first. The frames behind it on the connection must not wait for that, because
+/// the needed one may be among them. It is held in memory of its own (BOUND): no byte of a started
 /// piece comes twice, a frame has a minimum size, and no buffer is more than twice as large as its
 /// frame.
 #[derive(Debug)]
@@ -83,14 +83,14 @@ pub(crate) struct LinkConfig {
     pub(crate) nodes: u32,
 }
 
-/// What a link knows of the frames that come from its peer.
+/// What a link knows of the frames that its peer sends.
 #[derive(Debug)]
 struct Inbound {
     peer: NodeId,
     activity: Activity,
     nodes: u32,
     held: VecDeque<Held>,
-    /// Buffers of frames that are held no more, and how many bytes they take.
+    /// Buffers of frames that are no longer held, and their size in bytes.
     spare: Vec<Vec<u8>>,
     spare_bytes: usize,
     /// The smallest payload of a frame that does not end its block.
@@ -144,9 +144,9 @@ impl Sink for Arrivals<'_> {
         Ok(())
     }
 
-    /// A frame of a piece that has not been started here waits, and with it what is behind it on
-    /// its connection: the start is on its way from the coordinator, which does not wait for data.
-    /// So no wait goes in a circle (ORD).
+    /// A frame of a piece that has not started here waits, and so do the frames behind it on its
+    /// connection. The start is on its way from the coordinator, which does not wait for data. So
+    /// no wait goes in a circle (ORD).
     fn admit(&mut self, header: &Header) -> Result<Option<Target>, LinkError> {
         let Header { sequence, message, offset, length, .. } = *header;
         let Some(piece) = self.pieces.get_mut(&Sequence(sequence)) else {
@@ -235,16 +235,16 @@ impl Inbound {
 #[derive(Debug, Default)]
 struct Slot {
     stream: Option<Stream>,
-    /// Which attempt of the dialler's made it.
+    /// The number of the dialler's attempt that made it.
     attempt: u32,
-    /// The counts of the connections before.
+    /// The counts of the earlier connections.
     totals: Totals,
-    /// A frame that a broken connection has not sent.
+    /// The frame that a broken connection has not sent.
     unsent: Option<OutgoingFrame>,
 }
 
 impl Slot {
-    /// Ends the connection, if there is one. False if a frame was under way.
+    /// Ends the connection, if there is one. Returns false if a frame was under way.
     fn end(&mut self) -> bool {
         let Some(stream) = self.stream.take() else { return true };
         self.totals = stream.totals();
@@ -255,15 +255,15 @@ impl Slot {
     }
 }
 
-/// A connection that is of no use any more.
+/// A connection that can't be used any more.
 #[derive(Debug)]
 pub(crate) struct Broken {
-    /// Which of its lane's with the peer.
+    /// Its number among the lane's connections with the peer.
     pub(crate) number: u32,
     pub(crate) error: LinkError,
 }
 
-/// The connections to a peer, or the places of those that are still being made.
+/// The connections to a peer, or the slots of those that are not made yet.
 #[derive(Debug)]
 pub(crate) struct Link {
     config: LinkConfig,
@@ -300,7 +300,7 @@ impl Link {
         self.inbound.peer
     }
 
-    /// When something moved on this link.
+    /// The activity on this link.
     pub(crate) fn activity(&self) -> Activity {
         self.inbound.activity
     }
@@ -314,12 +314,12 @@ impl Link {
         self.slots.iter().any(|slot| slot.stream.is_some())
     }
 
-    /// Prepares the slot of a connection that has passed its handshake. What has come over the one
-    /// before it is received first. `theirs` are the peer's counts for that one, where this node
-    /// has to compare. False if a later attempt has been made already.
+    /// Prepares the slot of a connection that has passed its handshake. What the earlier connection
+    /// has received is handled first. `theirs` are the peer's counts for that one, if this node has
+    /// to compare them. Returns false if a later attempt has been made already.
     ///
     /// # Errors
-    /// [`LinkError`] if something was under way when the connection broke that was there.
+    /// [`LinkError`] if something was under way on the earlier connection when it broke.
     pub(crate) fn prepare(
         &mut self,
         number: u32,
@@ -364,7 +364,7 @@ impl Link {
         Ok(true)
     }
 
-    /// Puts a connection into the slot that was prepared for it.
+    /// Puts a connection into its prepared slot.
     pub(crate) fn connect(
         &mut self,
         number: u32,
@@ -392,8 +392,8 @@ impl Link {
         moved.fold((0, 0), |(sent, received), (s, r)| (sent + s, received + r))
     }
 
-    /// Checks what the peer's system has acknowledged. What waits for a piece to be started here
-    /// counts as moving, and so does everything if this process `was_suspended`.
+    /// Checks what the peer's system has acknowledged. A frame that waits for a piece to start here
+    /// counts as moving. If this process `was_suspended`, everything does.
     pub(crate) fn look(&mut self, now: Instant, was_suspended: bool) {
         let mut has_moved = was_suspended;
         for stream in self.streams() {
@@ -415,12 +415,12 @@ impl Link {
         }
     }
 
-    /// A step of a started piece will send to this peer.
+    /// Notes that a step of a started piece will send to this peer.
     pub(crate) fn enqueue(&mut self, sequence: Sequence, step: u32) {
         self.queue.push_back((sequence, step));
     }
 
-    /// Sends what can be sent, at most one chunk on each connection.
+    /// Sends what is ready, at most one chunk on each connection.
     pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Turn {
         let (mut turn, count) = (Turn::Idle, self.slots.len());
         let first = self.first;
@@ -440,7 +440,7 @@ impl Link {
         turn
     }
 
-    /// Receives what has come, at most one frame on each connection.
+    /// Receives what has arrived, at most one frame on each connection.
     pub(crate) fn receive(
         &mut self,
         pieces: &mut Pieces,
@@ -457,7 +457,7 @@ impl Link {
     }
 }
 
-/// The first of the queue that has a chunk ready; of equals the oldest piece comes first.
+/// The first item of the queue that has a chunk ready. The oldest piece comes first.
 fn next_chunk(
     queue: &mut VecDeque<(Sequence, u32)>,
     config: LinkConfig,
@@ -493,7 +493,7 @@ fn next_chunk(
 mod tests {
     use super::*;
 
-    /// BOUND: large frames that were there before leave no memory to small ones that are held.
+    /// BOUND: the memory of earlier large frames is not kept for small frames that are held.
     #[test]
     fn what_is_held_takes_about_its_size() {
         for (was, length) in [(4 << 20, 4096), (262_144, 262_144), (262_144, 200_000), (8192, 1)] {

@@ -1,16 +1,16 @@
 //! Runs schedules: the data plane. Bytes are read, reduced and written here, on threads of their
 //! own (`gw-lane-N`), never on the control runtime.
 //!
-//! Operation number s runs on lane s mod lanes of every node, over that lane's connections; within
-//! a lane every started piece makes progress whenever it can, so the smallest unfinished number
-//! can always go on (ORD). How many pieces are under way is bounded by the coordinator's credit
+//! Operation number s runs on lane s mod lanes of every node, over that lane's connections. Within
+//! a lane, every started piece makes progress whenever it can, so the smallest unfinished number
+//! can always make progress (ORD). The coordinator's credit limits how many pieces are in flight
 //! (BOUND).
 //!
 //! - `ranges`: which bytes of a block are done (pure)
 //! - `plan`: a schedule prepared for execution, and the progress of an execution (pure)
 //! - `piece`: one piece: tensors, arithmetic, schedule
 //! - `staging`: the memory in which a piece's result is computed, in wire form
-//! - `running`: a piece under way
+//! - `running`: a piece in flight
 //! - `stall`: when a piece is late, and which node is at fault (pure)
 //! - `link`: a lane's connections to one peer, which share what is to be sent
 //! - `lane`: the thread

@@ -1,4 +1,5 @@
-//! One piece: the local ranks' inputs and outputs, what is done to the elements, and its schedule.
+//! One piece: the local ranks' inputs and outputs, the arithmetic on the elements, and its
+//! schedule.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -15,11 +16,11 @@ use crate::model::{
 #[derive(Debug)]
 pub(crate) struct PieceSegment {
     pub(crate) tensor: Arc<QueuedTensor>,
-    /// Which tensor of the request.
+    /// The number of the tensor in the request.
     pub(crate) part: usize,
-    /// Whose inputs of the tensor's local parts are taken, in this order (SAME).
+    /// The local parts whose inputs are used, in this order (SAME).
     pub(crate) sources: Range<usize>,
-    /// Whose outputs get the result.
+    /// The local parts whose outputs receive the result.
     pub(crate) targets: Range<usize>,
     /// First byte within the inputs.
     pub(crate) source_offset: u64,
@@ -31,7 +32,7 @@ pub(crate) struct PieceSegment {
 }
 
 impl PieceSegment {
-    /// A segment of a tensor that is done without data on this node.
+    /// A segment without data on this node, of a tensor that is done.
     pub(crate) fn nothing(tensor: Arc<QueuedTensor>, start: u64) -> Self {
         Self {
             tensor,
@@ -45,7 +46,7 @@ impl PieceSegment {
         }
     }
 
-    /// Whether every result goes where an input came from.
+    /// Whether every result replaces an input.
     fn is_in_place(&self) -> bool {
         let locals = &self.tensor.locals()[self.sources.clone()];
         self.sources == self.targets
@@ -59,7 +60,7 @@ impl PieceSegment {
         locals.iter().map(|l| (l.input(self.part), self.source_offset + at)).collect()
     }
 
-    /// Whether no local rank gets any of it.
+    /// Whether no local rank receives any of it.
     pub(super) fn has_no_targets(&self) -> bool {
         self.targets.is_empty()
     }
@@ -78,15 +79,15 @@ pub(crate) struct Piece {
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
-    /// The wire form of partial results, where it is not the ranks' type. Then the plan counts
-    /// bytes in wire form, and everything else counts bytes of ranks.
+    /// The wire form of partial results, where it is not the ranks' type. The plan then counts
+    /// bytes in wire form, and everything else counts bytes of the ranks' type.
     pub(crate) wire: Option<Form>,
     pub(crate) segments: Vec<PieceSegment>,
     pub(crate) bytes: u64,
     pub(crate) plan: Arc<Plan>,
-    /// Which node each participant of the schedule is.
+    /// The node of each participant of the schedule.
     pub(crate) nodes: Arc<[NodeId]>,
-    /// When the coordinator's order came.
+    /// When the coordinator's order was received.
     pub(crate) ordered: Instant,
 }
 
@@ -116,8 +117,8 @@ impl Piece {
         bytes / self.combine.dtype.size() as u64 * self.wire_element() as u64
     }
 
-    /// Calls `act(segment, first byte of ranks within it, bytes as they travel)` for each part of a
-    /// range of bytes as they travel.
+    /// Calls `act(segment, first byte of the ranks' type within it, bytes in wire form)` for each
+    /// part of a range of bytes in wire form.
     pub(super) fn parts_of(
         &self,
         range: Range<usize>,
@@ -137,11 +138,12 @@ impl Piece {
         }
     }
 
-    /// Reduces and publishes without any staging: for a piece that concerns no other node. It is
-    /// done in parts that fit the cache and is never interrupted, so INPUT holds.
+    /// Reduces and publishes without staging, for a piece that concerns no other node. It works in
+    /// parts that fit the cache. Nothing interrupts it, so INPUT holds.
     pub(crate) fn run_alone(&self, chunk: u64, store: Store) {
         for segment in &self.segments {
-            // What has just been read is in the cache: writing past it would only throw it out.
+            // The target has just been read and is in the cache, so bypassing the cache would be
+            // slower.
             let store = if segment.is_in_place() { Store::Cached } else { store };
             let mut at = 0;
             while at < segment.bytes {

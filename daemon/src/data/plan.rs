@@ -18,20 +18,20 @@ use super::ranges::Ranges;
 /// What a step does with its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Reduce the local ranks' inputs; `lazily` when only a receiving step wants it, which then
-    /// does it in the same pass.
+    /// Reduces the local ranks' inputs. It is `lazily` done where only one receiving step needs it,
+    /// which then reduces in the same pass.
     Reduce { lazily: bool },
-    /// Send to a peer.
+    /// Sends to a peer.
     Send { peer: u32, message: u32 },
-    /// Receive and combine; `theirs_first` when the peer's value is the left operand.
+    /// Receives and combines; `theirs_first` when the peer's value is the left operand.
     Combine { theirs_first: bool },
-    /// Receive and keep.
+    /// Receives and keeps.
     Copy,
-    /// Hand to the local ranks; done for the whole piece at once (INPUT).
+    /// Hands the result to the local ranks; done for the whole piece at once (INPUT).
     Publish,
 }
 
-/// Which of a step's values are sums that are still added to, and so not rounded.
+/// Which of a step's values are sums that are still added to, and are not rounded for that reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Unrounded {
     /// The value before a receiving step.
@@ -40,15 +40,15 @@ pub(crate) struct Unrounded {
     pub(crate) after: bool,
 }
 
-/// Bytes that follow each other in a step's message and in the piece, and are treated alike.
+/// Bytes that follow each other in a step's message and in the piece, and are handled alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepPart {
-    /// The first one's place in the message.
+    /// The offset of the first byte in the message.
     pub(crate) at: u64,
-    /// The first one's place in the piece.
+    /// The offset of the first byte in the piece.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Where the wire type is rounded: which values are not.
+    /// Where the wire type rounds: which values are not rounded.
     pub(crate) unrounded: Unrounded,
 }
 
@@ -58,9 +58,9 @@ pub(crate) struct PlannedStep {
     pub(crate) work: Work,
     /// Bytes of all its blocks.
     pub(crate) bytes: u64,
-    /// Where they are, in order.
+    /// Their positions, in order.
     parts: Vec<StepPart>,
-    /// Earlier steps that share bytes, and how far each may be followed.
+    /// Earlier steps that share bytes with this one, and how far it may follow each of them.
     follows: Vec<(u32, Follow)>,
     /// Earlier steps of other blocks, which must have ended.
     awaits: Vec<u32>,
@@ -80,8 +80,8 @@ impl PlannedStep {
         })
     }
 
-    /// Where a range of bytes is in the piece, if all of it is in one place: the whole range or its
-    /// beginning.
+    /// The position of a range of bytes in the piece. It is that of the whole range if it is in one
+    /// place, otherwise that of its beginning.
     pub(crate) fn beginning(&self, bytes: Range<u64>) -> Range<usize> {
         let mut place: Option<Range<usize>> = None;
         for part in self.parts(bytes) {
@@ -95,8 +95,7 @@ impl PlannedStep {
         place.unwrap_or_default()
     }
 
-    /// Whether a block or several in one place end at this byte, so that no more can be sent at
-    /// once.
+    /// Whether blocks that lie in one place end at this byte, so that no more can be sent at once.
     pub(crate) fn breaks_at(&self, byte: u64) -> bool {
         let next = self.parts.partition_point(|part| part.at < byte);
         let (Some(before), Some(after)) =
@@ -112,7 +111,7 @@ impl PlannedStep {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) steps: Vec<PlannedStep>,
-    /// Which step a message from a peer belongs to.
+    /// The step that each message of a peer belongs to.
     receives: HashMap<(u32, u32), u32>,
     /// Participants that this one sends to or receives from, ascending.
     pub(crate) peers: Vec<u32>,
@@ -227,13 +226,13 @@ fn parts(
 }
 
 /// Marks sums that are only added to, for each block of each step. What is sent is rounded before,
-/// on both ends (SAME): two nodes that exchange their sums must both continue with what the other
+/// on both ends (SAME). Two nodes that exchange their sums must both continue with what the other
 /// one receives.
 fn unrounded(schedule: &Schedule) -> Vec<Vec<Unrounded>> {
     let none = |step: &Step| vec![Unrounded::default(); step.blocks().count()];
     let mut marks: Vec<Vec<Unrounded>> = schedule.steps.iter().map(none).collect();
-    // Of each block, the step that added to it last and its place there, if nothing of it was sent
-    // since.
+    // For each block, the step that added to it last and its position there, if nothing of it was
+    // sent since.
     let mut unsent: Vec<Option<(usize, usize)>> = vec![None; schedule.blocks.len()];
     for (index, step) in schedule.steps.iter().enumerate() {
         for (place, block) in step.blocks().enumerate() {
@@ -246,7 +245,7 @@ fn unrounded(schedule: &Schedule) -> Vec<Vec<Unrounded>> {
                     }
                 }
                 Action::ReduceLocal => *unsent = Some((index, place)),
-                // What was received was rounded, and is in the block.
+                // What was received is rounded, and replaces the block.
                 Action::RecvCopy { .. } | Action::Send { .. } => *unsent = None,
                 Action::Publish => {}
             }
@@ -289,7 +288,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Nothing done; steps of nothing but empty blocks count as ended.
+    /// The state before any progress. Steps with only empty blocks count as ended.
     pub(crate) fn new(plan: &Plan) -> Self {
         let unfinished =
             plan.steps.iter().filter(|s| s.bytes > 0 && s.work != Work::Publish).count();
@@ -302,12 +301,12 @@ impl Progress {
         &self.begun[step as usize]
     }
 
-    /// A connection begins these bytes.
+    /// A connection begins to send or receive these bytes.
     pub(crate) fn begin(&mut self, step: u32, bytes: Range<u64>) {
         self.begun[step as usize].add(bytes);
     }
 
-    /// How many bytes from the beginning of its message on the step has finished.
+    /// How many bytes the step has finished, from the beginning of its message.
     pub(crate) fn done(&self, step: u32) -> u64 {
         self.done[step as usize].prefix()
     }
@@ -324,7 +323,7 @@ impl Progress {
         planned.follows.iter().map(limit).min().unwrap_or(planned.bytes)
     }
 
-    /// The step has finished these bytes, too.
+    /// The step has finished these bytes.
     pub(crate) fn advance(&mut self, plan: &Plan, step: u32, bytes: Range<u64>) {
         let planned = &plan.steps[step as usize];
         if bytes.is_empty() {
@@ -366,13 +365,13 @@ mod tests {
         Action::RecvCopy { peer, message }
     }
 
-    /// Of participant 0, in blocks of four elements of `element` bytes.
+    /// The plan of participant 0, in blocks of four elements of `element` bytes.
     fn planned(participants: u32, blocks: u64, steps: Vec<Step>, element: u64) -> Plan {
         let blocks = (0..blocks).map(|at| Block { offset: 4 * at, count: 4 }).collect();
         Plan::new(&Schedule { participants, me: 0, blocks, steps }, element)
     }
 
-    /// Participant 0 of a ring of two: block 0 goes out, block 1 comes in, and back.
+    /// Participant 0 of a ring of two: it sends block 0 and receives block 1, and then the reverse.
     fn ring() -> Plan {
         let steps = vec![
             step(Action::ReduceLocal, 0..1, &[]),
@@ -387,7 +386,7 @@ mod tests {
         planned(2, 2, steps, 4)
     }
 
-    /// The same in two messages of two blocks each, the last one first.
+    /// The same in two messages of two blocks each, the last block first.
     fn pairs() -> Plan {
         let wrapped = |action, after: &[u32]| Step {
             action,
@@ -420,7 +419,7 @@ mod tests {
     fn a_message_of_several_places_is_followed_byte_by_byte() {
         let plan = pairs();
         let mut progress = Progress::new(&plan);
-        // The local sum is done from the beginning on; the message begins with its last block.
+        // The local sum is computed from the beginning; the message begins with its last block.
         progress.advance(&plan, 0, 0..24);
         assert_eq!((progress.allowed(&plan, 1), progress.allowed(&plan, 2)), (0, 8));
         progress.advance(&plan, 0, 24..56);
@@ -429,7 +428,7 @@ mod tests {
         assert_eq!(progress.allowed(&plan, 1), 32);
         progress.advance(&plan, 1, 0..16);
         assert_eq!(progress.allowed(&plan, 4), 16, "what has not been sent is not overwritten");
-        // Both of those that it publishes have to be there.
+        // Both blocks that it publishes have to be complete.
         assert_eq!(progress.allowed(&plan, 5), 0);
         progress.advance(&plan, 4, 16..32);
         assert_eq!(progress.allowed(&plan, 5), 0, "the last block comes first, and is missing");
@@ -446,11 +445,11 @@ mod tests {
         assert_eq!(breaks, [16, 32]);
         let parts: Vec<_> = sent.parts(12..20).map(|p| (p.at, p.start, p.bytes)).collect();
         assert_eq!(parts, [(12, 60, 4), (16, 0, 4)]);
-        // Two blocks in a row are one place.
+        // Two adjacent blocks are one place.
         assert_eq!(pairs().steps[2].beginning(0..32), 16..48);
     }
 
-    /// Of each step, before and after; all blocks of a step are alike.
+    /// The marks of each step, before and after. All blocks of a step have the same marks.
     fn marks(plan: &Plan) -> Vec<(bool, bool)> {
         let mark = |step: &PlannedStep| match step.parts[..] {
             [StepPart { unrounded, .. }] => (unrounded.before, unrounded.after),
@@ -461,12 +460,12 @@ mod tests {
 
     #[test]
     fn only_what_is_sent_is_rounded() {
-        // The local part of block 1 and what comes for it are summed in one pass, and then sent.
+        // The local part of block 1 and the received part are summed in one pass, and then sent.
         let plan = ring();
         let yes = [false, false, true, false, false, false, false, false];
         assert_eq!(marks(&plan).iter().map(|mark| mark.1).collect::<Vec<_>>(), yes);
         assert!(!plan.keeps_sums());
-        // Two parts come before anything goes out: the first sum waits as it is.
+        // Two parts are received before anything is sent: the first sum is kept unrounded.
         let star = |from: Option<u32>| {
             let mut steps = vec![step(Action::ReduceLocal, 0..1, &[])];
             for peer in [1, 2] {
@@ -482,14 +481,14 @@ mod tests {
         let plan = star(None);
         assert_eq!(marks(&plan), [(false, true), (true, true), (true, false)]);
         assert!(plan.keeps_sums());
-        // SAME: as in recursive doubling, both go on with what they send.
+        // SAME: as in recursive doubling, both nodes continue with what they send.
         let plan = star(Some(2));
         let marks = marks(&plan);
         assert_eq!(marks, [(false, true), (true, false), (false, false), (false, false)]);
         assert!(!plan.keeps_sums());
     }
 
-    /// A server has nothing of its own: what comes first is copied, and the sum begins with it.
+    /// A node without an input of its own copies the first part, and the sum begins with it.
     #[test]
     fn what_was_received_is_no_unrounded_sum() {
         let steps = vec![
@@ -504,7 +503,7 @@ mod tests {
         assert!(plan.keeps_sums());
     }
 
-    /// Of one message, one block is sent on before more is added, and the other one is not.
+    /// One block of a message is sent before more is added to it, and the other one is not.
     #[test]
     fn blocks_of_a_message_are_marked_one_by_one() {
         let steps = vec![

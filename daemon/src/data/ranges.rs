@@ -1,25 +1,25 @@
-//! Which bytes of a block have been dealt with, when that happens in any order: all up to some
-//! point, and islands behind it. Pure.
+//! Which bytes of a block have been handled, in any order: all bytes up to some point, and islands
+//! behind it. Pure.
 //!
-//! Several connections carry one block, so what is sent later may arrive earlier; the gaps are what
-//! is still under way. In the steady state there are hardly any, and nothing is allocated.
+//! Several connections carry one block, so what is sent later may arrive earlier. The gaps are
+//! still under way. In the steady state there are few gaps, and nothing is allocated.
 
 use std::ops::Range;
 
-/// The most islands (BOUND): an honest peer has not nearly as many frames under way.
+/// The most islands (BOUND): a correct peer has far fewer frames under way.
 const MAX_ISLANDS: usize = 4096;
 
 /// Some bytes of a block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// All before this byte.
+    /// All bytes before this one are in.
     prefix: u64,
-    /// And these, ascending; between any two of them, and before the first, there is a gap.
+    /// Further bytes that are in, ascending, with a gap before each island.
     islands: Vec<Range<u64>>,
 }
 
 impl Ranges {
-    /// How many bytes from the block's beginning on are in, up to the first gap.
+    /// The number of bytes that are in, from the beginning of the block to the first gap.
     pub(crate) fn prefix(&self) -> u64 {
         self.prefix
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a bit for each byte.
+        /// Compares with a bit for each byte.
         #[test]
         fn it_is_a_set_of_bytes(adds in prop::collection::vec((0u64..64, 0u64..9), 0..60)) {
             let (mut ranges, mut bits) = (Ranges::default(), [false; 80]);

@@ -1,8 +1,8 @@
-//! A piece on its way through this node: the staging buffer in which the result is computed, and
-//! the progress of its schedule.
+//! A piece in flight on this node: the staging buffer in which the result is computed, and the
+//! progress of its schedule.
 //!
-//! The staging buffer is what keeps INPUT: nothing is written to a rank's output before every other
-//! step of the piece has ended here, so an aborted piece could be run again.
+//! The staging buffer makes INPUT hold: nothing is written to a rank's output before every other
+//! step of the piece has ended here. So an aborted piece could be run again.
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
@@ -18,18 +18,18 @@ use super::{
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
 
-/// Where a part of a step is in the piece.
+/// The position of a part of a step in the piece.
 fn place(part: &StepPart) -> Range<usize> {
     part.start as usize..(part.start + part.bytes) as usize
 }
 
-/// Where it is in a chunk that begins at `offset`.
+/// Its position in a chunk that begins at `offset`.
 fn within(part: &StepPart, offset: u64) -> Range<usize> {
     let start = (part.at - offset) as usize;
     start..start + part.bytes as usize
 }
 
-/// Which operations a lane has been given.
+/// The operations that a lane has been given.
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
     last: Option<Sequence>,
@@ -80,8 +80,8 @@ impl Running {
         self.last_progress = Instant::now();
     }
 
-    /// How many bytes of a step from `offset` on may be processed now, at most `limit`, and as far
-    /// as they are in one place. Only whole chunks are, except at the end of that place.
+    /// How many bytes of a step from `offset` on may be processed now, at most `limit`, and only
+    /// those in one place. Returns whole chunks, except at the end of that place.
     fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &self.piece.plan.steps[step as usize];
         let wanted = planned.beginning(offset..planned.bytes.min(offset + limit)).len() as u64;
@@ -89,8 +89,8 @@ impl Running {
         if allowed >= offset + wanted { wanted } else { 0 }
     }
 
-    /// Hands the next chunk of a sending step out to a connection, as offset and length, if there
-    /// is one; call [`Running::sent`] when it has gone.
+    /// Gives a connection the next chunk of a sending step, as offset and length, if there is one.
+    /// Call [`Running::sent`] when it has been sent.
     pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> Option<(u64, u64)> {
         let offset = self.progress.begun(step).prefix();
         let bytes = self.available(step, offset, limit);
@@ -101,19 +101,20 @@ impl Running {
         Some((offset, bytes))
     }
 
-    /// Whether all of a sending step has been handed out.
+    /// Whether connections have been given all of a sending step.
     pub(crate) fn is_handed_out(&self, step: u32) -> bool {
         self.progress.begun(step).prefix() == self.piece.plan.steps[step as usize].bytes
     }
 
-    /// Where bytes of a step are in the piece; all of them in one place.
+    /// The position of bytes of a step in the piece. All of them must be in one place.
     fn range(&self, step: u32, offset: u64, bytes: u64) -> Range<usize> {
         let range = self.piece.plan.steps[step as usize].beginning(offset..offset + bytes);
         debug_assert_eq!(range.len() as u64, bytes, "step {step} at {offset} is in several places");
         range
     }
 
-    /// Does the next chunk of local reduction that others wait for. False when there is none.
+    /// Does the next chunk of local reduction that others wait for. Returns false when there is
+    /// none.
     pub(crate) fn reduce_some(&mut self, chunk: u64) -> bool {
         let plan = self.piece.plan.clone();
         while let Some(planned) = plan.steps.get(self.next_local as usize) {
@@ -134,7 +135,7 @@ impl Running {
         false
     }
 
-    /// Reduces the local ranks' part of a step's bytes, in one pass with what was received of them.
+    /// Reduces the local ranks' part of a step's bytes, in one pass with the received bytes.
     fn reduce_local(&mut self, step: u32, offset: u64, bytes: u64, received: Option<&[u8]>) {
         let plan = &self.piece.plan;
         for part in plan.steps[step as usize].parts(offset..offset + bytes) {
@@ -148,8 +149,8 @@ impl Running {
         self.piece.plan.steps[step as usize].work == Work::Copy
     }
 
-    /// Whether a receiving step may process these bytes now. Its own earlier bytes need not have
-    /// come: no byte depends on another one of the step.
+    /// Whether a receiving step may process these bytes now. Its own earlier bytes may be missing:
+    /// no byte of the step depends on another one.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
         self.progress.allowed(&self.piece.plan, step) >= offset + bytes
     }
@@ -192,24 +193,24 @@ impl Running {
         planned.beginning(offset..offset + bytes).len() as u64 == bytes
     }
 
-    /// Where a chunk of a copying step that is in one place may be received at once; call
-    /// [`Running::placed`] when it has come.
+    /// The memory into which a chunk of a copying step can be received directly, if it is in one
+    /// place. Call [`Running::placed`] when it has been received.
     pub(crate) fn place(&mut self, step: u32, offset: u64, bytes: u64) -> &mut [u8] {
         let range = self.range(step, offset, bytes);
         self.staging.block_mut(range)
     }
 
-    /// The bytes to send for a sending step; call [`Running::sent`] when they have gone.
+    /// The bytes to send for a sending step. Call [`Running::sent`] when they have been sent.
     pub(crate) fn outgoing(&self, step: u32, offset: u64, bytes: u64) -> &[u8] {
         self.staging.block(self.range(step, offset, bytes))
     }
 
-    /// A chunk that was handed out has gone.
+    /// A chunk that was handed out has been sent.
     pub(crate) fn sent(&mut self, step: u32, offset: u64, bytes: u64) {
         self.advance(step, offset, bytes);
     }
 
-    /// A chunk has been received into its place.
+    /// A chunk has been received directly into the piece.
     pub(crate) fn placed(&mut self, step: u32, offset: u64, bytes: u64) {
         self.advance(step, offset, bytes);
     }
@@ -220,8 +221,8 @@ impl Running {
         self.staging.publish(&self.piece, store);
     }
 
-    /// The nodes that it waits for: those that have yet to send, and those to which something ready
-    /// has not been sent. `chunk`: what is sent at once.
+    /// The nodes that the piece waits for: those that have yet to send, and those to which a ready
+    /// chunk has not been sent. `chunk` is the size of a chunk.
     pub(crate) fn waits_for(&self, chunk: u64) -> Vec<NodeId> {
         let plan = &self.piece.plan;
         let is_ready = |step: u32| {

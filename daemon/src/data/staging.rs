@@ -24,7 +24,7 @@ const LINE: usize = 64;
 pub(crate) struct Staging {
     /// The blocks, and behind them the unrounded sums, if there are any.
     memory: Vec<u8>,
-    /// Where those begin.
+    /// The offset of these sums.
     sums: usize,
     wire: Option<Form>,
 }
@@ -40,7 +40,7 @@ impl Staging {
         } else {
             (blocks, blocks)
         };
-        // It only grows: memory beyond the piece is not touched, and costs nothing.
+        // It only grows: memory beyond the piece is not accessed, and costs nothing.
         if memory.len() < needed {
             memory.resize(needed, 0);
         }
@@ -57,7 +57,7 @@ impl Staging {
         &self.memory[range]
     }
 
-    /// Bytes in wire form, to be received.
+    /// Bytes in wire form, to receive into.
     pub(crate) fn block_mut(&mut self, range: Range<usize>) -> &mut [u8] {
         &mut self.memory[range]
     }
@@ -68,7 +68,7 @@ impl Staging {
         wide(range.start)..wide(range.end)
     }
 
-    /// Reduces the local ranks' inputs, and what was received of the same elements.
+    /// Reduces the local ranks' inputs and the received bytes of the same elements.
     pub(crate) fn reduce(
         &mut self,
         piece: &Piece,
@@ -93,7 +93,7 @@ impl Staging {
         });
     }
 
-    /// The form of a block's value that may be `unrounded`, and where it is.
+    /// The form of a block's value, which may be `unrounded`, and its position.
     fn place(&self, wire: Form, range: Range<usize>, unrounded: bool) -> (Form, Range<usize>) {
         match wire {
             Form::Bf16 if unrounded => (Form::F32, self.sums_of(&range)),
@@ -101,7 +101,7 @@ impl Staging {
         }
     }
 
-    /// Combines a block with what was received of it.
+    /// Combines a block with the received bytes of it.
     pub(crate) fn combine(
         &mut self,
         piece: &Piece,
@@ -123,7 +123,7 @@ impl Staging {
             memory::combine_partial(op, mine, None, received, theirs_first);
             return;
         }
-        // One of them is a block, and the other one its unrounded sum.
+        // One of them is a block, and the other one is its unrounded sum.
         let (blocks, sums) = self.memory.split_at_mut(self.sums);
         let shifted = |range: &Range<usize>| range.start - self.sums..range.end - self.sums;
         let (from, to) = if before == wire {
@@ -140,7 +140,7 @@ impl Staging {
     /// Publishes the finished result to the local ranks.
     pub(crate) fn publish(&self, piece: &Piece, store: Store) {
         for segment in &piece.segments {
-            // A rank that only sends, or adds to the result of another node, gets nothing.
+            // A rank that only sends, or adds to the result of another node, receives nothing.
             if segment.has_no_targets() {
                 continue;
             }

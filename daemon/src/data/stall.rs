@@ -1,4 +1,5 @@
-//! When a piece is late, and which node is at fault (WAIT). Pure: what moved and when is its input.
+//! When a piece is late, and which node is at fault (WAIT). Pure: what moved, and when, is the
+//! input.
 //!
 //! The duration of a piece means nothing: a line may be slow, and pieces share it. A piece is late
 //! when nothing has moved for the limit on any of the links that it waits for. Bytes move on a link
@@ -29,14 +30,14 @@ pub(crate) struct Activity {
 #[derive(Debug, Clone, Copy)]
 struct Received {
     at: Instant,
-    /// When something moved last for the peer.
+    /// When something last moved for the peer.
     moved: Instant,
     /// The node that it waits for.
     root: NodeId,
 }
 
 impl Activity {
-    /// Of a link on which something moved at `moved`, and no notice has come.
+    /// The activity of a link on which something moved at `moved`, and no notice was received.
     pub(crate) fn new(moved: Instant) -> Self {
         Self { moved, received: None }
     }
@@ -46,7 +47,7 @@ impl Activity {
         self.moved = now;
     }
 
-    /// A notice has come.
+    /// A notice was received.
     pub(crate) fn receive(&mut self, notice: Notice, now: Instant) {
         // A peer may send any duration (TRUST). Time before the start of the clock does not matter.
         let moved = now.checked_sub(notice.stalled).unwrap_or(self.moved);
@@ -66,7 +67,7 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// The same without the notice of `peer` itself: it is not sent its own news.
+    /// The same without the notice of `peer` itself, which must not get its own information back.
     fn as_reported_to(mut self, peer: NodeId) -> Self {
         if self.peer == peer {
             self.activity.received = None;
@@ -88,8 +89,7 @@ pub(crate) struct Stall {
 }
 
 impl Stall {
-    /// The wait of a piece on node `me`, which moved something of it at `moved` and waits for
-    /// `waits`.
+    /// The wait of a piece on node `me` that moved something at `moved` and waits for `waits`.
     pub(crate) fn of(
         me: NodeId,
         moved: Instant,
@@ -99,14 +99,14 @@ impl Stall {
     ) -> Self {
         let since = waits.iter().map(|wait| wait.activity.last()).fold(moved, Instant::max);
         let root = Self::at_fault(me, waits, limit, now)
-            // All wait for each other, which must not be.
+            // All of them wait for each other, which must not happen.
             .or_else(|| longest(&mut waits.iter().map(|wait| (wait.peer, wait))))
             .unwrap_or(me);
         Self { since, root }
     }
 
-    /// The same as it is reported to `peer`. Who reads it is not silent: what else is waited for
-    /// comes first.
+    /// The same as it is reported to `peer`. A peer that reads the notice is not silent, so the
+    /// other nodes that are waited for come first.
     pub(crate) fn as_reported_to(
         peer: NodeId,
         me: NodeId,
@@ -141,7 +141,7 @@ impl Stall {
         now.saturating_duration_since(self.since) > limit
     }
 
-    /// The notice of it for nodes that may wait for this one.
+    /// The notice about it for nodes that may wait for this one.
     pub(crate) fn notice(&self, now: Instant) -> Notice {
         Notice { root: self.root, stalled: now.saturating_duration_since(self.since) }
     }
@@ -200,7 +200,7 @@ mod tests {
     fn a_node_that_waits_itself_is_not_at_fault() {
         let start = Instant::now();
         let at = |after: f64| start + seconds(after);
-        // A waits for B, which is dead, and we wait for A.
+        // A waits for B, which is dead, and this node waits for A.
         let to_b = [Wait { peer: B, activity: Activity::new(start) }];
         let mut from_a = Activity::new(start);
         for tick in 1..9 {
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(ours.root, B);
         assert!(ours.is_late(LIMIT, now));
         assert!(Stall::of(A, start, &to_b, LIMIT, now).is_late(LIMIT, now));
-        // Where B can be reached from here and is as silent, it is still B.
+        // If B is also connected to this node and equally silent, it is still B.
         let both =
             [Wait { peer: A, activity: from_a }, Wait { peer: B, activity: Activity::new(start) }];
         assert_eq!(Stall::of(ME, start, &both, LIMIT, now).root, B);
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(Stall::of(ME, start, &[a], LIMIT, now).root, A);
     }
 
-    /// A was sent something last, and is silent; B waits for us. What B reads names A.
+    /// A received something last and is silent; B waits for this node. The notice for B names A.
     #[test]
     fn who_reads_a_notice_is_not_the_one_that_is_silent() {
         let start = Instant::now();
@@ -244,7 +244,7 @@ mod tests {
         let waits = [Wait { peer: A, activity: to_a }, Wait { peer: B, activity: from_b }];
         let reported = |to| Stall::as_reported_to(to, ME, start, &waits, LIMIT, now).root;
         assert_eq!(reported(B), A);
-        // Where all others wait for us it is the reader after all.
+        // If all others wait for this node, the reader itself is at fault.
         assert_eq!(reported(A), A);
     }
 
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(stall(start, &wait, 5.5), Stall { since: start + seconds(1.0), root: A });
     }
 
-    /// Two that wait for each other must not keep each other waiting by saying so.
+    /// Two nodes that wait for each other must not keep each other waiting by their notices.
     #[test]
     fn nobody_receives_what_it_sent() {
         let start = Instant::now();
@@ -271,7 +271,7 @@ mod tests {
                 let waits = [Wait { peer, activity }];
                 Stall::as_reported_to(peer, me, start, &waits, LIMIT, at(tick)).notice(at(tick))
             });
-            // A notice takes its time, too.
+            // A notice takes time, too.
             ends[0].receive(received[1], at(tick) + seconds(0.4));
             ends[1].receive(received[0], at(tick) + seconds(0.4));
         }

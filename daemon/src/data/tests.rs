@@ -63,7 +63,7 @@ impl LaneEvents for Events {
     }
 }
 
-/// One tensor's bytes on one rank, in a segment of its own.
+/// The bytes of one tensor on one rank, in a segment of its own.
 struct Buffer {
     memory: WorkerMemory,
     bytes: u64,
@@ -107,14 +107,14 @@ fn identity() -> Finish {
     Finish { dtype: DType::F32, op: ReduceOp::Sum, contributors: 1, postscale: 1.0 }
 }
 
-/// A connection that is the first of its number.
+/// The first connection with its number.
 pub(crate) fn connected(peer: NodeId, number: u32, stream: TcpStream) -> Order {
     let first = Connected { peer, number, stream, window: None, attempt: 1, theirs: None };
     Order::Connected(first)
 }
 
-/// Connects the lanes of all nodes, each `streams` times. `buffer`: bytes of the sockets' buffers,
-/// so small that hardly anything is under way.
+/// Connects the lanes of all nodes, each `streams` times. `buffer` is the size of the socket
+/// buffers in bytes: so small that hardly anything is under way.
 pub(crate) fn connect(nodes: &[&[Lane]], streams: u32, buffer: Option<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for (lane, number) in (0..nodes[0].len()).flat_map(|l| (0..streams).map(move |n| (l, n))) {
@@ -180,7 +180,7 @@ impl Cluster {
     }
 }
 
-/// Between which ranks a tensor goes; none stands for all.
+/// The ranks between which a tensor goes; `None` stands for all.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     source: Option<u32>,
@@ -210,7 +210,7 @@ impl Way {
     }
 }
 
-/// A tensor on every rank, and what its way should give.
+/// A tensor on every rank, and the right result of its way.
 struct Job {
     buffers: Vec<Vec<Buffer>>,
     tensors: Vec<Arc<QueuedTensor>>,
@@ -257,7 +257,7 @@ impl Job {
             let is_target = self.way.target.is_none_or(|target| target == rank);
             let expected: Vec<f32> = (0..self.count)
                 .map(|i| match self.way.source {
-                    // INPUT: who gets nothing has still what it had.
+                    // INPUT: a rank without a result still has its input.
                     _ if !is_target => value(rank, i),
                     None => (0..ranks).map(|rank| value(rank, i)).sum(),
                     Some(source) => value(source, i),
@@ -268,7 +268,7 @@ impl Job {
     }
 }
 
-/// The piece of `node` over whole tensors, of which all go the same way.
+/// The piece of `node` over whole tensors, which all go the same way.
 fn piece(
     sequence: u64,
     jobs: &[&Job],
@@ -324,7 +324,7 @@ fn piece(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Pieces of several tensors, started on the nodes at different times, all come out right.
+    /// Pieces of several tensors, started on the nodes at different times, give the right results.
     #[test]
     fn every_algorithm_moves_real_bytes(
         nodes in 1u32..8,
@@ -353,7 +353,7 @@ proptest! {
             cluster.connect(streams, buffer);
         }
         let participants = way.nodes(locals, nodes);
-        // Two tensors a piece where there are two; the last node starts last.
+        // Two tensors per piece where there are two. The last node starts last.
         for &node in &participants {
             for (index, jobs) in jobs.chunks(2).enumerate() {
                 let jobs: Vec<&Job> = jobs.iter().collect();
@@ -376,8 +376,8 @@ proptest! {
     }
 }
 
-/// A piece whose result has no place yet runs to its end: neither its peers nor what comes after it
-/// wait for that, and its lane does not count it as late. It is published when there is room.
+/// A piece whose result has no memory yet runs to its end. Neither its peers nor later pieces wait
+/// for that, and its lane does not count it as late. It is published when there is memory.
 #[test]
 fn a_piece_without_room_keeps_nobody_waiting() {
     let patience = Duration::from_millis(300);
@@ -419,7 +419,7 @@ fn a_peer_that_never_comes_is_named() {
     assert_eq!(failure.kind, FailureKind::ConnectionLost);
     let text = failure.to_string();
     assert!(text.contains("host n1, tensor 'grad'") && text.contains("no connection"), "{text}");
-    // INPUT: what was given up has not touched the rank's tensor.
+    // INPUT: an aborted piece has not changed the rank's tensor.
     assert_eq!(job.buffers[0][0].read()[..3], [-20.0, -13.0, -6.0]);
     cluster.stop();
 }
@@ -442,7 +442,7 @@ fn nonsense_and_a_closed_connection_are_distinguished() {
         cluster.lanes[0][0].send(connected(NodeId(1), 0, stream));
         std::io::Write::write_all(&mut there, bytes).unwrap();
         if bytes.is_empty() {
-            // Not dropped: that would reset the connection if data has come by then.
+            // It is not dropped: that would reset the connection if data has arrived by then.
             there.shutdown(Shutdown::Write).unwrap();
         }
         let Event::Failed(failure) = cluster.wait_for(0) else { panic!("it must fail") };

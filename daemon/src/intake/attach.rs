@@ -1,8 +1,8 @@
 //! The session of one worker over the Unix socket, from its first message to its end. Each has a
 //! thread (`gw-worker`), because messages are rare.
 //!
-//! A worker that goes without a `Detach` has died (the kernel closes its socket within a
-//! millisecond of a SIGKILL), and with it the job (TELL).
+//! A worker whose connection ends without a `Detach` has died, and the job ends with it (TELL). The
+//! kernel closes its socket within a millisecond of a SIGKILL.
 
 use std::{
     collections::BTreeMap,
@@ -65,7 +65,7 @@ const DETACH_TIMEOUT: Duration = Duration::from_secs(3);
 const MAX_UNIDENTIFIED: usize = 64;
 
 /// The connections whose worker is not known yet, by number. Where there are too many, the oldest
-/// is closed: a silent connection keeps nobody else out.
+/// one is closed, so silent connections keep no worker out.
 #[derive(Debug, Default)]
 struct Unidentified(Mutex<BTreeMap<u64, UnixStream>>);
 
@@ -80,13 +80,13 @@ impl Unidentified {
         if unidentified.len() > MAX_UNIDENTIFIED
             && let Some((_, silent)) = unidentified.pop_first()
         {
-            // Its thread sees the end of the connection.
+            // Its thread notices the end of the connection.
             let _ = silent.shutdown(Shutdown::Both);
         }
     }
 
-    /// Its worker is known now, or it has ended. Returns the connection; none if it was closed
-    /// before.
+    /// The worker of a connection is known now, or the connection has ended. Returns the
+    /// connection; `None` if it was closed before.
     fn dismiss(&self, number: u64) -> Option<UnixStream> {
         self.lock().remove(&number)
     }
@@ -153,7 +153,7 @@ fn prepare(stream: tokio::net::UnixStream) -> io::Result<(UnixStream, UnixStream
     Ok((stream, second))
 }
 
-/// The failure of a worker for which the system grants no descriptor.
+/// The failure of a worker for whose connection the system grants no descriptor.
 fn no_descriptor(error: &io::Error) -> Failure {
     let what = format!("gradwired has no descriptor for a worker: {error}");
     Failure::new(FailureKind::Resource, what).hint("raise its limit of open files (ulimit -n)")
@@ -216,12 +216,12 @@ impl Session {
                     let what = "a worker's connection ended before it was attached";
                     tracing::warn!(why, left_out, "{what}");
                 }
-                // TELL: a worker that is still there learns why. The text has no secret.
+                // TELL: a worker that is still there gets the reason. The text contains no secret.
                 let what = format!("the conversation with the daemon of this node broke: {why}");
                 let _ = send(&self.stream, Reply::Refused(refusal(what).into()));
             }
         }
-        // Only now: the daemon must not end before the worker has been sent the reason.
+        // Only now, because the daemon must not end before the worker has been sent the reason.
         if let Some(local_rank) = claimed {
             let over = self.node.job.ending().is_some();
             self.node.workers.set(local_rank, if over { Slot::Left } else { Slot::Free });
@@ -232,7 +232,7 @@ impl Session {
         let mut frame = match handover::receive(&self.stream) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(None),
-            // A killed process's end, where something that we sent was still unread.
+            // A killed process ends like this if it has not read everything.
             Err(HandoverError::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
                 return Ok(None);
             }
@@ -328,8 +328,8 @@ impl Session {
             completions,
             outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
-        // WAIT: from the first beat on the worker notices our silence, so it is sent before the
-        // worker is attached.
+        // WAIT: a worker notices the daemon's silence from the first heartbeat on. So that is sent
+        // before the worker is attached.
         heartbeats.beat();
         let reply = pb::DaemonMessage { message: Some(attached(&world, local_rank)) };
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
@@ -379,7 +379,7 @@ impl Session {
                     self.node.left(worker.rank);
                     let detached = Reply::Detached(pb::Detached {});
                     self.node.ensure_sent(worker, worker.outbox.send(detached));
-                    // The connection ends with this thread, so the outbox has to be empty before.
+                    // The connection ends with this thread, so the outbox has to be empty first.
                     let deadline = Instant::now() + DETACH_TIMEOUT;
                     while !worker.flush() && Instant::now() < deadline {
                         thread::sleep(Duration::from_millis(5));
@@ -397,7 +397,7 @@ impl Session {
                     let interesting = || self.node.job.ending().is_none();
                     match self.node.process_ends.of(worker.local_rank, interesting) {
                         Ok(end) => break Some(worker.died(end)),
-                        // It goes because it was asked to, as we are.
+                        // The worker ends because it was asked to, like this daemon.
                         Err(why) => self.node.stopped(&why),
                     }
                     break None;
@@ -435,7 +435,7 @@ impl Session {
     }
 }
 
-/// The message with the world and the worker's place in it.
+/// The message with the world and the worker's position in it.
 fn attached(world: &World, local_rank: u32) -> Reply {
     let me = world.me();
     let has_it = |n: &&crate::model::world::NodeInfo| n.slots > local_rank;

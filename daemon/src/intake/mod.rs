@@ -1,8 +1,8 @@
-//! What the workers ask for.
+//! What the workers request.
 //!
-//! - `submit`: what becomes of a submission, and of the room that a worker makes for a result
+//! - `submit`: checks a submission, and the memory that a worker allocates for a result
 //! - `reader`: the task that reads the workers' rings
-//! - `attach`: the Unix socket: who a worker is, its memory, its leaving and its death
+//! - `attach`: the Unix socket: a worker's identity, its memory, its leaving and its death
 
 pub(crate) mod attach;
 pub(crate) mod reader;

@@ -58,7 +58,7 @@ enum Request {
     Resubmit(TensorKey, Box<LocalTensor>),
 }
 
-/// Requests that nobody handles yet.
+/// Requests that are not handled yet.
 #[derive(Debug)]
 pub(crate) struct Requests(UnboundedReceiver<Request>);
 
@@ -90,8 +90,8 @@ struct Watched {
     worker: Arc<Worker>,
     reader: SubmissionReader,
     heartbeats: Heartbeats,
-    /// An eventfd that nobody reads: each ring is an event by itself. The worker could make a read
-    /// block (TRUST), or ring so often that reading never ends (BOUND).
+    /// An eventfd that is never read: each ring of it is an event by itself. The worker could make
+    /// a read block (TRUST), or ring so often that reading never ends (BOUND).
     doorbell: AsyncFd<OwnedFd>,
     beats: u32,
     since: Instant,
@@ -185,7 +185,7 @@ impl Reader {
         }
     }
 
-    /// Reads what has come. False when nothing had.
+    /// Reads what has arrived. Returns false when nothing has.
     fn read(&mut self, node: &Node) -> bool {
         let mut came = false;
         self.sources.retain_mut(|watched| {
@@ -214,7 +214,7 @@ impl Reader {
         if empty {
             let sources = &self.sources;
             let rung = poll_fn(|context| {
-                // All of them, so that each is waited for.
+                // All of them are checked, so that each can wake the task.
                 let rings = sources.iter().filter(|watched| watched.has_rung(context)).count();
                 if rings > 0 { Poll::Ready(()) } else { Poll::Pending }
             });
@@ -232,7 +232,7 @@ impl Reader {
         }
     }
 
-    /// A worker without new heartbeats is alive and does nothing: it is stopped or swapped out.
+    /// A worker without new heartbeats may be alive but stopped or swapped out.
     fn check(&mut self, node: &Node, limit: Duration) {
         self.sources.retain_mut(|watched| {
             let beats = watched.heartbeats.count();

@@ -32,7 +32,7 @@ enum Refused {
     Nonsense(String),
 }
 
-/// Puts one submission into the queue. An error is a protocol violation of the worker.
+/// Puts one submission into the queue. An error is a violation of the protocol by the worker.
 pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Result<(), String> {
     let Some(queue) = node.queue() else { return Ok(()) };
     metrics::submission(submission.request.collective, submission.origin);
@@ -197,8 +197,8 @@ fn spans(
     places.iter().enumerate().map(span).collect()
 }
 
-/// A worker has allocated memory for results of unexpected shapes. An error is a protocol violation
-/// of the worker.
+/// A worker has allocated memory for results of unexpected shapes. An error is a violation of the
+/// protocol by the worker.
 pub(super) fn allocated(
     node: &Node,
     worker: &Worker,

@@ -1,4 +1,4 @@
-//! What was agreed on for a tensor, and what of it concerns this node. It is computed once and
+//! What was agreed on for a tensor, and what of it concerns this node. This is computed once and
 //! shared by all rounds of the tensor. Pure.
 
 use std::sync::Arc;
@@ -15,21 +15,21 @@ pub(crate) type OutputShapes = Vec<(Option<Shape>, Vec<u64>)>;
 #[derive(Debug)]
 pub(crate) struct Agreement {
     agreed: Agreed,
-    /// Those that take part.
+    /// The members that take part.
     pub(crate) members: Arc<Members>,
     /// How many members the process set has, whether they take part or not.
     set: usize,
-    /// The flows that concern this node, by their numbers, ascending. Of an alltoall that is a
-    /// small part of all (BOUND).
+    /// The flows that concern this node, by their numbers, ascending. They are a small part of all
+    /// flows of an alltoall (BOUND).
     here: Vec<(u32, Flow)>,
     /// How many flows there are.
     flows: u32,
-    /// Bytes of those that concern this node.
+    /// Bytes of the flows that concern this node.
     bytes: u64,
 }
 
 impl Agreement {
-    /// None if what was agreed does not fit the members (TRUST).
+    /// `None` if what was agreed does not fit the members (TRUST).
     pub(crate) fn new(
         world: &World,
         set: &Members,
@@ -54,17 +54,17 @@ impl Agreement {
         Some(Self { agreed, members, set: set.ranks.len(), here, flows: count, bytes })
     }
 
-    /// What is the same for all.
+    /// What is the same for all members.
     pub(crate) fn request(&self) -> &Request {
         self.agreed.request()
     }
 
-    /// How many flows there are, those that do not concern this node included.
+    /// The number of flows, including those that do not concern this node.
     pub(crate) fn flows(&self) -> u32 {
         self.flows
     }
 
-    /// How many flows concern this node, and with them how much memory this takes.
+    /// The number of flows that concern this node. The memory of this value grows with it.
     pub(crate) fn flows_here(&self) -> usize {
         self.here.len()
     }
@@ -96,12 +96,12 @@ impl Agreement {
             // `new` has checked that the rows are those of these members.
             self.agreed.fits_one(&self.members.ranks, rank, asked)
         } else {
-            // All ask for the same, so the common part is the whole.
+            // All members ask for the same, so the common part is the whole request.
             asked == self.request() && self.members.position(rank).is_some()
         }
     }
 
-    /// The shapes that a member gets, if they are not those that it could expect.
+    /// The shapes of a member's results, if they are not those that it could expect.
     pub(crate) fn unexpected_shapes(&self, rank: Rank, asked: &Request) -> Option<OutputShapes> {
         let as_asked = matches!(
             asked.collective,

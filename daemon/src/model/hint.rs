@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// What to do where the system has refused a descriptor, memory or a thread; to be appended.
+/// A hint for errors where the system has refused a descriptor, memory or a thread.
 #[must_use]
 pub(crate) fn resource_hint(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {

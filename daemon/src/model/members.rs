@@ -1,5 +1,5 @@
-//! Ranks that do something together, and where they are: a process set, or what is left of one
-//! while some of its ranks have joined. Pure.
+//! Ranks that do something together, and their nodes: a process set, or the rest of one while some
+//! of its ranks have joined. Pure.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::world::World;
 pub(crate) struct Members {
     /// Ascending.
     pub(crate) ranks: Vec<Rank>,
-    /// The nodes that have any of them, ascending: the participants of their schedules.
+    /// The nodes with any of these ranks, ascending: the participants of their schedules.
     pub(crate) nodes: Arc<[NodeId]>,
-    /// Those of this node, by local rank, ascending.
+    /// The ranks on this node, by local rank, ascending.
     pub(crate) here: Vec<u32>,
 }
 
 impl Members {
-    /// These ranks; none if there are none, if they do not ascend, or if one is not in the job
+    /// These ranks; `None` if the list is empty or not ascending, or if a rank is not in the job
     /// (TRUST).
     pub(crate) fn of(world: &World, ranks: Vec<Rank>) -> Option<Self> {
         if ranks.is_empty() || !ranks.is_sorted_by(|a, b| a < b) {
@@ -44,7 +44,7 @@ impl Members {
         Self { ranks, nodes, here: (0..world.me().slots).collect() }
     }
 
-    /// The place of a rank among them.
+    /// The position of a rank in the list.
     pub(crate) fn position(&self, rank: Rank) -> Option<usize> {
         self.ranks.binary_search(&rank).ok()
     }
@@ -54,8 +54,8 @@ impl Members {
         self.here.binary_search(&local_rank).is_ok()
     }
 
-    /// Those that are not `absent`; none if `absent` does not ascend, names a rank that is none of
-    /// them, or leaves nobody (TRUST).
+    /// The ranks that are not `absent`; `None` if `absent` is not ascending, names a rank that is
+    /// not in the list, or leaves no rank (TRUST).
     pub(crate) fn without(&self, world: &World, absent: &[Rank]) -> Option<Self> {
         let known = absent.is_sorted_by(|a, b| a < b)
             && absent.iter().all(|rank| self.position(*rank).is_some());

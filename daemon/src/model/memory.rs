@@ -76,7 +76,7 @@ impl WorkerMemory {
 pub(crate) struct Span {
     start: *mut u8,
     bytes: u64,
-    /// None for a span of no bytes.
+    /// `None` for a span of no bytes.
     _segment: Option<Arc<Segment>>,
 }
 

@@ -1,4 +1,4 @@
-//! What the daemon's parts talk about. Nothing here waits, reads or sends.
+//! The types that all parts of the daemon share. Nothing here waits, reads or sends.
 //!
 //! - `hint`: what to do where the system has refused something
 //! - `world`: the nodes of the job

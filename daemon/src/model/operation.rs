@@ -12,7 +12,7 @@ use super::{agreement::Agreement, members::Members, tensor::TensorKey};
 pub(crate) struct OperationSegment {
     pub(crate) tensor: TensorKey,
     pub(crate) agreement: Arc<Agreement>,
-    /// None if there is nothing to move: the tensor is done.
+    /// `None` if there is nothing to move: the tensor is done.
     pub(crate) range: Option<FlowRange>,
 }
 
@@ -20,9 +20,9 @@ pub(crate) struct OperationSegment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FlowRange {
     pub(crate) part: usize,
-    /// The rank of the input; none for the reduction of all.
+    /// The rank of the input; `None` for the reduction of all.
     pub(crate) source: Option<Rank>,
-    /// The rank of the output; none for all.
+    /// The rank of the output; `None` for all.
     pub(crate) target: Option<Rank>,
     /// Its first element in the inputs.
     pub(crate) source_offset: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Operation {
     pub(crate) spec: Spec,
     /// The route of all segments.
     pub(crate) route: Route,
-    /// Those that take part in the collective.
+    /// The ranks that take part in the collective.
     pub(crate) members: Arc<Members>,
     pub(crate) segments: Vec<OperationSegment>,
 }

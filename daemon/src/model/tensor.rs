@@ -1,4 +1,4 @@
-//! A tensor that all local ranks have submitted that take part.
+//! A tensor that all local ranks which take part have submitted.
 
 use std::{
     ops::Range,
@@ -36,7 +36,8 @@ pub(crate) struct Variant {
 pub(crate) struct Announced {
     pub(crate) key: TensorKey,
     pub(crate) variants: Vec<Variant>,
-    /// No local member of the set has joined, not even one that submitted the tensor before.
+    /// No local member of the process set has joined, not even one that submitted the tensor
+    /// before.
     pub(crate) all_there: bool,
 }
 
@@ -54,7 +55,7 @@ pub(crate) fn pair(request: &Request) -> Option<(Rank, Rank)> {
     sent.then(|| Some((request.root, Rank(u32::try_from(to).ok()?)))).flatten()
 }
 
-/// What the coordinator calls the join of a process set.
+/// The name under which the coordinator handles the join of a process set.
 pub(crate) fn join_of(set: ProcessSetId) -> TensorKey {
     let name = TensorName::new(Request::JOIN).expect("it is a name");
     TensorKey { set, name }
@@ -96,12 +97,12 @@ impl LocalTensor {
 pub(crate) struct AllocationRequest {
     pub(crate) answer: Ticket,
     pub(crate) outputs: OutputShapes,
-    /// Of which tensor.
+    /// The name of the tensor.
     pub(crate) name: TensorName,
 }
 
-/// Why an agreement is not this tensor's: what a local rank asked for is something else, or another
-/// one was received before.
+/// Why an agreement is not valid for this tensor: a local rank asked for something else, or another
+/// agreement was received before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Mismatch;
 
@@ -138,7 +139,7 @@ impl QueuedTensor {
         &self.locals
     }
 
-    /// Which of the local parts an end of a flow is: all of them, that rank's, or none.
+    /// The local parts at one end of a flow: all of them, that of the rank, or none.
     pub(crate) fn at(&self, end: Option<Rank>) -> Range<usize> {
         let Some(rank) = end else { return 0..self.locals.len() };
         let is_it = |local: &LocalTensor| self.first_rank.0 + local.local_rank == rank.0;
@@ -179,15 +180,15 @@ impl QueuedTensor {
         }
         // Relaxed: the pieces that look at these reach other threads through a channel.
         self.pending_allocations.store(wanted.len() as u32, Ordering::Relaxed);
-        // One without bytes is ordered once, too.
+        // A tensor without bytes is ordered once, too.
         self.unordered.store(agreement.bytes().max(1), Ordering::Relaxed);
         self.remaining.store(agreement.bytes(), Ordering::Relaxed);
         let _ = self.agreement.set(agreement.clone());
         Ok(wanted)
     }
 
-    /// Counts bytes of it as ordered, 1 if it has none at all. False if that is more than there is
-    /// (ONE).
+    /// Counts bytes of the tensor as ordered, 1 if it has no bytes. Returns false if that is more
+    /// than it has (ONE).
     pub(crate) fn order(&self, bytes: u64) -> bool {
         let less = |left: u64| left.checked_sub(bytes);
         self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
@@ -212,15 +213,16 @@ impl QueuedTensor {
         self.pending_allocations.load(Ordering::Acquire) == 0
     }
 
-    /// Bytes of it that concern this node; 0 before it is agreed on.
+    /// Bytes of the tensor that concern this node; 0 before it is agreed on.
     pub(crate) fn bytes(&self) -> u64 {
         self.agreement.get().map_or(0, |agreement| agreement.bytes())
     }
 
-    /// Counts bytes of it as published. True when they were the last, or when the tensor has none.
+    /// Counts bytes of the tensor as published. Returns true when they were the last, or when the
+    /// tensor has none.
     pub(crate) fn published(&self, bytes: u64) -> bool {
-        // AcqRel: whoever publishes the last bytes has to see the others' as published before it
-        // notifies the ranks.
+        // AcqRel: the thread that publishes the last bytes must see all others as published before
+        // it notifies the ranks.
         self.remaining.fetch_sub(bytes, Ordering::AcqRel) == bytes
     }
 }

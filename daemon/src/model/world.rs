@@ -22,7 +22,8 @@ pub(crate) struct World {
     /// At least one; ranks are numbered through them without gaps.
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) lanes: u32,
-    /// From the coordinator and not from this node's settings: it is equal on all nodes (SAME).
+    /// It comes from the coordinator and not from this node's settings, so all nodes use the same
+    /// (SAME).
     pub(crate) compression: Compression,
     pub(crate) heartbeat_interval: Duration,
     pub(crate) heartbeat_timeout: Duration,
@@ -52,7 +53,7 @@ impl World {
     }
 }
 
-/// Checked: this node is in it, ranks are numbered without gaps (TRUST).
+/// Checks that this node is in the world, and that ranks are numbered without gaps (TRUST).
 impl TryFrom<pb::World> for World {
     type Error = WireError;
 

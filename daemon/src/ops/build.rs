@@ -22,7 +22,7 @@ use crate::{
 pub(super) struct Builder {
     pub(super) queue: Arc<TensorQueue>,
     pub(super) plans: Plans,
-    /// The job's.
+    /// The compression of the job.
     pub(super) compression: Compression,
 }
 
@@ -42,9 +42,9 @@ impl Arithmetic {
     fn of(request: &Request, contributors: u32) -> Self {
         let Request { dtype, reduce_op: op, prescale, postscale, .. } = *request;
         match request.collective {
-            // f32 holds the sum of as many of the other short floats as there can be ranks. Of
-            // bf16, which has the range of f32, an average is a sum of parts, so that it is never
-            // too large.
+            // f32 holds the sum of the other short floats for any possible number of ranks. bf16
+            // has the range of f32. So an average of bf16 is a sum of parts, which is never too
+            // large.
             Collective::Allreduce | Collective::Reduce | Collective::ReduceScatter
                 if op == ReduceOp::Average && dtype == DType::Bf16 =>
             {
@@ -143,7 +143,7 @@ impl Builder {
     }
 }
 
-/// One segment of a piece. None if it is more of the tensor than there is.
+/// One segment of a piece; `None` if it is more than is left of the tensor.
 fn piece_segment(
     tensor: Arc<QueuedTensor>,
     range: Option<FlowRange>,

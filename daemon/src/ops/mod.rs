@@ -1,8 +1,8 @@
 //! The operation manager: turns operations into pieces that lanes can run.
 //!
-//! It looks the tensors up in the queue, the schedule up among those it has generated before, and
-//! hands the piece to its lane. It decides nothing that another node has to decide too: that is
-//! the coordinator's (SAME).
+//! It finds the tensors in the queue, and the schedule among those that it has generated before,
+//! and hands the piece to its lane. It makes no decision on which all nodes have to agree: the
+//! coordinator does (SAME).
 //!
 //! - `build`: from an operation to its piece
 //! - `plans`: from the route of a piece to its schedule
@@ -33,13 +33,13 @@ use crate::{
     queue::TensorQueue,
 };
 
-/// Bytes of a piece for which waking a lane would take longer than the piece itself, for a few
-/// ranks: about what one core reduces in ten microseconds.
+/// Up to this size in bytes, a piece for a few ranks takes less time than to wake a lane. It is
+/// about what one core reduces in ten microseconds.
 const QUICK_BYTES: u64 = 32 << 10;
 
 /// Makes the connections with other nodes.
 pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
-    /// A schedule needs this peer. Connects with it, if that is this node's part.
+    /// A schedule needs this peer. Connects to it, if this node is the one that connects.
     fn connect(&self, peer: NodeId);
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct OperationManager {
     builder: Builder,
     lanes: Arc<[Lane]>,
     connector: Arc<dyn Connector>,
-    /// Notified of pieces that are done at once.
+    /// Receives the pieces that are done at once.
     events: Arc<dyn LaneEvents>,
     pending: PendingAllocations,
 }
@@ -67,8 +67,8 @@ impl OperationManager {
         Self { builder, lanes, connector, events, pending: PendingAllocations::default() }
     }
 
-    /// Starts an operation, or runs it where that is done sooner than handing it over. Returns the
-    /// allocations that ranks have to be asked for.
+    /// Starts an operation, or runs it at once where that is faster than handing it over. Returns
+    /// the allocations to ask ranks for.
     ///
     /// # Errors
     /// A [`Failure`] when the order does not fit what was announced.
@@ -121,7 +121,7 @@ impl OperationManager {
         self.pending.overdue(now, limit)
     }
 
-    /// Gives every rank that has to allocate its time anew.
+    /// Restarts the time of every rank that has to allocate.
     pub(crate) fn restart_allocations(&self, now: Instant) {
         self.pending.restart(now);
     }

@@ -55,7 +55,7 @@ impl Allocation {
 pub(crate) struct OverdueAllocation {
     pub(crate) answer: Ticket,
     pub(crate) name: TensorName,
-    /// How long it has had.
+    /// How long it has had to allocate.
     pub(crate) waited: Duration,
 }
 
@@ -78,7 +78,7 @@ impl PendingAllocations {
         self.0.lock()
     }
 
-    /// Starts a piece, or holds it. `wanted` are the allocations that it needs.
+    /// Starts a piece, or keeps it until the `wanted` allocations are made.
     pub(super) fn admit(
         &self,
         piece: Piece,
@@ -97,7 +97,7 @@ impl PendingAllocations {
             let Some((tensor, local)) = found else { continue };
             held.asked.insert(*answer, Allocation::new(tensor.clone(), local, outputs.clone()));
         }
-        // Under the lock: an allocation that is resolved now finds the piece.
+        // Under the lock, so an allocation that is made at the same time finds the piece.
         if piece.nodes.len() > 1 || piece.is_allocated() {
             send(Order::Start(piece));
         } else {
@@ -155,7 +155,7 @@ impl PendingAllocations {
         overdue
     }
 
-    /// Gives every rank its time anew.
+    /// Restarts the time of every rank.
     pub(super) fn restart(&self, now: Instant) {
         self.lock().asked.values_mut().for_each(|asked| asked.since = now);
     }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::model::tensor::TensorKey;
 
-    /// A rank that was asked for results of so many bytes, all at once.
+    /// A rank that was asked at once for results of these sizes in bytes.
     fn asked(results: &[u64]) -> (PendingAllocations, Instant) {
         let pending = PendingAllocations::default();
         for (ticket, bytes) in (0..).zip(results) {
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(late.len(), 1);
         assert_eq!((late[0].answer.ticket, late[0].name.as_str()), (1, "t1"));
         assert!(late[0].waited >= after(24), "{:?}", late[0].waited);
-        // What has not had its turn is not late, and what takes no memory has little time.
+        // An allocation that is not its turn yet is not late. One without memory has little time.
         let (pending, begin) = asked(&[0]);
         assert_eq!(pending.overdue(begin + after(3), limit), []);
         assert_eq!(pending.overdue(begin + after(5), limit).len(), 1);

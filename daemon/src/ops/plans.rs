@@ -15,7 +15,7 @@ use crate::{data::plan::Plan, model::world::World};
 /// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
 const PLANS: usize = 256;
 
-/// What a schedule depends on besides the world.
+/// What a schedule depends on, besides the world.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     nodes: Arc<[NodeId]>,
@@ -31,7 +31,7 @@ pub(super) struct Plans {
     me: NodeId,
     alone: Arc<[NodeId]>,
     idle: Arc<Plan>,
-    /// Of all nodes of the job.
+    /// The topology of all nodes of the job.
     topology: Topology,
     plans: Mutex<HashMap<Key, Arc<Plan>>>,
 }
@@ -51,8 +51,9 @@ impl Plans {
         }
     }
 
-    /// The schedule of this node for `count` elements that go by `route` between `nodes`, and which
-    /// node each of its participants is. None if this node, or the route's, is not one of them.
+    /// The schedule of this node for `count` elements that go by `route` between `nodes`, and the
+    /// node of each of its participants. `None` if this node, or that of the route, is not one of
+    /// them.
     pub(super) fn of(
         &self,
         route: Route,
@@ -84,8 +85,8 @@ impl Plans {
         let schedule = algorithms::generate(key.kind, key.spec, &topology, me, key.count);
         let plan = Arc::new(Plan::new(&schedule, key.element));
         if plans.len() >= PLANS {
-            // A training step repeats itself. Shapes that change all the time have no good choice
-            // of which to remove.
+            // A training step repeats itself. If shapes change all the time, no schedule is better
+            // to keep than another.
             plans.clear();
         }
         plans.insert(key, plan.clone());

@@ -1,6 +1,6 @@
-//! Whole collectives between real lanes: what the coordinator would order for random requests goes
-//! through the registry, the queue, the maker of pieces and the lanes of several nodes in one
-//! process, and every rank's results are compared with what the collective means.
+//! Whole collectives between real lanes. The orders of a coordinator for random requests go through
+//! the registry, the queue, the builder of pieces and the lanes of several nodes in one process.
+//! Each rank's results are compared with the meaning of the collective.
 
 mod reference;
 
@@ -39,7 +39,7 @@ use crate::{
 
 #[derive(Debug)]
 enum Event {
-    /// The tensors that this piece was the last of.
+    /// The tensors that ended with this piece.
     Finished(Vec<TensorKey>),
     Failed(Failure),
 }
@@ -59,7 +59,7 @@ impl LaneEvents for Events {
     fn disconnected(&self, _: Disconnected) {}
 }
 
-/// One node: all that is between the coordinator's stream and the workers' sockets.
+/// One node: all parts between the coordinator's stream and the workers' sockets.
 struct TestNode {
     world: Arc<World>,
     registry: Registry,
@@ -145,8 +145,8 @@ impl TestNode {
         self.lanes[sequence.0 as usize % self.lanes.len()].send(order);
     }
 
-    /// Starts what concerns this node. Returns how many operations that are, and who has to make
-    /// room.
+    /// Starts the operations that concern this node. Returns their number, and the allocations that
+    /// ranks have to make.
     fn execute(&mut self, execute: pb::Execute) -> (usize, Vec<AllocationRequest>) {
         let mut wanted = Vec::new();
         let instructions = self.registry.instructions(execute).unwrap();
@@ -174,7 +174,7 @@ impl TestNode {
         assert!(self.pending.asked(answer).is_none());
     }
 
-    /// Waits for so many operations; how many tensors they completed.
+    /// Waits for so many operations; returns how many tensors they completed.
     fn finish(&self, operations: usize) -> usize {
         let mut completed = 0;
         for _ in 0..operations {
@@ -188,8 +188,8 @@ impl TestNode {
     }
 }
 
-/// What a coordinator would order: every flow cut into ranges of at most `cut`, and those of one
-/// kind fused by two.
+/// The orders of a coordinator: every flow is cut into ranges of at most `cut`, and two ranges of
+/// one kind are fused.
 fn orders(
     world: &World,
     agreed: &Agreed,
@@ -249,8 +249,8 @@ fn orders(
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
-    /// Every collective gives every rank what it means, whichever ranks of the job are in the set
-    /// and have not joined, on one node and on several; and every node learns once that it is done.
+    /// Every collective gives every rank the right result, for any ranks in the process set and any
+    /// that have joined, on one node and on several. Every node is notified once that it is done.
     #[test]
     fn every_collective_does_what_it_means(
         slots in prop::collection::vec(1u32..4, 1..5),
@@ -330,7 +330,7 @@ proptest! {
     }
 }
 
-/// Two ranks on one node that have been asked to make room for the result of a gathering.
+/// Two ranks on one node that were asked to make room for the result of a gather.
 fn asked_for_room() -> TestNode {
     let set = [Rank(0), Rank(1)];
     let mut node = TestNode::new(0, &[2], 1, &set);
@@ -349,7 +349,7 @@ fn asked_for_room() -> TestNode {
     node
 }
 
-/// WAIT: who is asked for room and does not answer is reported, once.
+/// WAIT: a rank that is asked for room and does not answer is reported, once.
 #[test]
 fn who_makes_no_room_is_reported() {
     let node = asked_for_room();
@@ -363,7 +363,8 @@ fn who_makes_no_room_is_reported() {
     node.lanes.iter().for_each(Lane::stop);
 }
 
-/// TRUST, ONE: what is ordered twice, or was never submitted, is refused before a byte is moved.
+/// TRUST, ONE: an order that comes twice, or for what was never submitted, is refused before any
+/// byte is moved.
 #[test]
 fn orders_that_do_not_fit_the_past_are_refused() {
     let set = [Rank(0)];

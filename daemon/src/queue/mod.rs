@@ -31,7 +31,7 @@ use crate::model::{
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// By local rank, ascending: the order in which they are reduced (SAME). Empty once announced.
+    /// By local rank, ascending: the order of the reduction (SAME). Empty once announced.
     gathering: Vec<LocalTensor>,
     /// Set once every local member that is waited for has submitted.
     announced: Option<Arc<QueuedTensor>>,
@@ -40,7 +40,7 @@ struct Entry {
     /// Submissions for the next round, of ranks that were absent from this one: their join ended
     /// before the tensor was done.
     later: Vec<LocalTensor>,
-    /// Since when it waits for local ranks, and when that was reported last.
+    /// When it began to wait for local ranks, and when that was last reported.
     waits: Option<(Instant, Instant)>,
 }
 
@@ -55,7 +55,7 @@ impl Entry {
 
     /// The local ranks that it still waits for.
     fn missing<'a>(&'a self, state: &'a State, first_rank: Rank) -> impl Iterator<Item = u32> + 'a {
-        // Only if all requests are a send and receive, no other rank is waited for.
+        // If all requests are sends and receives, only their own ranks are waited for.
         let pairs = self.gathering.iter().all(|local| pair(&local.request).is_some());
         let concerns = move |local_rank: u32| {
             let rank = Rank(first_rank.0 + local_rank);
@@ -75,7 +75,7 @@ impl Entry {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stalled {
     pub(crate) missing: Vec<Rank>,
-    /// The longest wait of them.
+    /// The longest of their waits.
     pub(crate) waited: Duration,
     /// Their names, sorted.
     pub(crate) names: Vec<String>,
@@ -86,7 +86,7 @@ pub(crate) struct Stalled {
 pub(crate) enum Submitted {
     /// Other local ranks have not submitted the tensor yet, or it has to wait for its turn.
     Waits,
-    /// This is to be announced to the coordinator.
+    /// The tensor has to be announced to the coordinator.
     Announce(Announced),
     /// It can never be complete: this rank has left the job.
     RankLeft(Rank),
@@ -107,7 +107,8 @@ pub(crate) struct Removed {
     pub(crate) missing: Vec<Rank>,
 }
 
-/// All tensors in flight on this node. Where both are locked, the sets are locked first.
+/// All tensors in flight on this node. Where both locks are needed, that of the sets is taken
+/// first.
 #[derive(Debug)]
 pub(crate) struct TensorQueue {
     entries: DashMap<TensorKey, Entry>,
@@ -152,8 +153,8 @@ impl TensorQueue {
         self.sets_mut().create(set, members)
     }
 
-    /// Removes a process set. Returns its tensors and joins in flight: they will never be done.
-    /// None if there is no such set.
+    /// Removes a process set. Returns its tensors and joins in flight, which will never be done;
+    /// `None` if there is no such set.
     pub(crate) fn remove_set(&self, set: ProcessSetId) -> Option<Vec<(TensorKey, Removed)>> {
         let mut sets = self.sets_mut();
         let mut missing = BTreeMap::new();
@@ -174,7 +175,7 @@ impl TensorQueue {
         Some(removed)
     }
 
-    /// A process set in which a local rank waits for all others to join.
+    /// A process set that a local rank has joined, and in which it waits for the others.
     pub(crate) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
         self.sets().joined_by(local_rank)
     }
@@ -184,7 +185,7 @@ impl TensorQueue {
         self.sets().len()
     }
 
-    /// Takes a submission that is not a join.
+    /// Adds a submission that is not a join.
     pub(crate) fn submit(&self, key: TensorKey, local: LocalTensor) -> Submitted {
         let sets = self.sets();
         let state = match sets.admit(key.set, local.local_rank) {
@@ -209,7 +210,7 @@ impl TensorQueue {
         if entry.has(local.local_rank) {
             entry.duplicates.push(local.answer());
             if entry.announced.is_none() {
-                // It is part of the announcement.
+                // It is a part of the announcement.
                 return Submitted::Waits;
             }
             // A correction, which counts if the coordinator has not started the tensor yet.
@@ -238,8 +239,8 @@ impl TensorQueue {
         Submitted::Announce(self.announce(key, &mut entry, state))
     }
 
-    /// A local rank has no more data for a process set: from now on it is not waited for there.
-    /// Returns what is to be announced to the coordinator, in this order.
+    /// A local rank has no more data for a process set: nobody waits for it there any more. Returns
+    /// what has to be announced to the coordinator, in this order.
     ///
     /// # Errors
     /// [`Submitted`], as from [`TensorQueue::submit`], if the rank may not join.
@@ -258,7 +259,7 @@ impl TensorQueue {
         let Some(state) = sets.join(set, answer) else { return Ok(Vec::new()) };
         let ranks = vec![self.rank(answer.local_rank)];
         let join = Variant { ranks, request, priority, duplicate: false };
-        // The join goes first: what is announced after it is complete because of it.
+        // The join goes first: it makes the tensors complete that are announced after it.
         let mut announced =
             vec![Announced { key: join_of(set), variants: vec![join], all_there: false }];
         for mut item in self.entries.iter_mut().filter(|item| item.key().set == set) {
@@ -272,7 +273,7 @@ impl TensorQueue {
     }
 
     /// All members of a process set have joined and take part again. Returns the submissions that
-    /// wait for that; none if a local member has not joined.
+    /// wait for that; `None` if a local member has not joined.
     pub(crate) fn resume(&self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         self.sets_mut().resume(set)
     }
@@ -283,8 +284,9 @@ impl TensorQueue {
         self.sets_mut().unjoin(set)
     }
 
-    /// A local rank has left in good order: what waits for others will never be complete where it
-    /// is a member, and is removed. The coordinator notifies the ranks of other nodes.
+    /// A local rank has left in good order. Removes the tensors that wait for others and of which
+    /// it is a member: they will never be complete. The coordinator notifies the ranks of other
+    /// nodes.
     pub(crate) fn leave(&self, local_rank: u32) -> Vec<(TensorKey, Removed)> {
         let mut sets = self.sets_mut();
         sets.left.push(local_rank);
@@ -353,7 +355,7 @@ impl TensorQueue {
         keys.into_iter().map(|key| (key.clone(), self.remove(&key))).collect()
     }
 
-    /// Names of tensors that a local rank has submitted, at most `most`, for texts.
+    /// The names of at most `most` tensors that a local rank has submitted, for texts.
     pub(crate) fn names_of(&self, local_rank: u32, most: usize) -> Vec<String> {
         let mut names: Vec<String> = self
             .entries
@@ -366,8 +368,8 @@ impl TensorQueue {
         names
     }
 
-    /// What has waited for local ranks for `limit` since it began to wait or was last reported
-    /// (WAIT). The coordinator does not know of these tensors yet.
+    /// The tensors that have waited for local ranks for `limit`, since they began to wait or were
+    /// last reported (WAIT). The coordinator does not know these tensors yet.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Stalled> {
         let sets = self.sets();
         let mut found: BTreeMap<Vec<Rank>, (Duration, Vec<String>)> = BTreeMap::new();
@@ -392,7 +394,7 @@ impl TensorQueue {
         stalled.collect()
     }
 
-    /// Removes everything: the job is over, and its ranks are notified by other means.
+    /// Removes everything: the job is over. Its ranks are notified in other ways.
     pub(crate) fn clear(&self) {
         self.entries.clear();
     }

@@ -38,7 +38,7 @@ impl Refusal {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) members: Arc<Members>,
-    /// Local ranks that have joined, and what they call that.
+    /// The local ranks that have joined, and the tickets of their joins.
     pub(super) joined: BTreeMap<u32, u64>,
 }
 
@@ -69,7 +69,7 @@ impl Sets {
         is_new
     }
 
-    /// Removes a set and returns the joins in it. None if there is no such set, or it can't be
+    /// Removes a set and returns the joins in it; `None` if there is no such set, or if it can't be
     /// removed.
     pub(super) fn remove(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         if set == ProcessSetId::GLOBAL || !self.by_id.contains_key(&set) {
@@ -80,7 +80,7 @@ impl Sets {
         Some(joined)
     }
 
-    /// A set that a local rank has joined and in which others have not yet.
+    /// A set that a local rank has joined and that other ranks have not joined yet.
     pub(super) fn joined_by(&self, local_rank: u32) -> Option<ProcessSetId> {
         let joined = |(_, state): &(&ProcessSetId, &State)| state.joined.contains_key(&local_rank);
         self.by_id.iter().find(joined).map(|(set, _)| *set)
@@ -106,8 +106,8 @@ impl Sets {
         Ok(state)
     }
 
-    /// The first local member that has left the job without having joined: others may have left for
-    /// that.
+    /// The first local member that has left the job without joining. Others may have left because
+    /// of it.
     pub(super) fn first_left(&self, state: &State) -> Option<u32> {
         let is_missed = |l: &u32| state.members.has_local(*l) && !state.joined.contains_key(l);
         self.left.iter().copied().find(is_missed)
@@ -119,7 +119,7 @@ impl Sets {
         Some(state)
     }
 
-    /// Ends all joins and returns them. None if a local member has not joined.
+    /// Ends all joins and returns them; `None` if a local member has not joined.
     pub(super) fn resume(&mut self, set: ProcessSetId) -> Option<Vec<Ticket>> {
         let state = self.get(set)?;
         let all = state.members.here.iter().all(|local| state.joined.contains_key(local));

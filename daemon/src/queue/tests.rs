@@ -40,7 +40,7 @@ fn announced(submitted: Submitted) -> Announced {
     }
 }
 
-/// Rank 4 is this node's first; rank 0 to 3 are elsewhere.
+/// Rank 4 is the first of this node; ranks 0 to 3 are on other nodes.
 fn node(slots: u32) -> World {
     world(1, &[4, slots])
 }
@@ -175,7 +175,7 @@ fn process_sets_are_worlds_of_their_own() {
     queue.submit(key("w"), local(1, 8));
     let here = announced(queue.submit(set_key(7, "w"), local(1, 8)));
     assert_eq!((ranks(&here), here.key), (vec![5], set_key(7, "w")));
-    // TELL: what was submitted too late for its set is not forgotten.
+    // TELL: a tensor that was submitted too late for its process set is not forgotten.
     let doomed = queue.remove_set(set).unwrap();
     assert_eq!((doomed.len(), &doomed[0].0), (1, &set_key(7, "w")));
     assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 100 }]);
@@ -183,7 +183,7 @@ fn process_sets_are_worlds_of_their_own() {
     let text = queue.submit(set_key(7, "w"), local(1, 8));
     assert_eq!(text, Submitted::Refused(Refusal::NoSet { set }));
     assert_eq!(queue.len(), 1, "the other set's is still there");
-    // Nor a join that came too late.
+    // A join that came too late is not forgotten, either.
     let (set, members) = (ProcessSetId(8), Members::of(&world, vec![Rank(1), Rank(5)]).unwrap());
     assert!(queue.create_set(set, Arc::new(members)));
     assert_eq!(queue.joined_by(1), None);
@@ -192,7 +192,7 @@ fn process_sets_are_worlds_of_their_own() {
     let doomed = queue.remove_set(set).unwrap();
     assert_eq!((doomed.len(), &doomed[0].0), (1, &join_of(set)));
     assert_eq!(doomed[0].1.tickets, [Ticket { local_rank: 1, ticket: 901 }]);
-    // Who has not submitted it is named.
+    // The rank that has not submitted it is named.
     let (set, members) = (ProcessSetId(9), Members::of(&world, vec![Rank(4), Rank(5)]).unwrap());
     assert!(queue.create_set(set, Arc::new(members)));
     queue.submit(set_key(9, "w"), local(1, 8));
@@ -214,7 +214,7 @@ fn only_the_two_are_waited_for_in_a_send_and_receive() {
     let far = announced(queue.submit(key("far"), with(1, send(0, 5))));
     assert_eq!(ranks(&far), [5], "the sender is on another node");
     assert_eq!(ranks(&announced(queue.submit(key("self"), with(1, send(5, 5))))), [5]);
-    // Who asks for something else under the name makes it everybody's.
+    // If any rank asks for something else under the name, all ranks are waited for.
     queue.submit(key("odd"), with(0, send(4, 5)));
     assert_eq!(queue.submit(key("odd"), local(1, 8)), Submitted::Waits);
     assert_eq!(ranks(&announced(queue.submit(key("odd"), local(2, 8)))), [4, 5, 6]);
@@ -264,7 +264,7 @@ fn a_rank_that_was_absent_waits_for_its_turn() {
     announced(queue.submit(key("w"), local(0, 8)));
     join(&queue, 0, 0);
     queue.resume(ProcessSetId::GLOBAL).unwrap();
-    // The tensor that it was absent from is still in flight.
+    // The tensor of the round in which it was absent is still in flight.
     assert_eq!(queue.submit(key("w"), local(1, 8)), Submitted::Waits);
     let twice = queue.submit(key("w"), LocalTensor { ticket: 3, ..local(1, 8) });
     assert_eq!(twice, Submitted::Refused(Refusal::Twice));
@@ -276,7 +276,7 @@ fn a_rank_that_was_absent_waits_for_its_turn() {
     assert_eq!(ranks(&announced(queue.submit(key("w"), local(0, 8)))), [4, 5]);
 }
 
-/// What all ranks but the absent have asked for.
+/// What all ranks except the absent ones have asked for.
 fn agreement(world: &World, absent: &[Rank], requests: &[Request]) -> Arc<Agreement> {
     let set = Members::everybody(world);
     let members = Arc::new(set.without(world, absent).unwrap());
@@ -285,7 +285,7 @@ fn agreement(world: &World, absent: &[Rank], requests: &[Request]) -> Arc<Agreem
     Arc::new(Agreement::new(world, &set, members, agreed).unwrap())
 }
 
-/// TRUST: past this, nothing that the coordinator orders is outside of what a rank handed over.
+/// TRUST: after this check, no order of the coordinator is outside the memory of the ranks.
 #[test]
 fn an_agreement_has_to_be_what_was_asked() {
     let world = node(2);

@@ -12,7 +12,7 @@ use super::{frame::Totals, handshake::ConnectionId};
 
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// There is none. The counts of those before it.
+    /// There is no connection. The counts of the earlier ones.
     Down(Totals),
     /// It is being dialled; `is_needed` if a schedule needs it.
     Dialling {
@@ -32,7 +32,7 @@ struct Entry {
 struct Peer {
     /// By number.
     connections: Vec<Entry>,
-    /// Whether any of them might have to be dialled when the peer is needed.
+    /// Whether none of them has to be dialled when the peer is needed.
     is_settled: bool,
 }
 
@@ -76,14 +76,14 @@ impl Connections {
         entry.attempts
     }
 
-    /// It is connected.
+    /// The connection is made.
     pub(crate) fn connected(&mut self, id: ConnectionId) {
         if let Some((entry, _)) = self.entry(id) {
             entry.state = State::Up;
         }
     }
 
-    /// It was lost with these counts. Returns whether to dial it now.
+    /// The connection was lost with these counts. Returns whether to dial it now.
     pub(crate) fn lost(&mut self, id: ConnectionId, totals: Totals, is_closed: bool) -> bool {
         let Some((entry, is_settled)) = self.entry(id) else { return false };
         *is_settled = false;
@@ -92,8 +92,8 @@ impl Connections {
         !is_closed
     }
 
-    /// It can't be made. Returns whether a schedule needs it; otherwise it is dialled when one
-    /// does.
+    /// The connection can't be made. Returns whether a schedule needs it; otherwise it is dialled
+    /// when one does.
     pub(crate) fn failed(&mut self, id: ConnectionId, totals: Totals) -> bool {
         let Some((entry, is_settled)) = self.entry(id) else { return true };
         if matches!(entry.state, State::Dialling { is_needed: true }) {

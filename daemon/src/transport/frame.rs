@@ -32,7 +32,7 @@ pub const MAX_PAYLOAD: u32 = 4 << 20;
 const MAGIC: [u8; 2] = *b"GW";
 const VERSION: u8 = 2;
 
-/// What has gone over a connection after its handshake, in bytes.
+/// The bytes that a connection has carried after its handshake.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Written to the socket.
@@ -41,7 +41,7 @@ pub struct Totals {
     pub read: u64,
 }
 
-/// What a frame is about.
+/// The beginning of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame {
     /// A part of a message follows.
@@ -50,7 +50,7 @@ pub enum Frame {
     Notice(Notice),
 }
 
-/// What a node that waits tells those that may wait for it.
+/// What a node that waits reports to those that may wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Notice {
     /// The node that it waits for in the end: itself, where it holds a piece back.
@@ -97,7 +97,7 @@ fn encode(
 pub struct Header {
     /// The operation.
     pub sequence: u64,
-    /// Which message of the operation, counted per sender and receiver.
+    /// The number of the message in the operation, counted per sender and receiver.
     pub message: u32,
     /// First byte of the payload within the message's block.
     pub offset: u64,
@@ -107,14 +107,14 @@ pub struct Header {
     pub epoch: u32,
 }
 
-/// Why received bytes are no header (TRUST). After any of these the connection is given up: there
-/// is no way to find the next frame.
+/// Why received bytes are not a header (TRUST). After any of these errors the connection is given
+/// up: there is no way to find the next frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It does not begin like a frame.
+    /// It does not begin with the mark of a frame.
     #[error("a frame begins with {0:02x?} instead of the mark of version {VERSION}")]
     Mark([u8; 4]),
-    /// Its payload is empty or larger than any sender may make it.
+    /// Its payload is empty, or larger than a sender may make it.
     #[error("a frame announces {0} bytes; 1 to {MAX_PAYLOAD} are allowed")]
     Length(u32),
     /// It belongs to another epoch.
@@ -136,10 +136,10 @@ impl Header {
 }
 
 impl Frame {
-    /// Reads and checks what a frame begins with.
+    /// Reads and checks the beginning of a frame.
     ///
     /// # Errors
-    /// [`FrameError`] if it isn't one of this version and epoch with a length within the limit.
+    /// [`FrameError`] if it isn't a frame of this version and epoch with a length within the limit.
     pub fn decode(bytes: &[u8; HEADER_BYTES], epoch: u32) -> Result<Self, FrameError> {
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;

@@ -34,7 +34,7 @@ const VERSION: u32 = 2;
 const HELLO_BYTES: usize = 8 + 4 + 8 + 5 * 4 + 2 * 8 + JobId::MAX_BYTES + NONCE_BYTES;
 const BEGIN: u8 = 1;
 
-/// Why a connection did not come to be.
+/// Why a connection could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The connection itself failed.
@@ -58,7 +58,7 @@ pub enum HandshakeError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Admission {
-    /// The connection stands.
+    /// The connection is accepted.
     Granted = 0,
     /// The dialler's proof is wrong.
     Secret = 1,
@@ -89,16 +89,17 @@ pub struct Identity {
     pub node: NodeId,
     /// How many nodes there are.
     pub nodes: u32,
-    /// How many data threads each node has; of connection n it is number n modulo these.
+    /// The number of data threads of each node. Connection n belongs to thread n modulo this
+    /// number.
     pub lanes: u32,
 }
 
-/// Which connection this is.
+/// Identifies a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectionId {
     /// The node at the other end.
     pub peer: NodeId,
-    /// Which of the connections with it: the dialler decides how many there are.
+    /// Its number among the connections with that node. The dialler decides how many there are.
     pub number: u32,
 }
 
@@ -109,12 +110,12 @@ impl ConnectionId {
     }
 }
 
-/// Which attempt to make a connection this is, and what it takes the place of.
+/// An attempt to make a connection, and what it replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Attempt {
     /// Attempts of one dialler to make one connection have ascending numbers.
     pub number: u32,
-    /// What has gone over the connections before it, as the dialler has counted.
+    /// The bytes that the earlier connections have carried, as the dialler has counted them.
     pub totals: Totals,
 }
 
@@ -150,7 +151,7 @@ fn hello(
 /// Authenticates the acceptor on a new connection to `id.peer`.
 ///
 /// # Errors
-/// [`HandshakeError`]; the connection is of no use then.
+/// [`HandshakeError`]; the connection can't be used then.
 pub async fn dial<S>(
     stream: &mut S,
     me: &Identity,
@@ -180,11 +181,11 @@ where
     }
 }
 
-/// Authenticates the dialler. `admit` decides whether this attempt gets the connection, and is the
+/// Authenticates the dialler. `admit` decides whether this attempt gets the connection. It is the
 /// last to use the connection before the other side may send.
 ///
 /// # Errors
-/// [`HandshakeError`]; the connection is of no use then.
+/// [`HandshakeError`]; the connection can't be used then.
 pub async fn accept<S>(
     stream: &mut S,
     me: &Identity,
@@ -203,7 +204,7 @@ where
     let id = ConnectionId { peer: NodeId(word(20)), number: word(28) };
     let totals = Totals { written: long(40), read: long(48) };
     let attempt = Attempt { number: word(36), totals };
-    // The only valid Hello of this dialler with its nonce, for this epoch and this node.
+    // A proof holds only for this Hello with its nonce, for this epoch and this node.
     let mut theirs = [0; NONCE_BYTES];
     theirs.copy_from_slice(&received[HELLO_BYTES - NONCE_BYTES..]);
     let dialler = Identity { node: id.peer, ..me.clone() };
@@ -315,7 +316,7 @@ mod tests {
         };
         let acceptor = identity(1);
         let admit = |_, _, _: &_| {
-            // Long enough for a dialler that has received the Admission already.
+            // Long enough for a dialler to receive the Admission.
             std::thread::sleep(Duration::from_millis(50));
             !welcomed.load(Relaxed)
         };
@@ -357,7 +358,7 @@ mod tests {
         );
     }
 
-    /// Until the dialler has begun it may not know that it was accepted.
+    /// Before the dialler has sent Begin, it may not know that it was accepted.
     #[tokio::test]
     async fn who_does_not_begin_has_no_connection() {
         let (mut a, mut b) = tokio::io::duplex(4096);

@@ -1,8 +1,8 @@
 //! Bytes between nodes: TCP, some connections per lane and pair of nodes.
 //!
-//! - [`frame`]: what is on the wire
-//! - [`handshake`]: how two daemons make sure of each other
-//! - `connections`: which connections are dialled, and when again (pure)
+//! - [`frame`]: the format on the wire
+//! - [`handshake`]: how two daemons authenticate each other
+//! - `connections`: which connections are dialled, and when they are dialled again (pure)
 //! - `window`: how large a connection's buffers are (pure)
 //! - `stream`: one connection
 

@@ -1,8 +1,8 @@
 //! One connection: the chunk that is being sent on it, and the frame that is being read.
 //!
-//! As few system calls as the bytes allow: a header leaves with its payload, and arrives with the
-//! end of the payload before it. A call that moves less than it was asked to has found out that the
-//! socket is full or empty, so it is not tried again before the next event.
+//! It makes as few system calls as the bytes allow: a header is sent with its payload, and received
+//! with the end of the payload before it. A call that moves less than it was asked to shows that
+//! the socket is full or empty. So it is not tried again before the next event.
 
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
@@ -17,7 +17,7 @@ use super::{
     window::Window,
 };
 
-/// Why a connection is of no use any more.
+/// Why a connection can't be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     #[error("the connection was closed")]
@@ -28,10 +28,10 @@ pub(crate) enum StreamError {
     Frame(#[from] FrameError),
 }
 
-/// What a call has achieved.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Something was moved; another turn may move more.
+    /// Something was moved; another call may move more.
     Moved,
     /// Nothing can be moved until a socket or a piece changes.
     Idle,
@@ -43,7 +43,7 @@ impl Turn {
     }
 }
 
-/// What a frame with data carries, and the user's own number for it.
+/// A chunk of data that a frame carries, and the number that the user has for it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chunk {
     pub(crate) header: Header,
@@ -52,7 +52,7 @@ pub(crate) struct Chunk {
 
 /// Where the payload of outgoing frames comes from.
 pub(crate) trait Source {
-    /// The bytes of a chunk from byte `from` of it on.
+    /// The bytes of a chunk, starting from its byte `from`.
     fn payload(&self, chunk: &Chunk, from: u64) -> &[u8];
     /// A part of a chunk has been written to the socket.
     fn progressed(&mut self, chunk: &Chunk);
@@ -64,33 +64,33 @@ pub(crate) trait Source {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) step: u32,
-    /// It is received into [`Sink::memory`]; otherwise into a buffer, which [`Sink::take`] gets.
+    /// The payload is received into [`Sink::memory`]; otherwise into a buffer for [`Sink::take`].
     pub(crate) is_direct: bool,
 }
 
 /// Receives incoming frames.
 pub(crate) trait Sink {
     type Error: From<StreamError>;
-    /// A notice has come.
+    /// A notice was received.
     fn notice(&mut self, notice: Notice) -> Result<(), Self::Error>;
-    /// Where the payload of a frame goes; none while it has to wait.
+    /// The place for the payload of a frame; `None` while the frame has to wait.
     fn admit(&mut self, header: &Header) -> Result<Option<Target>, Self::Error>;
-    /// The memory for all of a frame's payload.
+    /// The memory for the whole payload of a frame.
     fn memory(&mut self, header: &Header, target: Target) -> &mut [u8];
-    /// Bytes of a frame have come; `is_whole` if they are the last.
+    /// Bytes of a frame were received; `is_whole` if they are the last.
     fn progressed(&mut self, header: &Header, is_whole: bool);
-    /// All of a frame is in its memory.
+    /// A whole frame is in its memory.
     fn placed(&mut self, header: &Header, target: Target);
-    /// All of a frame is in `payload`, which may be exchanged for another buffer.
+    /// A whole frame is in `payload`, which may be replaced by another buffer.
     fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>);
 }
 
-/// A frame on its way out.
+/// A frame that is being sent.
 #[derive(Debug)]
 pub(crate) struct OutgoingFrame {
     header: [u8; HEADER_BYTES],
     header_sent: usize,
-    /// What follows the header, and how much of it was sent. Nothing follows that of a notice.
+    /// The data after the header, and how much of it was sent. A notice has no data.
     payload: Option<(Chunk, u64)>,
 }
 
@@ -100,7 +100,7 @@ impl OutgoingFrame {
         Self { header: chunk.header.encode(), header_sent: 0, payload: Some((chunk, 0)) }
     }
 
-    /// A frame that is nothing but its header.
+    /// A frame that is only a header.
     pub(crate) fn bare(header: [u8; HEADER_BYTES]) -> Self {
         Self { header, header_sent: 0, payload: None }
     }
@@ -108,7 +108,7 @@ impl OutgoingFrame {
 
 #[derive(Debug, Clone, Copy)]
 enum Incoming {
-    /// So many of the next header's bytes are there.
+    /// So many bytes of the next header were received.
     Header {
         filled: usize,
     },
@@ -127,31 +127,31 @@ pub(crate) struct Stream {
     socket: TcpStream,
     readable: bool,
     pub(crate) writable: bool,
-    /// The peer will send no more: what is there has to be read to its end, for which the socket
-    /// gives no further sign.
+    /// The peer will send no more. What has arrived has to be read to its end, for which the socket
+    /// gives no further event.
     closing: bool,
-    /// Why nothing can be sent any more. What had come before is still there to be read.
+    /// Why nothing can be sent any more. What had arrived before can still be read.
     broken: Option<io::Error>,
     outgoing: Option<OutgoingFrame>,
     incoming: Incoming,
     header: [u8; HEADER_BYTES],
     scratch: Vec<u8>,
-    /// The size of the socket's buffer for what goes out, where it is ours to choose.
+    /// The size of the send buffer, where the daemon chooses it.
     window: Option<Window>,
-    /// With what went over the connections whose place this one has taken.
+    /// The counts, including those of the connections that this one replaces.
     totals: Totals,
-    /// How much had been written when the last chunk was.
+    /// How many bytes had been written when the last chunk was.
     chunks_end: u64,
-    /// How much of that the peer's system has acknowledged, at the last check.
+    /// How many of these bytes the peer's system had acknowledged at the last check.
     acknowledged: u64,
     sent: u64,
     received: u64,
 }
 
 impl Stream {
-    /// A connection that has passed its handshake, with a buffer for what goes out like `window`,
-    /// which grows as far as the path needs it; without it stays as it is. `totals` went over those
-    /// before it, which have left `unsent`.
+    /// A connection that has passed its handshake. Its send buffer has the size of `window` and
+    /// grows as far as the path needs it; without `window` it stays as it is. `totals` are the
+    /// counts of the earlier connections, which have left `unsent`.
     pub(crate) fn new(
         socket: TcpStream,
         window: Option<Window>,
@@ -189,7 +189,7 @@ impl Stream {
         }
     }
 
-    /// Nothing can be sent any more. What has come is read to its end.
+    /// Nothing can be sent any more. What has arrived is read to its end.
     fn breaks(&mut self, error: io::Error) {
         self.broken.get_or_insert(error);
         self.writable = false;
@@ -201,13 +201,13 @@ impl Stream {
         (std::mem::take(&mut self.sent), std::mem::take(&mut self.received))
     }
 
-    /// What has gone over it and those before it.
+    /// The bytes that it and the earlier connections have carried.
     pub(crate) fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// Ends it. Returns the frame of which nothing has been sent yet, if there is one; none if a
-    /// frame is under way in either direction.
+    /// Ends the connection. Returns the frame of which nothing has been sent yet, if there is one;
+    /// the outer `None` if a frame is under way in either direction.
     pub(crate) fn end(self) -> Option<Option<OutgoingFrame>> {
         let has_begun = |out: &OutgoingFrame| out.header_sent > 0;
         let between = matches!(self.incoming, Incoming::Header { filled: 0 })
@@ -215,13 +215,13 @@ impl Stream {
         between.then_some(self.outgoing)
     }
 
-    /// Whether a frame that has come waits to be admitted.
+    /// Whether a received frame waits to be admitted.
     pub(crate) fn is_held(&self) -> bool {
         matches!(self.incoming, Incoming::Waiting(_))
     }
 
-    /// Whether the peer's system has acknowledged more of what pieces have sent since the last
-    /// look. Notices don't count: the system of a peer that is stopped takes them, too.
+    /// Whether the peer's system has acknowledged more of the pieces' data since the last check.
+    /// Notices don't count: the system of a stopped peer acknowledges them, too.
     pub(crate) fn has_been_acknowledged(&mut self) -> bool {
         if self.acknowledged == self.chunks_end {
             return false;
@@ -233,24 +233,24 @@ impl Stream {
         more
     }
 
-    /// The peer has another connection in its place: what has come is read to its end.
+    /// The peer has replaced this connection. What has arrived is read to its end.
     pub(crate) fn is_replaced(&mut self) {
         self.breaks(ErrorKind::ConnectionReset.into());
     }
 
-    /// Whether it may be given a frame to carry.
+    /// Whether it can be given a frame to send.
     pub(crate) fn is_free(&self) -> bool {
         self.outgoing.is_none()
     }
 
-    /// Gives it a frame to carry.
+    /// Gives it a frame to send.
     pub(crate) fn carry(&mut self, frame: OutgoingFrame) {
         debug_assert!(self.is_free());
         self.outgoing = Some(frame);
     }
 
-    /// Sends what it carries, as far as it can. If it broke, that is reported once everything that
-    /// had come is read.
+    /// Sends its frame, as far as possible. If the connection broke, that is reported once
+    /// everything that had arrived is read.
     pub(crate) fn send(&mut self, source: &mut impl Source) -> Turn {
         let Some(out) = &mut self.outgoing else { return Turn::Idle };
         let header = &out.header[out.header_sent..];
@@ -296,7 +296,7 @@ impl Stream {
         Turn::Moved
     }
 
-    /// Receives what has come, at most to the end of one frame.
+    /// Receives what has arrived, at most to the end of one frame.
     pub(crate) fn receive<S: Sink>(&mut self, sink: &mut S, epoch: u32) -> Result<Turn, S::Error> {
         loop {
             match self.incoming {
@@ -351,7 +351,7 @@ impl Stream {
             }
             &mut self.scratch[filled..length]
         };
-        // The next header, which is often there already, comes with it.
+        // The next header, which has often arrived already, is read together with it.
         let wants = memory.len() + HEADER_BYTES;
         let mut parts = [IoSliceMut::new(memory), IoSliceMut::new(&mut self.header)];
         let read = read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants);
@@ -376,20 +376,20 @@ impl Stream {
         Ok(Turn::Moved)
     }
 
-    /// Why it ended: what was seen first.
+    /// Why it ended: the error that was seen first.
     fn cause(&mut self, error: StreamError) -> StreamError {
         self.broken.take().map_or(error, StreamError::Io)
     }
 }
 
-/// Asks for a larger buffer for what goes out, which the system then reports as twice as large.
-/// False when it does not grant all of it: that costs speed, and is no failure.
+/// Asks for a larger send buffer, which the system then reports as twice as large. Returns false
+/// when the system does not grant all of it: that costs speed, and is not a failure.
 fn grow(socket: &SockRef<'_>, size: usize) -> bool {
     let granted = socket.set_send_buffer_size(size).and_then(|()| socket.send_buffer_size());
     granted.is_ok_and(|granted| granted >= 2 * size)
 }
 
-/// Reads into `parts`, which have room for `wants` bytes; None when nothing is there.
+/// Reads into `parts`, which have room for `wants` bytes; `None` when nothing is there.
 fn read(
     socket: &mut TcpStream,
     readable: &mut bool,

@@ -35,7 +35,7 @@ const SAMPLE: u64 = 8;
 pub(crate) struct Window {
     round_trip: Duration,
     size: u64,
-    /// The system grants no more.
+    /// Set when the system grants no more.
     at_most: bool,
     moved: u64,
     since: Instant,
@@ -70,7 +70,7 @@ impl Window {
         self.moved = 0;
         self.since = now;
         let wanted = 2.0 * rate * self.round_trip.as_secs_f64();
-        // Step by step: the effect of a larger buffer on the rate is only known when it is there.
+        // Step by step: the effect of a larger buffer on the rate is only known once it is used.
         let wanted = wanted.min(2.0 * self.size as f64) as u64;
         (wanted > self.size + self.size / 4).then(|| {
             self.size = wanted;
@@ -90,7 +90,7 @@ mod tests {
 
     const SIZE: usize = 1 << 20;
 
-    /// A line of `rate` bytes per second with a window: what it gets to in the end.
+    /// The final window on a line of `rate` bytes per second.
     fn settled(rate: f64, round_trip: Duration) -> u64 {
         let mut now = Instant::now();
         let mut window = Window::new(SIZE, round_trip, now);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_receiver_holds_no_line_back() {
-        // A peer that takes its time gets no more than can be asked for.
+        // A peer that delays the handshake gets no more than can be asked for.
         assert_eq!(Window::receive_buffer(1, Duration::from_secs(3)), 1 << 30);
         assert_eq!(Window::receive_buffer(2, Duration::from_micros(100)), SIZE);
         let far = Duration::from_millis(10);

@@ -1,7 +1,7 @@
 //! The attached training processes of this node, and the messages to them.
 //!
 //! - `outbox`: messages to a worker over its socket
-//! - `process_ends`: how the workers' processes end, as the launcher's agent says
+//! - `process_ends`: how the workers' processes end, as the launcher's agent reports it
 //! - `worker`: one attached worker
 //! - `slots`: all of them, by local rank
 

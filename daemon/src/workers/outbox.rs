@@ -1,8 +1,8 @@
 //! The messages to a worker over its socket, in order and without waiting for it.
 //!
-//! A worker that is stopped for a while, or busy, does not read. The socket takes some messages for
+//! A worker that is stopped for a while, or busy, does not read. The socket holds some messages for
 //! it, and the rest is kept here: no failure is lost (TELL), and no thread of the daemon waits
-//! (WAIT). What is kept has a limit (BOUND), and a worker that does not read for long fails by its
+//! (WAIT). What is kept has a limit (BOUND). A worker that does not read for long is lost by its
 //! heartbeats anyway.
 
 use std::{collections::VecDeque, io, net::Shutdown, os::unix::net::UnixStream};
@@ -13,8 +13,8 @@ use parking_lot::{Mutex, MutexGuard};
 use prost::Message;
 use rustix::{io::Errno, net::SendFlags};
 
-/// The most bytes that are kept for a worker: room for a failure with a table of all ranks for each
-/// operation that it may have in flight.
+/// The most bytes that are kept for a worker: enough for a failure with a table of all ranks, for
+/// each operation that it may have in flight.
 const MAX_KEPT: usize = 32 << 20;
 
 /// Why a message can't reach a worker.
@@ -23,7 +23,7 @@ pub(crate) enum OutboxError {
     /// It does not read.
     #[error("it does not read its messages: {bytes} bytes wait for it")]
     Full { bytes: usize },
-    /// The message is none.
+    /// The message can't be sent.
     #[error("a message for it can't be sent: {0}")]
     Invalid(io::Error),
 }
@@ -55,8 +55,8 @@ impl Outbox {
         self.kept.lock()
     }
 
-    /// Sends a message, or keeps it. One for a worker that is gone is dropped: the thread that
-    /// reads from it finds that out, after the last messages of the worker.
+    /// Sends a message, or keeps it. A message for a worker that is gone is dropped: the thread
+    /// that reads from the worker notices that, after the last messages of the worker.
     ///
     /// # Errors
     /// [`OutboxError`]: the worker will never get the message. Where that is because it does not
@@ -68,7 +68,7 @@ impl Outbox {
         let mut kept = self.lock();
         if kept.bytes + frame.len() > MAX_KEPT {
             let bytes = kept.bytes;
-            // The rest of a message that has begun has to follow.
+            // The rest of a message that was partly sent has to follow.
             let begun = usize::from(kept.sent > 0);
             kept.frames.truncate(begun);
             kept.bytes = kept.frames.iter().map(Vec::len).sum();
@@ -80,7 +80,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Sends of what was kept as much as the socket takes. True when nothing is left.
+    /// Sends as much as the socket accepts of what was kept. Returns true when nothing is left.
     pub(crate) fn flush(&self) -> bool {
         let mut kept = self.lock();
         self.flush_kept(&mut kept);
@@ -89,7 +89,7 @@ impl Outbox {
 
     /// Ends the connection, both ways.
     pub(crate) fn hang_up(&self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 

@@ -1,6 +1,6 @@
-//! What the launcher's agent reports about the ranks' processes: only the parent of a process
-//! learns how it ended. To us the connection of a rank that crashed ends like that of one that just
-//! exited, and like that of one that was ended together with everything else.
+//! What the launcher's agent reports about the ranks' processes. Only the parent of a process knows
+//! how it ended. The daemon sees the connection of a crashed rank end like that of a rank that just
+//! exited, or that was ended together with all others.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use std::{
 use gradwire_proto::launch::ProcessEnd;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// How long the agent may take to report how a process ended whose connection has.
+/// How long the agent may take to report the end of a process whose connection has ended.
 const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often to check meanwhile whether somebody else has ended the job.
+/// How often to check meanwhile whether the job has ended for another reason.
 const CHECK: Duration = Duration::from_millis(20);
 
 /// The ends of the processes of this node's ranks, as far as they are known.
@@ -42,7 +42,7 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
-    /// A rank's process has ended. Once all are being ended, that says nothing about it.
+    /// A rank's process has ended. Once all processes are being ended, this has no meaning.
     pub(crate) fn ended(&self, local_rank: u32, end: ProcessEnd) {
         let mut state = self.lock();
         if state.stopped.is_none() {
@@ -62,8 +62,8 @@ impl ProcessEnds {
         self.news.notify_all();
     }
 
-    /// How the process of a rank ended whose connection has; nothing if the agent has not reported
-    /// it. Waits a moment for the report, unless it is of no interest any more.
+    /// How the process of a rank whose connection has ended did end; `None` if the agent has not
+    /// reported it. Waits a moment for the report, unless it no longer matters.
     ///
     /// # Errors
     /// Why all processes of this host are being ended, if they are.

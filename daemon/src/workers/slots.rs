@@ -23,7 +23,7 @@ pub(crate) enum Slot {
     Attached(Arc<Worker>),
     /// It has left in good order.
     Left,
-    /// Its process ended before it had come.
+    /// Its process ended before it attached.
     Absent,
 }
 
@@ -63,7 +63,8 @@ impl Workers {
         }
     }
 
-    /// The process of a rank has ended. True if it never attached: nobody else will notice.
+    /// The process of a rank has ended. Returns true if it never attached: nothing else shows its
+    /// end.
     pub(crate) fn ended(&self, local_rank: u32) -> bool {
         let Some(slot) = self.slot(local_rank) else { return false };
         let mut slot = slot.write();
@@ -74,7 +75,7 @@ impl Workers {
         never
     }
 
-    /// Whether a rank's process ended before it had come.
+    /// Whether a rank's process ended before it attached.
     pub(crate) fn never_came(&self, local_rank: u32) -> bool {
         let slot = self.slot(local_rank);
         slot.is_some_and(|s| matches!(*s.read(), Slot::Absent))
@@ -94,7 +95,7 @@ impl Workers {
         }
     }
 
-    /// Whether any process is attached, or about to be; or, if `yet_to_come`, has not come yet.
+    /// Whether any process is attached or about to be, or, with `yet_to_come`, may still attach.
     pub(crate) fn any(&self, yet_to_come: bool) -> bool {
         let there = |slot: &RwLock<Slot>| match &*slot.read() {
             Slot::Claimed { .. } | Slot::Attached(_) => true,

@@ -18,7 +18,7 @@ use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 pub(crate) struct Worker {
     pub(crate) local_rank: u32,
     pub(crate) rank: Rank,
-    /// From the kernel.
+    /// The process id, from the kernel.
     pub(crate) pid: u32,
     pub(crate) memory: WorkerMemory,
     pub(crate) completions: CompletionWriter,
@@ -28,7 +28,7 @@ pub(crate) struct Worker {
 /// The longest text of a failure in a message to a worker, in bytes (BOUND).
 const MAX_TEXT: usize = 256 << 10;
 
-/// A failure as a message to a worker.
+/// The message for a worker about a failure.
 fn brief(failure: &Failure) -> pb::Failure {
     let mut failure = failure.clone();
     if failure.what.len() > MAX_TEXT {
@@ -40,7 +40,7 @@ fn brief(failure: &Failure) -> pb::Failure {
 
 impl Worker {
     /// Notifies the worker that an operation has succeeded. `aux` is the number of a new process
-    /// set, and of a join the rank that joined last; otherwise 0.
+    /// set, or for a join the rank that joined last; otherwise 0.
     pub(crate) fn complete(&self, ticket: u64, aux: u64) -> Result<(), RingError> {
         self.completions.push(Completion { ticket, aux })
     }
@@ -81,8 +81,8 @@ impl Worker {
         }
     }
 
-    /// Ends the connection where it is: its process has ended, but somebody that it had forked may
-    /// hold its end open. What it sent before is still read.
+    /// Ends the connection. The worker's process has ended, but a process that it forked may hold
+    /// its end open. What it sent before is still read.
     pub(crate) fn hang_up(&self) {
         self.outbox.hang_up();
     }
@@ -102,14 +102,14 @@ pub(crate) fn send(
     handover::send(socket, &message.encode_to_vec(), &[])
 }
 
-/// Why a worker ends the job. The caller adds what only it knows.
+/// The failures with which a worker ends the job. The caller adds what only it knows.
 impl Worker {
     fn failure(&self, kind: FailureKind, what: &str, hint: &str) -> Failure {
         let what = format!("its process (pid {}) {what}", self.pid);
         Failure::new(kind, what).rank(self.rank).hint(hint)
     }
 
-    /// Its connection ended without a message.
+    /// The worker's connection ended without a message.
     pub(crate) fn died(&self, end: Option<ProcessEnd>) -> Failure {
         let memory = "see its output, and the kernel's log for the out-of-memory killer";
         let (what, hint) = match end {
@@ -127,25 +127,25 @@ impl Worker {
         self.failure(FailureKind::WorkerLost, &what, hint)
     }
 
-    /// It is there and shows no sign of life.
+    /// The worker is attached and shows no sign of life.
     pub(crate) fn silent(&self, why: &str) -> Failure {
         let hint = "see what that process does";
         self.failure(FailureKind::WorkerLost, &format!("is lost: {why}"), hint)
     }
 
-    /// It has reported itself that it failed.
+    /// The worker has reported that it failed.
     pub(crate) fn gave_up(&self, reason: &str) -> Failure {
         self.failure(FailureKind::WorkerLost, &format!("gave up: {reason}"), "see its output")
     }
 
-    /// It wanted to leave in good order while others needed it.
+    /// The worker wanted to leave in good order while others needed it.
     pub(crate) fn left_early(&self, why: &str) -> Failure {
         let hint = "make sure that every rank waits for what it has started before it leaves";
         let what = format!("left the job while it was {why}");
         self.failure(FailureKind::RankLeft, &what, hint)
     }
 
-    /// It sent what makes no sense.
+    /// The worker sent something that is not valid.
     pub(crate) fn sent_nonsense(&self, why: &str) -> Failure {
         let hint = "look for writes past the end of a tensor, or another release of Gradwire";
         let what = format!("sent nonsense to gradwired: {why}");

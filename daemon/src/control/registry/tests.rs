@@ -5,7 +5,7 @@ use crate::model::{tensor::Variant, world::tests::world};
 
 const RING: u32 = 1;
 
-/// Ranks 0 and 1 are on node 0, 2 and 3 on node 1 (this one), 4 on node 2.
+/// Ranks 0 and 1 are on node 0, ranks 2 and 3 on node 1 (this node), rank 4 on node 2.
 fn registry() -> Registry {
     let mut registry = Registry::new(Arc::new(world(1, &[2, 2, 1])));
     registry.instructions(specs(&[(RING, "ring")])).unwrap();
@@ -82,7 +82,7 @@ fn operation(request: &Request, segments: Vec<pb::Segment>) -> pb::Operation {
     }
 }
 
-/// What becomes of one operation.
+/// The result of one operation.
 fn order(
     registry: &mut Registry,
     operation: pb::Operation,
@@ -123,14 +123,14 @@ fn an_evicted_id_is_used_no_more() {
     let mut registry = registry();
     registry.instructions(execute(vec![registration(7, all(&request(8)))])).unwrap();
     let evict = |ids: &[u32]| pb::Execute { evicted: ids.to_vec(), ..Default::default() };
-    // It still stands for what it did in what comes with the word.
+    // The operations of the message that evicts an id may still use it.
     let whole = operation(&request(8), vec![segment(id(7), 0, 0, 8)]);
     let last = pb::Execute { operations: vec![whole.clone()], ..evict(&[7]) };
     assert_eq!(registry.instructions(last).unwrap().len(), 1);
     assert!(refusal(&mut registry, whole).contains("id 7 was never registered"));
     let again = registry.announcement(announced(&[request(8), request(8)]));
     assert_eq!((again.tensor, again.submitted.len()), (name("w"), 2), "in full");
-    // What has replaced it stays.
+    // The ids that have replaced it stay.
     let both = vec![registration(8, all(&request(8))), registration(9, all(&request(9)))];
     registry.instructions(pb::Execute { registrations: both, ..evict(&[8]) }).unwrap();
     assert_eq!(registry.announcement(announced(&[request(9), request(9)])).tensor, id(9));
@@ -196,12 +196,12 @@ fn a_segment_becomes_a_range_of_a_flow() {
         count: 2,
     };
     assert_eq!(started.segments[0].range, Some(range));
-    // From rank 0 to rank 4 is none of this node's business.
+    // The flow from rank 0 to rank 4 does not concern this node.
     let elsewhere = operation(&alltoall, vec![segment(id(7), 4, 0, 3)]);
     assert!(order(&mut registry, elsewhere).unwrap().is_none());
 }
 
-/// TRUST: what the coordinator orders is within what was agreed, or the message is refused.
+/// TRUST: an order of the coordinator is within what was agreed, or the message is refused.
 #[test]
 fn segments_outside_of_the_agreement_are_refused() {
     let mut registry = registry();
@@ -316,13 +316,13 @@ fn what_was_agreed_is_sent_once_in_an_operation() {
         let whole = operation(&plain(Collective::Alltoall, &[0, 3]), segments);
         order(&mut registry, whole).map(|order| order.map(|order| order.segments))
     };
-    // Both ranks of this node to rank 0 of the first.
+    // From both ranks of this node to rank 0 of the first node.
     let there = moves(vec![of("v", Some(&terms), 10), of("v", None, 15)]).unwrap().unwrap();
     assert_eq!(there.len(), 2);
     assert!(Arc::ptr_eq(&there[0].agreement, &there[1].agreement));
     let next = vec![of("v", Some(&terms), 10), of("u", None, 15)];
     let again = vec![of("v", Some(&terms), 10), of("u", Some(&terms), 10), of("v", None, 15)];
-    // TRUST: each operation, and each tensor in it, says what it is about.
+    // TRUST: each operation contains what was agreed on each tensor in it.
     for segments in [next, again, vec![of("v", None, 10)]] {
         assert!(moves(segments).unwrap_err().to_string().contains("no agreed"));
     }

@@ -1,4 +1,4 @@
-//! Links that are slow, silent, held up or broken, and lanes that wait for each other over them.
+//! Links that are slow, silent, delayed or broken, and lanes that wait for each other over them.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,7 @@ use crate::transport::frame::{HEADER_BYTES, Header, Totals};
 
 const LIMIT: Duration = Duration::from_millis(800);
 
-/// Both ends of a connection: the one for a lane, and the test's.
+/// Both ends of a connection: the first is for a lane, the second for the test.
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -24,7 +24,7 @@ fn reset(stream: TcpStream) {
     SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
 }
 
-/// Node `me` of two, which waits for a broadcast of 100 elements from the other one, the test.
+/// Node `me` of two, which waits for a broadcast of 100 elements from the test as the other node.
 struct Waiting {
     cluster: Cluster,
     job: Job,
@@ -56,7 +56,7 @@ impl Waiting {
         self.send(Order::Start(piece));
     }
 
-    /// A frame with all of it.
+    /// A frame with the whole broadcast.
     fn frame(&self) -> Vec<u8> {
         let header = Header { sequence: 0, message: 0, offset: 0, length: 400, epoch: 5 };
         let values = (0..100).flat_map(|i| value(1 - self.me, i).to_le_bytes());
@@ -83,7 +83,7 @@ impl Waiting {
     }
 }
 
-/// WAIT: the limit is for a link that stands still, and not for a piece.
+/// WAIT: the limit is for a link on which nothing moves, and not for a piece.
 #[test]
 fn a_piece_takes_as_long_as_its_line_does() {
     let waiting = Waiting::new(0);
@@ -109,7 +109,7 @@ fn a_line_that_stands_still_is_reported_with_the_host_at_its_end() {
     waiting.cluster.stop();
 }
 
-/// What the peer's system has not taken has not moved, however much our own has.
+/// What the peer's system has not acknowledged has not moved, even if our own system accepted it.
 #[test]
 fn a_peer_that_takes_nothing_is_reported() {
     let cluster = Cluster::new(2, 1, 1 << 16, LIMIT);
@@ -123,7 +123,7 @@ fn a_peer_that_takes_nothing_is_reported() {
     cluster.stop();
 }
 
-/// TELL: of three nodes one is silent, and the others wait for it and for each other.
+/// TELL: one of three nodes is silent, and the others wait for it and for each other.
 #[test]
 fn all_that_wait_for_a_node_name_that_node() {
     for (silent, algorithm) in (0..3).flat_map(|s| Algorithm::ALL.iter().map(move |a| (s, *a))) {
@@ -144,7 +144,7 @@ fn all_that_wait_for_a_node_name_that_node() {
     }
 }
 
-/// A connection that broke between two frames is reported, and its successor carries on.
+/// A connection that broke between two frames is reported, and the next one continues.
 #[test]
 fn a_connection_takes_the_place_of_one_that_broke() {
     for (me, started) in [(0, false), (0, true), (1, true)] {
@@ -167,7 +167,7 @@ fn a_connection_takes_the_place_of_one_that_broke() {
     }
 }
 
-/// The accepting side may learn of the break only by the connection that takes its place.
+/// The accepting side may notice the break only by the connection that replaces the broken one.
 #[test]
 fn what_has_come_before_a_connection_is_replaced_counts() {
     let waiting = Waiting::new(1);
@@ -180,7 +180,7 @@ fn what_has_come_before_a_connection_is_replaced_counts() {
     waiting.finishes();
 }
 
-/// Bytes that were under way are gone: that is reported at once, by the side that compares.
+/// Bytes that were under way are lost. The side that compares the counts reports that at once.
 #[test]
 fn a_connection_that_lost_bytes_has_no_successor() {
     for (written, read) in [(432, 0), (0, 32)] {
@@ -211,7 +211,7 @@ fn a_connection_that_breaks_within_a_frame_ends_it() {
     waiting.cluster.stop();
 }
 
-/// Who waits says so, to those that may wait for it.
+/// A node that waits sends notices to those that may wait for it.
 #[test]
 fn notices_are_given_while_a_piece_waits_and_not_before() {
     let waiting = Waiting::new(0);
@@ -226,7 +226,7 @@ fn notices_are_given_while_a_piece_waits_and_not_before() {
     waiting.finishes();
 }
 
-/// TELL: what a lane was to do is not dropped in silence.
+/// TELL: orders for a lane are not dropped silently.
 #[test]
 fn a_panic_is_reported_as_an_internal_failure() {
     let waiting = Waiting::new(0);

@@ -5,7 +5,7 @@ use std::io::Write;
 use super::*;
 use crate::transport::frame::Header;
 
-/// What the node itself would send in a frame: no frame in the midst of a block may have less.
+/// The size of a chunk of the node itself: no frame inside a block may have less.
 const CHUNK: u64 = 16;
 
 /// A node that waits for a broadcast of `count` elements from node 1, and the test's ends of its
@@ -52,7 +52,7 @@ fn frames_find_their_place_whatever_they_arrive_on() {
     let waiting = Waiting::new(1000, 3);
     for (stream, elements) in [(2, 700..1000), (0, 100..200), (1, 200..700)] {
         waiting.send(stream, elements);
-        // One after the other, or they would be in order now and then.
+        // With a pause, or they would sometimes arrive in order.
         let early = waiting.cluster.events[0].recv_timeout(Duration::from_millis(50));
         assert!(early.is_err(), "{early:?}");
     }
@@ -63,7 +63,7 @@ fn frames_find_their_place_whatever_they_arrive_on() {
     assert!(waiting.job.buffers[0][0].read() == expected);
 }
 
-/// ONE, TRUST: no byte is taken twice, none outside of its block, and no part of an element.
+/// ONE, TRUST: no byte is accepted twice, none outside of its block, and no part of an element.
 #[test]
 fn frames_that_do_not_fit_end_it() {
     let sends: [&[(usize, std::ops::Range<u64>)]; 3] =
@@ -88,13 +88,13 @@ fn frames_that_do_not_fit_end_it() {
     }
 }
 
-/// BOUND: each frame that comes early takes memory beside its bytes, so there can't be millions of
-/// them.
+/// BOUND: each frame that arrives early takes memory besides its bytes, so there can't be millions
+/// of them.
 #[test]
 fn crumbs_are_refused() {
     let waiting = Waiting::new(100, 1);
     waiting.send(0, 0..96);
-    // The end of the block may be as short as it is.
+    // The end of the block may be short.
     waiting.send(0, 97..100);
     waiting.send(0, 96..97);
     let Event::Failed(failure) = waiting.cluster.wait_for(0) else { panic!("it must fail") };
@@ -103,7 +103,7 @@ fn crumbs_are_refused() {
     waiting.cluster.stop();
 }
 
-/// What a peer sent before it closed its end is read to the last byte, and a frame that is cut is a
+/// What a peer sent before it closed its end is read to the last byte. A frame that is cut is a
 /// lost connection.
 #[test]
 fn the_end_of_a_connection_comes_after_what_is_before_it() {

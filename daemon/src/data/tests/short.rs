@@ -1,24 +1,24 @@
-//! f32 that travels as bf16, over real lanes: identical bits on all ranks, as near to the sum as
-//! the roundings on the way allow.
+//! f32 that travels as bf16, over real lanes: all ranks receive identical bits, and the error is
+//! within the bound of the roundings on the way.
 
 use super::*;
 
-/// Numbers that are no sums of powers of two, of both signs and several sizes.
+/// Numbers that are not sums of few powers of two, of both signs and several sizes.
 fn number(rank: u32, i: u64) -> f32 {
     let mixed = (u64::from(rank) << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let part = (mixed >> 40) as f32 / (1 << 24) as f32 - 0.5;
     part * [1.0, 100.0, 1e-3][(mixed % 3) as usize]
 }
 
-/// The same piece in half the bytes.
+/// The same piece with bf16 as its wire type.
 fn shortened(piece: Piece, way: Way, at: u32, algorithm: Algorithm, topology: &Topology) -> Piece {
     let count = piece.bytes / 4;
     let schedule = algorithms::generate(way.kind(1), algorithm, topology, at, count);
     Piece { wire: Some(Form::Bf16), plan: Arc::new(Plan::new(&schedule, 2)), ..piece }
 }
 
-/// How often a contribution is rounded: whenever a sum of it is sent on its way, by no more nodes
-/// than there are, and where it ends. `magnitude` is the sum of the absolute values.
+/// The largest error. A contribution is rounded whenever a sum with it is sent, by at most each
+/// node, and at its end. `magnitude` is the sum of the absolute values.
 fn bound(nodes: u32, ranks: u32, magnitude: f64) -> f64 {
     let (short, long) = (f64::from(nodes) * 2f64.powi(-8), f64::from(ranks + 1) * 2f64.powi(-24));
     (short + long).exp_m1() * magnitude + f64::from(f32::MIN_POSITIVE)
@@ -87,7 +87,7 @@ proptest! {
                 if target.is_none_or(|target| target == rank) {
                     prop_assert!(same, "rank {rank} has other bits");
                 } else {
-                    // INPUT: who gets nothing has still what it had.
+                    // INPUT: a rank without a result still has its input.
                     prop_assert!((0..).zip(result).all(|(i, &value)| value == number(rank, i)));
                 }
             }
@@ -95,15 +95,15 @@ proptest! {
     }
 }
 
-/// A sum of several peers' parts is rounded once, not after each: on four nodes that exchange
-/// directly, one large part takes nothing from the small ones.
+/// A sum of several peers' parts is rounded once, not after each part: on four nodes that exchange
+/// directly, one large part does not absorb the small ones.
 #[test]
 fn sums_are_kept_whole_until_they_are_sent() {
     let cluster = Cluster::new(4, 1, 4096, Duration::from_secs(10));
     cluster.connect(1, None);
     let topology = Topology::flat(4);
     let job = Job::new("t", 4, 1, 4096, SUM);
-    // 256 + 1 + 1 + 1 in f32 is 259, and 260 in bf16; rounded after each part it would stay 256.
+    // 256 + 1 + 1 + 1 is 259 in f32, and 260 in bf16. Rounded after each part, it would stay 256.
     for (rank, buffer) in job.buffers.iter().flatten().enumerate() {
         let whose = |i: usize| i / 1024;
         let values = (0..4096).map(|i| if whose(i) == rank { 256.0 } else { 1.0 });

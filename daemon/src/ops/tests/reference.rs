@@ -1,4 +1,5 @@
-//! Random requests, and what their collectives mean: computed from the inputs, without any flow.
+//! Random requests, and the right results of their collectives: computed from the inputs, without
+//! flows.
 
 use gradwire_kernels::{Combine, Finish, Store};
 use gradwire_proto::{Collective, DType, Part, Rank, ReduceOp, Request, Shape};
@@ -9,7 +10,7 @@ use gradwire_shm::{
 
 use crate::model::memory::{self, Span, WorkerMemory};
 
-/// Bytes of one rank, in a segment of its own.
+/// The bytes of one rank, in a segment of its own.
 pub(super) struct Bytes {
     memory: WorkerMemory,
     bytes: u64,
@@ -88,7 +89,7 @@ impl Case {
         (0..all[0].len()).map(fold).collect()
     }
 
-    /// How the rows of an input are given out.
+    /// How the rows of an input are divided.
     fn split(&self, from: usize) -> Vec<usize> {
         let request = &self.takers[from].request;
         let n = self.takers.len();
@@ -105,7 +106,7 @@ impl Case {
         self.input(from, 0)[start * row..(start + split[to]) * row].to_vec()
     }
 
-    /// What a rank's result should be.
+    /// The right result of a rank.
     fn expected(&self, to: usize, part: usize) -> Vec<f64> {
         let n = self.takers.len();
         let root = self.takers[0].request.root;
@@ -173,7 +174,7 @@ fn dtype(at: u8) -> DType {
     [DType::F32, DType::I64, DType::U8][at as usize % 3]
 }
 
-/// What each of `takers` asks for: alike as far as it has to be, `dice` decides about the rest.
+/// What each of `takers` asks for: the same where it has to be, and otherwise decided by `dice`.
 pub(super) fn requests(
     collective: Collective,
     op: ReduceOp,
@@ -215,7 +216,7 @@ pub(super) fn requests(
                 let root = if collective == Collective::Scatter { root } else { Rank(0) };
                 let is_root = takers[at] == root;
                 if collective == Collective::Scatter && !is_root {
-                    // What it has made room for is right or wrong.
+                    // The shape that it expects may be right or wrong.
                     let shape = plain.shape.with_rows(die(7) % 9).unwrap();
                     return Request { root, shape, reduce_op: ReduceOp::Sum, ..plain };
                 }
