@@ -23,10 +23,10 @@ use crate::model::{
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
 const MAX_FAILURE_TEXT: usize = 16 << 10;
 
-/// What one answer is cut to; leaves room for the message around it.
+/// The size to which answers are cut; it leaves room for the message around them.
 const MAX_EXECUTE: usize = MAX_CONTROL_MESSAGE - 1024;
 
-/// What a message of a node means, except its first one.
+/// The meaning of a node's message, except its first one.
 #[derive(Debug)]
 pub enum Incoming {
     /// Something for the engine.
@@ -38,7 +38,7 @@ pub enum Incoming {
     },
 }
 
-/// The first message of a node, unchecked. `proven` tells whether its proof is right.
+/// The first message of a node, unchecked. `proven` is true if its proof is right.
 pub fn join(wire: pb::Join, proven: bool) -> Join {
     let pb::Join { protocol, version, job, host, data_address, slots, order, rack, .. } = wire;
     Join { protocol, version, job, host, data_address, slots, order, rack, proven }
@@ -209,8 +209,8 @@ struct Splitter {
 }
 
 impl Splitter {
-    /// The message that a part of so many bytes goes in. Each part has a tag and a length before
-    /// it, of at most 6 bytes together.
+    /// The message for a part of so many bytes. Each part has a tag and a length before it, of at
+    /// most 6 bytes together.
     fn room_for(&mut self, bytes: usize) -> &mut pb::Execute {
         let bytes = bytes + 6;
         if self.bytes + bytes > MAX_EXECUTE && self.bytes > 0 {
@@ -382,7 +382,7 @@ mod tests {
             count: u64::MAX,
             agreed: Some(Arc::clone(agreed)),
         };
-        // The worst operations there can be: as many names as fit one, and as many rows.
+        // The largest operations that are possible: as many names as fit in one, and as many rows.
         let many = names[..MAX_SEGMENTS].iter().map(|name| segment(name, &agreed));
         let rows = Agreed::from_parts(request.clone(), vec![1 << 53; MAX_FLOWS]);
         let long = segment(&names[0], &Arc::new(rows));

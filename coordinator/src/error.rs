@@ -22,9 +22,9 @@ pub enum CoordinatorError {
     /// A task of the coordinator ended by a panic; this is a bug.
     #[error("the coordinator's {task} ended unexpectedly: {why}; please report this")]
     Task {
-        /// Which one.
+        /// The name of the task.
         task: &'static str,
-        /// What it said.
+        /// The text of the panic.
         why: String,
     },
 }

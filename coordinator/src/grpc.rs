@@ -23,14 +23,14 @@ use crate::{
     session::{SessionAcceptor, SessionContext, SessionStream},
 };
 
-/// The most streams of one connection: a session, and people that look.
+/// The most streams of one connection: a session, and status requests.
 const MAX_STREAMS: u32 = 16;
 
 /// How often a silent connection is probed, and how long it may take to answer. Nodes of the
 /// world have heartbeats, which are faster.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Bytes that may be under way on one connection.
+/// The most bytes that may be under way on one connection.
 const WINDOW: u32 = 2 << 20;
 
 /// Serves until `stop`.

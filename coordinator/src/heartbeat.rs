@@ -1,7 +1,9 @@
-//! Heartbeats that come as datagrams, at the port of the same number as that of the streams (see
-//! [`gradwire_proto::beat`]). Each is answered; the answer is the heartbeat of the coordinator.
+//! Heartbeats that arrive as datagrams, at the port with the same number as that of the streams
+//! (see [`gradwire_proto::beat`]). Each is answered; the answer is the heartbeat of the
+//! coordinator.
 //!
-//! A node that sends none shows life on its stream only. So are all nodes if the port is taken.
+//! A node that sends no datagrams shows life only on its stream. The same holds for all nodes if
+//! the port is taken.
 
 use std::{collections::HashMap, io, net::SocketAddr, time::Duration};
 
@@ -21,16 +23,16 @@ pub(crate) struct Heartbeats {
     secret: Secret,
     epoch: Epoch,
     inbox: mpsc::Sender<Inbound>,
-    /// How many heartbeats each node had sent before the latest that was received. At most one for
-    /// each node of the job, because nobody else knows the secret (BOUND).
+    /// How many heartbeats each node had sent before the latest one that was received. There is at
+    /// most one entry for each node of the job, because only they know the secret (BOUND).
     latest: HashMap<NodeId, u64>,
 }
 
 impl Heartbeats {
-    /// Listens at `address`, where the streams are served, too.
+    /// Listens at `address`, which also serves the streams.
     ///
     /// # Errors
-    /// If that can't be listened on.
+    /// If the address can't be listened on.
     pub(crate) async fn bind(
         address: SocketAddr,
         job: JobId,
@@ -44,18 +46,19 @@ impl Heartbeats {
 
     /// Serves until it is dropped.
     pub(crate) async fn serve(mut self) {
-        // One byte more: what is longer is no heartbeat.
+        // One byte more: a longer datagram is not a heartbeat.
         let mut bytes = [0; BEAT_BYTES + 1];
         loop {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes).await else {
-                // Most errors are about one earlier datagram; one that lasts must not spin.
+                // Most errors are about one earlier datagram. After an error that lasts, this must
+                // not spin.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let beat =
                 Beat::decode(&bytes[..length], Side::Node, self.epoch, &self.job, &self.secret);
             let Some(beat) = beat.filter(|beat| self.is_new(*beat)) else { continue };
-            // Where the engine has no room, it is busy with other signs of life.
+            // An engine without room is busy with other signs of life.
             let _ =
                 self.inbox.try_send(Inbound::Event(Event::DatagramReceived { node: beat.node }));
             let answer = Beat { side: Side::Coordinator, ..beat }.encode(&self.job, &self.secret);

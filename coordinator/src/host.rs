@@ -1,8 +1,8 @@
-//! The coordinator of a job, as this node's daemon hosts it or as a process of its own: what it is
-//! about from the environment that the launcher sets, how it is run from the settings.
+//! The coordinator of a job, as a part of a daemon or as a process of its own. The environment that
+//! the launcher sets describes the job; the settings describe how it runs.
 //!
-//! The daemon of the first node hosts it: what that node's ranks submit is agreed on without
-//! another process having to wake up. To all other nodes it is the same wherever it runs.
+//! The daemon of the first node hosts it. So the submissions of that node's ranks are agreed on
+//! without waking another process. For all other nodes it is the same wherever it runs.
 
 use std::{
     collections::HashMap,
@@ -42,7 +42,7 @@ pub enum HostError {
         address: SocketAddr,
         /// Where the address comes from.
         setting: &'static str,
-        /// What the system says.
+        /// The system's error.
         reason: io::Error,
     },
     /// It can't serve.
@@ -53,7 +53,7 @@ pub enum HostError {
 /// The value of `GRADWIRE_COORDINATOR` with which a daemon hosts the coordinator itself.
 pub const HERE: &str = "here";
 
-/// What the launcher sets for the job.
+/// The job's variables, which the launcher sets.
 #[derive(Debug)]
 struct JobVariables {
     job: JobId,
@@ -67,7 +67,7 @@ impl JobVariables {
     /// Reads and checks them (TRUST); an error names the variable, never the secret.
     fn read(variables: &HashMap<String, String>) -> Result<Self, VariableError> {
         let env = Variables(variables);
-        // What hosts it has an address of its own.
+        // A daemon that hosts the coordinator has an address of its own.
         let bind = if variables.contains_key("GRADWIRE_BIND") {
             "GRADWIRE_BIND"
         } else {
@@ -102,7 +102,7 @@ fn readiness(health: &Health) -> Readiness {
     }
 }
 
-/// A coordinator that listens.
+/// A coordinator that is listening.
 #[derive(Debug)]
 pub struct Hosted {
     coordinator: Coordinator,
@@ -111,8 +111,8 @@ pub struct Hosted {
 }
 
 impl Hosted {
-    /// Listens where `coordinator.listen` says, or on a free port of the address that the variable
-    /// `GRADWIRE_BIND` or `GRADWIRE_ADDRESS` has.
+    /// Listens at `coordinator.listen`, or on a free port of the address in the variable
+    /// `GRADWIRE_BIND` or `GRADWIRE_ADDRESS`.
     ///
     /// # Errors
     /// [`HostError`] with the variable, the setting or the address that is wrong.
@@ -129,7 +129,7 @@ impl Hosted {
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let mut address = listener.local_addr().map_err(failed)?;
         if address.ip().is_unspecified() {
-            // Whoever listens everywhere is reached at the host's own address.
+            // A listener on all addresses is reached at the host's own address.
             address.set_ip(job.bind);
         }
 
@@ -146,7 +146,7 @@ impl Hosted {
         Ok(Self { coordinator, address, readiness: readiness_now })
     }
 
-    /// Where daemons of other nodes reach it.
+    /// The address at which daemons of other nodes reach it.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The limit of the wire is that of the setting.
+    /// The limit of the protocol is the limit of the setting.
     #[test]
     fn lanes_have_one_limit() {
         let key = KEYS.iter().find(|key| key.name == "data.lanes").unwrap();

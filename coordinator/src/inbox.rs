@@ -8,10 +8,10 @@ use tonic::Status;
 
 use crate::model::{ConnectionId, Event, event::Join, status};
 
-/// Messages that wait for one node.
+/// How many messages may wait for one node.
 pub(crate) const OUTBOX: usize = 1024;
 
-/// The text for those who come after the end.
+/// The text for nodes that join after the end.
 pub(crate) const OVER: &str = "the job is over";
 
 /// The queue of messages to one node.
@@ -32,8 +32,8 @@ pub(crate) struct Peer {
 pub(crate) enum Inbound {
     /// The first message of a stream.
     Join { connection: ConnectionId, join: Join, peer: Peer },
-    /// Something later.
+    /// A later event.
     Event(Event),
-    /// Somebody wants to see the state.
+    /// A request for the state.
     Inspect(oneshot::Sender<status::Status>),
 }

@@ -1,14 +1,14 @@
-//! Decides what runs, in which order, and why.
+//! Decides which operations run, in which order, and why.
 //!
 //! One coordinator serves one job. The daemon of every node holds one stream to it, announces which
 //! tensors its ranks have submitted, and receives what to run. The coordinator never sees a byte of
-//! a tensor, and it has no cycle: what becomes ready is answered at once, and what becomes ready
-//! together is answered together.
+//! a tensor. It has no cycle: tensors that become ready are answered at once, and those that become
+//! ready together are answered together.
 //!
 //! The modules, lowest first; each imports only from those above it in this list:
 //!
 //! - `error`: what can go wrong with the coordinator itself
-//! - [`model`]: the engine's vocabulary; pure
+//! - [`model`]: the types of the engine; pure
 //! - `membership`: who is in the job, how it begins and ends
 //! - `agreement`: who has announced which tensor, and whether all ranks ask for the same
 //! - `dispatch`: what goes out next, how much at a time, and how

@@ -54,15 +54,15 @@ metrics! { histograms:
     NODE_LAG_SECONDS = "gradwire_coordinator_node_lag_seconds", Seconds;
 }
 
-/// Gives every metric its unit and description. To be called once a recorder is installed; it
-/// does nothing otherwise.
+/// Describes every metric with its unit and text. Call this once a recorder is installed; without
+/// one it does nothing.
 pub fn describe() {
     gauges(|name, unit, text| describe_gauge!(name, unit, text));
     counters(|name, unit, text| describe_counter!(name, unit, text));
     histograms(|name, unit, text| describe_histogram!(name, unit, text));
 }
 
-/// Sets what the engine counts.
+/// Sets the gauges from the engine's counts.
 pub(crate) fn counts(counts: &Counts, epoch: u64) {
     gauge!(NODES).set(counts.nodes as f64);
     gauge!(RANKS).set(f64::from(counts.ranks));
@@ -74,7 +74,7 @@ pub(crate) fn counts(counts: &Counts, epoch: u64) {
     counter!(OPERATIONS_TOTAL).absolute(counts.started);
 }
 
-/// Records what one step measured; `host` gives a node's name.
+/// Records what one step measured; `host` returns a node's name.
 pub(crate) fn measures(measures: &Measures, host: impl Fn(u32) -> Option<String>) {
     if measures.disagreements > 0 {
         counter!(DISAGREEMENTS_TOTAL).increment(measures.disagreements);

@@ -1,7 +1,7 @@
-//! Owns the engine: one task feeds it events, carries out its commands and keeps its time.
+//! Owns the engine: one task passes events to it, executes its commands and keeps its time.
 //!
-//! Nothing here waits for a node. Each has a bounded queue of messages. A node that does not read
-//! them is lost (BOUND).
+//! Nothing here waits for a node. Each node has a bounded queue of messages. A node that does not
+//! read them is lost (BOUND).
 
 use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
@@ -40,7 +40,8 @@ use crate::{
     session::{SessionAcceptor, SessionContext},
 };
 
-/// Events that wait for the engine; a stream whose event finds no room is not read meanwhile.
+/// The most events that wait for the engine. A stream whose event finds no room is not read
+/// meanwhile.
 const INBOX: usize = 256;
 
 /// The longest that the end may take, whatever is configured.
@@ -58,16 +59,16 @@ static REFUSALS: Rate = Rate::new();
 /// The state of a running coordinator, for health checks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Where the job is; ready means [`Phase::Running`].
+    /// The phase of the job; ready means [`Phase::Running`].
     pub phase: Phase,
-    /// Why.
+    /// The reason for the phase.
     pub reason: String,
 }
 
-/// What [`run`] needs to know.
+/// The configuration of [`run`].
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
-    /// What decides.
+    /// The configuration of the engine.
     pub engine: EngineConfig,
     /// The secret that every process of the job knows.
     pub secret: Secret,
@@ -75,12 +76,12 @@ pub struct CoordinatorConfig {
     pub join_timeout: Duration,
     /// How long the end of the job may take to reach the nodes.
     pub grace: Duration,
-    /// Where the phase is shown, for a readiness endpoint.
+    /// Receives the phase, for a readiness endpoint.
     pub health: Option<watch::Sender<Health>>,
 }
 
 impl CoordinatorConfig {
-    /// For a job of `nodes` nodes with these settings.
+    /// The configuration for a job of `nodes` nodes with these settings.
     ///
     /// # Errors
     /// [`VariableError`] if a setting can't be used.
@@ -101,7 +102,7 @@ impl CoordinatorConfig {
 }
 
 /// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
-/// notified (at most [`CoordinatorConfig::grace`] later).
+/// notified. The notification takes at most [`CoordinatorConfig::grace`].
 ///
 /// # Errors
 /// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A
@@ -114,7 +115,7 @@ pub async fn run(
     Coordinator::new(config, listener)?.run(cancel).await
 }
 
-/// A coordinator whose nodes may come already; [`Coordinator::run`] answers them.
+/// A coordinator that nodes can connect to already. [`Coordinator::run`] answers them.
 #[derive(Debug)]
 pub struct Coordinator {
     config: CoordinatorConfig,
@@ -126,7 +127,7 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// A coordinator for nodes that come over this socket, or through [`Coordinator::acceptor`].
+    /// A coordinator for nodes that connect to this socket, or through [`Coordinator::acceptor`].
     ///
     /// # Errors
     /// [`CoordinatorError`] if the configuration is out of range.
@@ -170,8 +171,8 @@ impl Coordinator {
         tracing::info!(%address, %job, nodes, "coordinator serves");
 
         let stop_server = CancellationToken::new();
-        // After an outage a stream is to continue while there is time. What is accepted has
-        // the listener's options.
+        // After an outage, a stream has to continue before the timeout. Accepted streams have the
+        // options of the listener.
         let limits = config.engine.silence();
         let limited = gradwire_net::limit_retransmission_interval(&listener, limits.retransmission);
         if let Err(error) = limited {
@@ -223,7 +224,7 @@ impl Coordinator {
         stop_sessions.cancel();
         stop_server.cancel();
         let until = until.max(Instant::now() + Duration::from_millis(100));
-        // Whatever is left of the server ends with its handle.
+        // The rest of the server ends with its handle.
         let _ = tokio::time::timeout_at(until, &mut server).await;
         Ok(outcome)
     }
@@ -231,9 +232,9 @@ impl Coordinator {
 
 struct Node {
     peer: Peer,
-    /// The world has been sent; operations and heartbeats follow.
+    /// Whether the world has been sent; operations and heartbeats follow.
     welcomed: bool,
-    /// It does not read its messages; it gets only the last one.
+    /// Whether it does not read its messages; then it gets only the last one.
     overrun: bool,
 }
 
@@ -356,7 +357,7 @@ impl Runtime {
         }
     }
 
-    /// Carries out a command. Returns the nodes that turned out not to read.
+    /// Executes a command. Returns the nodes that do not read.
     fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
         match command {
             Command::Welcome { connection, node, world } => {
@@ -377,7 +378,7 @@ impl Runtime {
                     tracing::warn!(reason = text, left_out, "a node is refused");
                 }
                 if let Some(node) = self.nodes.remove(&connection) {
-                    // A stream that is refused has read nothing but the challenge: there is room.
+                    // A refused stream has been sent only the challenge, so there is room.
                     let _ = node.peer.outbox.try_send(Err(refusal(kind, text)));
                 }
                 Vec::new()
@@ -438,7 +439,7 @@ impl Runtime {
         overrun
     }
 
-    /// The last message to every node (TELL); its queue may be full, so it gets the grace period.
+    /// Sends every node its last message (TELL). A full queue has the grace period.
     fn end(&mut self, last: Message) -> Vec<ConnectionId> {
         let last = convert::message(last);
         for (_, node) in std::mem::take(&mut self.nodes) {
@@ -458,12 +459,13 @@ impl Runtime {
         for node in self.nodes.values().filter(|node| node.welcomed && !node.overrun) {
             let echo_ns = node.peer.echo.load(Ordering::Relaxed);
             let beat = Message::Heartbeat(pb::Heartbeat { sent_ns, echo_ns });
-            // A full queue is a sign of life of its own; what matters then fails to be queued.
+            // A full queue already contains signs of life. If the node does not read, the next
+            // important message fails.
             let _ = node.peer.outbox.try_send(Ok(convert::message(beat)));
         }
     }
 
-    /// Shows the state to metrics and health checks.
+    /// Updates the metrics and the health checks.
     fn show(&self) {
         metrics::counts(&self.engine.counts(), self.epoch);
         let Some(health) = &self.health else { return };
@@ -480,7 +482,7 @@ impl Runtime {
     }
 }
 
-/// Notifies those who join while the job ends (TELL).
+/// Notifies nodes that join while the job ends (TELL).
 fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     inbox.close();
     while let Ok(inbound) = inbox.try_recv() {
@@ -490,7 +492,8 @@ fn turn_away(inbox: &mut mpsc::Receiver<Inbound>) {
     }
 }
 
-/// The ranks and the launcher report the failure. The log repeats it where that is asked for.
+/// Logs a failure of the job. The ranks and the launcher report it, so the log repeats it only
+/// where that is asked for.
 fn log_failure(failure: &Failure) {
     tracing::info!(kind = ?failure.kind, %failure, "the job has failed");
 }

@@ -33,14 +33,14 @@ use crate::{
 /// The most streams that have not proven the job's secret.
 const MAX_STRANGERS: usize = 64;
 
-/// What sessions need of the runtime.
+/// What sessions need from the runtime.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionContext {
     pub(crate) inbox: mpsc::Sender<Inbound>,
     pub(crate) job: JobId,
     pub(crate) secret: Secret,
     pub(crate) join_timeout: Duration,
-    /// One task for each stream.
+    /// Runs one task for each stream.
     pub(crate) sessions: TaskTracker,
     /// Ends those tasks.
     pub(crate) stop: CancellationToken,
@@ -64,14 +64,14 @@ impl SessionAcceptor {
         Self { context, connections: Arc::default(), strangers }
     }
 
-    /// What its sessions need of the runtime.
+    /// What its sessions need from the runtime.
     pub(crate) fn context(&self) -> &SessionContext {
         &self.context
     }
 
-    /// Begins a node's session. `messages` are those of the node; the first must be `Join`. Returns
-    /// the coordinator's messages. The same checks and proofs apply wherever the node is (TRUST).
-    /// To be called within tokio.
+    /// Begins a node's session. `messages` are the node's; the first must be `Join`. Returns the
+    /// coordinator's messages. The checks and proofs are the same wherever the node is (TRUST).
+    /// Call this within tokio.
     ///
     /// # Errors
     /// `ResourceExhausted` while too many others have begun and not joined (BOUND).
@@ -111,11 +111,11 @@ where
 {
     async fn run(mut self, outbox: Outbox, stranger: OwnedSemaphorePermit) {
         match self.join(&outbox).await {
-            // The engine will refuse it; nothing more of it is read.
+            // The engine will refuse it, so no more of it is read.
             Ok(false) => return,
             Ok(true) => drop((outbox, stranger)),
             Err(status) => {
-                // A node that has gone does not read why it was refused.
+                // A node that has gone does not read the reason.
                 let _ = outbox.try_send(Err(status));
                 return;
             }
@@ -172,8 +172,8 @@ where
         Ok(proven)
     }
 
-    /// Passes messages to the engine until there are no more. Returns why. Once the job is over
-    /// they are read and dropped, until the node has read that it is.
+    /// Passes messages to the engine until there are no more. Returns why they ended. Once the job
+    /// is over, they are read and dropped, until the node has read that it is over.
     async fn forward(&mut self) -> String {
         loop {
             let wire = match self.messages.next().await {

@@ -1,8 +1,8 @@
 //! What an announcement means, given what the node has announced before. Pure.
 //!
 //! A node announces a tensor once in each round. But messages cross: a node may report a second
-//! submission when the round that it belongs to is over, and of a join or a send and receive it
-//! announces each rank by itself. [`case`] is the table of the comment at `Announcement` in
+//! submission when its round is already over. And a node announces each rank of a join or of a send
+//! and receive separately. [`case`] is the table of the comment at `Announcement` in
 //! `coordinator.proto`, row by row; `tests/testdata/announcements.txt` has a scenario for each.
 
 use gradwire_proto::{NodeId, Rank};
@@ -40,7 +40,7 @@ impl Carries {
 pub(super) enum Before {
     /// Nothing.
     Nothing,
-    /// Other ranks, of a tensor that may be announced rank by rank.
+    /// Other ranks, for a tensor that may be announced rank by rank.
     OtherRanks,
     /// Second submissions only.
     Duplicates,
@@ -49,7 +49,7 @@ pub(super) enum Before {
 }
 
 /// What a node has announced of a tensor in this round, before it announces the ranks `given` with
-/// requests of these `kinds`; and the ranks that it gave then.
+/// requests of these `kinds`. Also returns the ranks that it announced then.
 pub(super) fn before(
     tensor: Option<&Tensor>,
     node: NodeId,
@@ -81,36 +81,36 @@ pub(super) struct Facts {
     pub(super) progress: Progress,
     /// Whether one of the node's ranks has joined and waits for the others.
     pub(super) has_joined: bool,
-    /// Whether the announcement covers all ranks that it has to, with those before.
+    /// Whether the announcement, together with earlier ones, covers all ranks that it has to.
     pub(super) is_whole: bool,
 }
 
-/// What becomes of an announcement.
+/// How an announcement is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Case {
     /// It counts.
     Counts,
-    /// It comes after the end of the round that it belongs to: nothing becomes of it.
+    /// It comes after the end of its round, and is ignored.
     Late,
     /// Its second submissions are added to the round's table.
     AddsDuplicates,
-    /// It takes the place of what the node announced before.
+    /// It replaces what the node announced before.
     Replaces,
     /// The node announces a tensor that it has not done.
     TooEarly,
     /// The node announces a tensor again.
     Again,
-    /// It lacks ranks.
+    /// Ranks are missing from it.
     Incomplete,
 }
 
 /// The case of an announcement. Each arm is a row of the table in `coordinator.proto`; the first
-/// that fits counts.
+/// row that fits counts.
 pub(super) fn case(facts: Facts) -> Case {
     let Facts { carries, before, progress, has_joined, is_whole } = facts;
     match (before, carries) {
         // The last rank of a node to submit a tensor has not submitted it before, unless a join
-        // made the node announce it. So this is about a round that has ended.
+        // made the node announce it. So this announcement belongs to a round that has ended.
         (Before::Nothing, Carries::Duplicates) if !has_joined => Case::Late,
         (Before::Nothing, Carries::Duplicates) if progress != Progress::Done => Case::Late,
         (Before::Nothing, _) if progress == Progress::Queued => Case::TooEarly,
@@ -122,8 +122,8 @@ pub(super) fn case(facts: Facts) -> Case {
         (_, Carries::Mixed | Carries::Duplicates) => Case::AddsDuplicates,
         (Before::OtherRanks, _) if !is_whole => Case::Incomplete,
         (Before::OtherRanks, _) => Case::Counts,
-        // A node can have reported a second submission when the tensor had just failed. That looked
-        // like a first announcement, and this is the real one.
+        // A node may have reported a second submission just after the tensor had failed. That
+        // looked like a first announcement, and this is the real one.
         (Before::Duplicates, _) => Case::Replaces,
         (Before::Tensor, _) => Case::Again,
     }

@@ -1,4 +1,4 @@
-//! What an announcement has to be before it counts (TRUST), and what still fits a message (BOUND).
+//! The conditions on an announcement before it counts (TRUST), and the limits of messages (BOUND).
 
 use gradwire_proto::{
     Agreed, Collective, Failure, FailureKind, Rank, Request, TensorName, convert::TensorRef,
@@ -11,13 +11,13 @@ use crate::model::{
 };
 
 /// The most bytes that all operations of one tensor may take in messages together, where what was
-/// agreed travels with each of them (BOUND). Counted are as many operations as there have to be. A
-/// tensor that is cut into more takes its text along into each of them, beside a whole piece of
-/// data.
+/// agreed is sent with each of them (BOUND). Only the smallest possible number of operations is
+/// counted. A tensor that is cut into more operations repeats its text in each of them, besides a
+/// whole piece of data.
 const MAX_TEXT_BY_NAME: usize = 256 << 20;
 
-/// A join is called "join" and nothing else is: every rank that joins a process set has to find the
-/// others, and no tensor of its own name in their place.
+/// A join is called "join", and nothing else is. All ranks that join a process set have to meet
+/// under this name, and no tensor may have it.
 pub(super) fn name(announcement: &Announcement) -> Result<(), Violation> {
     let mut submitted = announcement.submitted.iter();
     match &announcement.tensor {
@@ -48,8 +48,8 @@ fn described(tensor: &TensorRef) -> String {
     }
 }
 
-/// The ranks of an announcement are this node's, each at most once, and ask for nothing that is
-/// none of their business. Gives them.
+/// Checks that the ranks of an announcement are this node's, each at most once, and that their
+/// requests concern them. Returns these ranks.
 pub(super) fn ranks(announcement: &Announcement, local: &[Rank]) -> Result<Vec<Rank>, Violation> {
     if local.is_empty() {
         let set = announcement.set;
@@ -85,9 +85,9 @@ pub(super) fn ranks(announcement: &Announcement, local: &[Rank]) -> Result<Vec<R
     Ok(given)
 }
 
-/// Whether an announcement covers all of a node's ranks that it has to, with those that the node
-/// announced `before` in this round. Of a join: any one. Of a send and receive: those of the two
-/// that are local. Otherwise: all that have not joined.
+/// Whether an announcement covers all ranks of a node that it has to, together with those that the
+/// node announced `before` in this round. For a join, any one rank is enough. For a send and
+/// receive, these are its local ranks. Otherwise, these are all that have not joined.
 pub(super) fn is_whole(
     announcement: &Announcement,
     given: &[Rank],
@@ -113,7 +113,7 @@ pub(super) fn is_whole(
     !local.iter().any(needed)
 }
 
-/// By the id alone a node answers for ranks that are all there.
+/// Checks that no rank has joined of those that a node announces by the id alone.
 pub(super) fn all_there(ranks: &[Rank], set: &ProcessSet, name: &str) -> Result<(), Violation> {
     let joined: Vec<Rank> =
         ranks.iter().copied().filter(|rank| set.joined().contains(rank)).collect();
@@ -131,7 +131,7 @@ pub(super) fn all_there(ranks: &[Rank], set: &ProcessSet, name: &str) -> Result<
     Ok(())
 }
 
-/// What to say of an announcement that lacks ranks.
+/// The violation of an announcement in which ranks are missing.
 pub(super) fn incomplete(announcement: &Announcement, local: &[Rank]) -> Violation {
     let given: usize = announcement.submitted.iter().map(|s| s.ranks.len()).sum();
     let tensor = described(&announcement.tensor);
@@ -139,12 +139,12 @@ pub(super) fn incomplete(announcement: &Announcement, local: &[Rank]) -> Violati
 }
 
 /// The most bytes of a segment that calls its tensor by name, and of what was agreed, which the
-/// first of them in an operation has with it.
+/// first such segment in an operation contains.
 pub(super) fn text_by_name(name: &TensorName, agreed: &Agreed) -> Text {
     let request = agreed.request();
     let dims = (0..request.parts()).map(|part| request.shape_of(part).dims().len() + 2);
-    // A number takes ten bytes at most, and rows, of which there may be many, seven bits a byte.
-    // Each message around them takes a few.
+    // A number takes at most ten bytes. Rows, of which there may be many, take a byte for each
+    // seven bits. Each message around them takes a few.
     let row = |&rows: &u64| (u64::BITS - rows.leading_zeros()).div_ceil(7).max(1) as usize;
     let rows: usize = agreed.rows().iter().map(row).sum();
     Text {
@@ -153,7 +153,7 @@ pub(super) fn text_by_name(name: &TensorName, agreed: &Agreed) -> Text {
     }
 }
 
-/// Whether a tensor may travel by name, if that takes so many bytes.
+/// Checks whether a tensor may be sent by name, if that takes so many bytes.
 pub(super) fn possible_by_name(plan: &Plan, text: Text) -> Result<(), Failure> {
     if plan.least_pieces().saturating_mul(text.first) <= MAX_TEXT_BY_NAME {
         return Ok(());
@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// BOUND: what is said of the size of a segment holds for the largest there is.
+    /// BOUND: the stated size of a segment holds for the largest possible one.
     #[test]
     fn a_segment_is_not_longer_than_is_said() {
         let shape = Shape::new(&[1 << 53]).unwrap();

@@ -7,8 +7,8 @@
 //!   3-4    *f16   *[6]
 //! ```
 //!
-//! It shows what has to be the same ([`Request::common`]): `*` stands for a first dimension that
-//! may differ, `-` for a shape that only one rank knows. Of a group it shows the first tensor in
+//! It shows what has to be the same ([`Request::common`]). `*` stands for a first dimension that
+//! may differ, `-` for a shape that only one rank knows. For a group, it shows the first tensor in
 //! which the ranks differ. Columns that are equal on all ranks are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,8 @@ const TIMES: usize = 9;
 /// The most lines of one table; a control message has a size limit (BOUND).
 const MAX_ROWS: usize = 64;
 
-/// The longest cell that is shown whole, in characters, and how much is shown of a longer one.
+/// The longest cell that is shown whole, in characters, and the length of a longer one that is
+/// shown.
 const MAX_CHARACTERS: usize = 64;
 
 /// The longest list of ranks in one line, in characters.
@@ -76,7 +77,7 @@ fn list(request: &Request) -> String {
     }
 }
 
-/// In full, as long as it may be: what is shown of it is decided once the cells are compared.
+/// The cells in full length, within limits. They are cut only after they have been compared.
 fn cells(answer: &Answer, part: usize) -> Cells {
     let r = &answer.request;
     let (dtype, shape) = match part < r.parts() {
@@ -97,7 +98,7 @@ fn cells(answer: &Answer, part: usize) -> Cells {
     ]
 }
 
-/// The first tensor of their groups in which ranks differ, among those that all of them have.
+/// The first tensor in which the groups of ranks differ, among the tensors that all groups have.
 fn differing_part(answers: &[Answer]) -> usize {
     let parts = answers.iter().map(|answer| answer.request.parts()).min().unwrap_or(1);
     let commons: Vec<Request> = answers.iter().map(|answer| answer.request.common()).collect();
@@ -110,7 +111,8 @@ fn differing_part(answers: &[Answer]) -> usize {
     (0..parts).find(differs).unwrap_or(0)
 }
 
-/// The only dimension in which ranks differ that all have as many of; none if there are several.
+/// The only dimension in which ranks differ, if all shapes have equally many; `None` if they differ
+/// in several.
 fn differing_dimension(answers: &[Answer], part: usize) -> Option<usize> {
     let requests = answers.iter().map(|answer| answer.request.common());
     let shapes: BTreeSet<Vec<u64>> = requests
@@ -126,7 +128,8 @@ fn differing_dimension(answers: &[Answer], part: usize) -> Option<usize> {
     differing.next().filter(|_| differing.next().is_none())
 }
 
-/// What most ranks have in one column; of equals, what the lowest rank has.
+/// The cell that most ranks have in a column. If several are equally frequent, that of the lowest
+/// rank.
 fn usual(rows: &[(Vec<Rank>, Cells)], column: usize) -> &str {
     let mut votes: Vec<(&str, usize)> = Vec::new();
     for (ranks, cells) in rows {
@@ -136,7 +139,7 @@ fn usual(rows: &[(Vec<Rank>, Cells)], column: usize) -> &str {
             None => votes.push((value, ranks.len())),
         }
     }
-    // `max_by_key` gives the last of equals, so look from the end to get the first.
+    // `max_by_key` returns the last of equal ones, so the reversed order returns the first.
     votes.iter().rev().max_by_key(|(_, number)| *number).map_or("", |(value, _)| value)
 }
 
@@ -157,7 +160,7 @@ fn hint(differing: &[usize]) -> &'static str {
     }
 }
 
-/// The failure that tells every rank what each of them sent.
+/// The failure that shows every rank what each of them asked for.
 pub(crate) fn disagreement(tensor: &str, answers: &[Answer]) -> Failure {
     let part = differing_part(answers);
     let mut groups: BTreeMap<Cells, Vec<Rank>> = BTreeMap::new();
@@ -230,7 +233,7 @@ fn first_difference(rows: &[(Vec<Rank>, Cells)], column: usize) -> usize {
 }
 
 fn table(rows: &[(Vec<Rank>, Cells)], usual: &[String], differing: &[usize]) -> Vec<String> {
-    // What is compared may differ in nothing that has a column: then all of it is shown.
+    // Requests may differ in something that has no column. Then all columns are shown.
     let all: Vec<usize> = (0..COLUMNS.len()).collect();
     let shown = if differing.is_empty() { &all[..] } else { differing };
     let heads = shown.iter().map(|&column| COLUMNS[column].to_owned());

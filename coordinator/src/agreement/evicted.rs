@@ -1,10 +1,10 @@
 //! Ids that were taken from idle tensors to make room for others, until every node knows.
 //!
-//! The coordinator alone decides which id is evicted, and announces it in the stream of operations.
-//! So every daemon forgets the same ids at the same point of that stream. A node may use an id
-//! until it has read that the id is gone. What the id stood for is therefore kept here until every
-//! node has confirmed that it has read so. Meanwhile an announcement by such an id is turned into
-//! one by name with full requests, so the table of tensors never sees an id that is gone.
+//! Only the coordinator decides which id is evicted, and it announces that in the stream of
+//! operations. So every daemon forgets the same ids at the same point of that stream. A node may
+//! use an id until it has read that the id is evicted. So the meaning of the id is kept here until
+//! every node has confirmed that. Meanwhile an announcement by such an id is turned into one by
+//! name with full requests, so the table of tensors never sees an evicted id.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(crate) struct Evicted {
 }
 
 impl Evicted {
-    /// How many flows there are of all that is kept.
+    /// The number of flows of all tensors that are kept.
     pub(crate) fn flows(&self) -> usize {
         self.flows
     }
@@ -57,8 +57,8 @@ impl Evicted {
         self.entries.insert(registered.id, Entry { set, name, registered, nodes: all });
     }
 
-    /// A node has read that an id is gone. False if it need not confirm that, or has done so before
-    /// (TRUST).
+    /// A node has read that an id is evicted. Returns false if it need not confirm that, or has
+    /// done so before (TRUST).
     pub(crate) fn confirmed(&mut self, node: NodeId, id: TensorId) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
         if !entry.nodes.contains(node.index()) {

@@ -1,10 +1,10 @@
-//! Short ids for tensors on which all ranks have agreed once, so that steady-state messages carry
-//! a few bytes instead of a name and a request.
+//! Short ids for tensors on which all ranks have agreed once. So messages in the steady state
+//! contain a few bytes instead of a name and a request.
 //!
 //! An id costs memory in the coordinator and in every daemon: about 100 bytes for each flow of its
-//! tensor. So both are bounded (BOUND): how many ids there are, and how many flows they have
-//! together. Where there is no room, [`Ids::next`] goes round the ids, oldest first, to find one
-//! that can be given up.
+//! tensor. So both are bounded (BOUND): the number of ids, and the number of their flows together.
+//! If there is no room, [`Ids::next`] goes round the ids, oldest first, to find one that can be
+//! evicted.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,15 +12,15 @@ use gradwire_proto::{Priority, TensorId};
 
 use crate::model::{plan::Plan, round::Slot};
 
-/// What an id stands for, beside the name.
+/// What an id stands for, besides the name.
 #[derive(Debug, Clone)]
 pub(crate) struct Registered {
     pub(crate) id: TensorId,
     pub(crate) plan: Arc<Plan>,
     pub(crate) priority: Priority,
-    /// Whether the nodes know it; it goes out with the tensor's first operation.
+    /// Whether the nodes know it; it is sent with the tensor's first operation.
     pub(crate) announced: bool,
-    /// Whether it has served a further round since it was last considered for eviction.
+    /// Whether another round has used it since it was last considered for eviction.
     pub(crate) used: bool,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Registered {
 pub(crate) struct Ids {
     slots: BTreeMap<TensorId, (Slot, usize)>,
     next: u32,
-    /// Where the search for an id to give up goes on.
+    /// Where the search for an id to evict continues.
     hand: TensorId,
     flows: usize,
     most: usize,
@@ -47,8 +47,8 @@ impl Ids {
         self.slots.len() < self.most && self.flows + flows <= self.most_flows
     }
 
-    /// An id for the tensor in a slot; none where there is no room. No number is given twice, so
-    /// that a late message with a dropped id is seen to be wrong.
+    /// Gives an id to the tensor in a slot; `None` if there is no room. No number is given twice,
+    /// so a late message with a dropped id is recognised.
     pub(crate) fn give(&mut self, slot: Slot, flows: usize) -> Option<TensorId> {
         if !self.has_room(flows) {
             return None;
@@ -67,7 +67,7 @@ impl Ids {
         }
     }
 
-    /// The next id of all, going round, and the slot of its tensor.
+    /// The next id in the circle of all ids: returns the slot of its tensor.
     pub(crate) fn next(&mut self) -> Option<Slot> {
         let mut from_here = self.slots.range(self.hand..);
         let (id, (slot, _)) = from_here.next().or_else(|| self.slots.first_key_value())?;
@@ -75,12 +75,12 @@ impl Ids {
         Some(*slot)
     }
 
-    /// Whether an id was in use once and is not any more.
+    /// Whether an id was in use once and no longer is.
     pub(crate) fn was_dropped(&self, id: TensorId) -> bool {
         id.0 < self.next && !self.slots.contains_key(&id)
     }
 
-    /// Where the tensor with this id is.
+    /// The slot of the tensor with this id.
     pub(crate) fn slot(&self, id: TensorId) -> Option<Slot> {
         self.slots.get(&id).map(|(slot, _)| *slot)
     }

@@ -1,12 +1,13 @@
-//! Who has announced which tensor, whether all ranks ask for the same, and what comes of it.
+//! Which nodes have announced which tensor, whether all ranks ask for the same, and what follows
+//! from it.
 //!
 //! - `ids`: short ids for tensors; `tensor`: one name and what was submitted for it
-//! - `check`: what an announcement has to be; `announcement`: what it means
-//! - `evicted`: ids that were taken away again
-//! - `disagreement`: the table of who asked for what; `settle`: what comes of a tensor that
-//!   everybody has announced
+//! - `check`: the conditions on an announcement; `announcement`: what it means
+//! - `evicted`: ids that were evicted
+//! - `disagreement`: the table of who asked for what; `settle`: the result for a tensor that all
+//!   nodes have announced
 //! - `table`: all tensors that are known
-//! - `sets`: the process sets, and who has joined in them
+//! - `sets`: the process sets, and the ranks that have joined them
 //!
 //! [`Agreement`] owns the table and the sets. What all ranks agree on becomes a [`Round`], which
 //! dispatch sends out. Everything else becomes part of the next answer.
@@ -49,7 +50,8 @@ use crate::{
 /// How many tensors a refusal names.
 const NAMED_TENSORS: usize = 3;
 
-/// Why nobody waits any more for what these ranks have not submitted (TELL).
+/// The failure of tensors that nobody waits for any more, because these ranks have not submitted
+/// them (TELL).
 fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
     let who = text::named_ranks(silent);
     let what = format!("process set {id} was given up before {who} had submitted it");
@@ -62,15 +64,15 @@ fn given_up(id: ProcessSetId, silent: &[Rank]) -> Failure {
 pub(crate) struct Agreement {
     sets: ProcessSets,
     table: ReadyTable,
-    /// What the next answer contains beside operations.
+    /// What the next answer contains besides operations.
     answer: Execute,
-    /// How long others waited for a node, at most.
+    /// For each node, the longest time that others waited for it.
     lags: BTreeMap<NodeId, Duration>,
     disagreements: u64,
 }
 
 impl Agreement {
-    /// For the nodes of a world. It has no process set before it has nodes.
+    /// The agreement for the nodes of a world. It has no process set before it has nodes.
     pub(crate) fn new(members: &Members, config: &EngineConfig) -> Self {
         let all = (0..members.ranks()).map(Rank).collect();
         let world = ProcessSet::new(all, |rank| members.node_of(rank));
@@ -118,7 +120,7 @@ impl Agreement {
         self.table.pending().map(|(_, _, tensor)| tensor.name.as_str())
     }
 
-    /// Whether a rank has joined some set and waits for the others.
+    /// Whether a rank has joined some set, in which it waits for the others.
     pub(crate) fn has_joined(&self, rank: Rank) -> bool {
         self.sets.has_joined(rank)
     }
@@ -147,7 +149,7 @@ impl Agreement {
         status.collect()
     }
 
-    /// Notes who joins with a message; see [`ProcessSets::note_joins`].
+    /// Notes the ranks that join with a message; see [`ProcessSets::note_joins`].
     pub(crate) fn note_joins(
         &mut self,
         node: NodeId,
@@ -156,9 +158,9 @@ impl Agreement {
         self.sets.note_joins(node, announcements)
     }
 
-    /// A node has announced a tensor. Ranks join the sets of `joins` with the same message;
-    /// `progress` says how far the node is with a tensor of a set. Returns the tensor if it is to
-    /// go out now.
+    /// A node has announced a tensor. Ranks join the sets of `joins` with the same message.
+    /// `progress` returns how far the node is with a tensor of a set. Returns the tensor if it can
+    /// be sent out now.
     pub(crate) fn announce(
         &mut self,
         node: NodeId,
@@ -177,7 +179,7 @@ impl Agreement {
             self.table.announce(node, announcement, set, now, |slot| progress(slot, set))?;
         match announced {
             Announced::Nothing => Ok(None),
-            // The rest of the message may be about the same.
+            // The rest of the message may concern the same tensor.
             Announced::Complete(_) if joins.contains(&id) => Ok(None),
             Announced::Complete(slot) => Ok(self.complete(slot, id, node, now)),
             Announced::Waiting(slot) => {
@@ -189,8 +191,9 @@ impl Agreement {
         }
     }
 
-    /// Ranks of a set have joined with a message of this node. Returns the tensors that wait for
-    /// nobody any more. Once all ranks have joined, the join itself is done, after everything else.
+    /// Ranks of a set have joined with a message of this node. Returns the tensors that wait for no
+    /// other rank any more. Once all ranks have joined, the join itself is done, after everything
+    /// else.
     pub(crate) fn complete_without_joined(
         &mut self,
         id: ProcessSetId,
@@ -206,7 +209,8 @@ impl Agreement {
         slots.into_iter().filter_map(|(.., slot)| self.complete(slot, id, node, now)).collect()
     }
 
-    /// Everybody has announced a tensor, `last` being the last node. Returns it if it is to go out.
+    /// All nodes have announced a tensor, `last` being the last node. Returns it if it can be sent
+    /// out.
     fn complete(
         &mut self,
         slot: Slot,
@@ -237,7 +241,7 @@ impl Agreement {
         None
     }
 
-    /// All ranks have asked for something that is no operation.
+    /// All ranks have asked for something that is not an operation.
     fn carry_out(&mut self, slot: Slot, id: ProcessSetId, request: &Request, tensor: TensorRef) {
         let done = match request.collective {
             Collective::AddProcessSet => self.add_set(request, tensor),
@@ -317,8 +321,8 @@ impl Agreement {
         self.fail_tensor(slot, failure);
     }
 
-    /// Fails a tensor. If it is a join, nobody has joined any more, and tensors that wait for
-    /// others without the joined ranks fail, too (TELL).
+    /// Fails a tensor. If it is a join, no rank has joined any more, and the tensors that would
+    /// have run without the joined ranks fail, too (TELL).
     fn fail_tensor(&mut self, slot: Slot, failure: Failure) {
         let Some(tensor) = self.table.get(slot) else { return };
         let (id, joins) = (tensor.set, tensor.kinds.has_joins());
@@ -350,7 +354,7 @@ impl Agreement {
         }
     }
 
-    /// A segment of a round goes out, the last one of the tensor if `last`. Returns the
+    /// A segment of a round is sent out; `last` if it is the tensor's last one. Returns the
     /// registration of the tensor's id if the nodes do not know it.
     pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
         self.table.sent(round, last)
@@ -361,12 +365,12 @@ impl Agreement {
         self.table.finished(slot);
     }
 
-    /// A node has read that these ids are gone.
+    /// A node has read that these ids are evicted.
     pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
         self.table.forgotten(node, ids)
     }
 
-    /// What the next answer contains beside operations and ids.
+    /// What the next answer contains besides operations and ids.
     pub(crate) fn take_answer(&mut self) -> Execute {
         let idle = |id| self.table.in_progress(id).next().is_none();
         let joined = self.sets.take_joined(idle);
@@ -384,12 +388,12 @@ impl Agreement {
         self.table.take_evicted()
     }
 
-    /// How long others waited for a node, at most, since the last call.
+    /// For each node, the longest time that others waited for it since the last call.
     pub(crate) fn take_lags(&mut self) -> Vec<(NodeId, Duration)> {
         std::mem::take(&mut self.lags).into_iter().collect()
     }
 
-    /// On how many tensors ranks disagreed, since the last call.
+    /// The number of tensors on which ranks disagreed, since the last call.
     pub(crate) fn take_disagreements(&mut self) -> u64 {
         std::mem::take(&mut self.disagreements)
     }

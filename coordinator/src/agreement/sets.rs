@@ -1,4 +1,5 @@
-//! The process sets of the job: which there are, which come and go, and who has joined in them.
+//! The process sets of the job: which exist, which are added and removed, and which ranks have
+//! joined them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +11,7 @@ use crate::model::{
     command::Joined, event::Announcement, process_set::ProcessSet, violation::Violation,
 };
 
-/// The most process sets beside the one of all ranks (BOUND).
+/// The most process sets besides that of all ranks (BOUND).
 const MAX_SETS: usize = 4096;
 
 pub(super) fn refuse(what: impl Into<String>, hint: &str) -> Failure {
@@ -21,21 +22,21 @@ pub(super) fn refuse(what: impl Into<String>, hint: &str) -> Failure {
 #[derive(Debug, Default)]
 pub(crate) struct ProcessSets {
     all: BTreeMap<ProcessSetId, ProcessSet>,
-    /// The number of the set that was made last; none is used again.
+    /// The id of the set that was added last; no id is used again.
     last: u32,
-    /// Sets in which all have joined, while something before that is not done.
+    /// Sets in which all ranks have joined, while an earlier operation is not done.
     returning: BTreeSet<ProcessSetId>,
-    /// Sets that are to be removed, while something in them is not done, and the requests for that.
+    /// Sets that will be removed, while something in them is not done, and the requests for that.
     removing: BTreeMap<ProcessSetId, TensorRef>,
 }
 
 impl ProcessSets {
-    /// With one set, of all ranks.
+    /// The process sets of a world: only that of all ranks.
     pub(super) fn new(world: ProcessSet) -> Self {
         Self { all: BTreeMap::from([(ProcessSetId::GLOBAL, world)]), ..Self::default() }
     }
 
-    /// A set by its number.
+    /// A set by its id.
     pub(crate) fn get(&self, id: ProcessSetId) -> Option<&ProcessSet> {
         self.all.get(&id)
     }
@@ -50,20 +51,20 @@ impl ProcessSets {
         self.all.len()
     }
 
-    /// Whether a rank has joined some set and waits for the others.
+    /// Whether a rank has joined some set, in which it waits for the others.
     pub(super) fn has_joined(&self, rank: Rank) -> bool {
         self.all.values().any(|set| set.joined().contains(&rank))
     }
 
-    /// Whether a set was removed, or is about to be.
+    /// Whether a set has been removed, or will be.
     pub(super) fn is_gone(&self, id: ProcessSetId) -> bool {
         let was_removed = (1..=self.last).contains(&id.0) && !self.all.contains_key(&id);
         was_removed || self.removing.contains_key(&id)
     }
 
-    /// Notes who joins. To be called before anything else of a message is handled: what a node can
-    /// announce because its rank has joined may come in the same message. Returns the sets in which
-    /// ranks join.
+    /// Notes the ranks that join. Call this before anything else of a message is handled: the same
+    /// message may contain what a node can announce because its rank has joined. Returns the sets
+    /// in which ranks join.
     pub(super) fn note_joins(
         &mut self,
         node: NodeId,
@@ -94,7 +95,7 @@ impl ProcessSets {
     pub(super) fn accepts(&self, announcement: &Announcement) -> Result<bool, Violation> {
         let id = announcement.set;
         if self.is_gone(id) {
-            // The node has not read that yet, and notifies its own ranks when it has.
+            // The node has not read that yet. It notifies its own ranks when it has.
             return Ok(false);
         }
         if !self.all.contains_key(&id) {
@@ -125,8 +126,8 @@ impl ProcessSets {
         }
     }
 
-    /// The sets in which everybody takes part again. `is_idle` says whether nothing of a set is
-    /// under way: who comes back finds no tensor half done in which it took no part.
+    /// The sets in which all ranks take part again. `is_idle` returns whether nothing of a set is
+    /// in flight. So a rank that returns finds no unfinished tensor in which it took no part.
     pub(super) fn take_joined(&mut self, is_idle: impl Fn(ProcessSetId) -> bool) -> Vec<Joined> {
         let ready = std::mem::take(&mut self.returning).into_iter();
         let (ready, later): (BTreeSet<_>, BTreeSet<_>) = ready.partition(|id| is_idle(*id));
@@ -139,7 +140,8 @@ impl ProcessSets {
         ready.into_iter().filter_map(back).collect()
     }
 
-    /// Takes out the sets that go, with the requests for that, once nothing of them is under way.
+    /// Returns the sets that can be removed, with the requests for that, once nothing of them is in
+    /// flight.
     pub(super) fn take_removed(
         &mut self,
         is_idle: impl Fn(ProcessSetId) -> bool,
@@ -151,7 +153,7 @@ impl ProcessSets {
         gone.into_iter().collect()
     }
 
-    /// Makes a set of these ranks, ascending. Returns its number.
+    /// Adds a set of these ranks, ascending. Returns its id.
     pub(super) fn add(&mut self, ranks: &[Rank]) -> Result<ProcessSetId, Failure> {
         let world = self.all.get(&ProcessSetId::GLOBAL);
         let size = world.map_or(0, |world| world.members().len());
@@ -177,7 +179,7 @@ impl ProcessSets {
         Ok(id)
     }
 
-    /// The set with this number, if it can be removed.
+    /// The set with this id, if it can be removed.
     pub(super) fn removable(&self, number: u64) -> Result<(ProcessSetId, &ProcessSet), Failure> {
         let id = u32::try_from(number).map(ProcessSetId).unwrap_or_default();
         if number == 0 {
@@ -191,7 +193,7 @@ impl ProcessSets {
         Ok((id, set))
     }
 
-    /// Removes a set once nothing of it is under way. The tensor is the request for that.
+    /// Removes a set once nothing of it is in flight. The tensor is the request for that.
     pub(super) fn remove_later(&mut self, id: ProcessSetId, tensor: TensorRef) {
         self.removing.insert(id, tensor);
     }

@@ -1,5 +1,5 @@
-//! What comes of a tensor that everybody has announced. Either all ranks ask for the same, and it
-//! is possible; or everybody is notified why it will never run.
+//! The result for a tensor that all nodes have announced. Either all ranks ask for the same and it
+//! is possible, or every rank is notified why it will never run.
 
 use std::collections::BTreeMap;
 
@@ -22,9 +22,9 @@ use crate::model::{
 pub(super) struct Consent {
     pub(super) agreed: Agreed,
     pub(super) priority: Priority,
-    /// Who takes part, ascending.
+    /// The members that take part, ascending.
     pub(super) members: Vec<Rank>,
-    /// Who would but has joined, ascending.
+    /// The members that would take part but have joined, ascending.
     pub(super) absent: Vec<Rank>,
 }
 
@@ -32,7 +32,7 @@ fn invalid(what: impl Into<String>, hint: &str) -> Failure {
     Failure::new(FailureKind::Invalid, what).hint(hint)
 }
 
-/// Compares what all ranks have answered to a tensor that is complete.
+/// Compares the requests of all ranks for a tensor that is complete.
 pub(super) fn settle(tensor: &Tensor, set: &ProcessSet) -> Result<Consent, Failure> {
     let name = tensor.name.as_str();
     let Some((common, priority)) = tensor.common(set) else {
@@ -49,7 +49,7 @@ pub(super) fn settle(tensor: &Tensor, set: &ProcessSet) -> Result<Consent, Failu
     }
 }
 
-/// Every rank's answer, with how many times it submitted the tensor.
+/// Every rank's request, and how many times it submitted the tensor.
 fn answers(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
     let mut rows: Vec<(Rank, Request, u32)> = Vec::new();
     for (rank, request) in tensor.answers(set) {
@@ -71,7 +71,7 @@ fn answers(tensor: &Tensor, set: &ProcessSet) -> Vec<Answer> {
     rows.into_iter().map(answer).collect()
 }
 
-/// What the requests alone do not show: who is there, and how much it is.
+/// Checks what the requests alone do not show: which ranks take part, and how large the result is.
 fn check(
     id: ProcessSetId,
     set: &ProcessSet,

@@ -1,8 +1,8 @@
-//! Which node has announced which tensor, until all have: then the requests are compared.
+//! Which nodes have announced which tensor. Once all have, the requests are compared.
 //!
-//! Every tensor has a slot for as long as anything is known of it: it waits, it is on its way, or
-//! it has an id. A tensor with an id costs no allocation in the steady state. Where ids run out, an
-//! idle tensor that has not been used for long gives up its own and is forgotten (BOUND).
+//! Every tensor has a slot for as long as it is known: while it waits, while it is in flight, or
+//! while it has an id. A tensor with an id costs no allocation in the steady state. If ids run out,
+//! an idle tensor that has not been used for long loses its id and is forgotten (BOUND).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -28,34 +28,34 @@ use crate::model::{
     violation::Violation,
 };
 
-/// How many tensors are considered for eviction where an id is wanted, besides one for each flow
+/// How many tensors are considered for eviction when an id is needed, besides one for each flow
 /// that needs room.
 const CONSIDERED: usize = 256;
 
-/// What comes of a tensor that everybody has announced.
+/// The result for a tensor that all nodes have announced.
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// All ranks have asked for the same: it goes out.
+    /// All ranks have asked for the same: it can be sent out.
     Runs(Arc<Round>),
-    /// All ranks have asked for something that is no operation; the round is still open.
+    /// All ranks have asked for something that is not an operation; the round is still open.
     Asks {
-        /// What it is.
+        /// The request.
         request: Request,
-        /// How messages call it.
+        /// How messages call the tensor.
         tensor: TensorRef,
     },
     /// It will never run.
     Fails(TensorFailure),
 }
 
-/// What an announcement led to.
+/// The result of an announcement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Announced {
-    /// Others have to announce the tensor.
+    /// Other nodes have to announce the tensor.
     Waiting(Slot),
-    /// Everybody has announced it.
+    /// All nodes have announced it.
     Complete(Slot),
-    /// Nothing that anybody waits for.
+    /// Nothing changes for any tensor that is waited for.
     Nothing,
 }
 
@@ -95,7 +95,7 @@ impl ReadyTable {
         }
     }
 
-    /// How many tensors wait for somebody.
+    /// How many tensors wait for some node.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting
     }
@@ -108,7 +108,7 @@ impl ReadyTable {
         self.tensors.get(slot.0 as usize)?.as_ref()
     }
 
-    /// The tensors that wait for somebody, with the time since when.
+    /// The tensors that wait for some node, and since when.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (Slot, Duration, &Tensor)> {
         self.tensors.iter().enumerate().filter_map(|(slot, tensor)| {
             let tensor = tensor.as_ref()?;
@@ -155,8 +155,8 @@ impl ReadyTable {
         Ok(slot)
     }
 
-    /// Handles a node's announcement (TRUST). `progress` says how far the node is with the tensor
-    /// in a slot.
+    /// Handles a node's announcement (TRUST). `progress` returns how far the node is with the
+    /// tensor in a slot.
     pub(crate) fn announce(
         &mut self,
         node: NodeId,
@@ -174,7 +174,7 @@ impl ReadyTable {
             && matches!(carries, Carries::Mixed | Carries::Duplicates)
             && self.ids.was_dropped(id)
         {
-            // The tensor was agreed on with another request meanwhile.
+            // Another request was agreed on for the tensor meanwhile.
             return Ok(Announced::Nothing);
         }
         let slot = self.find(&announcement)?;
@@ -232,7 +232,7 @@ impl ReadyTable {
         }
     }
 
-    /// Enters an announcement that counts.
+    /// Adds an announcement that counts.
     fn count(
         &mut self,
         slot: Slot,
@@ -258,8 +258,8 @@ impl ReadyTable {
         if is_complete { Announced::Complete(slot) } else { Announced::Waiting(slot) }
     }
 
-    /// Ends the round of a tensor that everybody has announced, unless it asks for something that
-    /// the table can't do: then it stays open until [`ReadyTable::close`] or [`ReadyTable::fail`].
+    /// Ends the round of a tensor that all nodes have announced. If it asks for something that the
+    /// table can't do, the round stays open until [`ReadyTable::close`] or [`ReadyTable::fail`].
     pub(crate) fn settle(&mut self, slot: Slot, set: &ProcessSet) -> Option<Settled> {
         let tensor = self.get(slot)?;
         let since = tensor.since?;
@@ -323,9 +323,9 @@ impl ReadyTable {
         }
     }
 
-    /// The id of an agreed tensor: the one that it has, or a new one if what that stands for has
-    /// changed. None if it has to travel by name: while ranks are absent, where no id is left, and
-    /// while segments under the old id have not gone out.
+    /// The id of an agreed tensor: the one that it has, or a new one if its meaning has changed.
+    /// `None` if the tensor has to be sent by name: while ranks are absent, where no id is left,
+    /// and while segments under the old id have not been sent out.
     fn register(
         &mut self,
         slot: Slot,
@@ -360,7 +360,7 @@ impl ReadyTable {
         let tensor = self.get_mut(slot)?;
         tensor.registered = new;
         if let Some(old) = old.filter(|old| old.announced && !replaced) {
-            // No registration takes its place, from which the nodes would see that it is gone.
+            // No new registration replaces it, so the nodes would not see that it is gone.
             let (set, name) = (tensor.set, tensor.name.clone());
             self.evict(set, name, old);
         }
@@ -372,9 +372,9 @@ impl ReadyTable {
         self.evicted.add(set, name, registered, self.nodes);
     }
 
-    /// Takes their ids from idle tensors until there is room for one more with so many flows
-    /// (BOUND). It goes round all ids, oldest first, and passes over those that have been used
-    /// since it came by last. What the nodes have not confirmed yet is bounded likewise.
+    /// Evicts ids of idle tensors until there is room for one more id with so many flows (BOUND).
+    /// It goes round all ids, oldest first, and skips those that have been used since it last
+    /// reached them. The evictions that nodes have not confirmed yet are bounded likewise.
     fn make_room(&mut self, flows: usize) {
         for _ in 0..CONSIDERED + flows {
             if self.ids.has_room(flows) || self.evicted.flows() >= MAX_FLOWS {
@@ -400,7 +400,7 @@ impl ReadyTable {
         std::mem::take(&mut self.unannounced)
     }
 
-    /// A node has read that these ids are gone.
+    /// A node has read that these ids are evicted.
     pub(crate) fn forgotten(&mut self, node: NodeId, ids: &[TensorId]) -> Result<(), Violation> {
         match ids.iter().find(|id| !self.evicted.confirmed(node, **id)) {
             None => Ok(()),
@@ -435,8 +435,8 @@ impl ReadyTable {
         self.waiting -= usize::from(was_waiting);
     }
 
-    /// Notes that a segment of a queued tensor goes out; `last` if nothing of it is left. Gives the
-    /// registration of the id that it is called by, if the nodes do not know it.
+    /// Notes that a segment of a queued tensor is sent out; `last` if nothing of it is left.
+    /// Returns the registration of its id, if the nodes do not know it.
     pub(crate) fn sent(&mut self, round: &Round, last: bool) -> Option<Registration> {
         let tensor = self.get_mut(round.slot)?;
         tensor.unfinished += 1;
@@ -453,7 +453,7 @@ impl ReadyTable {
         })
     }
 
-    /// Notes that one segment of a tensor is done by everybody.
+    /// Notes that all nodes have done one segment of a tensor.
     pub(crate) fn finished(&mut self, slot: Slot) {
         if let Some(tensor) = self.get_mut(slot) {
             tensor.unfinished = tensor.unfinished.saturating_sub(1);
@@ -484,7 +484,7 @@ impl ReadyTable {
         })
     }
 
-    /// The tensors of a process set that somebody waits for or that are under way.
+    /// The tensors of a process set that are waited for or in flight.
     pub(crate) fn in_progress(&self, set: ProcessSetId) -> impl Iterator<Item = &TensorName> {
         self.of_set(set).filter(|(_, tensor)| !tensor.is_idle()).map(|(_, tensor)| &tensor.name)
     }

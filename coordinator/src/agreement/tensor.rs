@@ -1,4 +1,4 @@
-//! One name in one process set, and what has been answered to it in this round.
+//! One name in one process set, and the requests for it in this round.
 
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
@@ -14,10 +14,10 @@ use crate::{
     model::{event::Submitted, process_set::ProcessSet},
 };
 
-/// The most later second submissions that one round keeps, for its table (BOUND).
+/// The most second submissions that one round keeps for its table (BOUND).
 const MAX_DUPLICATES: usize = 4096;
 
-/// Sender and receiver of a send and receive.
+/// The sender and the receiver of a send and receive.
 pub(super) fn peers(request: &Request) -> Option<[Rank; 2]> {
     match (request.collective, &request.list[..]) {
         (Collective::SendReceive, &[to]) => Some([request.root, Rank(u32::try_from(to).ok()?)]),
@@ -25,8 +25,8 @@ pub(super) fn peers(request: &Request) -> Option<[Rank; 2]> {
     }
 }
 
-/// The ranks that a node answers for by an id alone, which stands for `request`: all that it has in
-/// the set, or those of the two that send and receive.
+/// The ranks for which a node answers by an id alone, which stands for `request`: all that it has
+/// in the set, or its ranks among the sender and the receiver.
 pub(super) fn answers_by_id<'a>(
     request: &Request,
     set: &'a ProcessSet,
@@ -39,7 +39,7 @@ pub(super) fn answers_by_id<'a>(
     }
 }
 
-/// What a rank asks for that answers by an id alone, which stands for `agreed`.
+/// The request of a rank for which a node answers by an id alone, which stands for `agreed`.
 pub(super) fn asked_by_id<'a>(
     agreed: &'a Agreed,
     set: &ProcessSet,
@@ -59,14 +59,14 @@ pub(super) fn asked_by_id<'a>(
     }
 }
 
-/// Which kinds of calls the requests of a round are, as far as it decides who has to submit.
+/// The kinds of calls among the requests of a round, as far as they decide who has to submit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CallKinds {
-    /// Some are of a send and receive: of two ranks.
+    /// Some are sends and receives: for two ranks.
     sends: bool,
-    /// Some are joins: each rank by itself.
+    /// Some are joins: each rank for itself.
     joins: bool,
-    /// Some are of anything else: of all that have not joined.
+    /// Some are other calls: for all ranks that have not joined.
     others: bool,
 }
 
@@ -111,19 +111,19 @@ pub(super) struct Tensor {
     pub(super) set: ProcessSetId,
     pub(super) name: TensorName,
     pub(super) registered: Option<Registered>,
-    /// When the first node announced it; none while nobody waits for it.
+    /// When the first node announced it; `None` while nobody waits for it.
     pub(super) since: Option<Duration>,
-    /// The nodes that have.
+    /// The nodes that have announced it.
     pub(super) announced: FixedBitSet,
-    /// The full requests of those nodes that did not announce it by the id alone.
+    /// The full requests of the nodes that did not announce it by the id alone.
     pub(super) requests: Vec<(NodeId, Submitted)>,
     /// Second submissions that were reported after the first ones.
     pub(super) duplicates: Vec<Submitted>,
     /// Which kinds of calls the requests are.
     pub(super) kinds: CallKinds,
-    /// All ranks have agreed and not all of it has gone out.
+    /// Whether all ranks have agreed and not all of it has been sent out.
     pub(super) queued: bool,
-    /// Its segments that are not done by everybody.
+    /// The number of its segments that some node has not done.
     pub(super) unfinished: u32,
 }
 
@@ -144,7 +144,7 @@ impl Tensor {
         }
     }
 
-    /// How messages call it. An id that the nodes do not know yet is of no use.
+    /// How messages call it: by an id only if the nodes know the id.
     pub(super) fn reference(&self) -> TensorRef {
         match &self.registered {
             Some(registered) if registered.announced => TensorRef::Id(registered.id),
@@ -162,7 +162,7 @@ impl Tensor {
         self.announced.contains(node.index())
     }
 
-    /// Whether nobody waits for it and nothing of it is under way.
+    /// Whether nobody waits for it and nothing of it is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.since.is_none() && !self.queued && self.unfinished == 0
     }
@@ -188,7 +188,7 @@ impl Tensor {
         set.nodes().iter().copied().filter(is_by_id).collect()
     }
 
-    /// What was agreed before, if somebody answers by the id alone in this round.
+    /// What was agreed before, if some node answers by the id alone in this round.
     pub(super) fn again(&self, set: &ProcessSet) -> Option<&Registered> {
         self.registered.as_ref().filter(|_| !self.by_id(set).is_empty())
     }
@@ -198,7 +198,7 @@ impl Tensor {
         self.requests.iter().filter(move |(n, _)| *n == node).map(|(_, submitted)| submitted)
     }
 
-    /// The ranks that have to answer or to join: all of the set, or the two that send and receive.
+    /// The ranks that have to submit it or to join: all of the set, or the sender and the receiver.
     pub(super) fn concerned<'a>(&self, set: &'a ProcessSet) -> Cow<'a, [Rank]> {
         if !self.kinds.only_sends() {
             return Cow::Borrowed(set.members());
@@ -212,7 +212,7 @@ impl Tensor {
         Cow::Owned(all)
     }
 
-    /// What each rank has asked for that has answered, by rank.
+    /// The requests of the ranks that have submitted it, by rank.
     pub(super) fn answers<'a>(&'a self, set: &'a ProcessSet) -> BTreeMap<Rank, Cow<'a, Request>> {
         let mut all = BTreeMap::new();
         if let Some(registered) = self.again(set) {
@@ -230,12 +230,12 @@ impl Tensor {
         all
     }
 
-    /// The ranks that have neither answered nor joined.
+    /// The ranks that have neither submitted it nor joined.
     pub(super) fn missing(&self, set: &ProcessSet) -> Vec<Rank> {
         self.silent(set).into_iter().filter(|rank| !set.joined().contains(rank)).collect()
     }
 
-    /// The ranks that have not answered, whether they have joined or not.
+    /// The ranks that have not submitted it, whether they have joined or not.
     pub(super) fn silent(&self, set: &ProcessSet) -> Vec<Rank> {
         let by_id =
             self.by_id(set).into_iter().flat_map(|node| self.ranks_by_id(set, node).into_owned());
@@ -246,7 +246,7 @@ impl Tensor {
         concerned.iter().copied().filter(|rank| answered.binary_search(rank).is_err()).collect()
     }
 
-    /// Whether everybody has answered who has not joined.
+    /// Whether all ranks that have not joined have submitted it.
     pub(super) fn is_complete(&self, set: &ProcessSet) -> bool {
         if self.since.is_none() {
             return false;
@@ -265,8 +265,8 @@ impl Tensor {
         set.nodes().iter().all(|&node| self.has_announced(node) || joined(node))
     }
 
-    /// What has to be the same for all and is; none if it is not. With the most urgent of the
-    /// priorities.
+    /// The part of the requests that has to be the same for all, with the highest of the
+    /// priorities; `None` if it is not the same.
     pub(super) fn common(&self, set: &ProcessSet) -> Option<(Request, Priority)> {
         if !self.duplicates.is_empty() || self.requests.iter().any(|(_, s)| s.duplicate) {
             return None;
@@ -284,8 +284,8 @@ impl Tensor {
         Some((first.common(), priority))
     }
 
-    /// A rank that has left and that has not answered: it never will. Of several the one that left
-    /// first, because others may have left for that.
+    /// A rank that has left without submitting it: it never will. Of several, it is the one that
+    /// left first, because others may have left for that reason.
     pub(super) fn left_behind(
         &self,
         set: &ProcessSet,
@@ -299,7 +299,7 @@ impl Tensor {
         left.min().map(|(_, node, rank)| (node, rank))
     }
 
-    /// Keeps further second submissions, for the table. What is known already adds nothing.
+    /// Keeps further second submissions, for the table. Known ones add nothing.
     pub(super) fn add_duplicates(&mut self, submitted: Vec<Submitted>) {
         let known = |s: &Submitted| {
             let seen = self.duplicates.iter().filter(|a| a.request == s.request);
@@ -313,7 +313,7 @@ impl Tensor {
         }
     }
 
-    /// Puts a node's announcement in the place of its earlier one in this round.
+    /// Replaces a node's earlier announcement in this round.
     pub(super) fn replace(&mut self, node: NodeId, submitted: Vec<Submitted>) {
         self.requests.retain(|(n, _)| *n != node);
         self.requests.extend(submitted.into_iter().map(|s| (node, s)));

@@ -1,5 +1,5 @@
-//! Which algorithm a piece runs with, decided once for all pieces of about its size between the
-//! same nodes with about as many others; and how long such pieces have taken.
+//! The algorithm of a piece. It is decided once for all pieces of about its size, between the same
+//! nodes, in pipelines of about the same length. It also records how long such pieces have taken.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -21,36 +21,36 @@ use crate::model::{
 /// The most choices that are kept (BOUND).
 const MAX_CHOICES: usize = 4096;
 
-/// The racks of the participants, what is achieved between which of them, the rule that holds, and
+/// The racks of the participants, the kind of the piece, the number of the rule that applies, and
 /// the powers of two that the bytes and the pieces of the pipeline do not exceed.
 type Class = (Vec<u32>, (u8, u32, u32), usize, u32, u32);
 
-/// A pipeline of more pieces than this is as good as endless.
+/// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
 
-/// A choice that has been made, for as long as it is kept.
+/// The id of a choice, as long as the choice is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ChoiceId(u64);
 
-/// A choice, and what came of it.
+/// A choice, and the times of its operations.
 #[derive(Debug)]
 struct Made {
     known: KnownSpec,
     class: Class,
-    /// The number of the rule that allowed it, as people count them; 0 for none.
+    /// The number of the rule that allowed it, counted from 1; 0 for none.
     rule: usize,
     choice: Choice,
     operations: u64,
     observed: Observed,
 }
 
-/// What a piece runs with.
+/// The algorithm of a piece.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) spec: KnownSpec,
-    /// None where there was nothing to choose.
+    /// `None` if there was nothing to choose.
     pub(crate) id: Option<ChoiceId>,
-    /// Why, if that had to be decided.
+    /// The reason, if the choice was made for this piece.
     pub(crate) reason: Option<String>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Chooser {
     made: BTreeMap<ChoiceId, Made>,
     last: ChoiceId,
     ids: BTreeMap<Spec, SpecId>,
-    /// Those that the nodes have not been told.
+    /// Specs that have not been sent to the nodes yet.
     unannounced: Vec<KnownSpec>,
 }
 
@@ -83,7 +83,7 @@ fn name((kind, ..): (u8, u32, u32)) -> &'static str {
 }
 
 impl Chooser {
-    /// A chooser for nodes with these rack labels.
+    /// The choices for nodes with these rack labels.
     pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
         let topology = Topology::from_labels(racks);
         Self {
@@ -99,7 +99,7 @@ impl Chooser {
         }
     }
 
-    /// The specs that operations have been given and that the nodes have to be told first.
+    /// The specs of operations that have to be sent to the nodes first.
     pub(crate) fn take_unannounced(&mut self) -> Vec<KnownSpec> {
         std::mem::take(&mut self.unannounced)
     }
@@ -126,7 +126,7 @@ impl Chooser {
         bytes: u64,
         pieces: u64,
     ) -> Chosen {
-        // Alone there is nothing to choose.
+        // A single node has nothing to choose.
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, participants).filter(|_| several) else {
             let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };
@@ -136,7 +136,7 @@ impl Chooser {
         let topology = Topology { racks: racks.collect() };
         let size = bytes.next_power_of_two().ilog2();
         let rule = self.rules.rule_for(kind, bytes);
-        // What is forced does not depend on it, and a move has one way to go.
+        // A fixed choice does not depend on the class, and a move has only one way.
         let is_fixed = matches!(kind, Kind::Move { .. })
             || self.rules.forced(rule, topology.participants()).is_some();
         let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
@@ -168,8 +168,8 @@ impl Chooser {
         Chosen { spec: known, id: Some(id), reason: Some(reason) }
     }
 
-    /// A piece has taken so long, as one of so many in flight. Counts if it was as its choice
-    /// expects: alone, or one of a pipeline that uses all of the credit.
+    /// A piece has taken this time, with so many pieces in flight. It counts if it ran as its
+    /// choice expects: alone, or in a pipeline that uses all of the credit.
     pub(crate) fn observe(&mut self, id: ChoiceId, time: Duration, in_flight: u32) {
         let Some(made) = self.made.get_mut(&id) else { return };
         let (.., pieces) = made.class;
@@ -178,7 +178,7 @@ impl Chooser {
         }
     }
 
-    /// The choices that most operations had, at most [`SHOWN`].
+    /// The choices with the most operations, at most [`SHOWN`].
     pub(crate) fn status(&self) -> Vec<ChoiceStatus> {
         let mut made: Vec<&Made> = self.made.values().collect();
         made.sort_by_key(|made| std::cmp::Reverse(made.operations));

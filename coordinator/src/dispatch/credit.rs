@@ -12,22 +12,22 @@ use gradwire_proto::{NodeId, Sequence};
 use super::algorithm::ChoiceId;
 use crate::model::round::Slot;
 
-/// One operation that not everybody has done.
+/// One operation that some node has not done.
 #[derive(Debug)]
 pub(crate) struct Flying {
-    /// Who has not done it.
+    /// The nodes that have not done it.
     pub(crate) nodes: FixedBitSet,
     /// Its tensors, ascending.
     pub(crate) slots: Vec<Slot>,
-    /// Since when.
+    /// When it started.
     pub(crate) since: Duration,
     /// The choice of its algorithm, if there was one.
     choice: Option<ChoiceId>,
-    /// How many were in flight when it started, with it.
+    /// How many operations were in flight when it started, including it.
     in_flight: usize,
 }
 
-/// An operation that everybody has done.
+/// An operation that all nodes have done.
 #[derive(Debug)]
 pub(crate) struct Completed {
     /// Its tensors, ascending.
@@ -35,12 +35,13 @@ pub(crate) struct Completed {
     pub(crate) choice: Option<ChoiceId>,
     /// When it started.
     pub(crate) since: Duration,
-    /// How many were in flight when it started, with it; none if it ended among more or fewer.
+    /// How many were in flight when it started, including it; `None` if a different number was in
+    /// flight when it ended.
     pub(crate) in_flight: Option<u32>,
 }
 
 impl Flying {
-    /// Whether a node has not done it.
+    /// Whether a node has yet to do it.
     pub(crate) fn has(&self, node: NodeId) -> bool {
         self.nodes.contains(node.index())
     }
@@ -65,7 +66,7 @@ impl Flight {
         self.flying.len() < self.credit
     }
 
-    /// Starts an operation: the next number of the one order over all process sets (ORD).
+    /// Starts an operation, with the next number of the one order over all process sets (ORD).
     pub(crate) fn start(
         &mut self,
         nodes: FixedBitSet,
@@ -81,8 +82,8 @@ impl Flight {
         sequence
     }
 
-    /// A node has done an operation. `Err` if it had nothing to do there; the operation once
-    /// everybody has done it.
+    /// A node has done an operation. Returns the operation once all nodes have done it, and `Err`
+    /// if the node had nothing to do in it.
     pub(crate) fn done(
         &mut self,
         node: NodeId,
@@ -110,7 +111,7 @@ impl Flight {
         theirs.any(|flying| flying.slots.binary_search(&slot).is_ok())
     }
 
-    /// What is in flight, oldest first.
+    /// The operations in flight, oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Sequence, &Flying)> {
         self.flying.iter().map(|(&sequence, flying)| (sequence, flying))
     }
@@ -128,7 +129,7 @@ impl Flight {
         self.started
     }
 
-    /// How many operations everybody has done.
+    /// How many operations all nodes have done.
     pub(crate) fn completed(&self) -> u64 {
         self.done
     }

@@ -1,4 +1,4 @@
-//! What goes out next, how much at a time, and how.
+//! What is sent out next, how much at a time, and with which algorithm.
 //!
 //! - `queue`: agreed tensors, fused and cut into pieces in order of priority
 //! - `credit`: the operations in flight, and whether more may start
@@ -32,17 +32,17 @@ use crate::model::{
     violation::Violation,
 };
 
-/// One operation that goes out.
+/// One operation to send out.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) operation: Operation,
-    /// What it was cut from, segment by segment.
+    /// The cuts that it consists of, segment by segment.
     pub(crate) cuts: Vec<Cut>,
-    /// Why this algorithm, if that had to be decided.
+    /// The reason for its algorithm, if that was decided for it.
     pub(crate) choice: Option<String>,
 }
 
-/// The tensors that go out, and the operations in flight.
+/// The tensors to send out, and the operations in flight.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
     queue: Queue,
@@ -55,7 +55,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// For nodes with these rack labels.
+    /// The dispatch for nodes with these rack labels.
     pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
         Self {
             queue: Queue::default(),
@@ -105,8 +105,8 @@ impl Dispatch {
         self.queue.push(round);
     }
 
-    /// A node has done operations. Calls `finished` for each segment of those that every node has
-    /// done.
+    /// A node has done operations. Calls `finished` for each segment of the operations that all
+    /// nodes have done.
     pub(crate) fn done(
         &mut self,
         node: NodeId,
@@ -128,22 +128,23 @@ impl Dispatch {
         Ok(())
     }
 
-    /// The choices of algorithms, and what came of them.
+    /// The choices of algorithms, and the times of their operations.
     pub(crate) fn choices(&self) -> Vec<ChoiceStatus> {
         self.chooser.status()
     }
 
-    /// How large the next pieces should be, so that all lanes have some of what waits.
+    /// The size of the next pieces, so that what waits is divided between all lanes.
     pub(crate) fn piece_bytes(&self) -> u64 {
         self.queue.fair_piece(self.lanes, self.max_piece_bytes)
     }
 
-    /// The specs that operations have been given and that the nodes have to be told first.
+    /// The specs of operations that have to be sent to the nodes first.
     pub(crate) fn take_specs(&mut self) -> Vec<KnownSpec> {
         self.chooser.take_unannounced()
     }
 
-    /// The next operation, of at most `piece_bytes`. None if nothing waits, or there is no credit.
+    /// The next operation, of at most `piece_bytes`; `None` if nothing waits, or there is no
+    /// credit.
     pub(crate) fn next<'a>(
         &mut self,
         piece_bytes: u64,
@@ -154,7 +155,7 @@ impl Dispatch {
             return None;
         }
         let piece = self.queue.cut(piece_bytes)?;
-        // This one, those in flight, and those that wait.
+        // This operation, those in flight, and those that wait.
         let pipeline = self.flight.len() as u64 + 1 + self.queue.pieces(piece_bytes);
         let participants = piece.kind.participants(set(piece.kind.set)?);
         let Piece { kind, bytes, cuts } = piece;

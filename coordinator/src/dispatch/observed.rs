@@ -14,7 +14,7 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
-    /// Adds one.
+    /// Adds a time.
     pub(crate) fn add(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.count += 1;
@@ -23,7 +23,7 @@ impl Observed {
         self.squares += before * (seconds - self.mean);
     }
 
-    /// How many there are.
+    /// The number of times.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

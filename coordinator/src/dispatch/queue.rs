@@ -1,11 +1,11 @@
-//! Fusing small tensors and partitioning large ones is one cut: what is ready is cut, in priority
+//! Fusing small tensors and dividing large ones is the same step: what is ready is cut, in priority
 //! order, into pieces of at most `piece_bytes`.
 //!
-//! The flows of the tensors are cut. Flows of one [`Kind`] may share a piece: all but their ranges
-//! is equal, and they have the same route. The most urgent flow of all decides which kind is cut
-//! next. The flows that follow it in its own kind fill the piece, so gradients of two element types
-//! that alternate still fuse. A piece is cut when it is sent and not before, so an urgent tensor
-//! overtakes what has not gone out of a large one.
+//! The flows of the tensors are cut. Flows of one [`Kind`] may share a piece: they have the same
+//! route, and everything but their ranges is equal. The most urgent flow of all decides which kind
+//! is cut next. The flows that follow it in its own kind fill the piece, so gradients of two
+//! element types that alternate still fuse. A piece is cut only when it is sent. So an urgent
+//! tensor overtakes the rest of a large one.
 
 use std::{
     cmp::Reverse,
@@ -26,12 +26,12 @@ use crate::model::{
 /// always makes progress.
 const ALIGNMENT: u64 = MIN_PIECE_BYTES;
 
-/// The most bytes that the segments of one piece take in a message, where tensors travel by name
-/// and with what was agreed: they fit a control message (BOUND).
+/// The most bytes that the segments of one piece take in a message, if tensors are sent by name and
+/// with what was agreed: they fit in a control message (BOUND).
 const MAX_TEXT: usize = 3 << 20;
 
-/// The least that is worth a lane of its own, in bytes: to reduce so much for a few ranks takes
-/// longer than to wake a thread.
+/// The smallest share that is worth a lane of its own, in bytes: to reduce this much for a few
+/// ranks takes longer than to wake a thread.
 const MIN_SHARE: u64 = 256 << 10;
 
 /// Shares are multiples of this, in bytes, so that equal tensors are cut alike.
@@ -45,7 +45,7 @@ struct Item {
     round: Arc<Round>,
     flow: u32,
     elements: u64,
-    /// The first element that has not gone out.
+    /// The first element that has not been sent out.
     next: u64,
 }
 
@@ -56,15 +56,15 @@ pub(crate) struct Cut {
     pub(crate) flow: u32,
     pub(crate) offset: u64,
     pub(crate) count: u64,
-    /// Nothing of the tensor is left.
+    /// Whether nothing of the tensor is left.
     pub(crate) last: bool,
-    /// Nothing of the tensor has gone out before.
+    /// Whether nothing of the tensor was sent out before.
     pub(crate) first: bool,
-    /// It is the tensor's first in this piece.
+    /// Whether it is the tensor's first cut in this piece.
     pub(crate) opens: bool,
 }
 
-/// What goes out as one operation.
+/// What is sent out as one operation.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) kind: Arc<Kind>,
@@ -72,14 +72,14 @@ pub(crate) struct Piece {
     pub(crate) cuts: Vec<Cut>,
 }
 
-/// How much of a tensor has not gone out.
+/// How much of a tensor has not been sent out.
 #[derive(Debug, Default)]
 struct Left {
     items: usize,
     begun: bool,
 }
 
-/// The flows of tensors on which all ranks agree and that have not gone out, in order of urgency.
+/// The flows of agreed tensors that have not been sent out, in order of urgency.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     kinds: BTreeMap<Arc<Kind>, BTreeMap<Urgency, Item>>,
@@ -87,29 +87,29 @@ pub(crate) struct Queue {
     heads: BTreeSet<(Urgency, Arc<Kind>)>,
     slots: BTreeMap<Slot, Left>,
     arrivals: u64,
-    /// Bytes of all items that have not gone out.
+    /// The bytes of all items that have not been sent out.
     bytes: u64,
 }
 
 impl Queue {
-    /// How many tensors wait to go out.
+    /// How many tensors wait to be sent out.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// How large the next pieces should be, at most `piece_bytes`. A piece runs on one of `lanes`,
-    /// so what waits is shared between them where each would get a piece that is worth it.
+    /// The size of the next pieces, at most `piece_bytes`. A piece runs on one of `lanes`, so what
+    /// waits is divided between them if each gets a piece that is worth it.
     pub(crate) fn fair_piece(&self, lanes: u32, piece_bytes: u64) -> u64 {
         let share = self.bytes.div_ceil(lanes.max(1).into()).next_multiple_of(SHARE_GRAIN);
         share.clamp(MIN_SHARE.min(piece_bytes), piece_bytes)
     }
 
-    /// How many pieces of this size what waits comes to.
+    /// How many pieces of this size the waiting flows make.
     pub(crate) fn pieces(&self, piece_bytes: u64) -> u64 {
         self.bytes.div_ceil(piece_bytes)
     }
 
-    /// Whether something of the tensor in a slot waits without which it is not done on a node.
+    /// Whether something that a node needs of the tensor in a slot still waits.
     pub(crate) fn holds(&self, slot: Slot, node: NodeId, set: &ProcessSet) -> bool {
         self.slots.contains_key(&slot)
             && self.kinds.iter().filter(|(kind, _)| kind.concerns(node, set)).any(|(_, items)| {
@@ -137,8 +137,8 @@ impl Queue {
         }
     }
 
-    /// Notes that a range of an item goes out, and whether the item ends with it. Returns whether
-    /// it is the first range of the tensor, and whether it is the last.
+    /// Notes that a range of an item is sent out, and whether the item ends with it. Returns
+    /// whether it is the first range of the tensor, and whether it is the last.
     fn note_cut(&mut self, slot: Slot, ends: bool) -> (bool, bool) {
         let Some(left) = self.slots.get_mut(&slot) else { return (false, false) };
         let first = !std::mem::replace(&mut left.begun, true);
@@ -150,8 +150,7 @@ impl Queue {
         (first, last)
     }
 
-    /// Cuts the next piece, none if nothing waits. `piece_bytes` is at least
-    /// [`MIN_PIECE_BYTES`].
+    /// Cuts the next piece; `None` if nothing waits. `piece_bytes` is at least [`MIN_PIECE_BYTES`].
     pub(crate) fn cut(&mut self, piece_bytes: u64) -> Option<Piece> {
         let (_, kind) = self.heads.pop_first()?;
         let size = kind.dtype.size() as u64;

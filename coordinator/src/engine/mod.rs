@@ -1,6 +1,6 @@
-//! Decides everything and carries out nothing: events and the time go in, commands and the reason
-//! come out. No tokio, no clock, no I/O, and ordered maps only, so the same events give the same
-//! commands every time.
+//! Makes all decisions and executes none of them: events and the time go in, commands and the
+//! reason come out. It uses no tokio, no clock, no I/O, and only ordered maps, so the same events
+//! give the same commands every time.
 //!
 //! An [`Engine`] handles one [`Event`] at a time and passes it to the handler that it concerns:
 //! `membership`, `agreement` or `dispatch`. Each owns its state, and none knows the others' beyond
@@ -100,23 +100,23 @@ impl Engine {
         out
     }
 
-    /// The time at which an [`Event::Tick`] is due, unless something happens before.
+    /// The time at which an [`Event::Tick`] is due, unless another event comes before.
     pub fn next_deadline(&self) -> Option<Duration> {
         let stall = self.stall.deadline().filter(|_| self.phase() == Phase::Running);
         [self.membership.deadline(), stall].into_iter().flatten().min()
     }
 
-    /// Where the job is in its life.
+    /// The phase of the job.
     pub fn phase(&self) -> Phase {
         self.membership.phase()
     }
 
-    /// Why the phase is what it is.
+    /// The reason for the phase.
     pub fn why(&self) -> String {
         self.membership.why()
     }
 
-    /// The world is complete.
+    /// Begins to work: the world is complete.
     fn begin(&mut self) {
         let members = self.membership.members();
         let racks: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
@@ -124,7 +124,7 @@ impl Engine {
         self.dispatch = Dispatch::new(&racks, &self.config);
     }
 
-    /// What only a node of the world may send.
+    /// Handles events that only a node of the world may send.
     fn of_member(
         &mut self,
         node: NodeId,
@@ -212,7 +212,7 @@ impl Engine {
         );
     }
 
-    /// Answers what has become ready, as far as there is credit.
+    /// Sends out what has become ready, as far as there is credit.
     fn drained(&mut self, now: Duration, out: &mut Output) {
         out.measures.lags = self.agreement.take_lags();
         out.measures.disagreements = self.agreement.take_disagreements();
@@ -242,7 +242,7 @@ impl Engine {
         out.commands.push(Command::Execute(execute));
     }
 
-    /// Why an answer is what it is.
+    /// The reason for an answer.
     fn reason(&self, execute: &Execute, choices: Vec<String>) -> String {
         let flight = self.dispatch.flight();
         let mut reason = format!(

@@ -8,19 +8,19 @@ use crate::{
     agreement::Agreement, dispatch::credit::Flight, membership::members::Members, model::text,
 };
 
-/// Who is missing in which process set.
+/// The missing ranks of a process set.
 type Missing = (ProcessSetId, Vec<Rank>);
 
-/// When to look next, and how many tensors are stalled.
+/// When to check next, and how many tensors are stalled.
 ///
-/// Each wait is reported when it has lasted one limit, two limits, and so on. Looks are at least a
+/// Each wait is reported when it has lasted one limit, two limits, and so on. Checks are at least a
 /// tenth of a limit apart, so waits that began together are reported together.
 #[derive(Debug)]
 pub(crate) struct Stall {
     limit: Duration,
     last: Duration,
     next: Option<Duration>,
-    /// How many tensors were stalled at the last look.
+    /// How many tensors were stalled at the last check.
     pub(crate) stalled: usize,
 }
 
@@ -30,12 +30,12 @@ impl Stall {
         Self { limit, last: Duration::ZERO, next: None, stalled: 0 }
     }
 
-    /// Looks after a limit, if it was not looking already.
+    /// Plans a check after a limit, if none is planned yet.
     pub(crate) fn watch(&mut self, now: Duration) {
         self.next.get_or_insert(now + self.limit);
     }
 
-    /// When to look next.
+    /// The time of the next check.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.next
     }
@@ -44,7 +44,7 @@ impl Stall {
         (at.saturating_sub(since).as_nanos() / self.limit.as_nanos().max(1)) as u32
     }
 
-    /// Whether a wait is to be reported now; notes when it is next.
+    /// Whether a wait has to be reported now; updates the time of the next check.
     fn is_due(&self, since: Duration, now: Duration, next: &mut Option<Duration>) -> bool {
         let passed = self.limits(since, now);
         let at = since + self.limit * passed.saturating_add(1);
@@ -52,8 +52,8 @@ impl Stall {
         passed > self.limits(since, self.last)
     }
 
-    /// One line for all tensors that lack the same ranks, and one for each operation that is not
-    /// done.
+    /// Reports one line for all tensors that wait for the same ranks, and one for each operation
+    /// that is not done.
     pub(crate) fn look(
         &mut self,
         now: Duration,
@@ -107,7 +107,7 @@ impl Stall {
     }
 }
 
-/// `ranks 2-3 on host b, rank 5 on host c`.
+/// A text such as `ranks 2-3 on host b, rank 5 on host c`.
 fn places(ranks: &[Rank], members: &Members) -> String {
     let parts: Vec<String> = members
         .iter()

@@ -1,5 +1,5 @@
-//! The first cause: when something breaks, several nodes notice it in different ways at about the
-//! same time. Everybody should read the report that is nearest to the root cause (TELL).
+//! The first cause. When something fails, several nodes notice it in different ways at about the
+//! same time. All nodes should receive the report that is nearest to the root cause (TELL).
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ impl Causes {
         Self { until, best: failure, reports: 1 }
     }
 
-    /// Adds a report. The nearest to the root cause counts, and the earliest among equals.
+    /// Adds a report. The nearest to the root cause counts; of equal ones, the earliest.
     pub(crate) fn report(&mut self, failure: Failure) {
         self.reports += 1;
         if failure.kind.rootness() > self.best.kind.rootness() {
@@ -33,12 +33,12 @@ impl Causes {
         self.best.kind.rootness() >= FailureKind::WorkerLost.rootness()
     }
 
-    /// The cause as far as it is known.
+    /// The cause, as far as it is known.
     pub(crate) fn cause(&self) -> &Failure {
         &self.best
     }
 
-    /// How many reports there are.
+    /// The number of reports.
     pub(crate) fn reports(&self) -> usize {
         self.reports
     }

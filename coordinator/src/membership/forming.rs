@@ -1,4 +1,5 @@
-//! Who may join. Nodes arrive, are checked, and get their ranks once all of them have arrived.
+//! Which nodes may join. Nodes arrive, are checked, and get their ranks once all of them have
+//! arrived.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -26,9 +27,9 @@ fn refuse(kind: RefusalKind, text: impl Into<String>) -> Result<(), Refusal> {
     Err(Refusal { kind, text: text.into() })
 }
 
-/// The checks that do not depend on who else is there, from the most to the least basic: a node of
-/// another release can't be asked for a proof, and a node without a proof learns nothing of the
-/// job.
+/// The checks that do not depend on other nodes, from the most to the least basic. A node of
+/// another release can't be asked for a proof, and a node without a proof gets no information on
+/// the job.
 pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refusal> {
     let host = text::excerpt(&join.host, MAX_LABEL_BYTES);
     if join.protocol != PROTOCOL {

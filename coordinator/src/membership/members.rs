@@ -19,13 +19,15 @@ use crate::model::{ConnectionId, command::Node, text};
 pub(crate) struct Member {
     pub(crate) connection: ConnectionId,
     pub(crate) node: Node,
-    /// When something of it was last received.
+    /// When something was last received from it.
     pub(crate) last_received: LastReceived,
-    /// Its ranks that have left in good order, and how many of the job had left before.
+    /// Its ranks that have left in good order, each with the number of ranks of the job that had
+    /// left before.
     pub(crate) left: BTreeMap<Rank, u32>,
-    /// Those of them that never joined.
+    /// The ranks of these that never joined.
     pub(crate) absent: BTreeSet<Rank>,
-    /// Its stream has ended after all of them had left; nothing more is expected of it.
+    /// Whether its stream has ended after all of its ranks had left; nothing more is expected of
+    /// it.
     pub(crate) gone: bool,
 }
 
@@ -82,7 +84,7 @@ impl Members {
         self.all.get(node.0 as usize)
     }
 
-    /// A node by its id, to be changed.
+    /// A node by its id, mutable.
     pub(crate) fn get_mut(&mut self, node: NodeId) -> Option<&mut Member> {
         self.all.get_mut(node.0 as usize)
     }
@@ -92,17 +94,17 @@ impl Members {
         self.all.iter().enumerate().map(|(id, member)| (NodeId(id as u32), member))
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) fn ranks(&self) -> u32 {
         self.all.iter().map(|m| m.node.slots).sum()
     }
 
-    /// Where a rank of the world is.
+    /// The node of a rank.
     pub(crate) fn node_of(&self, rank: Rank) -> NodeId {
         let after = self.all.partition_point(|member| member.node.first_rank <= rank);
         NodeId(after.saturating_sub(1) as u32)
@@ -121,18 +123,18 @@ impl Members {
         self.departures > 0
     }
 
-    /// `node 1 (ranks 2-3)`, for a failure that has the host beside it.
+    /// A text such as `node 1 (ranks 2-3)`, for a failure that has the host as well.
     pub(crate) fn describe(&self, node: NodeId) -> String {
         let ranks: Vec<Rank> = self.get(node).map_or_else(Vec::new, |m| m.ranks().collect());
         format!("node {node} ({})", text::named_ranks(&ranks))
     }
 
-    /// A node's name for people.
+    /// The host name of a node.
     pub(crate) fn host(&self, node: NodeId) -> &str {
         self.get(node).map_or("", |m| m.node.host.as_str())
     }
 
-    /// The node that will have been silent for too long first, and when, among those that must be
+    /// The node whose silence will exceed the limit first, and when, among those that must be
     /// alive.
     pub(crate) fn first_due(&self, limits: &Limits) -> Option<(NodeId, Duration)> {
         let alive = self.iter().filter(|(_, member)| !member.gone);

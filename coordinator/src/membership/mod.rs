@@ -1,11 +1,12 @@
-//! Who is in the job, and where the job is in its life: forming, running, failing, over.
+//! The nodes of the job, and its phase: forming, running, failing, over.
 //!
-//! - `members`: the nodes of the complete world, when each was last last_received, who has left
-//! - `forming`: who may join, while the world is not complete
+//! - `members`: the nodes of the complete world, when something was last received from each, and
+//!   which ranks have left
+//! - `forming`: which nodes may join, while the world is not complete
 //! - `causes`: the first cause of a failure
 //!
-//! [`Membership`] owns the phase. It decides who comes in, who has gone, and with which cause the
-//! job ends.
+//! [`Membership`] owns the phase. It decides which nodes join, which have left, and with which
+//! cause the job ends.
 
 pub(crate) mod members;
 
@@ -30,7 +31,7 @@ use crate::model::{
     violation::Violation,
 };
 
-/// How often it is reported who has not joined.
+/// How often to report which nodes have not joined.
 const WAITING_REPORT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -46,7 +47,7 @@ enum State {
 pub(crate) struct Membership {
     config: Arc<EngineConfig>,
     state: State,
-    /// Why the state is what it is.
+    /// The reason for the state.
     why: String,
     forming: Forming,
     members: Members,
@@ -69,7 +70,7 @@ impl Membership {
         &self.members
     }
 
-    /// Where the job is in its life.
+    /// The phase of the job.
     pub(crate) fn phase(&self) -> Phase {
         match &self.state {
             State::Forming { .. } => Phase::Forming,
@@ -80,7 +81,7 @@ impl Membership {
         }
     }
 
-    /// Why the phase is what it is.
+    /// The reason for the phase.
     pub(crate) fn why(&self) -> String {
         match &self.state {
             State::Forming { .. } => self.forming.missing(&self.config),
@@ -122,7 +123,7 @@ impl Membership {
         }
     }
 
-    /// Something has come on a stream.
+    /// Something was received on a stream.
     pub(crate) fn received(&mut self, connection: ConnectionId, now: Duration) {
         let node = self.members.id(connection);
         if let Some(member) = node.and_then(|node| self.members.get_mut(node)) {
@@ -130,7 +131,7 @@ impl Membership {
         }
     }
 
-    /// A heartbeat datagram of a node has come.
+    /// A heartbeat datagram of a node was received.
     pub(crate) fn received_datagram(&mut self, node: NodeId, now: Duration) {
         if let Some(member) = self.members.get_mut(node) {
             member.last_received.datagram = now;
@@ -171,7 +172,7 @@ impl Membership {
         }
     }
 
-    /// Every node has come. Returns whether they are a world.
+    /// All nodes have joined. Returns whether they form a world.
     fn form(&mut self, now: Duration, out: &mut Output) -> bool {
         self.members = self.forming.close(now);
         let ranks = self.members.ranks();
@@ -224,8 +225,8 @@ impl Membership {
         true
     }
 
-    /// A stream has ended. Returns the node whose loss is a failure, if it is one. `is_busy` says
-    /// whether a node takes part in an operation that it has not done.
+    /// A stream has ended. Returns the node whose loss is a failure, if it is one. `is_busy`
+    /// returns whether a node takes part in an operation that it has not done.
     pub(crate) fn lost(
         &mut self,
         connection: ConnectionId,
@@ -255,7 +256,7 @@ impl Membership {
         Some(node)
     }
 
-    /// A node says that it can't go on.
+    /// A node has reported that it can't go on.
     pub(crate) fn reported(
         &mut self,
         connection: ConnectionId,
@@ -274,8 +275,8 @@ impl Membership {
         self.fail(failure, now, out);
     }
 
-    /// The node of the world at the other end of a stream, if what it asks for counts: not before
-    /// the world is complete, and not once the job is failing.
+    /// The node of the world at the other end of a stream, if what it asks for counts. It does not
+    /// count before the world is complete, or once the job is failing.
     pub(crate) fn member(&mut self, connection: ConnectionId, out: &mut Output) -> Option<NodeId> {
         match self.state {
             State::Forming { .. } => {
@@ -287,7 +288,7 @@ impl Membership {
         }
     }
 
-    /// A node that has joined sent something before there was a world.
+    /// A node that has joined sent something before the world was complete.
     fn too_early(&mut self, connection: ConnectionId, out: &mut Output) {
         if self.forming.forget(connection).is_none() {
             return;
@@ -297,7 +298,7 @@ impl Membership {
         out.commands.push(Command::Refuse { connection, kind: RefusalKind::Invalid, text });
     }
 
-    /// Takes a report of a failure and waits a moment for a better one.
+    /// Adds a report of a failure, and waits a moment for a better one.
     pub(crate) fn fail(&mut self, failure: Failure, now: Duration, out: &mut Output) {
         match &mut self.state {
             State::Over(_) => return,
@@ -315,7 +316,7 @@ impl Membership {
         }
     }
 
-    /// Ends the job for everybody (TELL).
+    /// Ends the job for all nodes (TELL).
     fn abort(&mut self, failure: Failure, out: &mut Output) {
         self.why = failure.to_string();
         self.state = State::Over(Ending::Failed(failure.clone()));
@@ -334,7 +335,7 @@ impl Membership {
         self.abort(failure, out);
     }
 
-    /// Reports who is missing, and ends a job that takes too long to form or to find its cause.
+    /// Reports the missing nodes, and ends a job that takes too long to form or to find its cause.
     pub(crate) fn tick(&mut self, now: Duration, out: &mut Output) {
         match &self.state {
             State::Forming { .. } if now >= self.config.start_timeout => {
@@ -370,7 +371,7 @@ impl Membership {
         out.commands.push(Command::Report { severity: Severity::Warning, text });
     }
 
-    /// The node that has been silent for too long, and how (WAIT).
+    /// The node that has been silent for too long, and in which way (WAIT).
     pub(crate) fn silent(&self, now: Duration) -> Option<(NodeId, String)> {
         let limits = self.config.silence();
         let (node, _) = self.members.first_due(&limits)?;
@@ -385,8 +386,8 @@ impl Membership {
         Some((node, why))
     }
 
-    /// Ranks leave in good order. Returns whether others remain. `has_joined` says whether a rank
-    /// has joined and waits for the others.
+    /// Ranks leave in good order. Returns whether others remain. `has_joined` returns whether a
+    /// rank has joined and waits for the others.
     pub(crate) fn left(
         &mut self,
         node: NodeId,
@@ -421,7 +422,7 @@ impl Membership {
         Ok(remain)
     }
 
-    /// A node did what it may not do.
+    /// Handles a violation by a node.
     pub(crate) fn violated(
         &mut self,
         node: NodeId,
@@ -430,7 +431,7 @@ impl Membership {
         out: &mut Output,
     ) {
         let (kind, what, hint) = match violation {
-            // Somebody must have asked for it, whoever let it go.
+            // The program asked to leave, even if its daemon should have refused.
             Violation::LeftInJoin(rank) => (
                 FailureKind::Invalid,
                 format!("says that rank {rank} leaves, which has joined and waits for the others"),

@@ -13,13 +13,13 @@ use super::event::ConnectionId;
 /// A node of the world, as every node knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its name for people.
+    /// Its host name.
     pub host: String,
     /// `ip:port` of its data plane.
     pub data_address: String,
     /// Its first rank; the others follow.
     pub first_rank: Rank,
-    /// How many ranks it has.
+    /// The number of its ranks.
     pub slots: u32,
     /// Its rack label; may be empty.
     pub rack: String,
@@ -28,7 +28,7 @@ pub struct Node {
 /// The world, once it is complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// The formation that this is.
+    /// The number of this formation.
     pub epoch: Epoch,
     /// All nodes in rank order; a node's id is its index.
     pub nodes: Vec<Node>,
@@ -36,24 +36,24 @@ pub struct World {
     pub lanes: u32,
     /// The wire type of f32 where it is reduced.
     pub compression: Compression,
-    /// How often both sides send a sign of life.
+    /// The interval between signs of life, on both sides.
     pub heartbeat_interval: Duration,
-    /// After which silence a node counts as lost.
+    /// The silence after which a node counts as lost.
     pub heartbeat_timeout: Duration,
 }
 
-/// Why a node may not join; decides the gRPC status.
+/// Why a node may not join. It decides the gRPC status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalKind {
-    /// It speaks another version of the protocol.
+    /// Its version of the protocol is different.
     Version,
     /// It does not know the job's secret.
     Secret,
     /// It belongs to another job.
     Job,
-    /// Its own description of itself is unusable.
+    /// Its description of itself is not usable.
     Invalid,
-    /// Its place is taken, or the world is complete.
+    /// Its position is taken, or the world is complete.
     Taken,
     /// The job is over.
     Over,
@@ -83,43 +83,44 @@ pub struct Segment {
     pub flow: u32,
     /// The first element of the flow in this piece.
     pub offset: u64,
-    /// How many elements.
+    /// The number of elements.
     pub count: u64,
-    /// What was agreed, where the tensor is called by its name: with its first segment in an
-    /// operation, which its others there follow.
+    /// What was agreed, if the tensor is called by its name. Only its first segment in an operation
+    /// has this; it holds for its other segments there.
     pub agreed: Option<Arc<Agreed>>,
 }
 
-/// An algorithm with its parameters, and what it is called from now on.
+/// An algorithm with its parameters, and its id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownSpec {
-    /// Its number, 0 where there is nothing to choose.
+    /// Its id; 0 where there is nothing to choose.
     pub id: SpecId,
-    /// What it is.
+    /// The spec.
     pub spec: Spec,
 }
 
 /// One piece: what is reduced, moved and published as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operation {
-    /// Its place in the job's one total order (ORD).
+    /// Its number in the job's one total order (ORD).
     pub sequence: Sequence,
     /// The process set that takes part.
     pub set: ProcessSetId,
-    /// What is done: collective, element type, reduction and factors only.
+    /// The kind of work: only collective, element type, reduction and factors.
     pub request: Request,
-    /// How.
+    /// The spec that it runs with.
     pub spec: KnownSpec,
-    /// On what.
+    /// The segments that it moves.
     pub segments: Vec<Segment>,
     /// Ranks of the set that have joined and take no part, ascending.
     pub absent: Arc<[Rank]>,
 }
 
-/// A process set that exists from now on. The tensor, of set 0, is the request for it, and done.
+/// A process set that exists from now on. The tensor, of set 0, is the request for it, which is
+/// done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetCreated {
-    /// Its number.
+    /// Its id.
     pub set: ProcessSetId,
     /// Its ranks, ascending.
     pub ranks: Vec<Rank>,
@@ -127,10 +128,10 @@ pub struct SetCreated {
     pub tensor: TensorRef,
 }
 
-/// A process set that is gone. The tensor, of set 0, is the request for that, and done.
+/// A process set that is removed. The tensor, of set 0, is the request for that, which is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetRemoved {
-    /// Its number, which does not come again.
+    /// Its id, which is not used again.
     pub set: ProcessSetId,
     /// The request.
     pub tensor: TensorRef,
@@ -141,7 +142,7 @@ pub struct SetRemoved {
 pub struct Joined {
     /// The set.
     pub set: ProcessSetId,
-    /// Who came last.
+    /// The rank that joined last.
     pub last: Rank,
 }
 
@@ -152,7 +153,7 @@ pub struct TensorFailure {
     pub set: ProcessSetId,
     /// The tensor.
     pub tensor: TensorRef,
-    /// Why.
+    /// The reason.
     pub failure: Failure,
 }
 
@@ -163,19 +164,19 @@ pub struct Execute {
     pub sets_created: Vec<SetCreated>,
     /// To be applied before the operations.
     pub registrations: Vec<Registration>,
-    /// Those that operations call by their ids from now on.
+    /// The specs that operations call by their ids from now on.
     pub specs: Vec<KnownSpec>,
-    /// By ascending sequence.
+    /// The operations, by ascending sequence number.
     pub operations: Vec<Operation>,
-    /// What will never run.
+    /// The tensors that will never run.
     pub failures: Vec<TensorFailure>,
-    /// Sets in which everybody takes part again.
+    /// The process sets in which all members take part again.
     pub joined: Vec<Joined>,
     /// To be applied after anything else.
     pub sets_removed: Vec<SetRemoved>,
-    /// Ids that stand for nothing any more, after all that is above; every node confirms them
-    /// ([`Event::Forgotten`](super::event::Event::Forgotten)). One of them may have gone before,
-    /// with its set or because another id has taken its place.
+    /// Ids that are not valid any more, to be applied after all of the above. Every node confirms
+    /// them ([`Event::Forgotten`](super::event::Event::Forgotten)). An id may have been removed
+    /// before, with its process set or because another id has replaced it.
     pub evicted: Vec<TensorId>,
 }
 
@@ -203,12 +204,12 @@ impl Execute {
     }
 }
 
-/// How important a line to the operator is.
+/// The severity of a line to the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// Good to know.
+    /// For information.
     Info,
-    /// Somebody should look.
+    /// The operator should look at it.
     Warning,
 }
 
@@ -224,16 +225,16 @@ pub enum Command {
         /// The world.
         world: Arc<World>,
     },
-    /// End a stream that may not join.
+    /// End a stream whose node may not join.
     Refuse {
         /// The stream.
         connection: ConnectionId,
         /// Decides the status code.
         kind: RefusalKind,
-        /// What the node's operator reads.
+        /// The text for the node's operator.
         text: String,
     },
-    /// Send to every node of the world. Nodes that take no part in an operation skip it.
+    /// Send this to every node of the world. Nodes that take no part in an operation skip it.
     Execute(Execute),
     /// Notify every joined node that the job is over with this failure (TELL).
     Abort(Failure),
@@ -253,22 +254,22 @@ pub enum Command {
 /// How long things took, for the metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Measures {
-    /// For each tensor that went out: from its first announcement to its first operation.
+    /// For each tensor whose first operation started: the time since its first announcement.
     pub negotiated: Vec<Duration>,
-    /// For nodes whose announcement completed a tensor: how long the others had waited for it,
-    /// at most.
+    /// For nodes whose announcement completed a tensor: the longest time that others had waited for
+    /// it.
     pub lags: Vec<(NodeId, Duration)>,
     /// Tensors on which ranks disagreed.
     pub disagreements: u64,
 }
 
-/// What one step decided.
+/// The decision of one step.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
-    /// To be done, in this order.
+    /// The commands, to be executed in this order.
     pub commands: Vec<Command>,
-    /// Why; empty if there was nothing to decide.
+    /// The reason; empty if there was nothing to decide.
     pub reason: String,
-    /// What was measured.
+    /// The measurements.
     pub measures: Measures,
 }

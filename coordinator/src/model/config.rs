@@ -29,27 +29,27 @@ const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct EngineConfig {
     /// The job that nodes may join.
     pub job: JobId,
-    /// How many nodes make the world complete.
+    /// The number of nodes of the complete world.
     pub nodes: u32,
-    /// How many ranks all nodes have together, if that is known; a mistake is then noticed before
+    /// The number of ranks of all nodes together, if it is known. A mistake is then noticed before
     /// the job starts.
     pub ranks: Option<u32>,
-    /// Which formation of the world this is.
+    /// The number of this formation of the world.
     pub epoch: Epoch,
     /// Data threads per daemon, each with its own connections, 1 to [`MAX_LANES`]; sent to every
     /// node.
     pub lanes: u32,
     /// The wire type of f32 where it is reduced; sent to every node.
     pub compression: Compression,
-    /// How often both sides send a sign of life.
+    /// The interval between signs of life, on both sides.
     pub heartbeat_interval: Duration,
-    /// After which silence a node is lost; more than twice the interval.
+    /// The silence after which a node is lost; more than twice the interval.
     pub heartbeat_timeout: Duration,
     /// How long to wait for the nodes to join.
     pub start_timeout: Duration,
-    /// How long reports of a failure are gathered before the cause is sent to all.
+    /// How long to collect reports of a failure before the cause is sent to all nodes.
     pub cause_window: Duration,
-    /// After which wait it is reported who is missing.
+    /// The wait after which the missing ranks are reported.
     pub stall_warning: Duration,
     /// The most bytes of one piece, 64 to 2^30.
     pub piece_bytes: u64,
@@ -57,16 +57,16 @@ pub struct EngineConfig {
     pub credit_pieces: u32,
     /// The most tensors that get an id; further ones travel by name.
     pub max_tensors: u32,
-    /// The most tensors that are known at once; a job that has more is ended.
+    /// The most tensors that are known at once; a job with more is ended.
     pub max_pending: u32,
-    /// Which algorithms the cost model chooses from.
+    /// The algorithms from which the cost model chooses.
     pub rules: Rules,
-    /// What the links cost.
+    /// The costs of the links.
     pub cost: CostModel,
 }
 
 impl EngineConfig {
-    /// For a job of `nodes` nodes with these settings.
+    /// The configuration for a job of `nodes` nodes with these settings.
     ///
     /// # Errors
     /// [`VariableError`] if a setting names an algorithm or a compression that does not exist.

@@ -1,4 +1,4 @@
-//! What may happen to the engine, in checked domain types.
+//! The events of the engine, in checked types.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use gradwire_proto::{
     Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
 };
 
-/// One stream to the coordinator; the runtime numbers them in the order in which they come.
+/// One stream to the coordinator. The runtime numbers streams in the order in which they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
-/// How a node describes itself when it joins. The engine checks all of it, because the order of the
-/// checks decides which refusal a mistaken node reads.
+/// A node's description of itself when it joins. The engine checks all of it, because the order of
+/// the checks decides which refusal a node gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Join {
     /// The version of the messages that the node speaks.
@@ -20,11 +20,11 @@ pub struct Join {
     pub version: String,
     /// The job that it wants to join.
     pub job: String,
-    /// Its name for people.
+    /// Its host name.
     pub host: String,
     /// `ip:port` where its data plane listens.
     pub data_address: String,
-    /// Its local ranks.
+    /// The number of its local ranks.
     pub slots: u32,
     /// Its position among the nodes.
     pub order: u32,
@@ -41,21 +41,21 @@ pub struct Submitted {
     pub ranks: Vec<Rank>,
     /// What they asked for.
     pub request: Request,
-    /// How urgent it is to them; larger goes first.
+    /// The priority that they gave it; larger goes first.
     pub priority: Priority,
-    /// They submitted the name a second time before it was done.
+    /// Whether they submitted the name a second time before it was done.
     pub duplicate: bool,
 }
 
-/// One tensor that all local ranks of the set have submitted which have not joined; of a send and
-/// receive, those of the two that are local; of a join, one rank.
+/// One tensor that all local ranks of the process set which have not joined have submitted. For a
+/// send and receive, these are the local ones of its two ranks; for a join, it is one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The process set that the tensor belongs to.
     pub set: ProcessSetId,
     /// The tensor.
     pub tensor: TensorRef,
-    /// Empty: all local ranks asked for exactly what is registered under the id.
+    /// The requests; empty if all local ranks asked for exactly what is registered under the id.
     pub submitted: Vec<Submitted>,
 }
 
@@ -67,17 +67,17 @@ pub enum Event {
     Joined {
         /// Its stream.
         connection: ConnectionId,
-        /// What it said.
+        /// Its description of itself.
         join: Join,
     },
-    /// A stream has ended or does not take messages.
+    /// A stream has ended or does not accept messages.
     Lost {
         /// The stream.
         connection: ConnectionId,
         /// What the runtime saw, for the failure's text.
         why: String,
     },
-    /// A node sent what is no message of the protocol.
+    /// A node sent something that is not a message of the protocol.
     Nonsense {
         /// Its stream.
         connection: ConnectionId,
@@ -98,7 +98,7 @@ pub enum Event {
         /// The operations.
         sequences: Vec<Sequence>,
     },
-    /// A node has read that ids stand for nothing any more, and uses them no longer.
+    /// A node has read that ids are not valid any more, and no longer uses them.
     Forgotten {
         /// Its stream.
         connection: ConnectionId,
@@ -109,24 +109,24 @@ pub enum Event {
     Failed {
         /// Its stream.
         connection: ConnectionId,
-        /// What it reports.
+        /// The failure that it reports.
         failure: Failure,
     },
     /// Ranks leave in good order.
     Left {
         /// The stream of their node.
         connection: ConnectionId,
-        /// Who leaves.
+        /// The ranks that leave.
         ranks: Vec<Rank>,
-        /// They end without ever having joined.
+        /// Whether they end without ever having attached.
         absent: bool,
     },
-    /// A node is alive: a message has come.
+    /// A node is alive: a message was received.
     MessageReceived {
         /// Its stream.
         connection: ConnectionId,
     },
-    /// A node is alive, although its stream may say nothing: a datagram of it has come.
+    /// A node is alive, even if its stream is silent: a datagram of it was received.
     DatagramReceived {
         /// The node.
         node: NodeId,
@@ -135,14 +135,14 @@ pub enum Event {
     Drained,
     /// The time of [`Engine::next_deadline`](crate::engine::Engine::next_deadline) has come.
     Tick,
-    /// The coordinator itself was suspended: nobody is blamed for that time.
+    /// The coordinator itself was suspended. That time counts for no node.
     Suspended {
-        /// How long.
+        /// For how long.
         time: Duration,
     },
     /// The user ends the job.
     Cancel {
-        /// Why, for the failure's text.
+        /// The reason, for the failure's text.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! The engine's vocabulary: pure types that its handlers share.
+//! The types that the handlers of the engine share; pure.
 //!
 //! - [`event`], [`command`]: what goes into the engine and what comes out
 //! - [`config`]: what is fixed before the start

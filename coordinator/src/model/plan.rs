@@ -1,4 +1,4 @@
-//! What has to go between which nodes for a tensor on which all ranks have agreed.
+//! What has to move between nodes for a tensor on which all ranks have agreed.
 //!
 //! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves bytes between
 //! nodes. Each flow has a [`Route`] there. Flows that have all but their ranges in common are of
@@ -19,19 +19,19 @@ pub(crate) const MAX_SEGMENTS: usize = 2048;
 /// The most flows of one tensor: what all ranks have agreed on fits one message (BOUND).
 pub(crate) const MAX_FLOWS: usize = 1 << 18;
 
-/// All that the flows of one piece have in common.
+/// What all flows of one piece have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Kind {
     pub(crate) set: ProcessSetId,
     pub(crate) dtype: DType,
     pub(crate) route: Route,
-    /// The nodes that take part, ascending, where these are not all that have a member.
+    /// The nodes that take part, ascending, if these are not all nodes with a member.
     only: Option<Vec<NodeId>>,
     collective: Collective,
     reduce_op: ReduceOp,
     prescale: u64,
     postscale: u64,
-    /// Who has joined and takes no part, ascending.
+    /// The ranks that have joined and take no part, ascending.
     pub(crate) absent: Arc<[Rank]>,
 }
 
@@ -80,18 +80,18 @@ pub(crate) struct Load {
     pub(crate) elements: u64,
 }
 
-/// All that has to go out for one tensor.
+/// Everything that has to be sent out for one tensor.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) agreed: Arc<Agreed>,
     pub(crate) absent: Arc<[Rank]>,
-    /// In the order of the flows; never empty, so that every tensor comes to its end.
+    /// The flows, in order; never empty, so that every tensor comes to its end.
     pub(crate) loads: Vec<Load>,
 }
 
 impl Plan {
-    /// The plan for what `members` have agreed on; the set's other ranks of the tensor are
-    /// `absent`. Both are ascending, and `members` are of the set.
+    /// The plan for what `members` have agreed on. `absent` are the other ranks of the set that the
+    /// tensor concerns. Both are ascending, and `members` belong to the set.
     pub(crate) fn new(
         id: ProcessSetId,
         set: &ProcessSet,
@@ -102,7 +102,7 @@ impl Plan {
         let absent: Arc<[Rank]> = absent.into();
         let request = agreed.request();
         let mut kinds: BTreeMap<(DType, Route), Arc<Kind>> = BTreeMap::new();
-        // Flows are between members, which are of the set.
+        // Flows are between members, which belong to the set.
         let node = |rank: Rank| set.node_of(rank).unwrap_or_default();
         // An empty send and receive concerns the nodes of its two ranks alone.
         let idle = match (request.collective, members) {
@@ -149,12 +149,13 @@ impl Plan {
         Self { agreed: Arc::new(agreed), absent, loads }
     }
 
-    /// How many flows have to go out, and with them how much memory it takes.
+    /// The number of flows. The memory of this value grows with it.
     pub(crate) fn flow_count(&self) -> usize {
         self.loads.len()
     }
 
-    /// How many pieces it takes at least: one for each kind, of which each holds so many flows.
+    /// The smallest number of pieces that it takes: at least one for each kind, with a limited
+    /// number of flows in each.
     pub(crate) fn least_pieces(&self) -> usize {
         let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();
         for load in &self.loads {
@@ -163,13 +164,13 @@ impl Plan {
         kinds.values().map(|flows| flows.div_ceil(MAX_SEGMENTS)).sum()
     }
 
-    /// Whether a flow comes by a node.
+    /// Whether a flow concerns a node.
     pub(crate) fn reaches(&self, node: NodeId, set: &ProcessSet) -> bool {
         let mut flows = self.loads.iter().filter(|load| load.flow != NO_FLOW);
         flows.any(|load| load.kind.concerns(node, set))
     }
 
-    /// How many flows a request has between `members`, without listing them.
+    /// The number of flows of a request between `members`, without listing them.
     pub(crate) fn flows(request: &Request, members: usize) -> usize {
         let each = match request.collective {
             Collective::Allgather

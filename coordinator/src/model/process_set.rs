@@ -1,26 +1,26 @@
-//! A group of ranks with operations of its own, and the ranks of it that have joined.
+//! A group of ranks with operations of its own, and its ranks that have joined.
 
 use std::collections::BTreeSet;
 
 use gradwire_proto::{NodeId, Rank};
 
-/// The ranks of one process set, by node. Ranks are numbered in the order of the nodes, so each
-/// node's are side by side.
+/// The ranks of one process set, by node. Ranks are numbered in the order of the nodes, so the
+/// ranks of each node are adjacent.
 #[derive(Debug)]
 pub(crate) struct ProcessSet {
-    /// Ascending.
+    /// The ranks, ascending.
     members: Vec<Rank>,
     /// The nodes that have members, ascending.
     nodes: Vec<NodeId>,
-    /// Where each node's members begin, and where the last node's end.
+    /// Where each node's members begin, and where the last node's members end.
     bounds: Vec<usize>,
-    /// Who has joined, while others have not.
+    /// The ranks that have joined, while others have not.
     joined: BTreeSet<Rank>,
     last_joined: Rank,
 }
 
 impl ProcessSet {
-    /// A set of `members`, ascending; `node_of` says where each is.
+    /// A set of `members`, ascending; `node_of` returns the node of each.
     pub(crate) fn new(members: Vec<Rank>, node_of: impl Fn(Rank) -> NodeId) -> Self {
         let (mut nodes, mut bounds) = (Vec::new(), Vec::new());
         for (at, rank) in members.iter().enumerate() {
@@ -44,7 +44,7 @@ impl ProcessSet {
         &self.nodes
     }
 
-    /// The ranks of a node, ascending; none if it has none.
+    /// The ranks of a node, ascending; empty if it has none.
     pub(crate) fn local(&self, node: NodeId) -> &[Rank] {
         match self.nodes.binary_search(&node) {
             Ok(at) => &self.members[self.bounds[at]..self.bounds[at + 1]],
@@ -57,14 +57,14 @@ impl ProcessSet {
         self.members.binary_search(&rank).is_ok()
     }
 
-    /// Where a rank is; none if it is none of them.
+    /// The node of a rank; `None` if the rank is not in the set.
     pub(crate) fn node_of(&self, rank: Rank) -> Option<NodeId> {
         let at = self.members.binary_search(&rank).ok()?;
         let node = self.bounds.partition_point(|&begin| begin <= at) - 1;
         self.nodes.get(node).copied()
     }
 
-    /// The nodes that have a member beside the `absent` ones, ascending.
+    /// The nodes with a member that is not `absent`, ascending.
     pub(crate) fn nodes_without(&self, absent: &[Rank]) -> Vec<NodeId> {
         if absent.is_empty() {
             return self.nodes.clone();
@@ -74,7 +74,7 @@ impl ProcessSet {
         nodes.filter(|&node| self.local(node).iter().any(takes_part)).collect()
     }
 
-    /// Who has joined, while others have not.
+    /// The ranks that have joined, while others have not.
     pub(crate) fn joined(&self) -> &BTreeSet<Rank> {
         &self.joined
     }
@@ -84,7 +84,7 @@ impl ProcessSet {
         self.joined.len() == self.members.len()
     }
 
-    /// Who joined last.
+    /// The rank that joined last.
     pub(crate) fn last_joined(&self) -> Rank {
         self.last_joined
     }
@@ -96,7 +96,7 @@ impl ProcessSet {
         }
     }
 
-    /// Everybody takes part again.
+    /// All ranks take part again.
     pub(crate) fn all_return(&mut self) {
         self.joined.clear();
     }

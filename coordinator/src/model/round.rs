@@ -6,21 +6,21 @@ use gradwire_proto::{Priority, convert::TensorRef};
 
 use super::plan::Plan;
 
-/// Where a tensor is in the ready table.
+/// The slot of a tensor in the ready table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) u32);
 
 /// The most bytes that segments of a tensor take in a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Text {
-    /// Each segment.
+    /// The bytes of each segment.
     pub(crate) each: usize,
-    /// The first segment in a piece takes these, too: what was agreed, where that goes with it.
+    /// The further bytes of the first segment in a piece: what was agreed, if that is sent with it.
     pub(crate) first: usize,
 }
 
 impl Text {
-    /// Of a tensor that is called by its id.
+    /// The bytes for a tensor that is called by its id.
     pub(crate) const BY_ID: Self = Self { each: 64, first: 0 };
 }
 
@@ -28,7 +28,7 @@ impl Text {
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) slot: Slot,
-    /// How segments call it.
+    /// How segments call the tensor.
     pub(crate) tensor: TensorRef,
     pub(crate) text: Text,
     pub(crate) plan: Arc<Plan>,
@@ -40,10 +40,10 @@ pub(crate) struct Round {
 /// How far a node is with a tensor that went to dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Something that the node takes part in has not gone out.
+    /// Some of what the node takes part in has not been sent out.
     Queued,
-    /// All of it has gone out, and the node has not done all of it.
+    /// All of it has been sent out, and the node has not done all of it.
     InFlight,
-    /// The node has done all of it, or has nothing to do with it.
+    /// The node has done all of it, or takes no part in it.
     Done,
 }

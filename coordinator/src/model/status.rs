@@ -1,4 +1,4 @@
-//! What a running engine shows of itself.
+//! What people can see of a running engine.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) const MAX_SETS: usize = 100;
 /// The most choices of algorithms that one status lists.
 pub(crate) const MAX_CHOICES: usize = 256;
 
-/// Where the job is in its life.
+/// The phase of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Phase {
@@ -24,7 +24,7 @@ pub enum Phase {
     Forming,
     /// The world is complete.
     Running,
-    /// Something broke; reports of the cause are gathered.
+    /// Something failed, and reports of the cause are collected.
     Failing,
     /// The job is over with a failure.
     Failed,
@@ -42,7 +42,7 @@ impl Phase {
 /// One node of the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// What all know of it.
+    /// What all nodes know of it.
     pub node: Node,
     /// Time since its last message.
     pub silent: Duration,
@@ -50,7 +50,7 @@ pub struct NodeStatus {
     pub left: Vec<Rank>,
 }
 
-/// One tensor that waits for somebody.
+/// One tensor that waits for some rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingTensor {
     /// Its process set.
@@ -59,47 +59,47 @@ pub struct PendingTensor {
     pub name: TensorName,
     /// Time since its first announcement.
     pub waiting: Duration,
-    /// The ranks that have neither answered nor joined.
+    /// The ranks that have neither submitted it nor joined.
     pub missing: Vec<Rank>,
 }
 
 /// A process set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetStatus {
-    /// Its number.
+    /// Its id.
     pub set: ProcessSetId,
     /// Its ranks, ascending.
     pub ranks: Vec<Rank>,
-    /// Those of them that have joined and wait for the others.
+    /// Its ranks that have joined and wait for the others.
     pub joined: Vec<Rank>,
 }
 
 /// Which algorithm pieces of about one size get, and how long they have taken.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChoiceStatus {
-    /// What they are for: an allreduce, a broadcast, a reduce or a move.
+    /// What the pieces do: an allreduce, a broadcast, a reduce or a move.
     pub collective: &'static str,
-    /// How many nodes take part.
+    /// The number of nodes that take part.
     pub nodes: u32,
     /// The most bytes of such a piece; more than half of it.
     pub bytes: u64,
-    /// How many pieces follow each other, rounded up to a power of two.
+    /// The number of pieces that follow each other, rounded up to a power of two.
     pub pieces: u32,
-    /// The number of the rule that holds; 0 for none.
+    /// The number of the rule that applies; 0 for none.
     pub rule: u32,
     /// The algorithm.
     pub spec: Spec,
     /// Seconds per piece that the cost model predicts for `bytes`.
     pub predicted: f64,
-    /// The next best and its seconds.
+    /// The next best algorithm, and its seconds per piece.
     pub runner_up: Option<(Spec, f64)>,
-    /// Why.
+    /// Why it was chosen.
     pub reason: String,
-    /// How many operations have had it.
+    /// The number of operations with it.
     pub operations: u64,
-    /// How many of them were alone, or in a pipeline that used all of the credit.
+    /// The number of these that were alone, or in a pipeline that used all of the credit.
     pub observed: u64,
-    /// Seconds per piece of these.
+    /// The mean seconds per piece of these.
     pub mean: f64,
     /// Their standard deviation.
     pub spread: f64,
@@ -112,30 +112,30 @@ pub struct Counts {
     pub nodes: usize,
     /// Ranks of the complete world; 0 before.
     pub ranks: u32,
-    /// Process sets, that of all ranks among them; 0 before the world is complete.
+    /// Process sets, including that of all ranks; 0 before the world is complete.
     pub sets: usize,
-    /// Tensors that wait for somebody.
+    /// Tensors that wait for some rank.
     pub pending: usize,
     /// Agreed tensors that wait for credit.
     pub queued: usize,
-    /// Tensors that were stalled when it was last looked.
+    /// Tensors that were stalled at the last check.
     pub stalled: usize,
     /// Operations in flight.
     pub in_flight: usize,
     /// Operations that ever started.
     pub started: u64,
-    /// Operations that everybody has done.
+    /// Operations that all nodes have done.
     pub done: u64,
 }
 
-/// A view of everything.
+/// The state of the engine, for people.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
-    /// Where the job is in its life.
+    /// The phase of the job.
     pub phase: Phase,
-    /// Why.
+    /// The reason for the phase.
     pub reason: String,
-    /// The formation.
+    /// The number of this formation of the world.
     pub epoch: Epoch,
     /// The nodes of the complete world.
     pub nodes: Vec<NodeStatus>,
@@ -145,8 +145,8 @@ pub struct Status {
     pub pending: Vec<PendingTensor>,
     /// The algorithms of at most 256 kinds of pieces.
     pub choices: Vec<ChoiceStatus>,
-    /// Counts.
+    /// The counts.
     pub counts: Counts,
-    /// How it failed, if it did.
+    /// The failure, if the job has failed.
     pub failure: Option<Failure>,
 }

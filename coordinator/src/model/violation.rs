@@ -1,4 +1,4 @@
-//! What a node may not do.
+//! What a node must not do.
 
 use gradwire_proto::Rank;
 

@@ -96,7 +96,7 @@ fn who_waits_for_what_is_known() {
     let holds = |queue: &Queue| [0, 1].map(|node| queue.holds(Slot(7), NodeId(node), &set));
     assert_eq!(holds(&queue), [true, true]);
     assert!(!queue.holds(Slot(8), NodeId(0), &set));
-    // From 0 to 0, from 0 to 1, from 1 to 0; from 1 to 1 is left.
+    // The flows from 0 to 0, from 0 to 1 and from 1 to 0. The flow from 1 to 1 is left.
     for _ in 0..3 {
         queue.cut(4096).unwrap();
     }
@@ -124,7 +124,7 @@ fn the_word_that_a_tensor_is_done_is_for_those_that_nothing_else_tells() {
     assert_eq!(holds(&queue), [false, false]);
 }
 
-/// BOUND: what travels with its description is cut to what fits a message.
+/// BOUND: pieces whose segments contain what was agreed are cut to what fits in a message.
 #[test]
 fn long_descriptions_end_a_piece() {
     let mut queue = Queue::default();
@@ -143,7 +143,7 @@ fn long_descriptions_end_a_piece() {
     assert_eq!(queue.cut(4096).unwrap().cuts.len(), 1, "and still goes out");
 }
 
-/// What was agreed on a tensor travels once in each piece, with its first segment there.
+/// What was agreed on a tensor is sent once in each piece, with its first segment there.
 #[test]
 fn a_description_is_counted_once_in_a_piece() {
     let members = [Rank(0), Rank(1)];
@@ -161,7 +161,7 @@ fn a_description_is_counted_once_in_a_piece() {
         queue.push(&Arc::new(Round { text, plan: Arc::clone(&plan), ..other }));
     }
     let opens = |piece: Piece| piece.cuts.iter().map(|cut| cut.opens).collect::<Vec<_>>();
-    // Four flows of ten elements each, cut after the first half of the second one's first.
+    // Four flows of ten elements each: the piece ends after the first flow of the second tensor.
     let piece = queue.cut(4 * 40 + 64).unwrap();
     assert_eq!(opens(piece), [true, false, false, false, true]);
     assert_eq!(opens(queue.cut(4096).unwrap()), [true, false, false]);
