@@ -143,7 +143,7 @@ pub struct Root {
 }
 
 impl Collective {
-    /// What runs in each iteration, and on what.
+    /// The operation of each iteration, and the options of its sizes.
     pub fn parts(&self) -> (Operation, &Sweep) {
         match self {
             Self::Allreduce(Reducing { op, sweep }) => (Operation::Allreduce(*op), sweep),
@@ -236,18 +236,18 @@ pub struct Common {
     pub at: JobOptions,
 }
 
-/// Above this size not every iteration is checked where nobody says, in bytes.
+/// Above this size in bytes, not every iteration is checked unless the options ask for it.
 const CHECK_ALL: u64 = 16 << 20;
 
 impl Data {
-    /// At every how many iterations the result is checked.
+    /// The interval, in iterations, at which the result is checked.
     pub fn check_every(&self, bytes: u64) -> u32 {
         self.check.unwrap_or(if bytes > CHECK_ALL { 10 } else { 1 })
     }
 }
 
 impl Bench {
-    /// What all measurements have.
+    /// The options that all measurements have.
     pub fn common(&self) -> &Common {
         match self {
             Self::Barrier { common } => common,
@@ -257,7 +257,7 @@ impl Bench {
         }
     }
 
-    /// What tensors are made of, where there are any.
+    /// The options of tensors, where there are any.
     pub fn data(&self) -> Option<&Data> {
         match self {
             Self::Barrier { .. } | Self::Resources(_) => None,
@@ -266,7 +266,7 @@ impl Bench {
         }
     }
 
-    /// What runs in each iteration; a model's many are of one kind.
+    /// The operation of each iteration. A model has many of one kind.
     pub fn operation(&self) -> Operation {
         match self {
             Self::Barrier { .. } => Operation::Barrier,
@@ -276,10 +276,10 @@ impl Bench {
         }
     }
 
-    /// Checks what the options say together, before anything is started.
+    /// Checks the combination of options, before anything is started.
     ///
     /// # Errors
-    /// [`CommandError`] with the options.
+    /// [`CommandError`] that names the options.
     pub fn check(&self) -> Result<(), CommandError> {
         if let (Some(op), Some(data)) = (self.operation().reduction(), self.data())
             && let Some(why) = op.refuses(data.dtype)
@@ -293,10 +293,10 @@ impl Bench {
         }
     }
 
-    /// Checks them against the number of ranks.
+    /// Checks the options against the number of ranks.
     ///
     /// # Errors
-    /// [`CommandError`] if there are too few.
+    /// [`CommandError`] if there are too few ranks.
     pub fn check_size(&self, ranks: u32) -> Result<(), CommandError> {
         let operation = self.operation();
         if let Some(root) = operation.root().filter(|root| *root >= ranks) {
@@ -317,7 +317,7 @@ impl Sweep {
     /// The sizes, in bytes.
     ///
     /// # Errors
-    /// [`CommandError`] if they make no series.
+    /// [`CommandError`] if the options give no valid series.
     pub fn sizes(&self) -> Result<Vec<u64>, CommandError> {
         let element = self.data.dtype.size() as u64;
         size::series(self.begin, self.end, self.factor, element).map_err(CommandError::usage)

@@ -8,20 +8,20 @@ pub trait Value: Element + PartialEq {
     /// The distance from 1 to the next value; 0 where arithmetic is exact.
     const EPSILON: f64;
 
-    /// A whole number; integers wrap around.
+    /// The element of a whole number; integers wrap around.
     fn whole(value: i64) -> Self;
 
-    /// The quotient of a sum: rounded for floats, cut towards zero for integers.
+    /// The quotient of a sum: rounded for floats, truncated for integers.
     fn quotient(sum: i64, by: u32) -> Self;
 
-    /// 2 to the power of `exponent`; integers lose what does not fit.
+    /// 2 to the power of `exponent`; integers lose the bits that do not fit.
     fn power_of_two(exponent: u32) -> Self;
 
-    /// For errors, and to compare with a tolerance: the parts of a complex number, or the number
-    /// and zero.
+    /// The two parts of a complex number, or the number and zero. Errors show them, and comparisons
+    /// with a tolerance use them.
     fn numbers(self) -> [f64; 2];
 
-    /// What whole numbers are reduced to, by definition. Those of a product are 1 and 2.
+    /// The reduction of whole numbers, by definition. The numbers of a product are 1 and 2.
     fn reduced(op: ReduceOp, values: impl Iterator<Item = i64>, ranks: u32) -> Self {
         match op {
             ReduceOp::Sum => Self::whole(values.sum()),
@@ -46,7 +46,7 @@ macro_rules! integers {
             }
 
             fn quotient(sum: i64, by: u32) -> Self {
-                // The sum is in the element type, and wraps in it.
+                // The sum has the element type, and wraps around in it.
                 (i128::from(sum as Self) / i128::from(by)) as Self
             }
 
@@ -55,7 +55,7 @@ macro_rules! integers {
             }
 
             fn numbers(self) -> [f64; 2] {
-                // Through the widest: there is no lossless way that all of them have.
+                // All of them convert to i128, but not all have a lossless conversion to f64.
                 [i128::from(self) as f64, 0.0]
             }
         }
@@ -90,7 +90,7 @@ macro_rules! floats {
     )+};
 }
 
-/// Both parts have a value, so that neither can be lost.
+/// Both parts have a value, so a lost part is seen.
 macro_rules! complex {
     ($($part:ty),+) => {$(
         impl Value for Complex<$part> {

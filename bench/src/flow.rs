@@ -1,30 +1,30 @@
-//! What a collective moves: which range of whose tensor goes to where in whose result. Checks, the
-//! baseline and the line's time all follow from it. Pure.
+//! What a collective moves: which range of which tensor goes to which place in which result. The
+//! checks, the baseline and the time on the line follow from it. Pure.
 //!
-//! It is written down here once more, and not taken from what the daemons use, so that a mistake
+//! The flows are defined here a second time, and are not those that the daemons use. So a mistake
 //! there is seen.
 
 use gradwire_proto::ReduceOp;
 
 use super::operation::Operation;
 
-/// A range on its way; offsets and count are in elements.
+/// A range that is moved. Offsets and count are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flow {
-    /// Whose tensor it comes from; none: the reduction of all of them.
+    /// The rank whose tensor it comes from; `None` for the reduction of all.
     pub from: Option<u32>,
-    /// Whose result it goes to; none: everybody's.
+    /// The rank whose result it goes to; `None` for all ranks.
     pub to: Option<u32>,
-    /// Its first element in the tensors.
+    /// Its first element in the input.
     pub source: usize,
-    /// Its first element in the results.
+    /// Its first element in the result.
     pub target: usize,
-    /// How many elements.
+    /// The number of elements.
     pub count: usize,
 }
 
 impl Operation {
-    /// All flows among `ranks`, of a size of `elements`.
+    /// All flows between `ranks` ranks. `elements` is the size.
     pub fn flows(self, ranks: u32, elements: usize) -> Box<dyn Iterator<Item = Flow>> {
         let whole = Flow { from: None, to: None, source: 0, target: 0, count: elements };
         let share = elements / ranks.max(1) as usize;
@@ -74,7 +74,7 @@ impl Operation {
         }
     }
 
-    /// How many elements a rank brings.
+    /// How many elements a rank contributes.
     pub fn input(self, rank: u32, ranks: u32, elements: usize) -> usize {
         let share = elements / ranks.max(1) as usize;
         match self {
@@ -85,15 +85,15 @@ impl Operation {
         }
     }
 
-    /// The elements of a rank's result.
+    /// How many elements the result of a rank has.
     pub fn output(self, rank: u32, ranks: u32, elements: usize) -> usize {
         let mine = self.flows(ranks, elements).filter(|flow| flow.to.is_none_or(|to| to == rank));
         mine.map(|flow| flow.target + flow.count).max().unwrap_or_default()
     }
 
-    /// How often each byte of the size must pass the line of some node in one direction, for nodes
-    /// with so many `slots`, where one daemon of a node speaks for all of its ranks. No algorithm
-    /// needs less.
+    /// How often each byte of the size must pass the line of some node in one direction. `slots`
+    /// has the number of ranks of each node. One daemon of a node sends and receives for all of its
+    /// ranks. No algorithm needs less.
     pub fn line_factor(self, slots: &[u32]) -> f64 {
         let ranks: u32 = slots.iter().sum();
         let nodes = slots.len() as f64;
@@ -103,15 +103,16 @@ impl Operation {
         let node_of: Vec<usize> =
             slots.iter().enumerate().flat_map(|(i, &n)| vec![i; n as usize]).collect();
         let node = |rank: Option<u32>| rank.and_then(|rank| node_of.get(rank as usize).copied());
-        // As if there were a thousand elements for each rank; only the quotient counts.
+        // A thousand elements for each rank; only the quotient counts.
         let elements = 1000 * ranks as usize;
         let (mut out, mut into) = (vec![0.0; slots.len()], vec![0.0; slots.len()]);
         for flow in self.flows(ranks, elements) {
             let count = flow.count as f64;
             match (node(flow.from), node(flow.to)) {
-                // Patarasuk and Yuan, JPDC 2009: all nodes give and take so much.
+                // Patarasuk and Yuan, JPDC 2009: all nodes send and receive this much.
                 (None, None) => return 2.0 * (nodes - 1.0) / nodes,
-                // What a node's ranks bring leaves it once, reduced; once, reduced, it must arrive.
+                // The contributions of a node's ranks are reduced there and leave it once. The
+                // reduction arrives once.
                 (None, Some(to)) => {
                     out.iter_mut()
                         .enumerate()
@@ -188,7 +189,8 @@ mod tests {
         assert_eq!(even, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 0.0]);
         let four = ALL.map(|operation| operation.line_factor(&[1, 1, 1, 1]));
         assert_eq!(four, [1.5, 1.0, 1.0, 0.75, 0.75, 0.75, 0.75, 0.75, 1.0, 0.0]);
-        // The smaller node takes most of an allgather; a root's node gets what others have.
+        // The smaller node receives most of an allgather. The node of a root receives what others
+        // have.
         let uneven = ALL.map(|operation| operation.line_factor(&[1, 3]));
         assert_eq!(uneven, [1.0, 1.0, 1.0, 0.75, 0.25, 0.25, 0.75, 0.75, 1.0, 0.0]);
         assert_eq!(ALL.map(|operation| operation.line_factor(&[4])), [0.0; 10]);

@@ -1,9 +1,9 @@
-//! `gradwire bench`: the speed of the collectives, in the manner of nccl-tests, with every figure
+//! `gradwire bench`: the speed of the collectives, in the way of nccl-tests, with each figure
 //! beside its baseline.
 //!
-//! A measurement is a job like any other. Its ranks are `gradwire bench` itself, started by
-//! `gradwire run` or, where the process finds that it is no rank, by itself with the same launcher.
-//! So a measurement shows what a training process gets, with nothing left out.
+//! A measurement is a job like any other. Its ranks are `gradwire bench` itself. `gradwire run`
+//! starts them, or `gradwire bench` does so with the same launcher if it is not a rank itself. So a
+//! measurement shows what a training process gets, with nothing left out.
 //!
 //! Modules, lowest first:
 //!
@@ -52,13 +52,13 @@ use gradwire_settings::{Loaded, Origin};
 use self::args::{Bench, Common};
 use gradwire_launcher::{error::CommandError, launch::hosts::Host};
 
-/// How many ranks there are where nobody says: one alone has nobody to exchange with.
+/// The default number of ranks: one rank alone would exchange nothing.
 const DEFAULT_RANKS: u32 = 2;
 
-/// Whether this process is a rank already. Otherwise it is to start ranks.
+/// Whether this process is a rank already. If not, it has to start ranks.
 ///
 /// # Errors
-/// [`CommandError`] if it is one, and learns how to start some.
+/// [`CommandError`] if it is a rank and has options for starting ranks.
 pub fn is_rank(bench: &Bench, environment: &HashMap<String, String>) -> Result<bool, CommandError> {
     let common = bench.common();
     if common.started.is_some() {
@@ -90,12 +90,12 @@ pub fn is_rank(bench: &Bench, environment: &HashMap<String, String>) -> Result<b
     }
 }
 
-/// What the options of a measurement set in the job.
+/// The job's settings that the options of a measurement make.
 pub fn flags(common: &Common) -> Vec<String> {
     common.algorithm.iter().map(|name| format!("negotiation.algorithm={name}")).collect()
 }
 
-/// Gives hosts their ranks, and says how many there are if that is not for the hosts to say.
+/// Sets the ranks of each host. Returns the number of ranks if the hosts do not determine it.
 pub fn spread(hosts: &mut [Host], common: &Common) -> Option<u32> {
     if let Some(ranks) = common.ranks_per_node {
         hosts.iter_mut().for_each(|host| host.slots = ranks);
@@ -104,11 +104,11 @@ pub fn spread(hosts: &mut [Host], common: &Common) -> Option<u32> {
     common.at.np.or(here)
 }
 
-/// What a rank is started with: the words of this command, and the settings that were made, for
-/// the report.
+/// The arguments with which a rank is started: the words of this command, and the changed settings,
+/// for the report.
 ///
 /// # Errors
-/// [`CommandError`] if a word is not UTF-8 and so can't travel.
+/// [`CommandError`] if a word is not UTF-8 and so can't be passed on.
 pub fn words(
     words: impl Iterator<Item = OsString>,
     settings: &Loaded,
@@ -135,7 +135,7 @@ mod tests {
 
     use super::*;
 
-    /// The measurement's part of the command line.
+    /// The part of the command line that belongs to the measurement.
     #[derive(Debug, Parser)]
     struct Program {
         #[command(subcommand)]

@@ -1,4 +1,4 @@
-//! What the measurement ran on, for those who compare figures.
+//! The machine on which the measurement ran, for comparing figures.
 
 use std::fs;
 
@@ -10,11 +10,11 @@ use serde::Serialize;
 pub struct Machine {
     /// Its name.
     pub name: String,
-    /// The processor; empty where the system does not say.
+    /// The processor; empty where the system does not report it.
     pub processor: String,
     /// How many cores this process may run on.
     pub cores: usize,
-    /// Its memory, in bytes; 0 where the system does not say.
+    /// Its memory, in bytes; 0 where the system does not report it.
     pub memory_bytes: u64,
     /// The kernel's release.
     pub kernel: String,
@@ -23,7 +23,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Asks the system.
+    /// Reads it from the system.
     pub fn look() -> Self {
         let uname = rustix::system::uname();
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();

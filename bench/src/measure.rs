@@ -1,58 +1,60 @@
-//! The timing loop, the same for everything.
+//! The timing loop, which all measurements share.
 //!
-//! Calls are made back to back, as nccl-tests makes them; no barrier comes between them unless one
-//! is asked for. Where a call's result is checked, its tensors are filled before and read after
-//! it, both untimed. Ranks don't take equally long for that, and the next call's time must not
-//! hold the difference, so after an interruption all ranks meet at an untimed barrier, which leaves
-//! them as the end of a call would. They meet before it, too: where ranks share cores, the first
-//! one to check would keep the others from noticing that the call has ended.
+//! Calls are made back to back, as in nccl-tests. No barrier separates them unless one is asked
+//! for.
 //!
-//! The time of an iteration is that of the slowest rank. It is found after the loop, not in it.
+//! Where the result of a call is checked, its tensors are filled before the call and read after it,
+//! both untimed. Ranks take different times for that, and the next call's time must not contain the
+//! difference. So after a check all ranks meet at an untimed barrier, which they leave as they
+//! leave a call. They also meet before the check: where ranks share cores, the first rank to check
+//! would otherwise keep the others from noticing that the call has ended.
+//!
+//! The time of an iteration is that of the slowest rank. It is computed after the loop, not in it.
 
 use gradwire_worker::{AllreduceOptions, GradwireError, ReduceOp, Session};
 use rustix::time::{ClockId, clock_gettime};
 
 use gradwire_launcher::error::CommandError;
 
-/// How often something is done.
+/// How many iterations a measurement has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rounds {
-    /// Before it counts.
+    /// Iterations before the measured ones.
     pub warmup: u32,
-    /// While it counts.
+    /// Measured iterations.
     pub iters: u32,
-    /// Every so many iterations, from the first on, the result is checked.
+    /// The interval, in iterations, at which the result is checked; the first is always checked.
     pub check: u32,
-    /// A barrier before each iteration.
+    /// Whether there is a barrier before each iteration.
     pub barrier: bool,
 }
 
 /// When a step ran, in nanoseconds of the machine's monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// It began.
+    /// Its beginning.
     pub start: i64,
-    /// The last operation was submitted; for a single blocking call this is the beginning.
+    /// When the last operation was submitted; for a single blocking call, the beginning.
     pub submitted: i64,
-    /// It had ended.
+    /// Its end.
     pub end: i64,
 }
 
-/// What is repeated.
+/// What the loop repeats.
 pub trait Step {
-    /// Gives tensors their contents.
+    /// Fills the tensors.
     fn fill(&mut self);
 
-    /// Does what is timed.
+    /// Does the timed work.
     ///
     /// # Errors
-    /// What the session says.
+    /// The error of the session.
     fn run(&mut self) -> Result<Span, GradwireError>;
 
     /// Checks the result of `run` after `fill`.
     ///
     /// # Errors
-    /// What is wrong.
+    /// What is wrong with the result.
     fn check(&self) -> Result<(), String>;
 }
 
@@ -100,7 +102,7 @@ pub fn repeat(
     Ok(spans)
 }
 
-/// The slowest rank's value of each.
+/// For each time, the largest value of all ranks.
 ///
 /// # Errors
 /// [`CommandError`] if the session fails.
@@ -111,16 +113,16 @@ pub fn slowest(session: &Session, times: &[f64]) -> Result<Vec<f64>, CommandErro
     Ok(times)
 }
 
-/// Seconds between two times.
+/// The seconds between two times.
 pub fn seconds(from: i64, to: i64) -> f64 {
     to.saturating_sub(from).max(0) as f64 / 1e9
 }
 
-/// Whether barriers were barriers: nobody on a node left one before everybody on the node had
-/// come. Clocks of different nodes say nothing about each other, so each node has its own row.
+/// Checks that no rank left a barrier before all ranks of its node had reached it. Clocks of
+/// different nodes can't be compared, so each node has its own row.
 ///
 /// # Errors
-/// [`CommandError`] if one was left too early, or the session fails.
+/// [`CommandError`] if a rank left a barrier too early, or the session fails.
 pub fn check_barriers(session: &Session, spans: &[Span]) -> Result<(), CommandError> {
     let nodes = session.nodes();
     let rank = session.rank();

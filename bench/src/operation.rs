@@ -1,9 +1,9 @@
-//! The collectives that are measured: what each one is called, what it calls, and how its
-//! bandwidth is reported. A further one is a variant of [`Operation`] and an arm of each `match`
-//! here and in [`flow`](super::flow).
+//! The collectives that are measured: their names, their calls, and how their bandwidth is
+//! reported. To add one is to add a variant of [`Operation`] and an arm to each `match` here and in
+//! [`flow`](super::flow).
 //!
-//! Sizes are those of nccl-tests: of an allgather and a gather the result that has everything, of a
-//! reducescatter and a scatter the tensor that is divided, of all others a rank's tensor.
+//! Sizes are those of nccl-tests: for an allgather and a gather the whole result, for a
+//! reducescatter and a scatter the tensor that is divided, for all others the tensor of one rank.
 
 use clap::ValueEnum;
 use gradwire_proto::{DType, ReduceOp, Request, Shape};
@@ -20,40 +20,40 @@ use super::element::Value;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Operation {
-    /// Everybody gets the reduction.
+    /// Every rank gets the reduction.
     Allreduce(ReduceOp),
     /// The root gets the reduction.
     Reduce {
-        /// Which.
+        /// The reduction.
         op: ReduceOp,
-        /// Who.
+        /// The rank that gets it.
         root: u32,
     },
-    /// Everybody gets the root's tensor.
+    /// Every rank gets the root's tensor.
     Broadcast {
-        /// Whose.
+        /// The rank whose tensor it is.
         root: u32,
     },
-    /// Everybody gets everybody's tensor.
+    /// Every rank gets the tensors of all ranks.
     Allgather,
-    /// The root gets everybody's tensor.
+    /// The root gets the tensors of all ranks.
     Gather {
-        /// Who.
+        /// The rank that gets them.
         root: u32,
     },
-    /// Everybody gets a share of the root's tensor.
+    /// Every rank gets a share of the root's tensor.
     Scatter {
-        /// Whose.
+        /// The rank whose tensor it is.
         root: u32,
     },
-    /// Everybody gets a share of the reduction.
+    /// Every rank gets a share of the reduction.
     #[strum(serialize = "reducescatter")]
     ReduceScatter(ReduceOp),
-    /// Everybody gets a share of everybody's tensor.
+    /// Every rank gets a share of every rank's tensor.
     Alltoall,
-    /// Everybody sends to the next rank, and receives from the one before.
+    /// Every rank sends to the next rank, and receives from the one before.
     SendReceive,
-    /// Nobody goes on before everybody has come.
+    /// No rank goes on before all ranks have called it.
     Barrier,
 }
 
@@ -67,12 +67,12 @@ pub enum Memory {
     Ordinary,
 }
 
-/// A tensor where it was asked to lie.
+/// A tensor, in the memory that was asked for.
 #[derive(Debug)]
 pub enum Place<T: Value> {
     /// In shared memory.
     Arena(Tensor<T>),
-    /// In memory of this process.
+    /// In the process's own memory.
     Ordinary(Vec<T>),
 }
 
@@ -100,7 +100,7 @@ impl<T: Value> Place<T> {
         }
     }
 
-    /// The elements, to be changed.
+    /// The elements, mutable.
     pub fn as_mut_slice(&mut self) -> &mut [T] {
         match self {
             Self::Arena(tensor) => tensor.as_mut_slice(),
@@ -112,19 +112,20 @@ impl<T: Value> Place<T> {
 /// The tensors of one rank.
 #[derive(Debug)]
 pub struct Tensors<T: Value> {
-    /// What it brings.
+    /// The input.
     pub input: Place<T>,
-    /// What it gets, where that is a tensor of its own.
+    /// The result, where it is a tensor of its own.
     pub output: Option<Place<T>>,
 }
 
 impl<T: Value> Tensors<T> {
-    /// What the rank has got.
+    /// The rank's result.
     pub fn result(&self) -> &[T] {
         self.output.as_ref().unwrap_or(&self.input).as_slice()
     }
 
-    /// Calls what works in place, on a copy in shared memory where the tensor does not lie there.
+    /// Makes a call that works in place. A tensor in ordinary memory is copied to shared memory for
+    /// it.
     fn in_place(
         &mut self,
         session: &Session,
@@ -141,8 +142,8 @@ impl<T: Value> Tensors<T> {
         }
     }
 
-    /// Calls what makes a tensor, where it makes one; it is copied out of shared memory where it is
-    /// not to lie there.
+    /// Makes a call that returns a new tensor, if it returns one. The result is copied to ordinary
+    /// memory where tensors are kept there.
     fn apart(
         &mut self,
         session: &Session,
@@ -150,7 +151,7 @@ impl<T: Value> Tensors<T> {
     ) -> Result<(), GradwireError> {
         match &self.input {
             Place::Arena(tensor) => {
-                // The last one's room is this one's.
+                // The new result can reuse the memory of the last one.
                 self.output = None;
                 self.output = call(tensor)?.map(Place::Arena);
             }
@@ -174,19 +175,19 @@ impl<T: Value> Tensors<T> {
 impl Operation {
     /// The element type in which tensors travel between nodes.
     pub fn wire_dtype(self, session: &Session, dtype: DType) -> DType {
-        // All that reduces is alike in this.
+        // This is the same for all collectives that reduce.
         let travels = |op| {
             session.compression().between_nodes(&Request::allreduce(dtype, Shape::default(), op))
         };
         self.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
     }
 
-    /// What it is called.
+    /// The name of the collective.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// What is special about it, for a heading.
+    /// The reduction or the root, for a heading.
     pub fn detail(self) -> String {
         match self {
             Self::Allreduce(op) | Self::ReduceScatter(op) => op.name().to_owned(),
@@ -209,8 +210,8 @@ impl Operation {
         }
     }
 
-    /// What sizes are multiples of, in elements: an equal share of at least one for each rank where
-    /// something is divided.
+    /// The number of elements of which sizes are multiples. Where a tensor is divided, each rank
+    /// has an equal share of at least one element.
     pub fn granule(self, ranks: u32) -> usize {
         match self {
             Self::Allgather
@@ -222,7 +223,7 @@ impl Operation {
         }
     }
 
-    /// Whether what a rank gets takes the place of what it brings.
+    /// Whether the result replaces the input.
     pub fn is_in_place(self) -> bool {
         matches!(
             self,
@@ -230,10 +231,10 @@ impl Operation {
         )
     }
 
-    /// Calls it, and waits for it. `elements` is the size.
+    /// Makes the call and waits for its end. `elements` is the size.
     ///
     /// # Errors
-    /// What the session says.
+    /// The error of the session.
     pub fn call<T: Value>(
         self,
         session: &Session,
@@ -282,7 +283,8 @@ impl Operation {
                 Ok(Some(gathered.tensor))
             }),
             Self::SendReceive => tensors.apart(session, |tensor| {
-                // Both at once: whoever sent first and then received would wait for the others.
+                // Both at once: ranks that all send first and then receive would wait for each
+                // other.
                 let from = (rank + ranks - 1) % ranks;
                 let options = ReceiveOptions::from_rank(from).expecting(&[elements]);
                 let received = session.receive_async(options)?;
@@ -293,9 +295,9 @@ impl Operation {
         }
     }
 
-    /// What the algorithm bandwidth is multiplied by to compare with a link's (nccl-tests,
-    /// `doc/PERFORMANCE.md`, and for gather, scatter and send-receive its programs): how often each
-    /// byte of the size must pass each rank's link.
+    /// The factor by which the algorithm bandwidth is multiplied for a comparison with a link's
+    /// (nccl-tests, `doc/PERFORMANCE.md`, and for gather, scatter and send-receive its programs).
+    /// It is how often each byte of the size must pass each rank's link.
     pub fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks.max(1));
         match self {

@@ -1,4 +1,4 @@
-//! What processes use, as the system counts it, and the services beside a rank.
+//! What processes use, as the system counts it, and the services on a rank's node.
 
 use std::path::Path;
 
@@ -12,30 +12,30 @@ pub struct Usage {
     pub cpu: f64,
     /// Memory in use, in bytes.
     pub memory: u64,
-    /// That of it which is the process's alone: not of files, and not shared.
+    /// The part of the memory that is the process's own: not of files, and not shared.
     pub private: u64,
-    /// Times that its threads waited for something, and gave their core away.
+    /// How often its threads waited for something, and gave up their core.
     pub waits: u64,
-    /// Times that their core was taken from them.
+    /// How often the system took their core from them.
     pub preemptions: u64,
-    /// Pages that had to be given to it.
+    /// How many page faults it had.
     pub faults: u64,
 }
 
 impl Usage {
-    /// Of a process.
+    /// What a process has used.
     ///
     /// # Errors
-    /// [`CommandError`] if it has ended, or the system does not say.
+    /// [`CommandError`] if the process has ended, or the system does not report it.
     pub fn of(pid: u32) -> Result<Self, CommandError> {
         let unknown = |error: ProcError| CommandError::failed(format!("process {pid}: {error}"));
         let process = Process::new(i32::try_from(pid).unwrap_or(-1)).map_err(unknown)?;
         let status = process.status().map_err(unknown)?;
         let stat = process.stat().map_err(unknown)?;
-        // A thread that ends meanwhile is not there any more.
+        // A thread that has just ended is no longer there.
         let threads: Vec<_> = process.tasks().map_err(unknown)?.flatten().collect();
-        // `schedstat` is exact where `stat` counts in hundredths of a second, more than many a step
-        // takes. Some kernels don't have it.
+        // `schedstat` is exact, while `stat` counts in hundredths of a second, which is more than
+        // many steps take. Some kernels don't have `schedstat`.
         let nanoseconds = threads.iter().filter_map(|thread| thread.schedstat().ok());
         let nanoseconds = nanoseconds.map(|of_thread| of_thread.sum_exec_runtime);
         let cpu = match nanoseconds.reduce(|all, thread| all + thread) {
@@ -55,26 +55,26 @@ impl Usage {
     }
 }
 
-/// The processes of its job that a rank has beside it.
+/// The processes of a rank's job that run on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beside {
-    /// The daemon of its node.
+    /// The daemon of the node.
     pub daemon: u32,
-    /// The coordinator, on the node that has it.
+    /// The coordinator, if it runs on the node.
     pub coordinator: Option<u32>,
 }
 
 impl Beside {
-    /// Those of this process: the agent that started it has started them too.
+    /// Finds those of this process: its agent has started them, too.
     ///
     /// # Errors
-    /// [`CommandError`] if there is no daemon, because something else has started this process.
+    /// [`CommandError`] if there is no daemon, because this process was not started by an agent.
     pub fn look() -> Result<Self, CommandError> {
         let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_pid());
         let processes = procfs::process::all_processes().map_err(CommandError::failed)?;
         let (mut daemon, mut coordinator) = (None, None);
         for process in processes.flatten() {
-            // One that ends meanwhile is nobody's daemon.
+            // A process that has just ended is not the daemon.
             if !process.stat().is_ok_and(|stat| stat.ppid == parent) {
                 continue;
             }
@@ -99,7 +99,7 @@ enum Role {
     Coordinator,
 }
 
-/// What a process is by its command line.
+/// The role of a process, by its command line.
 fn role(words: &[String]) -> Option<Role> {
     let program = Path::new(words.first()?).file_name()?.to_str()?;
     match (program, words.get(1).map(String::as_str)) {

@@ -1,4 +1,4 @@
-//! A measurement as one of its ranks sees it. All ranks do the same; rank 0 also tells.
+//! A measurement as one of its ranks runs it. All ranks do the same; only rank 0 writes the report.
 
 use std::{collections::BTreeMap, process::ExitCode};
 
@@ -13,11 +13,11 @@ use super::{
     resources, sweep,
 };
 
-/// Runs a measurement as the rank that the environment says, and gives its exit code.
+/// Runs a measurement as the rank that the environment names, and returns its exit code.
 ///
 /// # Errors
-/// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for. What
-/// goes wrong later is reported here, before it is reported to the other ranks (TELL).
+/// [`CommandError`] if this process is no rank, or the ranks can't do what they are asked for.
+/// Later errors are reported here, before the other ranks are notified (TELL).
 pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
     let common = bench.common();
     let settings = common.started.as_deref().map(serde_json::from_str::<BTreeMap<String, String>>);
@@ -26,13 +26,14 @@ pub fn run(bench: &Bench) -> Result<ExitCode, CommandError> {
             .hint("it is what gradwire bench starts its ranks with, and not for others")
     })?;
     let session = Session::from_env().map_err(CommandError::failed)?;
-    // All ranks find the same, so that each can leave in good order.
+    // All ranks get the same result, so each of them leaves in good order.
     if let Err(error) = bench.check_size(session.size()) {
         session.shutdown().map_err(CommandError::failed)?;
         return Err(error);
     }
     if let Err(error) = measure(bench, &session, settings) {
-        // First: the others end as soon as they know, and the launcher ends this process then.
+        // This comes first: the other ranks end when they are notified, and then the launcher ends
+        // this process.
         let code = error.report();
         session.abort(&error.what);
         return Ok(code);
@@ -51,7 +52,7 @@ fn measure(
     match bench {
         Bench::Barrier { common } => {
             let (warmup, iters) = (common.warmup, common.iters);
-            // Every one is checked, in the end, by when it began and ended.
+            // All barriers are checked at the end, by the times at which they began and ended.
             let rounds = Rounds { warmup, iters, check: u32::MAX, barrier: common.barrier };
             let mut report = begin(settings)?;
             sweep::barriers(session, rounds, &mut report)?;

@@ -1,4 +1,4 @@
-//! What is reported of a measurement by ranks.
+//! The report of a measurement by ranks.
 
 use std::collections::BTreeMap;
 
@@ -27,25 +27,25 @@ pub struct Head {
     pub shapes: Option<String>,
     /// The element type; none where there are no elements.
     pub dtype: Option<&'static str>,
-    /// As what elements travel between nodes.
+    /// The element type in which elements travel between nodes.
     pub wire: Option<&'static str>,
-    /// Where tensors lie; none where there are none.
+    /// Where tensors lie; `None` where there are none.
     pub memory: Option<Memory>,
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// The hosts, each with its ranks.
     pub nodes: Vec<Node>,
     /// The machine of rank 0.
     pub machine: Machine,
-    /// Settings that were made; none where the job was started by something else.
+    /// The changed settings; `None` where the job was started by something else.
     pub settings: Option<BTreeMap<String, String>>,
     /// Iterations that are not counted.
     pub warmup: u32,
-    /// Iterations that are.
+    /// Iterations that are counted.
     pub iters: u32,
     /// Whether there is a barrier before each iteration.
     pub barrier: bool,
-    /// At every how many iterations the result is checked, where somebody said.
+    /// The interval, in iterations, at which results are checked, if the options set it.
     pub check: Option<u32>,
     /// What the baseline is.
     pub baseline: String,
@@ -56,18 +56,18 @@ pub struct Head {
 pub struct Node {
     /// Its name.
     pub host: String,
-    /// How many ranks it has.
+    /// Its number of ranks.
     pub ranks: u32,
 }
 
 impl Node {
-    /// Those of a job.
+    /// The hosts of a job.
     pub fn all(session: &Session) -> Vec<Self> {
         let of = |node: &gradwire_worker::Node| Self { host: node.host.clone(), ranks: node.slots };
         session.nodes().iter().map(of).collect()
     }
 
-    /// The first of them in a line.
+    /// The first hosts of a list, in one line.
     pub fn list(nodes: &[Self]) -> String {
         let hosts: Vec<_> =
             nodes.iter().take(8).map(|n| format!("{}:{}", n.host, n.ranks)).collect();
@@ -77,7 +77,7 @@ impl Node {
 }
 
 impl Head {
-    /// What there is to say before the first figure.
+    /// The head of a report.
     pub fn new(
         bench: &Bench,
         session: &Session,
@@ -165,19 +165,19 @@ impl Head {
     }
 }
 
-/// What a model has besides.
+/// The figures that only a model has.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Model {
-    /// How many tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// How long computing them takes.
+    /// The time that computing them takes, in milliseconds.
     pub compute_ms: f64,
     /// The median time from the last submission to the end of the step.
     pub exposed_us: f64,
 }
 
 impl Model {
-    /// Of the exposed times in seconds.
+    /// The figures of a model, from the exposed times in seconds.
     pub fn new(tensors: usize, compute_ms: f64, exposed: &[f64]) -> Self {
         Self { tensors, compute_ms, exposed_us: Stats::of(exposed).median_us }
     }
@@ -186,30 +186,30 @@ impl Model {
 /// One line of the table. Bandwidths are of the median time, in 10^9 bytes per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// The size of a rank's tensors.
+    /// The size in bytes, as nccl-tests defines it; for a model, of all gradients.
     pub bytes: u64,
-    /// Their elements.
+    /// The size in elements.
     pub elements: usize,
-    /// The times.
+    /// The statistics of the times.
     #[serde(flatten)]
     pub stats: Stats,
-    /// The size by the time.
+    /// The size divided by the time.
     pub algorithm_gb_s: f64,
-    /// That, to compare with a link's bandwidth.
+    /// The algorithm bandwidth times the factor of the collective, to compare it with a link's.
     pub bus_gb_s: f64,
     /// The time of the baseline, where there is one.
     pub baseline_us: Option<f64>,
-    /// The share of the baseline that was reached: its time by the median.
+    /// The share of the baseline that was reached: its time divided by the median.
     pub baseline_share: Option<f64>,
-    /// What a model has besides.
+    /// The figures that only a model has.
     #[serde(flatten)]
     pub model: Option<Model>,
-    /// The time of every iteration, in their order.
+    /// The time of every iteration, in order.
     pub times_us: Vec<f64>,
 }
 
 impl Row {
-    /// Of times in seconds, without a baseline.
+    /// The row of times in seconds, without a baseline.
     pub fn new(
         operation: Operation,
         ranks: u32,
@@ -218,7 +218,7 @@ impl Row {
         times: Vec<f64>,
     ) -> Self {
         let stats = Stats::of(&times);
-        // A time of zero is one that the clock could not tell from it.
+        // A time of zero is too short for the clock.
         let bandwidth = bytes as f64 / 1e9 / stats.median().max(1e-9);
         Self {
             bytes,
@@ -233,14 +233,14 @@ impl Row {
         }
     }
 
-    /// With a baseline in seconds.
+    /// Adds a baseline in seconds.
     #[must_use]
     pub fn with_baseline(self, baseline: Option<f64>) -> Self {
         let baseline_share = baseline.map(|baseline| baseline / self.stats.median().max(1e-9));
         Self { baseline_us: baseline.map(micros_of), baseline_share, ..self }
     }
 
-    /// With what a model has besides.
+    /// Adds the figures of a model.
     #[must_use]
     pub fn model(self, model: Model) -> Self {
         Self { model: Some(model), ..self }
@@ -266,7 +266,7 @@ const BANDWIDTH: &[Column<Row>] = &[
     ("share", 7, |row| row.baseline_share.map_or_else(none, |s| format!("{:.1}%", s * 100.0))),
 ];
 
-/// The report on its way: rank 0 writes it, on the others it does nothing.
+/// The report that is being written: rank 0 writes it, and the other ranks write nothing.
 pub type Report = Table<Head, Row>;
 
 /// Begins the report.
@@ -276,7 +276,7 @@ pub type Report = Table<Head, Row>;
 pub fn begin(head: Head, bench: &Bench, writes: bool) -> Result<Report, CommandError> {
     let groups: &[&[Column<Row>]] = match bench {
         Bench::Sweep(_) => &[SIZE, TIME, BANDWIDTH],
-        // The table of resources is another one.
+        // A measurement of resources has a table of its own.
         Bench::Barrier { .. } | Bench::Resources(_) => &[TIME],
         Bench::Model { .. } => &[SIZE, MODEL, TIME, BANDWIDTH],
     };

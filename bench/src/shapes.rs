@@ -1,5 +1,5 @@
-//! The gradients of published networks, front layer first, and those of a file. Pure, except for
-//! reading it.
+//! The gradients of published networks and of a file, front layer first. Pure, except for reading
+//! the file.
 //!
 //! The lists are made from the architectures' own rules and compared, in a test, with the numbers
 //! of parameters and tensors that the networks are known by:
@@ -16,33 +16,33 @@ use gradwire_launcher::error::CommandError;
 /// A gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gradient {
-    /// What it is called in the network.
+    /// Its name in the network.
     pub name: String,
     /// Its dimensions, outermost first.
     pub dims: Vec<u64>,
 }
 
 impl Gradient {
-    /// How many elements it has.
+    /// The number of its elements.
     pub fn elements(&self) -> u64 {
         self.dims.iter().product()
     }
 }
 
-/// The most tensors of a file.
+/// The largest number of tensors in a file.
 const MAX_TENSORS: usize = 1 << 20;
 
-/// The most elements of a network, in all.
+/// The largest number of elements in a network.
 const MAX_ELEMENTS: u64 = 1 << 48;
 
-/// A network that is known by name.
+/// The name of a known network, and the function that returns its gradients.
 type Known = (&'static str, fn() -> Vec<Gradient>);
 
-/// All of them.
+/// All known networks.
 const KNOWN: [Known; 4] =
     [("resnet50", resnet50), ("vgg16", vgg16), ("bert-large", bert_large), ("gpt2", gpt2)];
 
-/// A known network's gradients, or those of a file: front layer first.
+/// The gradients of a known network or of a file, front layer first.
 ///
 /// # Errors
 /// [`CommandError`] with the file, the line and what is wrong.
@@ -61,7 +61,7 @@ pub fn load(name: &str) -> Result<Vec<Gradient>, CommandError> {
     })
 }
 
-/// Parses `name dim dim …` in each line; no dimensions: a single number.
+/// Parses `name dim dim …` in each line. A line without dimensions is a single number.
 fn parse(text: &str) -> Result<Vec<Gradient>, String> {
     let (mut gradients, mut names, mut all) = (Vec::new(), BTreeSet::new(), 0_u64);
     for (i, line) in text.lines().enumerate() {
@@ -90,7 +90,7 @@ fn parse(text: &str) -> Result<Vec<Gradient>, String> {
     if gradients.is_empty() { Err("has no tensors".to_owned()) } else { Ok(gradients) }
 }
 
-/// Collects gradients under their names.
+/// Collects gradients with their names.
 #[derive(Debug, Default)]
 struct Network(Vec<Gradient>);
 
@@ -99,13 +99,13 @@ impl Network {
         self.0.push(Gradient { name: name.to_owned(), dims: dims.to_owned() });
     }
 
-    /// A weight with one bias for each output.
+    /// Adds a weight, with one bias for each output.
     fn layer(&mut self, name: &str, weight: &[u64], outputs: u64) {
         self.add(&format!("{name}.weight"), weight);
         self.add(&format!("{name}.bias"), &[outputs]);
     }
 
-    /// A scale and a shift for each of `width`.
+    /// Adds a scale and a shift, of `width` numbers each.
     fn norm(&mut self, name: &str, width: u64) {
         self.layer(name, &[width], width);
     }
@@ -143,7 +143,7 @@ fn resnet50() -> Vec<Gradient> {
 
 fn vgg16() -> Vec<Gradient> {
     let mut net = Network::default();
-    // Where each convolution stands among its activations and poolings in torchvision's list.
+    // The position of each convolution among its activations and poolings in torchvision's list.
     let convolutions = [
         (0, 64),
         (2, 64),
@@ -198,7 +198,7 @@ fn gpt2() -> Vec<Gradient> {
     net.add("wpe.weight", &[1024, width]);
     for layer in 0..12 {
         let name = format!("h.{layer}");
-        // These are stored inputs first.
+        // The first dimension of these is the input.
         let parts = [
             ("attn.c_attn", width, 3 * width),
             ("attn.c_proj", width, width),

@@ -1,6 +1,6 @@
-//! Sizes, their series, and line rates, as they are written on a command line. Pure.
+//! Sizes, series of sizes, and line rates, as written on a command line. Pure.
 
-/// The largest size, in bytes: what a tensor may have at all.
+/// The largest size of a tensor, in bytes.
 pub const MAX_BYTES: u64 = 1 << 56;
 
 /// Splits `12.5Gbit` into its number and its unit.
@@ -8,8 +8,8 @@ fn split(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
 }
 
-/// Bytes as nccl-tests takes them: `4`, `64K`, `256M`, `1G` in powers of 1024; `KiB` and so on
-/// are the same.
+/// Parses bytes as nccl-tests does: `4`, `64K`, `256M`, `1G` in powers of 1024. `KiB` and so on
+/// mean the same.
 ///
 /// # Errors
 /// What is wrong, and what is allowed.
@@ -28,7 +28,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| "must be from 1 byte to 2^56 bytes".to_owned())
 }
 
-/// A line's rate as `tc` takes it: `100Mbit`, `1Gbit`, `2.5Gbit`, in powers of 1000.
+/// Parses the rate of a line as `tc` does: `100Mbit`, `1Gbit`, `2.5Gbit`, in powers of 1000.
 ///
 /// # Errors
 /// What is wrong, and what is allowed.
@@ -48,7 +48,7 @@ pub fn parse_rate(text: &str) -> Result<Rate, String> {
     Ok(Rate { bits_per_second: bits })
 }
 
-/// How fast a line is in one direction.
+/// The rate of a line in one direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     /// Bits per second.
@@ -56,14 +56,14 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// How many seconds `bytes` take at least.
+    /// The shortest time for `bytes`, in seconds.
     pub fn seconds(self, bytes: f64) -> f64 {
         bytes * 8.0 / self.bits_per_second
     }
 }
 
-/// From `begin` to `end` bytes, each `factor` times the one before; `element` is the size of an
-/// element, to whole numbers of which sizes are rounded down.
+/// The sizes from `begin` to `end` bytes, each `factor` times the one before. Sizes are rounded
+/// down to whole elements of `element` bytes.
 ///
 /// # Errors
 /// What is wrong, and what is allowed.

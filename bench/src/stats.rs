@@ -1,25 +1,25 @@
-//! What many times come to. Pure.
+//! Statistics of times. Pure.
 
 use serde::Serialize;
 
 /// The times of a measurement, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Stats {
-    /// The shortest.
+    /// The shortest time.
     pub min_us: f64,
-    /// The one in the middle; of an even number the mean of the two there.
+    /// The median; of an even number of times, the mean of the two in the middle.
     pub median_us: f64,
-    /// The smallest that 99 % do not exceed: with fewer than 100 times the longest.
+    /// The 99th percentile; with fewer than 100 times it is the longest.
     pub p99_us: f64,
 }
 
-/// Microseconds, to the nanosecond that the clock has.
+/// Microseconds, rounded to the clock's resolution of a nanosecond.
 pub fn micros_of(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
 impl Stats {
-    /// Of times in seconds. All zero if there are none.
+    /// The statistics of times in seconds. All are zero if there are no times.
     pub fn of(times: &[f64]) -> Self {
         let mut sorted: Vec<f64> = times.iter().copied().map(micros_of).collect();
         sorted.sort_by(f64::total_cmp);

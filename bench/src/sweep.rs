@@ -1,4 +1,4 @@
-//! One collective on tensors of one size after the other.
+//! Measures one collective on tensors of increasing size.
 
 use gradwire_launcher::error::CommandError;
 use gradwire_worker::{GradwireError, Session};
@@ -29,7 +29,7 @@ pub fn run(
         let elements =
             usize::try_from(bytes).map_err(CommandError::usage)? / sweep.data.dtype.size();
         let elements = (elements / granule).max(1) * granule;
-        // Several sizes may be too small to give every rank a share.
+        // Several sizes may be too small for a share of each rank.
         if elements > last {
             let data = &sweep.data;
             report.row(with_type!(data.dtype, size(session, operation, data, elements))?)?;
@@ -42,7 +42,7 @@ pub fn run(
 /// Measures barriers, which have no size.
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub fn barriers(
     session: &Session,
     rounds: Rounds,
@@ -78,23 +78,23 @@ fn size<T: Value>(
     Ok(row.with_baseline(baseline))
 }
 
-/// One blocking call.
+/// A blocking call, which is repeated.
 pub(super) struct Call<'a, T: Value> {
     session: &'a Session,
     operation: Operation,
-    /// By which ranks know which tensors belong together; another size is another tensor.
+    /// The name by which ranks know which tensors belong together. Each size has its own name.
     name: String,
     elements: usize,
     tensors: Tensors<T>,
     before: Pattern<T>,
-    /// What the result is made of.
+    /// The flows that make up the result.
     after: Vec<Flow>,
-    /// What a reduction must come to, or what each rank brings.
+    /// The right reduction, or what each rank contributes.
     sources: Vec<Pattern<T>>,
 }
 
 impl<'a, T: Value> Call<'a, T> {
-    /// On tensors of so many elements.
+    /// A call on tensors with so many elements.
     ///
     /// # Errors
     /// [`CommandError`] if there is no memory.

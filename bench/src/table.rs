@@ -1,4 +1,4 @@
-//! Figures on their way: a table for people as they come, and JSON for programs at the end.
+//! Figures as they are measured: a table for people at once, and JSON for programs at the end.
 
 use std::{
     fs::File,
@@ -10,20 +10,20 @@ use serde::Serialize;
 
 use gradwire_launcher::error::CommandError;
 
-/// A column: its heading, its width, and what stands in it.
+/// A column: its heading, its width, and the text of its cells.
 pub type Column<R> = (&'static str, usize, fn(&R) -> String);
 
-/// Microseconds in a cell.
+/// The text of microseconds in a cell.
 pub fn micros(us: f64) -> String {
     format!("{us:.1}")
 }
 
-/// The cell of what is not known.
+/// The text of an unknown value in a cell.
 pub fn none() -> String {
     "-".to_owned()
 }
 
-/// A head, which says what was measured, and a row for each measurement.
+/// The table of a measurement: a head, which describes it, and rows.
 #[derive(Debug)]
 pub struct Table<H, R: 'static> {
     head: H,
@@ -34,11 +34,11 @@ pub struct Table<H, R: 'static> {
 }
 
 impl<H: Serialize, R: Serialize> Table<H, R> {
-    /// Begins the table with `lines` and the columns' headings. Without `writes` nothing is
-    /// written: of many processes one tells.
+    /// Begins the table with `lines` and the headings of the columns. Without `writes`, nothing is
+    /// written: only one of many processes writes.
     ///
     /// # Errors
-    /// [`CommandError`] if the JSON file can't be made, or nobody reads the table any more.
+    /// [`CommandError`] if the JSON file can't be created, or the table's reader has gone.
     pub fn begin(
         head: H,
         lines: Vec<String>,
@@ -46,7 +46,7 @@ impl<H: Serialize, R: Serialize> Table<H, R> {
         json: Option<&Path>,
         writes: bool,
     ) -> Result<Self, CommandError> {
-        // Now, and not when everything has been measured.
+        // The file is created now, so that an error is reported before anything is measured.
         let json = json
             .filter(|_| writes)
             .map(|path| match File::create(path) {
@@ -65,7 +65,7 @@ impl<H: Serialize, R: Serialize> Table<H, R> {
     /// Adds a row.
     ///
     /// # Errors
-    /// [`CommandError`] if nobody reads the table any more.
+    /// [`CommandError`] if the table's reader has gone.
     pub fn row(&mut self, row: R) -> Result<(), CommandError> {
         let cells = self.columns.iter().map(|(_, width, cell)| format!("{:>width$}", cell(&row)));
         let line = cells.collect::<Vec<_>>().join(" ");

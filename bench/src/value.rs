@@ -1,37 +1,37 @@
-//! What tensors hold before a collective, and what they must hold after it.
+//! The values of tensors before a collective, and the right values after it.
 //!
-//! Values are small whole numbers, exact in all but the 8-bit floats (which round what is expected
-//! as they round what is sent) and with their sums in bf16, as which f32 may travel, that repeat
-//! with a period that is no power of two: a block that ends up in another's place is seen. Inputs
-//! and results are one period long, so neither filling nor checking costs more than reading the
-//! tensor.
+//! Values are small whole numbers. All types hold them exactly except the 8-bit floats, which round
+//! what is expected as they round what is sent. Their sums are exact in bf16, too, as which f32 may
+//! travel. Values repeat with a period that is not a power of two, so a block in the place of
+//! another one is seen. Inputs and results are one period long, so filling and checking cost no
+//! more than reading the tensor.
 
 use gradwire_proto::ReduceOp;
 
 use super::element::Value;
 
-/// After how many elements the values repeat. Prime, so that no power of two is a multiple of it.
+/// The number of elements after which values repeat. It is prime, so no power of two is a multiple.
 const PERIOD: usize = 61;
 
-/// How many periods are kept, so that elements are copied and compared in longer stretches.
+/// The number of periods that are kept, so that elements are copied and compared in longer runs.
 const REPEAT: usize = 64;
 
 /// One period of values, repeated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pattern<T> {
     values: Vec<T>,
-    /// How far a value may be off, in its own size; 0 where arithmetic is exact.
+    /// The relative error that is allowed; 0 where arithmetic is exact.
     tolerance: f64,
 }
 
-/// An element that is not what it must be.
+/// An element with a wrong value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wrong {
-    /// Which.
+    /// The number of the element.
     pub element: usize,
-    /// What it is.
+    /// Its value.
     pub got: f64,
-    /// What it must be.
+    /// The right value.
     pub expected: f64,
 }
 
@@ -41,18 +41,18 @@ impl<T: Value> Pattern<T> {
         Self { values: period.repeat(REPEAT), tolerance }
     }
 
-    /// What rank `rank` of `ranks` brings to a reduction; `salt` tells several tensors apart.
+    /// What rank `rank` of `ranks` contributes to a reduction. `salt` makes several tensors differ.
     pub fn contribution(op: ReduceOp, rank: u32, ranks: u32, salt: usize) -> Self {
         let stride = stride::<T>(ranks);
         Self::new(0.0, |i| T::whole(contribution(op, rank, stride, i + salt)))
     }
 
-    /// What `ranks` contributions come to.
+    /// The reduction of `ranks` contributions.
     pub fn reduction(op: ReduceOp, ranks: u32, salt: usize) -> Self {
         let stride = stride::<T>(ranks);
         let tolerance = match op {
             ReduceOp::Sum => Self::rounding(ranks, 0.0),
-            // The division rounds, and does so twice where the sum travelled in a short type.
+            // The division rounds. It rounds twice where the sum travelled in a short type.
             ReduceOp::Average => Self::rounding(ranks, 2.0 * T::EPSILON),
             _ => 0.0,
         };
@@ -62,12 +62,13 @@ impl<T: Value> Pattern<T> {
         })
     }
 
-    /// What a rank brings that is moved and not reduced; the same as the rank [`OWNERS`] before it.
+    /// The input of a rank that is moved and not reduced. It is the same as that of the rank
+    /// [`OWNERS`] before it.
     pub fn own(rank: u32) -> Self {
         Self::new(0.0, |i| T::whole(own(i64::from(rank), i as i64)))
     }
 
-    /// `least`, or more where sums are too large to be exact: each of them may round then.
+    /// `least`, or more where sums are too large to be exact: each addition may round then.
     fn rounding(ranks: u32, least: f64) -> f64 {
         let largest = f64::from(ranks.div_ceil(stride::<T>(ranks))) * LARGEST as f64;
         if T::EPSILON == 0.0 || largest <= 2.0 / T::EPSILON {
@@ -83,12 +84,12 @@ impl<T: Value> Pattern<T> {
         }
     }
 
-    /// Checks every element of a tensor whose first has the place `from` in the pattern.
+    /// Checks every element of a tensor whose first element has position `from` in the pattern.
     ///
     /// # Errors
-    /// The first that is wrong.
+    /// The first element that is wrong.
     pub fn check(&self, tensor: &[T], from: usize) -> Result<(), Wrong> {
-        // A period less than there is, to begin anywhere in the first.
+        // One period less than is kept, so that a run can begin at any element of the first period.
         let stretch = self.values.len() - PERIOD;
         let values = &self.values[from % PERIOD..][..stretch];
         for (i, part) in tensor.chunks(stretch).enumerate() {
@@ -99,7 +100,7 @@ impl<T: Value> Pattern<T> {
                 let pairs = got.numbers().into_iter().zip(expected.numbers());
                 for (got, expected) in pairs {
                     let near = (got - expected).abs() <= self.tolerance * expected.abs();
-                    // What is too large for a type may be no number at all.
+                    // A value that is too large for a type may become NaN.
                     let both_nan = got.is_nan() && expected.is_nan();
                     if got != expected && !near && !both_nan {
                         return Err(Wrong { element: i * stretch + j, got, expected });
@@ -114,9 +115,9 @@ impl<T: Value> Pattern<T> {
 /// The largest contribution to a sum.
 const LARGEST: i64 = 4;
 
-/// Of how many ranks one brings something to an element of a sum: so many that sums are exact even
-/// in the shortest floats (64 ranks in bf16, which has 8 bits for them, and 2 in f8e5m2), and so
-/// few that every rank brings something somewhere.
+/// For each element of a sum, one in how many ranks contributes something. It is large enough for
+/// sums to be exact even in the shortest floats (64 ranks in bf16, which has 8 bits for them, and 2
+/// in f8e5m2). It is small enough for every rank to contribute to some element.
 fn stride<T: Value>(ranks: u32) -> u32 {
     let exact = (2.0 / T::EPSILON / LARGEST as f64).clamp(1.0, 64.0);
     ranks.div_ceil(exact as u32).clamp(1, PERIOD as u32)
@@ -130,12 +131,12 @@ fn contribution(op: ReduceOp, rank: u32, stride: u32, i: usize) -> i64 {
         ReduceOp::Sum | ReduceOp::Average => 1 + (i * 5 + rank * 3) % LARGEST,
         ReduceOp::Min | ReduceOp::Max | ReduceOp::BitOr | ReduceOp::BitXor => own(rank, i),
         ReduceOp::Product => 1 + i64::from((i + rank) % 16 == 0),
-        // Few bits are missing, so that some are left whoever takes part.
+        // Few bits are 0, so some bits remain with any number of ranks.
         ReduceOp::BitAnd => 127 & !(i64::from((i + rank) % 16 == 0) << (i % 7)),
     }
 }
 
-/// How many ranks have values of their own.
+/// The number of ranks with values of their own.
 pub const OWNERS: u32 = 53;
 
 fn own(rank: i64, i: i64) -> i64 {
@@ -150,7 +151,7 @@ mod tests {
 
     use super::{super::element::with_type, *};
 
-    /// The reduction as the kernels make it.
+    /// The reduction, as the kernels compute it.
     fn reduced<T: Value>(op: ReduceOp, ranks: u32, elements: usize) -> Vec<T> {
         let mut inputs = vec![vec![T::whole(0); elements]; ranks as usize];
         for (rank, input) in inputs.iter_mut().enumerate() {

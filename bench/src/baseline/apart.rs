@@ -1,4 +1,4 @@
-//! The baseline of operations whose results are apart from their inputs: each thread takes a part
+//! The baseline of operations whose results are separate from their inputs. Each thread does a part
 //! of the flows, in one pass from the inputs to the results.
 
 use std::{
@@ -12,38 +12,38 @@ use gradwire_proto::{DType, ReduceOp};
 use super::round::{Program, SpinBarrier};
 use crate::{flow::Flow, operation::Operation};
 
-/// Results of so many bytes are written past the cache: they would not be there any more.
+/// From this size on, results bypass the cache when they are written: they would not stay there.
 const STREAMED: usize = 4 << 20;
 
 /// A part of a flow.
 #[derive(Debug)]
 struct Part {
-    /// Whose tensor it comes from; none: the reduction of all.
+    /// The rank whose tensor it comes from; `None` for the reduction of all.
     from: Option<usize>,
-    /// Bytes of that.
+    /// Its range of bytes in that tensor.
     source: Range<usize>,
-    /// Where it goes: a rank, and a piece of its result.
+    /// Its targets: a rank, and the number of a piece of that rank's result.
     targets: Vec<(usize, usize)>,
 }
 
-/// The program. It has a thread for each rank. Who has what is decided by the barriers; the locks,
-/// never waited for, are how the compiler knows.
+/// The program. It has a thread for each rank. The barriers decide which thread uses what. No
+/// thread waits for the locks, which only show the compiler that this is safe.
 #[derive(Debug)]
 pub(super) struct Apart<'a> {
     dtype: DType,
     op: ReduceOp,
     store: Store,
-    /// Whether each thread has tensors of its own besides, copied in before and out after.
+    /// Whether each thread also has its own tensors, which are copied in before and out after.
     copies: bool,
     inputs: Vec<RwLock<&'a mut [u8]>>,
-    /// Each rank's result, cut where parts meet.
+    /// The result of each rank, cut at the edges of parts.
     outputs: Vec<Vec<Mutex<&'a mut [u8]>>>,
-    /// What each thread does.
+    /// The parts of each thread.
     parts: Vec<Vec<Part>>,
     private: Vec<usize>,
 }
 
-/// How many bytes a rank brings, and gets in a tensor of its own, of a size of `elements`.
+/// How many bytes of input and of separate result a rank has, for a size of `elements`.
 pub(super) fn bytes(
     operation: Operation,
     dtype: DType,
@@ -51,7 +51,7 @@ pub(super) fn bytes(
     elements: usize,
 ) -> [usize; 2] {
     let output = match operation {
-        // Its tensor is the result.
+        // The root's tensor is the result.
         Operation::Broadcast { root } if root == rank => 0,
         _ => operation.output(rank, ranks, elements),
     };
@@ -59,7 +59,7 @@ pub(super) fn bytes(
 }
 
 impl<'a> Apart<'a> {
-    /// On tensors of as many bytes as [`bytes`] says.
+    /// The program for tensors with the sizes of [`bytes`].
     pub(super) fn new(
         operation: Operation,
         dtype: DType,
@@ -74,7 +74,7 @@ impl<'a> Apart<'a> {
         let flows: Vec<Flow> = operation.flows(threads as u32, elements).collect();
         let mut parts: Vec<Vec<Part>> = (0..threads).map(|_| Vec::new()).collect();
         let mut cuts: Vec<Vec<usize>> = vec![Vec::new(); threads];
-        // One flow is everybody's work; many are divided.
+        // A single flow is divided among all threads; of many flows, each thread gets some.
         let pieces = if flows.len() == 1 { threads } else { 1 };
         for (i, flow) in flows.iter().enumerate() {
             // Whole cache lines, so that no two threads write to the same one.
@@ -97,7 +97,7 @@ impl<'a> Apart<'a> {
             }
         }
         cuts.iter_mut().for_each(|cuts| cuts.sort_unstable());
-        // From bytes to pieces.
+        // Replaces offsets in bytes by numbers of pieces.
         for part in parts.iter_mut().flatten() {
             for (to, at) in &mut part.targets {
                 *at = cuts[*to].partition_point(|cut| cut < at);
@@ -105,7 +105,7 @@ impl<'a> Apart<'a> {
         }
         let outputs = outputs.iter_mut().zip(&cuts).map(|(output, cuts)| cut(output, cuts));
         Self {
-            // What is moved is bytes.
+            // Data that is only moved is moved as bytes.
             dtype: if operation.reduction().is_some() { dtype } else { DType::U8 },
             op: operation.reduction().unwrap_or(ReduceOp::Sum),
             store: if results >= STREAMED { Store::Streaming } else { Store::Cached },
@@ -135,7 +135,7 @@ impl<'a> Apart<'a> {
         }
         let (dtype, op) = (self.dtype, self.op);
         let contributors = sources.len() as u32;
-        // What is moved has one source, and nothing to be divided by.
+        // Data that is only moved has one source, and no division.
         let finish = Finish { op, contributors, ..Finish::none(dtype) };
         let combine = Combine { dtype, op };
         let level = level();
@@ -145,7 +145,7 @@ impl<'a> Apart<'a> {
     }
 }
 
-/// Cuts a tensor before each of these bytes, the first of which is its beginning.
+/// Cuts a tensor before each of these offsets, of which the first is the beginning.
 fn cut<'a>(tensor: &'a mut [u8], cuts: &[usize]) -> Vec<Mutex<&'a mut [u8]>> {
     let (mut pieces, mut rest, mut at) = (Vec::new(), tensor, 0);
     for cut in cuts.iter().skip(1) {
@@ -195,7 +195,7 @@ mod tests {
 
     use super::{super::round::times, *};
 
-    /// What ranks have after each brought its number everywhere.
+    /// The results after each rank has contributed its number everywhere.
     fn after(operation: Operation, copies: bool, elements: usize) -> Vec<Vec<i16>> {
         let ranks = 3;
         let room = |rank| bytes(operation, DType::I16, (rank, ranks), elements).map(|n| n / 2);
@@ -229,8 +229,8 @@ mod tests {
                 (Operation::SendReceive, [of(3, elements), of(1, elements), of(2, elements)]),
             ] {
                 assert_eq!(after(operation, false, elements), expected, "{operation:?}");
-                // Copied in: what private memory holds, a one in each byte, is in all of them, once
-                // or as often as it was summed.
+                // The shared tensors hold the copied content of private memory: a one in each byte,
+                // once or as often as it was summed.
                 let copied = after(operation, true, elements);
                 let ones = i16::from_ne_bytes([1; 2]);
                 assert!(copied.iter().flatten().all(|value| *value % ones == 0), "{operation:?}");

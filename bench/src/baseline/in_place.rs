@@ -1,5 +1,5 @@
-//! The baseline of an allreduce: each thread reduces its slice of all tensors and writes the result
-//! over all of them. Tensors of the threads' own go through shared ones that fit the cache.
+//! The baseline of an allreduce. Each thread reduces its slice of all tensors and writes the result
+//! over all of them. The threads' own tensors go through shared ones that fit the cache.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,11 +8,12 @@ use gradwire_proto::{DType, ReduceOp};
 
 use super::round::{Program, SpinBarrier};
 
-/// The largest shared tensor for those of the threads' own, in bytes.
+/// The largest shared tensor through which the threads' own tensors go, in bytes.
 const WINDOW: usize = 4 << 20;
 
-/// One rank's tensor, cut so that each thread can have its slice of all. Who has which is decided
-/// by the barriers; the locks, never waited for, are how the compiler knows.
+/// One rank's tensor, cut so that each thread can have its slice of all tensors. The barriers
+/// decide which thread uses what. No thread waits for the locks, which only show the compiler that
+/// this is safe.
 type Slices<'a> = Vec<Mutex<&'a mut [u8]>>;
 
 /// The program. It has a thread for each tensor.
@@ -20,16 +21,16 @@ type Slices<'a> = Vec<Mutex<&'a mut [u8]>>;
 pub(super) struct InPlace<'a> {
     op: ReduceOp,
     dtype: DType,
-    /// Whether each thread has a tensor of its own besides, copied in before and out after.
+    /// Whether each thread also has its own tensor, which is copied in before and out after.
     copies: bool,
     bytes: usize,
-    /// Bytes of a thread's slice of what is shared, but for the last one.
+    /// The bytes of a thread's slice of the shared tensors; the last slice may be shorter.
     slice: usize,
     tensors: Vec<Slices<'a>>,
 }
 
 impl<'a> InPlace<'a> {
-    /// On tensors of one length.
+    /// The program for tensors of equal length.
     pub(super) fn new(
         op: ReduceOp,
         dtype: DType,
@@ -47,7 +48,7 @@ impl<'a> InPlace<'a> {
         Self { op, dtype, copies, bytes, slice, tensors: tensors.iter_mut().map(cut).collect() }
     }
 
-    /// A thread's slice of the first bytes of all tensors.
+    /// Reduces a thread's slice of the first `bytes` bytes of all tensors.
     fn sweep(&self, thread: usize, bytes: usize) {
         let mut parts: Vec<_> =
             self.tensors.iter().filter_map(|tensor| tensor.get(thread)).map(lock).collect();
@@ -108,13 +109,13 @@ mod tests {
 
     use super::{super::round::times, *};
 
-    /// Three tensors with 1, 2 and 3 in every element.
+    /// The result for three tensors with 1, 2 and 3 in every element.
     fn after(op: ReduceOp, copies: bool, elements: usize) -> Vec<Vec<f32>> {
         let mut tensors: Vec<Vec<f32>> =
             [1.0, 2.0, 3.0].iter().map(|value| vec![*value; elements]).collect();
         let mut slices: Vec<&mut [u8]> =
             tensors.iter_mut().map(|tensor| bytemuck::cast_slice_mut(tensor)).collect();
-        // One round besides the warm-up, however slow this machine is.
+        // One round after the warm-up, however slow this machine is.
         let program = InPlace::new(op, DType::F32, copies, &mut slices);
         assert_eq!(times(&program, 3, 1, Duration::ZERO).len(), 1);
         tensors
@@ -134,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The own tensors of three threads go through smaller shared ones, with the last part of them.
+    /// The own tensors of three threads go through smaller shared ones, also their last part.
     #[test]
     fn the_threads_own_tensors_are_reduced_whole() {
         let elements = (2 * WINDOW + 4000) / 4;

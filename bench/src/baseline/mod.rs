@@ -1,17 +1,18 @@
 //! The baseline: the same work by a program without Gradwire, measured in the same run.
 //!
-//! Within a node that program has one thread for each rank, and tensors in the same kind of shared
-//! memory as ranks have. The threads divide the work among them and use the same kernels, between
-//! barriers at which they spin: no daemon, no rings, no negotiation, no wake-ups. For tensors in
-//! ordinary memory each thread has one of its own besides, copied in before and out after.
+//! Within a node, that program has one thread for each rank, and tensors in the same kind of shared
+//! memory as ranks have. The threads divide the work among them and use the same kernels. Between
+//! the steps they spin at barriers. There is no daemon, no ring, no negotiation and no wake-up. For
+//! tensors in ordinary memory, each thread also has its own tensor, which is copied in before and
+//! out after.
 //!
-//! Threads of one process take the place of processes that share a mapping: the bytes between
-//! processor and memory are the same, and the program needs no daemon.
+//! Threads of one process stand for processes that share a mapping: the bytes between processor and
+//! memory are the same, and the program needs no daemon.
 //!
-//! - `in_place`: an allreduce; `apart`: everything else
+//! - `in_place`: an allreduce; `apart`: all other operations
 //! - `round`: how they are timed
 //!
-//! Between nodes the baseline is the time that the line needs, if its rate is given.
+//! Between nodes, the baseline is the time that the line needs, if its rate is given.
 
 mod apart;
 mod in_place;
@@ -65,15 +66,16 @@ impl Setup {
     }
 }
 
-/// The largest tensors of the program, in bytes; half of that where results are apart from inputs.
-/// Its time is proportional to the size there, so that of larger tensors is computed.
+/// The largest tensors of the program, in bytes; half of that where results are separate from
+/// inputs. At this size its time is proportional to the size, so the time of larger tensors is
+/// computed.
 const LARGEST: usize = 256 << 20;
 
 /// How long the program may take for one size (WAIT): the other ranks wait for it.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The baseline of a collective of `elements` elements in seconds, where there is one. All ranks
-/// call this; the first one measures.
+/// call this function; the first one measures.
 ///
 /// # Errors
 /// [`CommandError`] if there is no memory, or the session fails.
@@ -140,8 +142,8 @@ fn tensor(session: &Session, dtype: DType, bytes: usize) -> Result<Buffer, Comma
     session.buffer(dtype, shape).map_err(CommandError::failed)
 }
 
-/// The best median of three stretches. Other programs only add to the times of a stretch, and a
-/// single round may look shorter than it was.
+/// The lowest median of three stretches. Other programs only make a stretch longer, but a single
+/// round may look shorter than it was.
 fn least(times: &[f64]) -> f64 {
     let stretches = times.chunks(times.len().div_ceil(3).max(1));
     stretches.map(|stretch| Stats::of(stretch).median()).reduce(f64::min).unwrap_or_default()

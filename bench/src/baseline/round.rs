@@ -1,4 +1,4 @@
-//! Rounds of a program of several threads, timed, with a barrier at which they stay awake.
+//! Timed rounds of a program of several threads, with a barrier at which they stay awake.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -8,22 +8,22 @@ use std::{
 
 use crate::measure::{now, seconds};
 
-/// How often a program runs before it counts.
+/// How often a program runs before it is timed.
 const WARMUP: usize = 2;
 
 /// How often a thread spins before it yields its core, where each thread has one.
 const SPINS: u32 = 2000;
 
-/// What threads do together.
+/// The work that the threads do together.
 pub(super) trait Program: Sync {
-    /// How many bytes of its own a thread has; none where it works in shared memory only.
+    /// How many bytes of its own a thread needs; 0 where it works only in shared memory.
     fn private(&self, thread: usize) -> usize;
 
-    /// One round, as one of the threads; afterwards all of them are done.
+    /// One round, as one of the threads. Afterwards all threads are done.
     fn once(&self, thread: usize, private: &mut [u8], barrier: &SpinBarrier);
 }
 
-/// Runs up to `rounds` rounds in about `longest` at most, at least one: times in seconds.
+/// Runs up to `rounds` rounds, at least one, in about `longest` at most; returns times in seconds.
 pub(super) fn times(
     program: &impl Program,
     threads: usize,
@@ -33,7 +33,7 @@ pub(super) fn times(
     let (barrier, end_at) = (SpinBarrier::new(threads), AtomicUsize::new(usize::MAX));
     let began = Instant::now();
     let (barrier, end_at) = (&barrier, &end_at);
-    // Not zeros: the system gives those out without any memory behind them.
+    // Not zeros: the system gives zeroed pages no memory until they are written.
     let private = |thread| vec![1; program.private(thread)];
     thread::scope(|scope| {
         for thread in 1..threads {
@@ -49,14 +49,15 @@ pub(super) fn times(
         }
         let (mut times, mut private) = (Vec::new(), private(0));
         barrier.wait();
-        // From end to end: where there are more threads than cores, the others may be done with
-        // half of a round before this one learns that it has begun.
+        // Each time is from the end of a round to the next end. Where there are more threads than
+        // cores, the others may have done half of a round before this thread runs again.
         let mut end = now();
         for round in 0.. {
             let late = round >= WARMUP && began.elapsed() > longest;
             let last = late || round + 1 >= WARMUP + rounds.max(1);
             if last {
-                // Told before the barrier that ends this round, so all know before the next.
+                // Set before the barrier that ends this round, so all threads know it before the
+                // next one.
                 end_at.store(round + 1, Ordering::Relaxed);
             }
             program.once(0, &mut private, barrier);
@@ -72,7 +73,7 @@ pub(super) fn times(
     })
 }
 
-/// A barrier at which threads stay awake, and let others run where there are not enough cores.
+/// A barrier at which threads stay awake. They yield where there are fewer cores than threads.
 #[derive(Debug)]
 pub(super) struct SpinBarrier {
     threads: usize,
@@ -84,7 +85,7 @@ pub(super) struct SpinBarrier {
 impl SpinBarrier {
     pub(super) fn new(threads: usize) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        // A thread that spins while others need the core delays what it waits for.
+        // A thread that spins while others need its core delays those that it waits for.
         let spins = if threads <= cores { SPINS } else { 0 };
         Self { threads, spins, arrived: AtomicUsize::new(0), round: AtomicUsize::new(0) }
     }

@@ -8,7 +8,7 @@ use gradwire_launcher::{args::SettingsOptions, error::CommandError};
 
 use crate::shapes::{self, Gradient};
 
-/// The most nodes of a job, as the coordinator has it.
+/// The largest number of nodes in a job, which the coordinator limits.
 const MAX_NODES: i64 = 4096;
 
 /// What it costs to agree on a step's tensors, without moving any of them.
@@ -48,7 +48,7 @@ impl Negotiation {
     /// The tensors, front layer first.
     ///
     /// # Errors
-    /// [`CommandError`] if there are none, or fewer than messages.
+    /// [`CommandError`] if there are no tensors, or fewer than messages.
     pub fn tensors(&self) -> Result<Vec<Gradient>, CommandError> {
         let tensors = shapes::load(&self.shapes)?;
         if self.ready as usize > tensors.len() {

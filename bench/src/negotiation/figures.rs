@@ -1,4 +1,4 @@
-//! What is reported for a number of nodes.
+//! The report for each number of nodes.
 
 use std::collections::BTreeMap;
 
@@ -27,24 +27,24 @@ pub struct Head {
     pub tensors: usize,
     /// Their elements.
     pub elements: u64,
-    /// In how many messages a node announces them.
+    /// How many messages announce a node's tensors.
     pub ready: u32,
-    /// Whether each operation's end is a message.
+    /// Whether each operation's end has a message of its own.
     pub done_each: bool,
-    /// The machine, which has all nodes and the coordinator.
+    /// The machine, on which all nodes and the coordinator run.
     pub machine: Machine,
-    /// Threads that all simulated nodes share.
+    /// The number of threads that all simulated nodes share.
     pub threads: usize,
-    /// Settings that were made.
+    /// The changed settings.
     pub settings: BTreeMap<String, String>,
     /// Steps that are not counted.
     pub warmup: u32,
-    /// Steps that are.
+    /// Steps that are counted.
     pub iters: u32,
 }
 
 impl Head {
-    /// What there is to say before the first figure.
+    /// The head of a report.
     pub fn new(
         options: &Negotiation,
         tensors: &Tensors,
@@ -71,7 +71,7 @@ impl Head {
     /// Begins the table.
     ///
     /// # Errors
-    /// As [`Table::begin`].
+    /// Those of [`Table::begin`].
     pub fn begin(self, options: &Negotiation) -> Result<Table<Self, Row>, CommandError> {
         let machine = &self.machine;
         let done = if self.done_each { "one by one" } else { "as many as were ordered together" };
@@ -94,32 +94,32 @@ impl Head {
     }
 }
 
-/// The first step, in which tensors are called by their names.
+/// The first step, in which tensors have no ids yet and are announced by name.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct First {
     /// Its time.
     pub us: f64,
-    /// To the coordinator, per node.
+    /// What each node sent to the coordinator.
     pub sent: Traffic,
-    /// From the coordinator, per node.
+    /// What each node received from the coordinator.
     pub received: Traffic,
 }
 
 /// One line of the table. Messages and bytes are per node and step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// How many nodes.
+    /// The number of nodes.
     pub nodes: u32,
-    /// The times of steps.
+    /// The statistics of the times.
     #[serde(flatten)]
     pub stats: Stats,
-    /// The median time by the number of tensors.
+    /// The median time divided by the number of tensors.
     pub us_per_tensor: f64,
-    /// Operations of a step.
+    /// The number of operations in a step.
     pub operations: f64,
-    /// To the coordinator.
+    /// What was sent to the coordinator.
     pub sent: Traffic,
-    /// From the coordinator.
+    /// What was received from the coordinator.
     pub received: Traffic,
     /// The coordinator's time on a processor, per step.
     pub coordinator_cpu_us: f64,
@@ -129,25 +129,25 @@ pub struct Row {
     pub nodes_cpu_us: f64,
     /// The step before the warm-up.
     pub first: First,
-    /// The time of every step, in their order.
+    /// The time of every step, in order.
     pub times_us: Vec<f64>,
 }
 
-/// What was measured of some steps.
+/// The measurements of some steps.
 #[derive(Debug)]
 pub struct Steps {
     /// The time of each, in seconds.
     pub times: Vec<f64>,
     /// What all nodes sent and received.
     pub counts: Counts,
-    /// What the coordinator had used before and after.
+    /// What the coordinator had used, before and after.
     pub coordinator: [Usage; 2],
-    /// What this process had used before and after.
+    /// What this process had used, before and after.
     pub simulator: [Usage; 2],
 }
 
 impl Row {
-    /// Of the first step, and those that count.
+    /// The row of the first step and of the counted steps.
     pub fn new(nodes: u32, tensors: usize, first: &Steps, steps: &Steps) -> Self {
         let stats = Stats::of(&steps.times);
         let count = steps.times.len().max(1) as f64;

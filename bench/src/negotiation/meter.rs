@@ -1,4 +1,4 @@
-//! What goes over the wire: messages as they are encoded, and all that their sockets carry.
+//! The traffic with the coordinator: encoded messages, and all bytes of their sockets.
 
 use std::{
     io::{self, IoSlice},
@@ -24,26 +24,25 @@ use tonic::transport::{Channel, Endpoint, Uri};
 /// How long it may take to connect (WAIT).
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// What went in one direction.
+/// The traffic in one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Traffic {
-    /// Messages; heartbeats, which no step causes, are not among them.
+    /// Messages, without heartbeats, which no step causes.
     pub messages: f64,
-    /// Their bytes, as they are encoded.
+    /// The encoded bytes of these messages.
     pub bytes: f64,
-    /// All bytes that the sockets carried above TCP: with the frames of gRPC and HTTP/2, and with
-    /// heartbeats.
+    /// All bytes of the sockets above TCP, with the frames of gRPC and HTTP/2, and with heartbeats.
     pub wire_bytes: f64,
 }
 
 impl Traffic {
-    /// One more message.
+    /// Counts one more message.
     pub fn count(&mut self, message: &impl prost::Message) {
         self.messages += 1.0;
         self.bytes += message.encoded_len() as f64;
     }
 
-    /// Each divided by `parts`.
+    /// Divides each figure by `parts`.
     #[must_use]
     pub fn per(self, parts: f64) -> Self {
         let Self { messages, bytes, wire_bytes } = self;
@@ -60,7 +59,7 @@ impl AddAssign for Traffic {
     }
 }
 
-/// Bytes that a socket has carried.
+/// The bytes that a socket has carried.
 #[derive(Debug, Default)]
 pub struct Wire {
     sent: AtomicU64,
@@ -68,16 +67,16 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Sent and received since the beginning.
+    /// The bytes sent and received since the beginning.
     pub fn bytes(&self) -> [u64; 2] {
         [self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed)]
     }
 }
 
-/// Connects as a daemon does, with a count of what the socket carries.
+/// Connects as a daemon does, and counts the bytes of the socket.
 ///
 /// # Errors
-/// What gRPC says.
+/// The error of gRPC.
 pub async fn connect(
     address: SocketAddr,
     wire: &Arc<Wire>,
@@ -98,7 +97,7 @@ pub async fn connect(
     endpoint.connect_with_connector(connector).await
 }
 
-/// A socket that counts.
+/// A socket that counts its bytes.
 #[derive(Debug)]
 struct Metered {
     stream: TcpStream,

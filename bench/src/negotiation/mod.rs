@@ -1,14 +1,14 @@
 //! `gradwire bench negotiation`: what it costs to agree on a step, for many nodes.
 //!
-//! The coordinator is the real one, a process of its own. The nodes are streams of this process
-//! that say all that daemons say and move no data: nothing but negotiation is in the time of a
-//! step, which begins with the first message of any node and ends when the last one has received
-//! the last of what it is to do. All of them announce at the same moment, which is the most a
-//! coordinator can be asked for at once.
+//! The coordinator is the real one, in a process of its own. The nodes are streams of this process.
+//! They send all messages that daemons send, and move no data, so the time of a step contains
+//! nothing but negotiation. A step begins with the first message of any node. It ends when the last
+//! node has received the last of its operations. All nodes announce at the same moment, which is
+//! the highest load on a coordinator.
 //!
-//! - [`args`]: what is asked for
+//! - [`args`]: the options
 //! - [`service`]: the coordinator
-//! - [`node`]: a node; [`step`]: what it announces and must be given for it (pure)
+//! - [`node`]: a node; [`step`]: what it announces and must receive for it (pure)
 //! - [`meter`], [`figures`]: what is counted and reported
 
 pub mod args;
@@ -37,13 +37,13 @@ use self::{
 };
 use crate::process::Usage;
 
-/// The most threads of simulated nodes: more than the coordinator could keep busy.
+/// The largest number of threads for simulated nodes: more than the coordinator could keep busy.
 const MAX_THREADS: usize = 8;
 
 /// Measures each number of nodes.
 ///
 /// # Errors
-/// [`CommandError`] if something can't be done as it is asked for, or goes wrong.
+/// [`CommandError`] if something can't be done as asked, or fails.
 pub fn run(
     options: &Negotiation,
     settings: &Loaded,
@@ -56,7 +56,7 @@ pub fn run(
     let tensors = Tensors::new(&options.tensors()?)?;
     let most = options.nodes.iter().copied().max().unwrap_or_default();
     service::allow(most)?;
-    // One core is the coordinator's.
+    // One core is for the coordinator.
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.saturating_sub(1).clamp(1, MAX_THREADS);
     let mut builder = Builder::new_multi_thread();
@@ -64,7 +64,7 @@ pub fn run(
         builder.worker_threads(threads).enable_all().build().map_err(CommandError::failed)?;
     let mut table = Head::new(options, &tensors, threads, settings).begin(options)?;
     for nodes in &options.nodes {
-        // On the main thread, to which the coordinator's life is tied.
+        // On the main thread, because the coordinator ends when the thread that started it ends.
         table.row(runtime.block_on(measure(options, settings, *nodes, &tensors))?)?;
     }
     table.finish()?;
@@ -119,13 +119,13 @@ async fn measure(
     while let Some(left) = leaving.join_next().await {
         left.map_err(CommandError::failed)??;
     }
-    // With its clones of the senders the last streams end.
+    // The heartbeat task holds clones of the senders. The last streams end with it.
     drop(heart);
     service.end().await?;
     Ok(row)
 }
 
-/// Some steps of all nodes, each a task.
+/// Runs some steps of all nodes, each node in a task.
 async fn steps(
     mut nodes: Vec<Node>,
     service: &Service,
@@ -143,7 +143,7 @@ async fn steps(
     }
     let (mut nodes, mut seen) = (Vec::new(), Vec::new());
     while let Some(done) = tasks.join_next().await {
-        // The first error ends all of them: the others would wait for this one.
+        // The first error ends all nodes: the others would wait for this one.
         let (node, spans) = done.map_err(CommandError::failed)??;
         nodes.push(node);
         seen.push(spans);
@@ -165,7 +165,7 @@ async fn steps(
     Ok((nodes, steps))
 }
 
-/// How long each step took, in seconds: from the first node's beginning to the last one's end.
+/// How long each step took, in seconds: from the first node's beginning to the last node's end.
 fn times(nodes: &[Vec<Span>]) -> Vec<f64> {
     let count = nodes.iter().map(Vec::len).min().unwrap_or_default();
     let step = |i: usize| {

@@ -1,5 +1,5 @@
-//! A node without data: a daemon's stream to the coordinator, with all that is said on it, and
-//! nothing behind it. Operations are done as soon as they are received.
+//! A node without data: a daemon's stream to the coordinator, with all its messages, and nothing
+//! behind it. Operations are done as soon as they are received.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,35 +27,35 @@ use super::{
 /// How long a node waits for a message that is due (WAIT).
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Messages that may be on their way to the coordinator.
+/// How many messages may be on their way to the coordinator.
 const QUEUE: usize = 64;
 
-/// What a node sends messages with.
+/// The sending end of a node's messages.
 pub type Sender = mpsc::Sender<pb::NodeMessage>;
 
-/// What nodes of one job have in common.
+/// What all nodes of a job share.
 #[derive(Debug)]
 pub struct Job {
     /// Its id.
     pub id: String,
-    /// What all of it know.
+    /// The secret of the job.
     pub secret: Secret,
-    /// Where the coordinator serves.
+    /// The address of the coordinator.
     pub coordinator: SocketAddr,
-    /// What is announced in a step.
+    /// The tensors that are announced in a step.
     pub tensors: Arc<Tensors>,
-    /// In how many messages.
+    /// How many messages announce them.
     pub ready: u32,
-    /// Whether each operation's end is a message.
+    /// Whether each operation's end has a message of its own.
     pub done_each: bool,
 }
 
 /// A step as a node saw it.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
-    /// Just before its first message.
+    /// Just before the node's first message.
     pub begin: Instant,
-    /// When it had received the last of what it is to do.
+    /// When the node had received the last of its operations.
     pub end: Instant,
 }
 
@@ -68,7 +68,7 @@ pub struct Node {
     from: Streaming<pb::CoordinatorMessage>,
     nonce: Vec<u8>,
     wire: Arc<Wire>,
-    /// What the wire had carried when counting began.
+    /// The bytes that the socket had carried when counting began.
     carried: [u64; 2],
     sent: Traffic,
     received: Traffic,
@@ -79,19 +79,19 @@ pub struct Node {
 /// What nodes have sent and received.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
-    /// To the coordinator.
+    /// Sent to the coordinator.
     pub sent: Traffic,
-    /// From it.
+    /// Received from the coordinator.
     pub received: Traffic,
-    /// Operations that were to be done.
+    /// The number of operations received.
     pub operations: u64,
 }
 
 impl Node {
-    /// Connects, and asks to join as the node with this place in the order.
+    /// Connects, and asks to join as the node with this position in the order.
     ///
     /// # Errors
-    /// [`CommandError`] with what the coordinator says.
+    /// [`CommandError`] with the coordinator's error.
     pub async fn join(job: Arc<Job>, order: u32) -> Result<Self, CommandError> {
         let wire = Arc::new(Wire::default());
         let wrong = |what: String| CommandError::failed(format!("node {order} can't join: {what}"));
@@ -132,7 +132,7 @@ impl Node {
         let Job { id, secret, .. } = &*self.job;
         let order = self.order;
         let host = format!("node{order}");
-        // Nobody dials it, but no two nodes have the same.
+        // No daemon connects to this address, but each node must have its own.
         let [.., high, low] = order.to_be_bytes();
         let data_address = format!("127.1.{high}.{low}:1");
         let nonce = &self.nonce[..];
@@ -160,7 +160,7 @@ impl Node {
         }
     }
 
-    /// Waits until all nodes have joined. Gives how often each is to send a heartbeat.
+    /// Waits until all nodes have joined. Returns the interval between heartbeats.
     ///
     /// # Errors
     /// [`CommandError`] if the coordinator refuses, or does not know the secret.
@@ -175,7 +175,7 @@ impl Node {
         Ok(Duration::from_millis(world.heartbeat_interval_ms.max(1)))
     }
 
-    /// What heartbeats are sent with.
+    /// The sender for heartbeats.
     pub fn sender(&self) -> Sender {
         self.to.clone()
     }
@@ -191,8 +191,8 @@ impl Node {
     ) -> Result<(Self, Vec<Span>), CommandError> {
         let mut spans = Vec::with_capacity(count as usize);
         for _ in 0..count {
-            // What a daemon does as its ranks submit is done before the clock runs: here it would
-            // be done for all nodes on few processors.
+            // A daemon does this part while its ranks submit, so it is done before the clock runs.
+            // Here it would be done for all nodes on few processors.
             let announced = self.negotiated.begin(self.job.ready);
             together.wait().await;
             spans.push(self.step(announced).await?);
@@ -224,10 +224,10 @@ impl Node {
         Ok(Span { begin, end })
     }
 
-    /// Says that the rank leaves, and waits until the job is over.
+    /// Sends that the rank leaves, and waits until the job is over.
     ///
     /// # Errors
-    /// [`CommandError`] if it does not end well.
+    /// [`CommandError`] if the job does not end well.
     pub async fn leave(mut self) -> Result<(), CommandError> {
         self.say(Said::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
         match self.receive().await? {
@@ -236,7 +236,7 @@ impl Node {
         }
     }
 
-    /// What was sent and received since the last time.
+    /// What was sent and received since the last call.
     pub fn counted(&mut self) -> Counts {
         let wire = self.wire.bytes();
         let [out, into] = [0, 1].map(|i| wire[i].saturating_sub(self.carried[i]) as f64);
@@ -249,14 +249,15 @@ impl Node {
         }
     }
 
-    /// Where the stream has ended nobody reads it, and what is left to be read says why.
+    /// Sends a message. If the stream has ended, the message is lost, and the next read has the
+    /// reason.
     async fn say(&mut self, message: Said) {
         let message = pb::NodeMessage { message: Some(message) };
         self.sent.count(&message);
         let _ = self.to.send(message).await;
     }
 
-    /// The next message that is no heartbeat.
+    /// The next message that is not a heartbeat.
     async fn receive(&mut self) -> Result<Received, CommandError> {
         loop {
             let Ok(message) = timeout(PATIENCE, self.from.message()).await else {
@@ -288,7 +289,7 @@ impl Node {
     }
 }
 
-/// Sends every node's heartbeats, until it is dropped.
+/// Sends the heartbeats of all nodes, until it is dropped.
 pub async fn beat(nodes: Vec<Sender>, every: Duration) {
     let begin = Instant::now();
     let mut ticks = tokio::time::interval(every);
@@ -296,9 +297,10 @@ pub async fn beat(nodes: Vec<Sender>, every: Duration) {
         ticks.tick().await;
         let sent_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
         for node in &nodes {
-            // The coordinator measures round trips with the echo; nobody reads that here.
+            // The coordinator measures round trips with the echo, which this measurement does not
+            // need.
             let heartbeat = Said::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0 });
-            // A node that has more to say is alive without it.
+            // A node whose queue is full is alive without the heartbeat.
             let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
         }
     }

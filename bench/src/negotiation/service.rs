@@ -1,4 +1,4 @@
-//! The coordinator that is measured: a process of its own, as the launcher starts it.
+//! The measured coordinator: a process of its own, as the launcher starts it.
 
 use std::{io, net::SocketAddr, process::Stdio, time::Duration};
 
@@ -13,10 +13,10 @@ use tokio::{
 
 use crate::process::Usage;
 
-/// How long it may take to serve, and to end once everybody has left (WAIT).
+/// How long it may take to start, and to end once all nodes have left (WAIT).
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Descriptors besides those of the nodes' streams.
+/// How many descriptors are needed besides those of the nodes' streams.
 const OTHERS: u64 = 64;
 
 /// A running coordinator; it ends with this process.
@@ -24,11 +24,11 @@ const OTHERS: u64 = 64;
 pub struct Service {
     child: Child,
     pid: u32,
-    /// Where it serves nodes.
+    /// The address at which it serves nodes.
     pub address: SocketAddr,
 }
 
-/// Allows as many descriptors as `nodes` streams take on either side of them.
+/// Raises the limit of descriptors, for as many as `nodes` streams need on either side.
 ///
 /// # Errors
 /// [`CommandError`] if the system allows fewer.
@@ -47,13 +47,13 @@ pub fn allow(nodes: u32) -> Result<(), CommandError> {
             CommandError::usage(what).hint("raise the limit (ulimit -Hn), or measure fewer")
         );
     }
-    // The coordinator inherits it.
+    // The coordinator inherits the limit.
     setrlimit(Resource::Nofile, Rlimit { current: Some(needed), ..limit })
         .map_err(|error| CommandError::failed(format!("{needed} file descriptors: {error}")))
 }
 
 impl Service {
-    /// Starts one. What it has to tell besides goes to standard error.
+    /// Starts one. Its further output goes to standard error.
     ///
     /// # Errors
     /// [`CommandError`] if it can't be started or does not serve.
@@ -63,7 +63,7 @@ impl Service {
         };
         let own = std::env::current_exe().map_err(failed)?;
         let mut child = Command::new(&own)
-            // As the agent does: its life is tied to this process's (CLEAN).
+            // Like the agent: its life is tied to that of this process (CLEAN).
             .arg("exec-child")
             .arg(std::process::id().to_string())
             .arg(&own)
@@ -82,7 +82,7 @@ impl Service {
             return Err(CommandError::failed("the coordinator does not serve")
                 .hint("what it says of that is above"));
         };
-        // It may say more; nobody needs it, but it must not wait for a reader.
+        // Further lines are not needed, but the coordinator must not wait for a reader.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         let pid = child.id().unwrap_or_default();
         Ok(Self { child, pid, address })
@@ -91,7 +91,7 @@ impl Service {
     /// What it has used so far.
     ///
     /// # Errors
-    /// [`CommandError`] if it has ended.
+    /// [`CommandError`] if the coordinator has ended.
     pub fn usage(&self) -> Result<Usage, CommandError> {
         Usage::of(self.pid)
     }
@@ -99,7 +99,7 @@ impl Service {
     /// Waits for its end, after all nodes have left.
     ///
     /// # Errors
-    /// [`CommandError`] if it does not end well.
+    /// [`CommandError`] if the coordinator does not end well.
     pub async fn end(mut self) -> Result<(), CommandError> {
         match timeout(PATIENCE, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),

@@ -1,4 +1,4 @@
-//! What a node announces in a step, and what it must be given for it. Pure.
+//! What a node announces in a step, and what it must receive for it. Pure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use prost::Message;
 
 use crate::shapes::Gradient;
 
-/// Bytes of announcements after which a daemon sends a message, in any case.
+/// The bytes of announcements after which a daemon always sends a message.
 const READY_BYTES: usize = MAX_CONTROL_MESSAGE / 4;
 
 /// A tensor that every node has.
@@ -32,10 +32,10 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Gradients, given front layer first, to be averaged.
+    /// The tensors of gradients, given front layer first, which are averaged.
     ///
     /// # Errors
-    /// [`CommandError`] if a name or a shape can't be a tensor's.
+    /// [`CommandError`] if a name or a shape is not valid for a tensor.
     pub fn new(gradients: &[Gradient]) -> Result<Arc<Self>, CommandError> {
         let names = gradients.iter().map(|gradient| gradient.name.as_str());
         let planned = optimizer::plan("bench.", names).map_err(CommandError::usage)?;
@@ -56,12 +56,12 @@ impl Tensors {
         Ok(Arc::new(Self { all, by_name }))
     }
 
-    /// How many there are.
+    /// The number of tensors.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// The elements of all of them.
+    /// The number of elements of all tensors.
     pub fn elements(&self) -> u64 {
         self.all.iter().map(|tensor| tensor.elements).sum()
     }
@@ -72,19 +72,19 @@ impl Tensors {
 pub struct Negotiated {
     tensors: Arc<Tensors>,
     rank: u32,
-    /// Each tensor's id, once it has one.
+    /// The id of each tensor, once it has one.
     ids: Vec<Option<u32>>,
     by_id: HashMap<u32, usize>,
-    /// Elements of each tensor that no operation of this step has held yet.
+    /// For each tensor, the number of elements that no operation of this step has moved yet.
     left: Vec<u64>,
-    /// How many tensors have some left.
+    /// The number of tensors with elements left.
     open: usize,
-    /// The last operation's place in the order.
+    /// The sequence number of the last operation.
     sequence: Option<u64>,
 }
 
 impl Negotiated {
-    /// For the node whose only rank this is.
+    /// The state of the node whose only rank this is.
     pub fn new(tensors: Arc<Tensors>, rank: u32) -> Self {
         let count = tensors.count();
         Self {
@@ -98,8 +98,8 @@ impl Negotiated {
         }
     }
 
-    /// Begins a step: everything that is to be said, divided into `messages` or, where they would
-    /// be too long, more.
+    /// Begins a step. Returns all announcements, divided into `messages` messages, or more where
+    /// these would be too long.
     pub fn begin(&mut self, messages: u32) -> Vec<pb::Ready> {
         let each = self.tensors.count().div_ceil(messages.max(1) as usize);
         let (mut all, mut ready, mut bytes) = (Vec::new(), pb::Ready::default(), 0);
@@ -118,22 +118,22 @@ impl Negotiated {
         all
     }
 
-    /// Whether every element of every tensor has been given to an operation.
+    /// Whether operations have moved every element of every tensor.
     pub fn is_done(&self) -> bool {
         self.open == 0
     }
 
-    /// One tensor that is not done, for errors.
+    /// A tensor that is not done, for errors.
     pub fn waits_for(&self) -> &str {
         let waiting = self.left.iter().position(|left| *left > 0);
         waiting.map_or("nothing", |i| &self.tensors.all[i].name)
     }
 
-    /// Reads what is to be done, and gives the operations' sequence numbers.
+    /// Applies the received operations, and returns their sequence numbers.
     ///
     /// # Errors
-    /// What makes no sense (TRUST): an unknown tensor, operations out of order (ORD), elements that
-    /// come twice (ONE), a tensor that failed.
+    /// What is not valid (TRUST): an unknown tensor, operations out of order (ORD), elements that
+    /// arrive twice (ONE), a tensor that failed.
     pub fn execute(&mut self, execute: &pb::Execute) -> Result<Vec<u64>, String> {
         if let Some(failure) = execute.failures.iter().find_map(|failed| failed.failure.clone()) {
             return Err(gradwire_proto::Failure::from(failure).to_string());
@@ -194,7 +194,7 @@ fn announcement(tensor: &Tensor, id: Option<u32>, rank: u32) -> pb::Announcement
     pb::Announcement {
         process_set: 0,
         tensor: Some(pb::TensorRef { tensor: Some(reference) }),
-        // By its id it is what was registered.
+        // With an id, the request is that of the registration.
         submitted: Some(submitted).filter(|_| id.is_none()).into_iter().collect(),
     }
 }
@@ -254,7 +254,7 @@ mod tests {
                 .flat_map(|ready| &ready.announcements)
                 .all(|one| one.submitted.is_empty())
         );
-        // An id is two bytes in a reference of two in an announcement of two.
+        // The id takes two bytes, in a reference with two more, in an announcement with two more.
         assert!(second[0].encoded_len() <= 2 * 6, "{second:?}");
     }
 

@@ -1,5 +1,5 @@
-//! Counts the system calls of a process with `perf stat`, which does so in the kernel: the process
-//! is hardly slower for it, as it would be under a tracer.
+//! Counts the system calls of a process with `perf stat`. It counts in the kernel, so it hardly
+//! slows the process down, unlike a tracer.
 
 use std::{
     io::Read,
@@ -12,24 +12,24 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const EVENT: &str = "raw_syscalls:sys_enter";
 
-/// How long `perf` takes to attach to a process, generously.
+/// How long `perf` may take to attach to a process, with a large margin.
 const ATTACHES: Duration = Duration::from_millis(500);
 
-/// A count that goes on.
+/// A running count.
 #[derive(Debug)]
 pub struct Counter {
     child: Child,
 }
 
 impl Counter {
-    /// Begins to count those of a process.
+    /// Begins to count the system calls of a process.
     ///
     /// # Errors
-    /// Why it can't be done.
+    /// Why they can't be counted.
     pub fn start(pid: u32) -> Result<Self, String> {
         let mut child = Command::new("perf")
             .args(["stat", "--field-separator=;", "--event", EVENT, "--pid", &pid.to_string()])
-            // Its numbers are written as the user's language has them.
+            // `perf` writes numbers in the user's language.
             .env("LC_ALL", "C")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -43,14 +43,14 @@ impl Counter {
         }
     }
 
-    /// Ends it.
+    /// Ends the count and returns it.
     ///
     /// # Errors
     /// Why there is no count.
     pub fn stop(mut self) -> Result<u64, String> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid {
-            // It tells what it has counted when it is interrupted.
+            // `perf` prints its count when it is interrupted.
             let _ = kill_process(pid, Signal::INT);
         }
         let output = words(&mut self.child);
@@ -58,7 +58,7 @@ impl Counter {
     }
 }
 
-/// What it says until its end.
+/// All output of `perf`, until its end.
 fn words(child: &mut Child) -> String {
     let mut text = String::new();
     if let Some(mut stderr) = child.stderr.take() {
@@ -68,13 +68,13 @@ fn words(child: &mut Child) -> String {
     text
 }
 
-/// `<count>;<unit>;<event>;…`
+/// The count in `<count>;<unit>;<event>;…`.
 fn count(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.contains(EVENT))?;
     line.split(';').next()?.parse().ok()
 }
 
-/// The first line with something in it.
+/// The first line that is not empty.
 fn reason(text: &str) -> &str {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing")
 }

@@ -1,4 +1,4 @@
-//! From what was seen to what is reported. Pure.
+//! Turns what was measured into what is reported. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,35 +16,35 @@ use crate::{
 
 const MIB: f64 = 1_048_576.0;
 
-/// What was watched, where, and how.
+/// What was measured, where, and how.
 #[derive(Debug, Clone, Serialize)]
 pub struct Head {
     /// The release of Gradwire.
     pub gradwire: &'static str,
     /// The command.
     pub command: &'static str,
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// The hosts, each with its ranks.
     pub nodes: Vec<Node>,
     /// The machine of rank 0.
     pub machine: Machine,
-    /// Settings that were made; none where the job was started by something else.
+    /// The changed settings; `None` where the job was started by something else.
     pub settings: Option<BTreeMap<String, String>>,
     /// The tensor's size.
     pub bytes: u64,
-    /// Where it lies.
+    /// The memory in which it lies.
     pub memory: Memory,
-    /// How long the job did nothing, in seconds.
+    /// How long the job was idle, in seconds.
     pub idle_seconds: f64,
-    /// How many steps it then did.
+    /// How many steps it did afterwards.
     pub steps: u32,
-    /// And how many more, while system calls were counted.
+    /// How many more steps it did while system calls were counted.
     pub calls_steps: u32,
 }
 
 impl Head {
-    /// What there is to say before the first figure.
+    /// The head of a report.
     pub fn new(
         session: &Session,
         options: &Resources,
@@ -65,7 +65,7 @@ impl Head {
         }
     }
 
-    /// The same for people.
+    /// The head as lines for people.
     pub fn lines(&self) -> Vec<String> {
         let machine = &self.machine;
         vec![
@@ -84,20 +84,20 @@ impl Head {
     }
 }
 
-/// What one process had used when it was looked at.
+/// What a process had used at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Time on a processor, in seconds.
     pub cpu: f64,
     /// Memory that is not shared, in bytes.
     pub private: u64,
-    /// All its memory, with arenas.
+    /// All its memory, including arenas.
     pub memory: u64,
-    /// Times that its threads waited.
+    /// How often its threads waited.
     pub waits: u64,
-    /// Times that their core was taken from them.
+    /// How often the system took their core from them.
     pub preemptions: u64,
-    /// Pages that had to be given to it.
+    /// How many page faults it had.
     pub faults: u64,
 }
 
@@ -108,57 +108,57 @@ impl From<Usage> for Sample {
     }
 }
 
-/// What was seen of one process.
+/// What was measured of one process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Where it runs.
+    /// Its host.
     pub host: String,
-    /// What it is.
+    /// Its name.
     pub process: String,
-    /// What it took of a processor while nothing was to be done, in seconds.
+    /// Its time on a processor while the job was idle, in seconds.
     pub idle_cpu: f64,
-    /// How often it woke up then.
+    /// How often it woke up while the job was idle.
     pub idle_waits: u64,
-    /// By the number of steps that had been done.
+    /// The samples, by the number of steps that had been done.
     pub samples: BTreeMap<u32, Sample>,
-    /// System calls in the last stretch.
+    /// The number of system calls in the last stretch.
     pub calls: Option<u64>,
-    /// Why there is no such count.
+    /// Why system calls could not be counted.
     pub uncounted: Option<String>,
 }
 
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// Where the process runs.
+    /// Its host.
     pub host: String,
-    /// What it is: `daemon`, `coordinator` or `rank N`.
+    /// Its name: `daemon`, `coordinator` or `rank N`.
     pub process: String,
-    /// What it took of one core while nothing was to be done, from 0 to 1.
+    /// The share of one core that it used while the job was idle, from 0 to 1.
     pub idle_share: f64,
-    /// How often it woke up then, per second.
+    /// How often it woke up per second while the job was idle.
     pub idle_wakes: f64,
     /// Its own memory in bytes, by the number of steps that had been done.
     pub private_bytes: BTreeMap<u32, u64>,
-    /// By how much that grew from the first sample to the last.
+    /// How much that grew from the first sample to the last.
     pub growth_bytes: i64,
-    /// Per step after the first sample: microseconds on a processor.
+    /// Microseconds on a processor, per step after the first sample.
     pub cpu_us: f64,
-    /// Per step: times that a thread waited.
+    /// How often a thread waited, per step.
     pub waits: f64,
-    /// Per step: times that a thread's core was taken from it.
+    /// How often a thread's core was taken from it, per step.
     pub preemptions: f64,
-    /// Per step: pages that had to be given to it.
+    /// Page faults, per step.
     pub faults: f64,
-    /// Per step: system calls; none where they could not be counted.
+    /// System calls, per step; `None` where they could not be counted.
     pub calls: Option<f64>,
-    /// Per MiB of a rank's tensor.
+    /// System calls, per step and MiB of a rank's tensor.
     pub calls_per_mib: Option<f64>,
-    /// Why they could not be counted.
+    /// Why system calls could not be counted.
     pub uncounted: Option<String>,
 }
 
-/// The rows of all that was seen.
+/// The rows of all measured processes.
 pub fn rows(seen: &[Seen], options: &Resources) -> Vec<Row> {
     seen.iter().map(|seen| row(seen, options)).collect()
 }
@@ -167,7 +167,7 @@ fn row(seen: &Seen, options: &Resources) -> Row {
     let first = seen.samples.first_key_value().map(|(step, sample)| (*step, *sample));
     let last = seen.samples.last_key_value().map(|(step, sample)| (*step, *sample));
     let ((from, before), (to, after)) = (first.unwrap_or_default(), last.unwrap_or_default());
-    // With one sample only, at its end, there is nothing to compare it with.
+    // A single sample at the end has nothing to be compared with.
     let steps = f64::from(to.saturating_sub(from).max(1));
     let per = |before: u64, after: u64| after.saturating_sub(before) as f64 / steps;
     let calls = seen.calls.map(|calls| calls as f64 / f64::from(options.calls.max(1)));

@@ -1,14 +1,14 @@
-//! `gradwire bench resources`: what a job costs beside the time it takes.
+//! `gradwire bench resources`: what a job costs besides its time.
 //!
-//! A job that does nothing should cost nothing, and one that runs for long should not grow. So a
-//! job of one tensor, reduced again and again, is watched from within: first its ranks sleep, then
-//! they work, and its processes are looked at before and after and at some steps between. In a last
-//! stretch, of its own because that costs something itself, `perf` counts system calls, where it is
-//! there and may.
+//! An idle job should cost nothing, and a long job should not grow. So a job that reduces one
+//! tensor again and again is measured from within. First its ranks sleep, then they work. Its
+//! processes are sampled before and after, and at some steps between. In a last stretch, `perf`
+//! counts system calls, where it is installed and allowed. This has a stretch of its own, because
+//! counting costs something itself.
 //!
 //! - [`watch`]: samples the processes of a node, one rank for all
 //! - [`calls`]: counts system calls
-//! - [`figures`]: from what was seen to what is reported (pure)
+//! - [`figures`]: turns what was measured into what is reported (pure)
 
 pub mod calls;
 pub mod figures;
@@ -26,7 +26,7 @@ use self::{
 };
 use super::{args::Resources, measure::Step as _, operation::Operation, sweep::Call, table::Table};
 
-/// Before this many steps not all that a job ever needs is there yet.
+/// After this many steps, a job has allocated all that it ever needs.
 const SETTLED: u32 = 100;
 
 /// Runs the job and watches it.
@@ -52,7 +52,7 @@ pub fn run(
     table.finish()
 }
 
-/// At which steps memory is looked at.
+/// The numbers of steps after which memory is sampled.
 fn sample_steps(steps: u32) -> Vec<u32> {
     let powers = (0..).map_while(|power| SETTLED.checked_mul(10_u32.checked_pow(power)?));
     let mut steps_of_samples: Vec<_> = powers.take_while(|step| *step < steps).collect();
@@ -60,7 +60,7 @@ fn sample_steps(steps: u32) -> Vec<u32> {
     steps_of_samples
 }
 
-/// What this rank sees of itself and, one for all of a node, of the daemon.
+/// What this rank measures of itself and, as the first rank of its node, of the services there.
 fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandError> {
     let elements = usize::try_from(options.bytes / 4).map_err(CommandError::usage)?.max(1);
     let operation = Operation::Allreduce(ReduceOp::Sum);
@@ -87,7 +87,7 @@ fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandE
 
     let mut watch = Watch::of(session)?;
     session.barrier().map_err(CommandError::failed)?;
-    // What the barrier has woken falls asleep again.
+    // The threads that the barrier has woken fall asleep again.
     thread::sleep(Duration::from_millis(200));
     watch.idle_begins()?;
     thread::sleep(Duration::from_secs_f64(options.idle));
@@ -95,7 +95,7 @@ fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandE
 
     let mut done = 0;
     for until in sample_steps(options.steps) {
-        // Ranks look after the same step, but not at the same time: who is late only adds a wait.
+        // Ranks sample after the same step, but not at the same time. A late rank only adds a wait.
         for i in done..until {
             step(i + 1 == options.steps)?;
         }
@@ -109,7 +109,7 @@ fn watched(session: &Session, options: &Resources) -> Result<Vec<Seen>, CommandE
             step(false)?;
         }
         watch.calls_end();
-        // Nobody leaves, or tells, while another one's calls are still counted.
+        // No rank leaves or reports while the calls of another one are still counted.
         session.barrier().map_err(CommandError::failed)?;
     }
     Ok(watch.seen())

@@ -1,5 +1,5 @@
-//! The probes of one rank: its own process, and on each node the first rank also probes the daemon
-//! and the coordinator.
+//! The probes of one rank. Each rank probes its own process. The first rank of a node also probes
+//! the daemon and the coordinator there.
 
 use gradwire_launcher::error::CommandError;
 use gradwire_worker::Session;
@@ -8,7 +8,7 @@ use super::{calls::Counter, figures::Seen};
 
 use crate::process::{Beside, Usage};
 
-/// Processes that are watched.
+/// The processes that a rank measures.
 #[derive(Debug)]
 pub struct Watch {
     probes: Vec<Probe>,
@@ -23,10 +23,10 @@ struct Probe {
 }
 
 impl Watch {
-    /// Those that this rank looks after.
+    /// The processes that this rank measures.
     ///
     /// # Errors
-    /// [`CommandError`] if this rank has no daemon beside it.
+    /// [`CommandError`] if there is no daemon on this rank's node.
     pub fn of(session: &Session) -> Result<Self, CommandError> {
         let rank = session.rank();
         let nodes = session.nodes();
@@ -48,10 +48,10 @@ impl Watch {
         Ok(Self { probes })
     }
 
-    /// Everybody sleeps from now on.
+    /// Notes the beginning of the idle time.
     ///
     /// # Errors
-    /// [`CommandError`] if a process is gone.
+    /// [`CommandError`] if a process has ended.
     pub fn idle_begins(&mut self) -> Result<(), CommandError> {
         for probe in &mut self.probes {
             probe.before = Usage::of(probe.pid)?;
@@ -59,10 +59,10 @@ impl Watch {
         Ok(())
     }
 
-    /// Everybody has slept until now.
+    /// Notes the end of the idle time.
     ///
     /// # Errors
-    /// As [`Self::idle_begins`].
+    /// Those of [`Self::idle_begins`].
     pub fn idle_ends(&mut self) -> Result<(), CommandError> {
         for probe in &mut self.probes {
             let now = Usage::of(probe.pid)?;
@@ -72,10 +72,10 @@ impl Watch {
         Ok(())
     }
 
-    /// So many steps have been done.
+    /// Samples the processes after so many steps.
     ///
     /// # Errors
-    /// As [`Self::idle_begins`].
+    /// Those of [`Self::idle_begins`].
     pub fn sample(&mut self, steps: u32) -> Result<(), CommandError> {
         for probe in &mut self.probes {
             probe.seen.samples.insert(steps, Usage::of(probe.pid)?.into());
@@ -83,7 +83,7 @@ impl Watch {
         Ok(())
     }
 
-    /// System calls are counted from now on, where that is possible.
+    /// Begins to count system calls, where that is possible.
     pub fn calls_begin(&mut self) {
         for probe in &mut self.probes {
             match Counter::start(probe.pid) {
@@ -93,7 +93,7 @@ impl Watch {
         }
     }
 
-    /// And no longer.
+    /// Ends the count of system calls.
     pub fn calls_end(&mut self) {
         for probe in &mut self.probes {
             let Some(counter) = probe.counter.take() else { continue };
@@ -104,7 +104,7 @@ impl Watch {
         }
     }
 
-    /// All of it.
+    /// The measurements of each process.
     pub fn seen(self) -> Vec<Seen> {
         self.probes.into_iter().map(|probe| probe.seen).collect()
     }
