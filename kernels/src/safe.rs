@@ -33,7 +33,7 @@ pub enum SliceError {
         finish: gradwire_proto::DType,
     },
     /// This machine doesn't have the level.
-    #[error("this machine has no {}: use the level that gradwire_kernels::level() gives", .0.name())]
+    #[error("this machine has no {}: use what gradwire_kernels::level() gives", .0.name())]
     Level(Level),
 }
 

@@ -1,9 +1,9 @@
 """A simulated GPU whose streams run late, on threads, so that a wrong order gives wrong data.
 
-Its tensors claim to be on a GPU. Only ``launch`` and copies change them, each a short while after
-its stream has come to it. So a copy that does not wait for the kernel before it reads old data, an
-operation that starts before its copy has arrived exchanges garbage, and a kernel that does not wait
-for the copy of a result reads what was there before.
+Its tensors claim to be on a GPU. Only ``launch`` and copies change them, a short while after their
+stream has reached them. So a copy that does not wait for the kernel before it reads old data. An
+operation that starts before its copy is done exchanges garbage. A kernel that does not wait for the
+copy of a result reads what was there before.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class OnGpu(torch.Tensor):
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory, for kernels. Autograd was notified of the write when they were launched."""
+    """The memory of a tensor, for kernels. Autograd saw the write when they were launched."""
     return tensor.data.as_subclass(torch.Tensor)
 
 
 class Stream:
-    """Does one thing after the other."""
+    """Runs its jobs one after the other."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,13 +67,13 @@ class Stream:
 
 
 class FakeCuda:
-    """See the module."""
+    """The simulated GPU with its driver; see the module."""
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
         self.registered: dict[int, int] = {}
         self.streams: list[Stream] = []
-        # Threads that have waited on the processor for a copy.
+        # Threads that have waited on the CPU for a copy.
         self.waited: set[str] = set()
         self._default = self._new("default")
         self._current = threading.local()
@@ -130,18 +130,18 @@ class FakeCuda:
     # What programs call.
 
     def launch(self, kernel: Callable[[], Any]) -> None:
-        """A kernel on the current stream."""
+        """Starts a kernel on the current stream."""
         self.current(torch.device("cuda", 0)).put(kernel)
 
     def made(self, values: torch.Tensor) -> torch.Tensor:
-        """A tensor that a kernel fills, later."""
+        """Returns a tensor that a kernel fills later."""
         tensor = torch.full_like(values, 77).as_subclass(OnGpu)
         memory = raw(tensor)
         self.launch(lambda: memory.copy_(values))
         return tensor
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the current stream sees, after all that it has been given."""
+        """Returns what the current stream reads, after everything that it was given before."""
         assert isinstance(tensor, OnGpu)
         seen: list[torch.Tensor] = []
         memory = raw(tensor)
@@ -151,7 +151,7 @@ class FakeCuda:
 
     @contextlib.contextmanager
     def on_a_stream(self) -> Iterator[None]:
-        """Another current stream of this thread."""
+        """Sets another current stream for this thread."""
         self._current.stream = self._new(f"own{len(self.streams)}")
         try:
             yield

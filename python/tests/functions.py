@@ -24,7 +24,7 @@ def raises() -> None:
 
 
 def horovods_variables() -> dict[str, str]:
-    """What Horovod calls a rank's place."""
+    """Returns Horovod's variables for the place of a rank."""
     prefix = "HOROVOD_"
     return {
         name.removeprefix(prefix): value

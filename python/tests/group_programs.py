@@ -1,4 +1,4 @@
-"""What the programs of the tests of process groups have in common."""
+"""What the programs of the tests of process groups share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests that start jobs have in common."""
+"""What the tests that start jobs share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Nothing may hang; no test is about how long anything takes.
+# No test may hang. No test checks how long something takes.
 LIMIT = 300
 # The long run of `make nightly`.
 AT_NIGHT = os.environ.get("GWTEST_JOBS") == "all"
@@ -35,5 +35,5 @@ def needs_torch(*least: int, why: str) -> None:
 
 
 def jobs_of(*usual: str) -> list[str]:
-    """The jobs that tests of ranks run on: the usual ones, or with GWTEST_JOBS=all everything."""
+    """The jobs that tests of ranks run on: the usual ones, and at night all of them."""
     return list(dict.fromkeys([*usual, *_EVERY])) if AT_NIGHT else list(usual)

@@ -1,7 +1,7 @@
 """Random calls of the Horovod-style collectives, and their expected results.
 
 All ranks draw the same calls and the same tensors, so each rank can compute the result of a call.
-Each rank draws for itself in which order it starts calls and waits for them.
+Each rank has its own random order in which it starts calls and waits for them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Call:
         return random.Random(f"{self.seed}.{self.at}.{rank}")
 
     def _given(self, rank: int) -> list[Any]:
-        """What a rank gives."""
+        """Returns the input of a rank."""
         dice = self._own_dice(rank)
         product = self.op == gw.Product
         make = array_of if self.of_numpy else tensor_of
@@ -115,7 +115,7 @@ class Call:
         return [make(kind, numbers(dice, kind, shape, product)) for kind, shape in pairs]
 
     def everybody(self) -> list[list[Numbers]]:
-        """What all members give, as numbers, by tensor and by rank."""
+        """Returns the inputs of all members as numbers, by tensor and by rank."""
         all_ = [[numbers_of(given) for given in self._given(rank)] for rank in self.members]
         return [list(part) for part in zip(*all_)]
 
@@ -130,7 +130,7 @@ class Call:
         return " ".join([*words, f"shapes={self.shapes}", f"options={self.options}"])
 
     def start(self) -> Wait:
-        """Makes the call; a blocking one is over then."""
+        """Makes the call; a blocking call has ended when this returns."""
         rank, dice = gw.rank(), self._own_dice(1000 + gw.rank())
         given = [laid_out(dice, one) for one in self._given(rank)]
         before = [numbers_of(one) for one in given]
@@ -195,7 +195,7 @@ class Call:
             compare(result, self.kind, np.concatenate(parts))
 
     def _rows(self, rank: int, at: int) -> slice:
-        """The rows that a rank gives to a member."""
+        """Returns the rows that a rank sends to a member."""
         if self.splits is None:
             each = self.shapes[rank][0][0] // self.size
             return slice(at * each, (at + 1) * each)
@@ -222,7 +222,7 @@ def _has(op: gw.ReduceOp, kind: str) -> bool:
 
 
 def _share(rows: int, size: int, at: int) -> slice:
-    """A member's rows of what is shared out: the first ones take what can't be shared evenly."""
+    """Returns a member's rows of divided rows: the first members get the remainder."""
     each, more = divmod(rows, size)
     first = at * each + min(at, more)
     return slice(first, first + each + (at < more))

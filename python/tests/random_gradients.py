@@ -1,8 +1,8 @@
 """First and second gradients through the collectives, compared with those of one process.
 
-One process has all ranks' tensors, a collective is a function of all of them, and the loss is the
-sum of the ranks' losses. Horovod's gradients of some collectives are multiples of the true ones;
-``Weighed`` has the factors.
+One process has the tensors of all ranks. A collective is a function of all of them, and the loss is
+the sum of the ranks' losses. Horovod's gradients of some collectives are multiples of the true
+ones; ``Weighed`` has the factors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import gradwire.torch as hvd
 
 Tensors = list[torch.Tensor]
-# What this rank calls, and the results of all ranks, computed from all tensors.
+# The call of this rank, and the results of all ranks, computed from all tensors.
 Pair = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Tensors], Tensors]]
 WHAT = [
     "sum",
@@ -52,7 +52,7 @@ def of_rank(dice: random.Random, *shape: int) -> torch.Tensor:
 
 
 def check(what: str, dice: random.Random, process_set: hvd.ProcessSet, **named: str) -> None:
-    """Compares this rank's gradients; all members roll the same dice."""
+    """Compares this rank's gradients; all members draw the same random numbers."""
     members = process_set.ranks
     n, me = len(members), members.index(hvd.rank())
     before, after = dice.choice([1.0, 0.5, -0.3]), dice.choice([1.0, -0.7, 1 / 3])
@@ -126,7 +126,7 @@ def check(what: str, dice: random.Random, process_set: hvd.ProcessSet, **named: 
             lambda a: share(2 * total(a)),
         ),
     }
-    # Gradients of allgather and broadcast are averages, of reducescatter multiples.
+    # Gradients of allgather and broadcast are averages; those of reducescatter are multiples.
     first, second = 1.0, 1.0
     if "allgather" in what or what == "broadcast":
         first = second = 1 / n

@@ -1,7 +1,7 @@
 """Makes random calls of torch.distributed: draws them, waits for their works, checks the results.
 
-All ranks draw the same calls from one seed. Each rank draws for itself how it waits for its works,
-and in which order. A call does not depend on those before it.
+All ranks draw the same calls from one seed. Each rank draws for itself how, and in which order, it
+waits for its works. A call does not depend on earlier ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Check = Callable[[], None]
 
 
 class Group:
-    """A group, the ranks that it was made of in their order, and this rank's place among them."""
+    """A group, its ranks in their order, and this rank's place among them."""
 
     def __init__(self, group: Any, members: Sequence[int]) -> None:
         self.group, self.members, self.size = group, list(members), len(members)
@@ -29,7 +29,7 @@ class Group:
 
 
 def groups(chance: random.Random) -> list[Group]:
-    """All ranks, in this order and in others, and some of them."""
+    """Makes groups of all ranks, in this order and in others, and of some ranks."""
     everybody = list(range(dist.get_world_size()))
     orders = [everybody, everybody[::-1], chance.sample(everybody, len(everybody))]
     orders += [chance.sample(everybody, chance.randint(1, len(everybody))) for _ in range(3)]
@@ -45,11 +45,11 @@ def groups(chance: random.Random) -> list[Group]:
 
 
 class Player:
-    """Makes calls and looks at what they come to. Its methods ``call_*`` are the kinds of calls."""
+    """Makes calls and checks their results. Its methods ``call_*`` are the kinds of calls."""
 
     def __init__(self, name: str, groups: Sequence[Group]) -> None:
         self.name, self.groups = name, groups
-        # What this rank draws for itself.
+        # The choices that this rank makes for itself.
         self.own = random.Random(f"{name} of rank {dist.get_rank()}")
         self.pending: list[tuple[str, Any, list[Check], list[tuple[Place, torch.Tensor]]]] = []
         self.kinds = [getattr(self, name) for name in sorted(dir(self)) if name.startswith("call_")]
@@ -83,7 +83,7 @@ class Player:
         *expected: tuple[Place, torch.Tensor | None],
         close: bool = False,
     ) -> None:
-        """Makes a call, blocking or not; ``expected`` says what tensors have to be afterwards."""
+        """Makes a call, blocking or not; ``expected`` are the right tensors afterwards."""
         checks = [
             lambda place=place, wanted=wanted: place.check(wanted, close)
             for place, wanted in expected
@@ -97,7 +97,7 @@ class Player:
             return
         work = call(True)
         if way == "dropped":
-            # It is exact, and changes are visible.
+            # Only exact results whose changes can be seen.
             waited = (
                 []
                 if close
@@ -120,7 +120,7 @@ class Player:
             self.pending.append((what, work.wait, checks, []))
 
     def end(self, at: int) -> None:
-        """Waits for one of the works, and looks at its results."""
+        """Waits for one of the works, and checks its results."""
         what, wait, checks, waited = self.pending.pop(at)
         if wait is not None:
             wait()
@@ -133,12 +133,12 @@ class Player:
             except AssertionError as error:
                 raise AssertionError(f"{what}: {error}") from error
 
-    # What calls are made of.
+    # The tensors of calls.
 
     def part(
         self, place: int, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0
     ) -> torch.Tensor:
-        """What a member gives."""
+        """Returns the input of a member."""
         return values(f"{self.key} {place} {number}", dtype, shape)
 
     def parts(
@@ -147,19 +147,19 @@ class Player:
         return [self.part(place, dtype, shape, number) for place in range(self.at.size)]
 
     def mine(self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> Place:
-        """What this rank gives, laid out as it decides itself."""
+        """Returns this rank's input, in a layout that the rank chooses."""
         return Place(self.part(self.at.place, dtype, shape, number), self.own)
 
     def empty(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Place:
-        """Where a result goes."""
+        """Returns the place for a result."""
         return Place(values("nothing yet", dtype, shape), self.own)
 
     def read(self, dtype: torch.dtype, shape: tuple[int, ...], number: int = 0) -> torch.Tensor:
-        """As ``mine``, of what is only read."""
+        """Returns the same as ``mine``, for a tensor that is only read."""
         return self.mine(dtype, shape, number).tensor
 
     def rooted(self) -> tuple[int, int]:
-        """A root: its place, and its rank."""
+        """Draws a root; returns its place and its rank."""
         place = self.chance.randrange(self.at.size)
         return place, self.at.members[place]
 

@@ -1,4 +1,4 @@
-"""Tensors for random calls: any element type, any layout, and what a reduction makes of them."""
+"""Tensors for random calls, of any element type and layout, and the results of reductions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 
 def values(key: str, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
-    """Small numbers, which every element type has and which are added and multiplied exactly."""
+    """Small numbers that every element type has; their sums and products are exact."""
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     numbers = torch.randint(0, 3, shape, generator=generator)
     if dtype in COMPLEX:
@@ -38,7 +38,7 @@ def values(key: str, dtype: torch.dtype, shape: Shape) -> torch.Tensor:
 
 
 def shape_of(chance: random.Random) -> Shape:
-    """Anything from nothing to a few thousand elements, rarely more."""
+    """Any shape, from no elements to a few thousand, rarely more."""
     if chance.random() < 0.03:
         return (chance.randint(10_000, 200_000),)
     return tuple(
@@ -47,14 +47,14 @@ def shape_of(chance: random.Random) -> Shape:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements' bytes."""
+    """The bytes of a tensor's elements."""
     return (
         tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
     )
 
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Bit by bit."""
+    """Whether two tensors have the same bits."""
     return (
         got.dtype == expected.dtype
         and got.shape == expected.shape
@@ -83,7 +83,7 @@ LAYOUTS = {"plain": _plain, "offset": _offset, "transposed": _transposed, "gaps"
 
 
 class Place:
-    """A tensor in memory whose whole content after the call is known."""
+    """A tensor in memory whose whole content after a call is known."""
 
     def __init__(self, given: torch.Tensor, chance: random.Random) -> None:
         layout = chance.choice(list(LAYOUTS))
@@ -100,7 +100,7 @@ class Place:
         self.what = f"{given.dtype} {list(given.shape)} {layout} {mode}"
 
     def check(self, expected: torch.Tensor | None, close: bool = False) -> None:
-        """``expected``: None where nothing was to be written."""
+        """Checks the memory; ``expected`` is None where nothing should have been written."""
         wanted = self._before.clone()
         if expected is not None:
             assert expected.shape == self.tensor.shape and expected.dtype == self.tensor.dtype, (
@@ -118,7 +118,7 @@ class Place:
             assert self.tensor._version == self._version, f"{self.what}: autograd sees a change"
 
     def holds(self, expected: torch.Tensor) -> bool:
-        """Whether the result is there."""
+        """Whether the memory contains the result."""
         return same(self.tensor, expected)
 
 
@@ -134,7 +134,7 @@ OPERATIONS = {
 
 
 def operation_for(dtype: torch.dtype, chance: random.Random) -> str:
-    """A reduction that there is for an element type."""
+    """Draws a reduction that an element type has."""
     if dtype == torch.bool:
         return chance.choice(["MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"])
     if dtype in COMPLEX:
@@ -145,7 +145,7 @@ def operation_for(dtype: torch.dtype, chance: random.Random) -> str:
 
 
 def reduced(parts: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
-    """What all parts come to, calculated here."""
+    """The reduction of all parts, computed here."""
     dtype = parts[0].dtype
     if dtype == torch.bool:
         wide = [part.clone() for part in parts]

@@ -1,6 +1,6 @@
 """Random tensors and arrays of every element type and layout, and reductions of plain numbers.
 
-The ranks' tensors are also kept as arrays of Python's numbers: integers of any size, 64-bit floats,
+The ranks' tensors are also kept as arrays of Python numbers: integers of any size, 64-bit floats,
 complex numbers. The expected results are computed from these, by the definition in
 docs/collectives.md.
 """
@@ -58,7 +58,7 @@ def numbers(dice: random.Random, kind: str, shape: Sequence[int], product: bool)
 
 
 def wrapped(kind: str, number: int) -> int:
-    """An integer as the type has it."""
+    """An integer, wrapped around to the range of a type."""
     bits, signed = INTEGERS[kind]
     number &= (1 << bits) - 1
     return number - (1 << bits) if signed and number >> (bits - 1) else number
@@ -82,7 +82,7 @@ def array_of(kind: str, given: Numbers) -> np.ndarray:
 
 
 def numbers_of(given: Any) -> Numbers:
-    """A tensor's or an array's elements as Python's numbers."""
+    """The elements of a tensor or an array as Python numbers."""
     if isinstance(given, torch.Tensor):
         given = given.detach()
         kind, shape = str(given.dtype).removeprefix("torch."), given.shape
@@ -105,7 +105,8 @@ def numbers_of(given: Any) -> Numbers:
 
 
 def laid_out(dice: random.Random, given: Any) -> Any:
-    """The same elements in another layout: transposed, with gaps, reversed, rows in one place."""
+    """The same elements in another layout: transposed, with gaps, reversed, or all rows in one
+    place."""
     is_tensor = isinstance(given, torch.Tensor)
     shape = tuple(given.shape)
     form = dice.choice(["plain", "plain", "transposed", "gaps", "reversed"])
@@ -132,7 +133,7 @@ def laid_out(dice: random.Random, given: Any) -> Any:
 
 
 def scaled(kind: str, number: Any, factor: float, divisor: int = 1) -> Any:
-    """What a factor makes of a contribution or of a result."""
+    """A contribution or a result, multiplied by a factor and divided."""
     if kind not in INTEGERS:
         return number * factor / divisor
     if factor == 1.0:
@@ -171,7 +172,7 @@ def reduced(
         terms = [scaled(kind, one[at], before) for one in given]
         whole = reduce(combine, terms)
         if kind in INTEGERS and after == 1.0:
-            # Towards zero.
+            # The division truncates.
             result[at] = abs(whole) // divisor * (1 if whole >= 0 else -1)
         elif kind in INTEGERS:
             result[at] = scaled(kind, whole, after, divisor)
@@ -190,7 +191,7 @@ def reduced(
 
 
 def compare(result: Any, kind: str, expected: Numbers, bound: Any = None) -> None:
-    """Fails where a result is of another type, shape or value."""
+    """Fails if a result has another type, shape or value."""
     assert str(result.dtype).removeprefix("torch.") == kind, (result.dtype, kind)
     assert tuple(result.shape) == expected.shape, (tuple(result.shape), expected.shape)
     found = numbers_of(result)

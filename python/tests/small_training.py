@@ -35,7 +35,7 @@ def part(whole: torch.Tensor) -> torch.Tensor:
 
 
 def halves(step: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's part of a batch, as two smaller ones."""
+    """Returns this rank's part of a batch, as two smaller ones."""
     given, wanted = map(part, batch(step))
     return list(zip(given.split(PER_RANK // 2), wanted.split(PER_RANK // 2)))
 
@@ -53,7 +53,7 @@ def adam(net: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def alone(make: Callable[[Any], Any], steps: int = STEPS) -> tuple[torch.nn.Module, list[float]]:
-    """One process with the whole batch."""
+    """Trains in one process with the whole batch."""
     net = model()
     optimizer, losses = make(net), []
     for step in range(steps):
@@ -70,7 +70,7 @@ def distributed(net: torch.nn.Module, make: Callable[[Any], Any] = sgd, **option
 
 
 def train(net: torch.nn.Module, optimizer: Any, steps: int = STEPS) -> None:
-    """Each step with this rank's part of a batch."""
+    """Trains with this rank's part of a batch in each step."""
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(net, *map(part, batch(step))).backward()
@@ -78,7 +78,7 @@ def train(net: torch.nn.Module, optimizer: Any, steps: int = STEPS) -> None:
 
 
 def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
-    """Each step's closure makes the backward pass itself."""
+    """Trains with closures that make the backward pass of each step."""
     for step in range(steps):
 
         def closure(step: int = step) -> torch.Tensor:
@@ -93,7 +93,7 @@ def train_by_closures(net: torch.nn.Module, optimizer: Any, steps: int) -> None:
 def together(
     make: Callable[[Any], Any], **options: Any
 ) -> tuple[torch.nn.Module, list[float], Any]:
-    """All ranks with their parts of it; the ranks' models begin differently."""
+    """Trains on all ranks with their parts of the batch; their models begin differently."""
     net = model(seed=3 if hvd.rank() == 0 else 50 + hvd.rank())
     hvd.broadcast_parameters(net.state_dict(), root_rank=0)
     optimizer = distributed(net, make, **options)
@@ -121,7 +121,7 @@ def parameters_are_near(net: torch.nn.Module, other: torch.nn.Module, within: fl
 
 
 class Forked(torch.nn.Module):
-    """Uses one of two layers, one layer twice, and one that does not learn."""
+    """A model that uses one of two layers, one layer twice, and one layer that does not learn."""
 
     def __init__(self) -> None:
         super().__init__()

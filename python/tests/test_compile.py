@@ -1,4 +1,4 @@
-"""Models compiled by PyTorch's compiler: their gradients are exchanged all the same."""
+"""Models compiled by PyTorch's compiler exchange their gradients like others."""
 
 from __future__ import annotations
 

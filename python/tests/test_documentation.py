@@ -1,7 +1,7 @@
-"""Everything that a user can call says what its arguments, its result and its errors are.
+"""Everything that a user can call documents its arguments, its result and its errors.
 
-Ruff checks the form of docstrings, but takes what a public module exports from a private one for
-private. These tests look at the names that users see.
+Ruff checks the form of docstrings. But it takes names for private that a public module exports from
+a private one. These tests look at the names that users see.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def names(module: ModuleType) -> list[str]:
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
-    """The public methods and properties that a class has from this package."""
+    """Returns the public methods and properties that a class has from this package."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] == "gradwire":
             for name, value in vars(base).items():
@@ -57,7 +57,7 @@ def members(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def public() -> dict[str, Any]:
-    """What users see: functions, classes, and their methods, by their names."""
+    """Returns what users see: functions, classes, and their methods, by their names."""
     found: dict[str, Any] = {}
     for module in modules():
         for name in names(module):

@@ -1,4 +1,4 @@
-"""How processes end, and what the others learn: Ctrl-C, exceptions, exits, forks, deaths."""
+"""How processes end, and what the other ranks get: Ctrl-C, exceptions, exits, forks, deaths."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_who_gives_up_says_why(job: Job) -> None:
         """
     )
     assert done.returncode != 0
-    # The rank that gave up is no peer to itself.
+    # The rank that gave up does not count itself as a peer.
     assert (
         "[0] TOLD PeerLost 1 True" in done.stdout and "[1] TOLD Cancelled None True" in done.stdout
     ), done.stdout
@@ -113,12 +113,12 @@ def test_an_exit_with_work_in_flight(job: Job) -> None:
         """
     )
     assert done.stdout.count("LEAVES") == 2, done.stdout
-    # It neither aborts nor hangs. Which rank fails depends on which leaves first.
+    # It neither aborts nor hangs. Which rank fails depends on which one leaves first.
     assert "SIGABRT" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 
 def test_a_daemon_that_is_continued_writes_to_no_array_any_more(job: Job) -> None:
-    """It is stopped in the middle of an operation until every wait has failed, and continued."""
+    """The daemon is stopped during an operation until every wait has failed, and then continued."""
     done = job(
         """
         import os, pathlib, signal, threading, time

@@ -1,4 +1,4 @@
-"""The examples do what they say."""
+"""Each example does what it claims to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launching import LAUNCHER, LIMIT, needs_torch
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 HOROVOD = "0.19.5"  # the last release whose source package has the tests for PyTorch
 HOROVODS_TESTS = "f7897ae830048c16468112316538a5ad8f9bed3418d71a5a5726e21be69c97ff"
-# What those tests expect, and why it is different here.
+# What those tests expect, and why Gradwire differs.
 DIFFERENT = {
     "test_horovod_allgather_grad": "the sum of the ranks' gradients; the average since 0.20",
     "test_horovod_broadcast_grad": "the sum of the ranks' gradients; the average since 0.20",
@@ -55,7 +55,7 @@ def test_digits_train_alike_on_one_and_on_three_ranks() -> None:
     words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
     one, three = run(words), run([LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--", *words])
     assert len(losses(one)) == len(losses(three)) == 4, (one, three)
-    # The parts of three ranks make the same batches, so it is the same training.
+    # The parts of three ranks make the same batches, so the training is the same.
     assert losses(one) == pytest.approx(losses(three), abs=1e-5), (one, three)
     assert losses(one)[3] < losses(one)[0] / 2, one
     assert min(accuracy(one), accuracy(three)) > 0.8, (one, three)
@@ -99,7 +99,7 @@ def test_a_function_as_a_job() -> None:
 
 @pytest.fixture(scope="module")
 def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Horovod's own tests of its PyTorch half, out of its source package."""
+    """Returns Horovod's own tests of its PyTorch part, from its source package."""
     kept = Path(sys.prefix) / f"horovod-{HOROVOD}" / "test_torch.py"
     if not kept.exists():
         folder = tmp_path_factory.mktemp("horovod")
@@ -127,7 +127,7 @@ def horovods_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_horovods_own_tests(horovods_tests: Path) -> None:
-    """A script of 1,730 lines by those who know what it has to do; only its import is changed."""
+    """Runs a script of 1,730 lines by Horovod's authors, of which only the import is changed."""
     needs_torch(2, 3, why="it makes tensors of options of optimizers that are None there")
     tests = re.findall(r"def (test_\w+)", horovods_tests.read_text())
     assert len(tests) == 47 and DIFFERENT.keys() <= set(tests)

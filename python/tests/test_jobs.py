@@ -1,4 +1,4 @@
-"""The tests in ranks/ on jobs of one to four ranks, on one and on two nodes."""
+"""Runs the tests in ranks/ on jobs of one to four ranks, on one and on two nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wheel is: typed, complete, and of use without NumPy and PyTorch."""
+"""The wheel is typed, complete, and usable without NumPy and PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways into a job: gradwire.run, torchrun, nobody."""
+"""The ways to start a job: gradwire.run, torchrun, or no launcher."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def torchrun(program: str, tmp_path: Path, ranks: int) -> subprocess.CompletedPr
         "--nproc-per-node",
         str(ranks),
     ]
-    # The ranks share one pipe. Without a buffer Python would write a line in parts, between those
-    # of other ranks.
+    # The ranks share one pipe. Without a buffer, Python would write a line in parts, mixed with
+    # those of other ranks.
     return subprocess.run(
         [*words, str(path)],
         env={**os.environ, "PYTHONUNBUFFERED": ""},
@@ -77,7 +77,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# Which rank ends, how it ends, and what the others get.
+# Which rank ends, how it ends, and the error of the others.
 TORCHRUN_ENDS = [
     (0, "os._exit(3)", "ended without leaving"),
     (1, "sys.exit(3)", "exit code 3"),
@@ -89,7 +89,8 @@ TORCHRUN_ENDS = [
 def test_torchruns_rank_that_ends_after_init_is_named(
     tmp_path: Path, who: int, how: str, what: str
 ) -> None:
-    # torchrun asks the others to end as soon as it sees the exit: they may not have been told yet.
+    # torchrun asks the others to end as soon as it sees the exit, perhaps before they get the
+    # error.
     program = f"""
 import os, signal, sys
 import gradwire as gw
@@ -178,7 +179,7 @@ except gw.PeerLost as error:
     assert (first.returncode, second.returncode) == (3, 8), said
 
 
-# Each round is a new job with new daemons, also if the last one has failed.
+# Each round is a new job with new daemons, even if the last one has failed.
 AGAIN = """
 import os
 import torch, torch.distributed as dist
@@ -224,7 +225,7 @@ def test_torchrun_again_and_again(tmp_path: Path) -> None:
     assert done.stdout.count("LAST SUM 6 JOBS 5\n") == 3 and done.returncode == 0, done.stdout
 
 
-# A kept optimizer goes on exchanging, in memory of the new job.
+# A kept optimizer continues to exchange, in the memory of the new job.
 KEPT = """
 import torch
 import gradwire.torch as gw
@@ -249,7 +250,7 @@ for turn in range(3):
 def test_the_launchers_ranks_again_and_again(job: Job) -> None:
     pytest.importorskip("torch")
     done = job(KEPT, ranks=2)
-    # The average of 1 and 2, twice a turn.
+    # The average of 1 and 2, twice in each turn.
     for turn in range(3):
         assert done.stdout.count(f"TURN {turn} SUM 3 AT {-3.0 * (turn + 1)}\n") == 2, done.stdout
     assert done.returncode == 0, done.stdout
@@ -382,5 +383,5 @@ def test_a_part_of_the_job_as_comm(job: Job) -> None:
 def test_a_function_of_the_notebook() -> None:
     pytest.importorskip("cloudpickle")
     there = {"factor": 3}
-    # It need not even become a rank.
+    # The function need not even become a rank.
     assert gradwire.run(lambda x: x * there["factor"], (4,), np=2) == [12, 12]

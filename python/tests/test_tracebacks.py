@@ -60,7 +60,8 @@ ERRORS = dict.fromkeys(USES, "Disagreement") | {"no rank": "NotInitialized"}
 
 
 def traces(said: str) -> list[list[str]]:
-    """The files of the frames of each traceback of each rank, whose lines may be mixed."""
+    """Returns the files of each traceback's frames, by rank, because the ranks' lines may be
+    mixed."""
     found: list[list[str]] = []
     for rank in "01":
         for line in re.findall(rf"^\[{rank}\] (.*)", said, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""Random trainings: a seed becomes a plan for one process and for N ranks (``training_runs``)."""
+"""Random trainings: a plan from a seed, for one process and for N ranks (``training_runs``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
 SPARSE = ["SGD", "Adagrad", "SparseAdam"]
 SCHEDULERS = ["StepLR", "ExponentialLR", "CosineAnnealingLR", "OneCycleLR", "ReduceLROnPlateau"]
 CLEARS = ["optimizer", "optimizer", "optimizer zeros", "model", "model zeros", "never"]
-# What may happen in a step, and when.
+# What may happen in a step, and in which step.
 EVENTS = {
     "before": [
         "load state",
@@ -88,14 +88,14 @@ class Plan:
 
     @property
     def within(self) -> float:
-        """How far the parameters of N ranks may be from those of one process."""
+        """Returns how far the parameters of N ranks may be from those of one process."""
         if "compression" in self.wrapped or self.dtype is torch.bfloat16:
             return 0.1
         return 2e-3 if self.dtype is torch.float32 else 1e-6
 
 
 def plan(seed: int) -> Plan:
-    """The plan of a seed."""
+    """Returns the plan of a seed."""
     dice = random.Random(seed)
     chance = lambda share: dice.random() < share  # noqa: E731
     made = Plan(
@@ -110,7 +110,7 @@ def plan(seed: int) -> Plan:
         ways = [None, "foreach", "loop", "fused" if fused and _TORCH >= (2, 4) else "foreach"]
         made.way = dice.choice(ways)
         if made.optimizer == "SGD" and made.way == "fused":
-            # PyTorch's own fails if a parameter gets its first gradient later than others.
+            # PyTorch's optimizer fails if a parameter gets its first gradient later than others.
             made.options = {"weight_decay": 0.1}
     made.norm = made.model == "conv" and chance(0.4)
     made.channels_last = made.model == "conv" and chance(0.6)
@@ -120,13 +120,13 @@ def plan(seed: int) -> Plan:
         made.tied = chance(0.3)
         made.sparse = None if made.tied or chance(0.4) else dice.choice(SPARSE)
     made.frozen = chance(0.4)
-    # Others divide by the gradient's size, so rounding decides if it is small.
+    # Other optimizers divide by the gradient's size, so rounding has a large effect if it is small.
     smooth = made.optimizer == "SGD"
     made.dtype = dice.choice(
         [torch.float64] * 2 + ([torch.float32, torch.bfloat16] if smooth else [])
     )
     if made.optimizer == "LBFGS":
-        # PyTorch's fused form takes contiguous gradients only.
+        # PyTorch's fused form accepts only contiguous gradients.
         made.closure, made.branch, made.channels_last = True, "left", False
     else:
         made.closure = chance(0.15)
@@ -142,7 +142,7 @@ def plan(seed: int) -> Plan:
             made.scaler = dice.choice(["on", "on", "off"])
     made.hooks, made.clear = chance(0.3), dice.choice(CLEARS)
     if "line_search_fn" in made.options and made.clear == "never":
-        # The search compares losses with gradients. With gradients of earlier losses added,
+        # The search compares losses with gradients. If gradients of earlier losses are added,
         # rounding decides where it ends: one process differs from itself if it adds its shards in
         # another order.
         made.clear = "optimizer"

@@ -2,8 +2,8 @@
 
     gradwire run -np 2 -- python training_runs.py 0 20
 
-After each step the parameters of N ranks equal those of one process with the joined batch. At the
-end they have the same bits on all ranks. Each rank also runs the training of the one process.
+After each step, the parameters of N ranks equal those of one process with the joined batch. At the
+end, all ranks have the same bits. Each rank also runs the training of the one process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WORDS = 12
 
 
 class Net(torch.nn.Module):
-    """A small model with whatever a plan wants."""
+    """A small model with everything that a plan asks for."""
 
     def __init__(self, made: Plan, distributed: bool) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ class Net(torch.nn.Module):
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Their mean squared difference. PyTorch 2.2 has none of bf16 on a processor."""
+    """Returns the mean squared difference. PyTorch 2.2 has none of bf16 on a CPU."""
     if found.dtype is torch.bfloat16:
         found, wanted = found.float(), wanted.float()
     return F.mse_loss(found, wanted)
 
 
 class Run:
-    """One training, of one process for all shards or of a rank with its own."""
+    """One training: of one process with all shards, or of a rank with its own."""
 
     def __init__(self, made: Plan, distributed: bool) -> None:
         self.made, self.distributed = made, distributed
@@ -91,7 +91,7 @@ class Run:
             )
         self._make()
 
-    # Making it
+    # Preparation
 
     def _make(self) -> None:
         made, net = self.made, self.net
@@ -194,7 +194,7 @@ class Run:
         return ways[self.made.branch]
 
     def loss(self, step: int, micro: int) -> torch.Tensor:
-        """This rank's, or that of all ranks' data."""
+        """Returns the loss of this rank's data, or of all ranks' data."""
         made = self.made
         shards = [self.rank] if self.distributed else self.ranks
         batches = [self._batch(step, micro, rank) for rank in shards]
@@ -369,12 +369,12 @@ class Run:
         return [tensor.detach().clone() for tensor in self.net.state_dict().values()]
 
     def run(self) -> Iterator[list[torch.Tensor]]:
-        """The parameters after each step."""
+        """Yields the parameters after each step."""
         for step, happens in enumerate(self.made.steps):
             self.step(step, happens)
             yield self.state()
         for step in range(self.made.tail if self.size > 1 else 0):
-            # The first rank has no more data; the second one from the second step on.
+            # The first rank has no data left, and the second one has none from the second step on.
             left = [rank for rank in range(self.size) if rank > min(step, self.size - 2)]
             if self.distributed and self.rank in self.ranks and self.rank not in left:
                 hvd.join()
@@ -389,7 +389,7 @@ class Run:
 
 
 def compare(seed: int) -> str:
-    """How the ranks' training differs from that of one process; nothing if it does not."""
+    """Returns how the ranks' training differs from that of one process; empty if it does not."""
     made = plan(seed)
     alone = Run(made, distributed=False)
     expected = list(alone.run())

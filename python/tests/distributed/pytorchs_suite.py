@@ -40,7 +40,7 @@ class Late(Exception):
 
 
 def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
-    """The class with all of the suite's tests."""
+    """Returns the class with all of the suite's tests."""
     os.environ.update(
         BACKEND=given.name or given.backend,
         WORLD_SIZE=str(given.ranks),
@@ -54,7 +54,7 @@ def suite(given: argparse.Namespace) -> type[unittest.TestCase]:
         backend = torch.distributed.Backend
         backend._ensure_backend_registered(given.backend)
         backend._plugins[given.name.upper()] = backend._plugins[given.backend.upper()]
-    # What the suite decides by the name of the backend.
+    # The suite decides these by the name of the backend.
     for feature in ("ddp", "subgroup"):
         common.DistTestCases.backend_feature[feature].add(given.backend)
     if given.backend == "gradwire":
@@ -80,7 +80,7 @@ def kill(test: Any) -> None:
 
 
 def run(test: unittest.TestCase, seconds: int) -> tuple[str, str]:
-    """The outcome and its reason."""
+    """Returns the outcome and its reason."""
 
     def late(*_: Any) -> None:
         raise Late(f"it took more than {seconds} s")

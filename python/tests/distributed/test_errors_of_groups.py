@@ -1,4 +1,4 @@
-"""How errors reach those who wait through torch.distributed (TELL, WAIT)."""
+"""How errors reach ranks that wait through torch.distributed (TELL, WAIT)."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_a_peers_death_is_reported(job: Job, use: str) -> None:
     assert "SUCCESS" not in done.stdout and "SIGSEGV" not in done.stdout, done.stdout
 
 
-# The other three ways are worse: what PyTorch does to the ranks that survive. It is known for the
-# releases that the tests run with, so it is looked at when these may have changed.
+# The other three ways are worse, because of what PyTorch then does to the surviving ranks. That
+# changes only with another release of PyTorch, so it is checked nightly.
 @pytest.mark.skipif(not AT_NIGHT, reason="about PyTorch alone: make nightly runs it")
 @pytest.mark.parametrize(
     ("way", "use", "outcome"),

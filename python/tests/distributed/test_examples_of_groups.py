@@ -1,4 +1,4 @@
-"""The examples for torch.distributed do what they say, and all of them train alike."""
+"""Each example for torch.distributed does what it claims to do, and all of them train alike."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ PROGRAMS = Path(sys.executable).parent
 FILES = ("collectives.py", "works.py", "training.py", "buckets.py", "staging.py")
 RANKS = [str(HERE / "ranks" / name) for name in FILES]
 PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *RANKS]
-# Nothing may hang; no test is about how long anything takes.
+# No test may hang. No test checks how long something takes.
 LIMIT = 900
 JOBS = jobs_of("127.0.0.1:2", "127.0.0.1:3,127.0.0.2:1")
 

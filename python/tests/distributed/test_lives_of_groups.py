@@ -235,7 +235,7 @@ dist.barrier()
 
 @pytest.mark.parametrize("backend", ["gradwire", "cpu:gradwire,cuda:gradwire", "cpu:gradwire"])
 def test_ways_to_name_the_backend(job: Job, backend: str) -> None:
-    """Also with PyTorch's own checks switched on, which ask every group for its sequence number."""
+    """PyTorch's own checks are on, which ask every group for its sequence number."""
     done = job(
         START
         + f"""
@@ -271,7 +271,7 @@ except ValueError as error:
 
 
 def test_processes_that_no_launcher_started(tmp_path: Path) -> None:
-    """torch.multiprocessing and a file to meet in, as PyTorch's own tests do."""
+    """They use torch.multiprocessing and meet in a file, as in PyTorch's own tests."""
     program = tmp_path / "program.py"
     program.write_text(
         START

@@ -1,4 +1,4 @@
-"""Random calls of torch.distributed (``ranks/random_calls.py``), from a new seed each time.
+"""Random calls of torch.distributed (``ranks/random_calls.py``), with a new seed each time.
 
 ``GWTEST_SEED=…`` sets the seed to one that was printed.
 """
@@ -17,7 +17,7 @@ from launching import AT_NIGHT, LAUNCHER, jobs_of
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
 CALLS = 3000 if AT_NIGHT else 300
-# Nothing may hang; no test is about how long anything takes.
+# No test may hang. No test checks how long something takes.
 LIMIT = 3600 if AT_NIGHT else 900
 
 
@@ -41,7 +41,7 @@ def test_random_calls(hosts: str) -> None:
         "-x",
         "-q",
     ]
-    # PyTorch logs each call that fails, and many are meant to.
+    # PyTorch logs each call that fails, and many of these are meant to fail.
     words += ["-p", "no:cacheprovider", "-p", "no:logging", "-W", "ignore"]
     words += [str(HERE / "ranks" / "random_calls.py")]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What Horovod's tests import of their helpers, which its source package leaves out."""
+"""The helpers that Horovod's tests import, and that its source package leaves out."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ import gradwire.torch as hvd  # noqa: E402
 
 
 def adasum_by_hand(make: Callable[[Any], Any], steps: int, scale: float = 1.0) -> torch.nn.Module:
-    """Each rank's own step, and what it changes combined."""
+    """Combines the changes of each rank's own step."""
     net = model()
     optimizer = make(net)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Tensors on a real GPU; skipped where there is none (test_staging.py has one that is not real)."""
+"""Tensors on a real GPU; skipped without one (test_staging.py simulates one)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def device() -> Any:
-    """Ranks share GPUs where there are fewer of them."""
+    """Returns this rank's GPU. Ranks share GPUs if there are fewer GPUs than ranks."""
     return torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
 
 

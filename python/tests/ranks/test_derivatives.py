@@ -75,14 +75,14 @@ def test_a_nan_is_an_extremum() -> None:
 
 
 def test_broadcast_of_what_is_not_finite() -> None:
-    # Elsewhere than at the root the gradient is zero.
+    # On ranks other than the root, the gradient is zero.
     own = torch.ones(2, requires_grad=True)
     (hvd.broadcast(own, 0) * float("inf")).sum().backward()
     assert own.grad.tolist() == [float("inf") if hvd.rank() == 0 else 0.0] * 2
 
 
 def penalised(layer: torch.nn.Module, given: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A loss that is made of the gradient of another one."""
+    """Returns a loss that is made of the gradient of another one."""
     result = layer(given)
     [slope] = torch.autograd.grad((result**3 * weights).sum(), given, create_graph=True)
     return (slope**2).sum() + (result**2).sum()

@@ -1,4 +1,4 @@
-"""What goes wrong is said to everybody, and the job goes on where it can."""
+"""Errors are reported to all ranks, and the job goes on where it can."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_can_not_be_asked_for() -> None:
 
 
 def test_numbers_that_are_none() -> None:
-    """Every whole number and every factor that a function takes."""
+    """Checks every whole number and every factor that a function accepts."""
     two = np.zeros(2)
     roots = [gw.broadcast, gw.broadcast_async, gw.broadcast_, gw.reduce, gw.gather, gw.scatter]
     for odd in (-1, 1.0, 2**32, 2**70, "0", None, np.float32(1), np.zeros(2, int)):

@@ -1,4 +1,4 @@
-"""DistributedOptimizer's gradients: where they are, when they are sent, which kinds there are."""
+"""DistributedOptimizer's gradients: their memory, when they are sent, and all their kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function with every element type, in the set of all ranks and in a smaller one.
+"""Every function with every element type, in the world and in a smaller process set.
 
 Values are 0 and 1, so that sums of four ranks are exact in every type, also in the 8-bit floats.
 """
@@ -22,7 +22,7 @@ Wide = Any
 
 
 def wide(rank: int, rows: int, shift: int = 0) -> Wide:
-    """A rank's numbers, in a type that can do everything."""
+    """Returns a rank's numbers, in a type that supports all operations."""
     return ((torch.arange(rows * 3) // (rank + 1) + rank + shift) % 2).view(rows, 3)
 
 
@@ -35,7 +35,7 @@ def widened(tensor: Any) -> Wide:
 
 
 class Ranks:
-    """The members of a process set, and what they give."""
+    """The members of a process set, and their inputs."""
 
     def __init__(self, process_set: Any, dtype: Any) -> None:
         self.process_set, self.dtype = process_set, dtype
@@ -52,7 +52,7 @@ class Ranks:
         return all_.amax(0) if self.dtype == torch.bool else all_.sum(0)
 
     def rows(self, at: int, shift: int = 0) -> Wide:
-        """How many rows a member gives in an allgather depends on who it is."""
+        """Returns a member's rows in an allgather. Their number differs between members."""
         return wide(self.members[at], at + 1, shift)
 
     def gathered(self, shift: int = 0) -> Wide:
@@ -62,7 +62,7 @@ class Ranks:
         return self.members[-1]
 
     def sent(self) -> Wide:
-        """What the root gives."""
+        """Returns the root's input."""
         return wide(self.root(), self.size)
 
     def exchanged(self) -> Wide:
@@ -76,7 +76,7 @@ Case = tuple[Callable[[Ranks, dict[str, Any]], Any], Callable[[Ranks], Any]]
 
 
 def in_place(call: Callable[[Any], Any], given: Any) -> Any:
-    """The result of a function that works in place: it is the argument."""
+    """Returns the result of a function that works in place, which is its argument."""
     result = call(given)
     result = result.wait() if isinstance(result, hvd.Handle) else result
     for one, other in zip(

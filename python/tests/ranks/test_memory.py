@@ -1,4 +1,4 @@
-"""Shared memory in the hands of others, and calls from several threads."""
+"""Shared memory that other libraries hold, and calls from several threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_views_are_of_the_very_memory() -> None:
 
 
 def test_the_mapping_that_memory_lies_in() -> None:
-    """What a GPU's driver receives: the same for all memory of one segment."""
+    """A GPU's driver gets the same mapping for all memory of one segment."""
     session = _world.session()
     buffers = [session.buffer("f32", [1000]) for _ in range(3)]
     for buffer in buffers:

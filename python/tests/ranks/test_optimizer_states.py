@@ -149,7 +149,7 @@ def test_gradients_whose_storage_is_swapped(swap: str, op: Any) -> None:
 
 
 def test_small_gradients_that_the_program_sets_are_exchanged() -> None:
-    """They are near the last result, and not it."""
+    """They are close to the last result, but different from it."""
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     ours = hvd.DistributedOptimizer(
         torch.optim.SGD([parameter], lr=1.0), [("parameter", parameter)], op=hvd.Sum
@@ -191,13 +191,13 @@ def test_sums_are_not_summed_again() -> None:
     first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first, second], lr=1.0), op=hvd.Sum)
     size = hvd.size()
-    # Read between two passes.
+    # The gradient is read between two passes.
     first.sum().backward()
     assert optimizer.param_groups
     second.sum().backward()
     optimizer.step()
     assert first.tolist() == second.tolist() == [-size] * 2
-    # Added to after an exchange, and after a step.
+    # The gradient is added to after an exchange, and after a step.
     optimizer.zero_grad()
     first.sum().backward()
     optimizer.synchronize()
@@ -420,7 +420,7 @@ def test_another_optimizer_of_the_same_parameters() -> None:
 
 
 class Own(torch.optim.SGD):
-    """An optimizer of an older manner."""
+    """An optimizer of an older style."""
 
     def zero_grad(self) -> None:
         super().zero_grad()

@@ -1,4 +1,4 @@
-"""Tensors on a GPU that is none (see fake_cuda): the order of copies, kernels and operations."""
+"""Tensors on a simulated GPU (see fake_cuda): the order of copies, kernels and operations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCud
         gpu.launch(lambda memory=memory: memory.mul_(2))
         assert torch.equal(gpu.read(result), 2 * total())
         assert torch.equal(gpu.read(tensor), of_rank(hvd.rank())), "the argument stays as it was"
-    # Only the thread that starts operations has waited on the processor.
+    # Only the thread that starts operations has waited on the CPU.
     assert gpu.waited == {"gw-staging"}
     assert len(gpu.registered) >= 1 and len(gpu.streams) == 2
 
@@ -99,7 +99,7 @@ def test_every_function(gpu: FakeCuda) -> None:
 
 
 def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
-    """Some ranks have their tensors on a GPU and some have not: they pair by the order of calls."""
+    """Some ranks have their tensors on a GPU and some do not: the order of calls pairs them."""
     handles = []
     for at in range(12):
         mine = torch.full((3,), float(at))
@@ -115,7 +115,7 @@ def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
 
 
 def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> None:
-    """The memory of a result goes back when its copy is done, not when its last name is gone."""
+    """The memory of a result is reused when its copy is done, not when its last name is gone."""
     results = []
     for at in range(30):
         result = hvd.allreduce(gpu.made(torch.full((50_000,), float(at))), name=f"m{at}")
@@ -168,7 +168,7 @@ def test_memory_that_can_not_be_registered() -> None:
 
 @pytest.mark.parametrize("small", [hvd.Compression.none, hvd.Compression.fp16])
 def test_an_optimizers_gradients(gpu: FakeCuda, small: Any) -> None:
-    """What an optimizer does with gradients on a GPU, one of which is lacking on one rank."""
+    """An optimizer exchanges gradients on a GPU, one of which is missing on one rank."""
     parameters = [torch.nn.Parameter(torch.zeros(4, 6).as_subclass(OnGpu)) for _ in range(3)]
     plain = torch.optim.SGD(parameters, lr=1.0, foreach=False)
     optimizer = hvd.DistributedOptimizer(plain, op=hvd.Sum, compression=small)

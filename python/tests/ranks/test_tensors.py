@@ -79,7 +79,7 @@ def test_reductions() -> None:
     same(hvd.allreduce(own, op=hvd.Product), everybody.prod(0))
     with pytest.raises(ValueError, match="not both"):
         hvd.allreduce(own, average=True, op=hvd.Sum)
-    # Adasum of equal vectors is the vector, of orthogonal ones the sum.
+    # Adasum of equal vectors is that vector; of orthogonal ones it is their sum.
     torch.testing.assert_close(hvd.allreduce(torch.ones(8), op=hvd.Adasum), torch.ones(8))
     square = torch.zeros(hvd.size())
     square[hvd.rank()] = 1.0
@@ -231,7 +231,7 @@ def test_batch_norm_over_all_ranks() -> None:
     torch.testing.assert_close(ours.running_var, theirs.running_var)
     ours.eval(), theirs.eval()
     torch.testing.assert_close(ours(part), theirs(part))
-    # Batches may be of different size, and one of them empty.
+    # Batches may have different sizes, and one of them may be empty.
     ours.train(), theirs.train()
     mine = whole[: 4 * (hvd.size() - 1)] if hvd.rank() == 0 else whole[:0]
     mine = whole if hvd.size() == 1 else mine

@@ -82,7 +82,7 @@ def test_a_part_of_the_ranks() -> None:
     everybody, first = hvd.add_process_set(range(hvd.size())), hvd.add_process_set([0])
     net, _, _ = together(sgd, process_set=everybody)
     parameters_are_near(net, expected)
-    # A rank that is no member, or the only one, steps with its own gradients.
+    # A rank that is not a member, or the only one, steps with its own gradients.
     net, plain = model(), model()
     ours, theirs = (
         distributed(net, process_set=first),
@@ -216,7 +216,7 @@ def test_batches_from_forked_processes() -> None:
         batch_size=PER_RANK,
         num_workers=1,
         multiprocessing_context="fork",
-        # As if a worker picks its rank's part of the data.
+        # Like a worker that chooses its rank's part of the data.
         worker_init_fn=partial(is_of_rank, hvd.rank(), hvd.size()),
     )
     for _ in range(2):

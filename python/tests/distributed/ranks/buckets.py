@@ -1,4 +1,4 @@
-"""DDP's buckets in shared memory: when the hook moves them, and that gradients stay right."""
+"""DDP's buckets in shared memory: when the hook moves them, and that gradients remain right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Change = Callable[[nn.Module, int], None]
 
 
 class Network(nn.Module):
-    """Layers that are used in some steps only."""
+    """A network with layers that only some steps use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def distributed(view: bool = True, **options: bool) -> DistributedDataParallel:
 
 
 def expected(step: int, used: int, before: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """The average over the ranks of what was there before and what the step adds."""
+    """Returns the average over the ranks of the earlier gradients and those of the step."""
     total: list[torch.Tensor | None] = [None if b is None else b.clone() for b in before]
     for rank in range(dist.get_world_size()):
         model = Network()
@@ -81,7 +81,7 @@ def in_turn(model: nn.Module, step: int) -> None:
 
 
 def elsewhere(model: nn.Module, step: int) -> None:
-    """Gradients that are other tensors, in other memory."""
+    """Sets gradients that are other tensors, in other memory."""
     model.zero_grad(set_to_none=False)
     for at, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and at % 3 == step % 3:
@@ -89,7 +89,7 @@ def elsewhere(model: nn.Module, step: int) -> None:
 
 
 def aliases(model: nn.Module, step: int) -> None:
-    """Gradients that are other tensors in the same memory, which DDP does not tell from its own."""
+    """Sets gradients that are other tensors in the same memory, which DDP takes for its own."""
     model.zero_grad(set_to_none=False)
     for at, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and at % 3 == step % 3:
@@ -97,7 +97,7 @@ def aliases(model: nn.Module, step: int) -> None:
 
 
 def detached(model: nn.Module, step: int) -> None:
-    """As aliases, but such as can't be moved."""
+    """Sets gradients like ``aliases``, but ones that can't be moved."""
     model.zero_grad(set_to_none=False)
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -105,7 +105,7 @@ def detached(model: nn.Module, step: int) -> None:
 
 
 def slices(model: nn.Module, step: int) -> None:
-    """Gradients that are parts of something larger, with its own memory."""
+    """Sets gradients that are parts of something larger, with its own memory."""
     model.zero_grad(set_to_none=False)
     for at, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and at % 2 == step % 2:
@@ -129,7 +129,7 @@ def test_gradients_are_right_however_they_are_cleared(change: Change) -> None:
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("view", [True, False])
 def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, bool]) -> None:
-    """DDP has trained before: changed gradients stay as they are when the buckets move."""
+    """DDP has trained before: changed gradients remain as they are when the buckets move."""
     model = without_hook(view, **options)
     for step in range(9):
         if step == 3:
@@ -145,7 +145,7 @@ def test_a_hook_that_comes_late(view: bool, change: Change, options: dict[str, b
 
 
 def test_gradients_that_the_program_looks_at_elsewhere() -> None:
-    """A program's own tensors on a bucket's memory keep the bucket where it is."""
+    """If a program has its own tensors on a bucket's memory, the bucket stays where it is."""
     model = without_hook()
     for step in range(3):
         clear(model, step)
@@ -207,7 +207,7 @@ def test_a_network_in_two_models_in_turn(view: bool) -> None:
 @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
 @pytest.mark.parametrize("view", [True, False])
 def test_several_passes(view: bool, options: dict[str, bool]) -> None:
-    """Two within no_sync, and two that are exchanged, without clearing in between."""
+    """Makes two passes within no_sync, and two that are exchanged, without clearing in between."""
     model = distributed(view, **options)
     for step in range(4):
         in_turn(model, step)
@@ -226,7 +226,8 @@ def test_several_passes(view: bool, options: dict[str, bool]) -> None:
 @pytest.mark.parametrize("hook", [True, False])
 @pytest.mark.parametrize("view", [True, False])
 def test_ranks_that_run_out_of_data(view: bool, hook: bool) -> None:
-    """PyTorch's join: who has no more takes part with zeros, and averages are over all ranks."""
+    """PyTorch's join: a rank without data takes part with zeros, and averages are over all
+    ranks."""
     model = distributed(view) if hook else without_hook(view)
     for _ in range(2):
         with model.join():
@@ -238,7 +239,7 @@ def test_ranks_that_run_out_of_data(view: bool, hook: bool) -> None:
 
 @pytest.mark.parametrize("view", [True, False])
 def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
-    """DDP asks for their number by an allreduce whose work it waits for in C++."""
+    """DDP gets their number from an allreduce whose work it waits for in C++."""
     model = without_hook(view)
     with model.join(divide_by_initial_world_size=False):
         for step in range(3 + 2 * dist.get_rank()):
@@ -247,7 +248,7 @@ def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
             compare(
                 model, left(step, sum(step < 3 + 2 * rank for rank in range(dist.get_world_size())))
             )
-    # With a hook the averages are up to the hook, but it must not wait for ever.
+    # With a hook, the averages are up to the hook, but it must not wait for ever.
     model = distributed(view)
     with model.join(divide_by_initial_world_size=False):
         for step in range(1 + dist.get_rank()):
@@ -256,7 +257,7 @@ def test_averages_over_the_ranks_that_are_left(view: bool) -> None:
 
 
 def left(step: int, divisor: int) -> list[torch.Tensor | None]:
-    """What the ranks give that still have something in this step."""
+    """Returns the inputs of the ranks that still have data in this step."""
     total = [torch.zeros_like(parameter) for parameter in Network().parameters()]
     for rank in range(dist.get_world_size()):
         if step < 3 + 2 * rank:
@@ -347,5 +348,5 @@ def test_a_model_that_goes_gives_its_memory_back() -> None:
             model(rows(step, dist.get_rank()), 6).sum().backward()
         return min(p.grad.data_ptr() for p in model.parameters() if p.grad is not None)
 
-    # Freed memory is reused: otherwise each model would have a place of its own.
+    # Freed memory is reused; otherwise each model would have memory of its own.
     assert len({in_use() for _ in range(6)}) < 6

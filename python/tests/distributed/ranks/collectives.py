@@ -43,7 +43,7 @@ def last() -> int:
 
 
 def of(member: int, dtype: torch.dtype = torch.float32, number: int = 6) -> torch.Tensor:
-    """What a rank gives: small numbers that every element type has."""
+    """Returns the input of a rank: small numbers that every element type has."""
     values = (torch.arange(number) + member) % 3
     return values.to(torch.float32).to(dtype) if dtype in OTHERS else values.to(dtype)
 
@@ -157,7 +157,7 @@ def test_parts_of_different_sizes() -> None:
         torch.equal(output, torch.full((member, 2), float(member)))
         for member, output in enumerate(outputs)
     )
-    # From rank i to rank j go i + j rows.
+    # Rank i sends i + j rows to rank j.
     given = [rank() + to for to in range(size())]
     single = torch.empty(sum(given), 2)
     dist.all_to_all_single(single, torch.full((sum(given), 2), float(rank())), given, given)
@@ -403,7 +403,7 @@ def test_groups() -> None:
 
 
 def test_groups_that_only_their_members_make() -> None:
-    """The others do something else meanwhile, and need not know."""
+    """The other ranks do something else meanwhile, and need not know of it."""
     half = [member for member in range(size()) if member % 2 == rank() % 2]
     group = dist.new_group(half, use_local_synchronization=True)
     tensor = torch.ones(2)
@@ -423,7 +423,7 @@ def test_subgroups() -> None:
 
 
 def test_names_come_again() -> None:
-    """The daemons remember every name: there are no more names than operations in flight."""
+    """The daemons remember every name, so there are only as many as operations can be in flight."""
     from gradwire._names import NAMES
     from gradwire.torch.distributed._numbering import Numbers
 

@@ -1,4 +1,5 @@
-"""One process group for all tests of a rank. No import of gradwire: PyTorch finds the backend."""
+"""One process group for all tests of a rank. gradwire is not imported: PyTorch finds the
+backend."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Calls(Player):
 
     def __init__(self, name: str, groups: Sequence[Group]) -> None:
         super().__init__(name, groups)
-        # What callbacks are still going to start calls for.
+        # The futures of callbacks that have yet to start calls.
         self.continued: list[torch.futures.Future[Any]] = []
 
     def call_all_reduce(self) -> None:
@@ -70,7 +70,7 @@ class Calls(Player):
         *expected: tuple[Place, torch.Tensor | None],
         close: bool = False,
     ) -> None:
-        """A call of the group itself, which always gives a work."""
+        """Makes a call of the group itself, which always returns a work."""
         self.start(lambda late: call() if late else call().wait(), *expected, close=close)
 
     def call_premul_sum(self) -> None:
@@ -99,7 +99,7 @@ class Calls(Player):
         self.start(lambda late: dist.broadcast(place.tensor, rank, group, late), (place, expected))
 
     def call_all_gather(self) -> None:
-        """Also of different sizes."""
+        """Gathers tensors, also of different sizes."""
         dtype, shape = self.chance.choice(MOVED), shape_of(self.chance)
         shapes = [shape] * self.at.size
         if shape and self.chance.random() < 0.3:
@@ -172,7 +172,7 @@ class Calls(Player):
         )
 
     def call_reduce_scatter(self) -> None:
-        """Also in parts of different sizes."""
+        """Reduces and scatters, also in parts of different sizes."""
         (dtype, name, op, close), shape = self.reduction(), shape_of(self.chance)
         shapes = [shape] * self.at.size
         if shape and self.chance.random() < 0.3:
@@ -278,8 +278,8 @@ class Calls(Player):
         shapes = [(self.chance.randint(0, 5),) for _ in range(self.chance.randint(1, 3))]
         wide = [(self.at.size, *shape) for shape in shapes]
         kind = self.chance.choice(["all_reduce", "all_gather", "reduce_scatter"])
-        # PyTorch collects every call that is made for the group meanwhile, whichever thread makes
-        # it: a callback's, too.
+        # Inside the manager, PyTorch collects every call that any thread makes for the group, also
+        # those of callbacks.
         torch.futures.wait_all(self.continued)
         self.continued.clear()
         with manager(group=group):
@@ -316,7 +316,7 @@ class Calls(Player):
             place.check(expected)
 
     def call_messages(self) -> None:
-        """In any number, with several tags; a way's messages come in order."""
+        """Sends any number of messages with several tags; each way keeps their order."""
         if self.at.size == 1:
             return
         dtype, group = self.chance.choice(MOVED), self.at.group
@@ -343,7 +343,7 @@ class Calls(Player):
     def start_message(
         self, call: Callable[[], Any], *expected: tuple[Place, torch.Tensor | None]
     ) -> None:
-        """Never waits for it: the other end may do something else before."""
+        """Starts a message without a wait: the other end may do something else first."""
         what = f"{self.key} among {self.at.members}"
         work = call()
         checks = [
@@ -424,7 +424,7 @@ class Calls(Player):
         assert torch.equal(tensor.to_dense(), reduced([part.to_dense() for part in parts], "SUM"))
 
     def call_callbacks(self) -> None:
-        """Operations that callbacks start, at a moment that each rank has for itself."""
+        """Makes callbacks start operations, at a different moment on each rank."""
         group, shape = self.at.group, (3,)
         parts = self.parts(torch.float64, shape)
         tensor = self.part(self.at.place, torch.float64, shape)
@@ -453,7 +453,7 @@ class Calls(Player):
     # Calls that fail; the job goes on.
 
     def call_refused(self) -> None:
-        """By some of the members, who learn it at once."""
+        """Some members make a call that is refused at once."""
         group, one, rank = self.at.group, torch.ones(1), self.at.members[0]
         calls: list[Callable[[], Any]] = [
             lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), ReduceOp.AVG, group),
@@ -474,7 +474,7 @@ class Calls(Player):
                 call()
 
     def call_disagreed(self) -> None:
-        """One member makes another call: all learn it."""
+        """One member makes another call: all members get the error."""
         if self.at.size == 1:
             return
         odd, group = self.chance.randrange(self.at.size) == self.at.place, self.at.group
@@ -510,7 +510,7 @@ class Calls(Player):
 
 
 def raw_split(tensor: torch.Tensor, rows: list[int]) -> list[torch.Tensor]:
-    """Parts that can be put together, whatever the element type."""
+    """Returns parts that can be joined, for any element type."""
     bytes_of = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
     return list(bytes_of.split(rows))
 
@@ -536,7 +536,7 @@ def test_threads_with_a_group_each() -> None:
             Calls(f"{SEED} thread {at}", [made[at]]).play(FIRST, CALLS // 8)
         except BaseException as error:
             failures.append(error)
-            # Or the other ranks' threads wait for this one.
+            # Otherwise the threads of other ranks would wait for this one.
             dist.group.WORLD.abort()  # type: ignore[union-attr]
 
     threads = [threading.Thread(target=play, args=(at,)) for at in range(len(made))]

@@ -104,7 +104,8 @@ def test_moves(gpu: FakeCuda) -> None:
 
 
 def test_a_group_in_another_order(gpu: FakeCuda) -> None:
-    """The result is put in order on the device, after the copies and before who waits."""
+    """The result is put in order on the device: after the copies, and before the waiting
+    streams."""
     backwards = dist.new_group(list(reversed(range(size()))))
     gathered = filled(gpu, -1.0, size())
     work = dist.all_gather_into_tensor(
@@ -123,7 +124,7 @@ def test_factors_are_applied_to_what_has_arrived(gpu: FakeCuda) -> None:
 
 
 def test_devices_beside_each_other(gpu: FakeCuda) -> None:
-    """Calls keep their order, whatever the tensors are on."""
+    """Calls keep their order on all devices."""
     works = []
     for at in range(8):
         here = (at + rank()) % 2 == 0

@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All ranks' rows."""
+    """Returns the rows of all ranks."""
     made = torch.Generator().manual_seed(step)
     rows = ROWS * size()
     return torch.randn(rows, 16, generator=made), torch.randn(rows, 4, generator=made)
@@ -44,7 +44,7 @@ def mine(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def alone() -> tuple[nn.Module, list[float]]:
-    """The same training in one process, with the same rows."""
+    """Runs the same training in one process, with the same rows."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -78,7 +78,7 @@ def train(model: nn.Module, accumulate: bool = False) -> list[float]:
 
 
 def check(parameters: list[torch.Tensor], losses: list[float]) -> None:
-    """As alone, and with the same bits on all ranks (SAME)."""
+    """Compares with the training alone, and the bits between all ranks (SAME)."""
     expected, expected_losses = alone()
     assert losses == pytest.approx(expected_losses, abs=1e-5)
     for got, wanted in zip(parameters, expected.parameters()):
@@ -166,7 +166,7 @@ def own_hooks() -> dict[str, Callable[[], tuple[Any, Any]]]:
     )
 
     def state(feedback: bool = True) -> Any:
-        # Without a warm start PyTorch's hook drops data of other buckets.
+        # Without a warm start, PyTorch's hook drops data of other buckets.
         return powerSGD_hook.PowerSGDState(
             None, start_powerSGD_iter=2, min_compression_rate=0.5, use_error_feedback=feedback
         )
@@ -206,7 +206,7 @@ HOOKS = [
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_pytorchs_own_hooks(name: str) -> None:
-    """With many buckets, so that the callbacks of several are under way at a time, in any order."""
+    """Many buckets, so that callbacks of several are in flight at once, in any order."""
     state, hook = own_hooks()[name]()
     if ".cuda(" in inspect.getsource(hook):
         pytest.skip("this PyTorch's hook needs a GPU")
@@ -405,13 +405,13 @@ def test_zero_redundancy_optimizer() -> None:
 
 
 def test_models_can_be_copied_beside_it() -> None:
-    """The group is held by DDP: what copies a model must not copy the group."""
+    """DDP holds the group: a copy of a model must not copy the group."""
     model = DistributedDataParallel(network())
     assert copy.deepcopy(model.module)[0].weight.shape == (64, 16)
 
 
 def test_a_model_loaded_by_one_rank() -> None:
-    """How a model of FSDP2 is usually loaded: the first rank reads it and sends the parts."""
+    """Models of FSDP2 are usually loaded like this: the first rank reads and sends the parts."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     model = sharded(init_device_mesh("cpu", (size(),)))
@@ -426,7 +426,7 @@ def test_a_model_loaded_by_one_rank() -> None:
 
 @pytest.mark.parametrize("own_group", [False, True])
 def test_an_asynchronous_checkpoint(own_group: bool) -> None:
-    """In a group of its own it may go on beside the training."""
+    """With a group of its own, it may go on during the training."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 

@@ -22,7 +22,7 @@ def rank() -> int:
 
 
 def everybody() -> Any:
-    """The group of all ranks, as its own class and not as PyTorch's type checks see it."""
+    """Returns the group of all ranks, as its own class and not as PyTorch's type checks see it."""
     return dist.group.WORLD
 
 
@@ -46,7 +46,7 @@ def unsorted_groups() -> None:
 
 
 def test_what_a_future_holds() -> None:
-    """As with Gloo: a list of tensors; lists of them where several were gathered."""
+    """Like Gloo's futures: a list of tensors, or lists of them if several were gathered."""
     outputs = [torch.empty(2) for _ in range(size())]
     work = dist.all_gather(outputs, torch.full((2,), float(rank())), async_op=True)
     assert work is not None
@@ -107,7 +107,7 @@ def test_a_work_that_was_late_writes_nothing_afterwards() -> None:
     "call", ["allreduce", "list", "broadcast", "allgather", "alltoall", "reduce", "barrier"]
 )
 def test_the_timeout_of_a_call(call: str) -> None:
-    """In the forms of calls that have no options, too."""
+    """The forms of calls without options have a timeout, too."""
     if size() == 1:
         pytest.skip("there is nobody to be late")
     group: Any = dist.new_group(timeout=timedelta(seconds=100))
@@ -142,14 +142,14 @@ def test_keywords_of_calls() -> None:
 
 
 def late(who: int) -> None:
-    """Something that takes a rank longer than the others."""
+    """Delays a rank."""
     if rank() == who:
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_callbacks_that_start_operations(ended: bool) -> None:
-    """In which order they run is another matter on each rank, and on which thread."""
+    """Their order, and the thread that runs them, differ between ranks."""
     sums = []
 
     def after(number: int) -> Callable[[Any], torch.Tensor]:
@@ -200,7 +200,7 @@ def test_a_chain_of_callbacks_as_long_as_one_likes() -> None:
 
 
 def test_a_call_that_is_refused_is_not_counted() -> None:
-    """Also where only one rank is refused, and by different parts of the library."""
+    """This also holds where one rank alone is refused, and in different parts of the library."""
     refused = [
         lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG),
         lambda: dist.all_reduce(torch.ones(1).expand(3)),
@@ -221,7 +221,7 @@ def test_a_call_that_is_refused_is_not_counted() -> None:
 
 
 def test_more_messages_than_names() -> None:
-    """Both ends first start all of their sends, then all of their receives."""
+    """Both ends start all of their sends first, and then all of their receives."""
     if size() == 1:
         pytest.skip("there is nobody else")
     after, before = (rank() + 1) % size(), (rank() - 1) % size()
@@ -242,7 +242,7 @@ def test_more_messages_than_names() -> None:
 
 
 def test_tensors_saved_for_backward() -> None:
-    """A result is no change that autograd sees, with any backend."""
+    """Autograd does not see a result as a change, with any backend."""
     weight = torch.full((3,), 2.0, requires_grad=True)
     buffer = torch.full((3,), float(rank()))
     product = weight * buffer
@@ -329,7 +329,7 @@ def test_device_types() -> None:
 
 
 def test_monitored_barrier() -> None:
-    """PyTorch asks the group for it; who is missing is named on all ranks that are there."""
+    """PyTorch asks the group for it; all ranks that are there get the names of the missing ones."""
     group: Any = dist.new_group()
     group.monitored_barrier(timedelta(seconds=60))
     group.monitored_barrier(timedelta(seconds=60), wait_all_ranks=True)
@@ -344,7 +344,7 @@ def test_monitored_barrier() -> None:
 
 
 def test_tensors_without_data() -> None:
-    """They are refused, also where a tensor is only moved, or only written to."""
+    """They are refused, even if a tensor is only moved or only written to."""
     nothing = torch.ones(2, device="meta")
     for call in [
         lambda: dist.all_reduce(nothing),

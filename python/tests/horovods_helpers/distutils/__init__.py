@@ -1,1 +1,1 @@
-"""Gone since Python 3.12."""
+"""A stand-in for distutils, which Python 3.12 has removed."""

@@ -1,4 +1,4 @@
-"""As much of it as Horovod's tests use to compare PyTorch's versions."""
+"""The part that Horovod's tests use to compare PyTorch's versions."""
 
 from __future__ import annotations
 
