@@ -1,8 +1,8 @@
-"""From rounds to figures, and which differences are worth the name. Pure.
+"""Turns rounds into figures, and decides which differences count. Pure.
 
-A system is run once in each round, and a run's figure is the median of its iterations. What is
-reported is the median of the rounds; its noise is the range of the rounds, widened by half of it
-either side because a few rounds don't show how far it goes. Two systems whose ranges touch are not
+A system is run once in each round, and a run's figure is the median of its iterations. The report
+has the median of the rounds. Its noise is the range of the rounds, with half of the range added on
+either side, because a few rounds don't show the extremes. Two systems whose ranges touch are not
 distinguished.
 """
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
-# With fewer rounds a range says nothing.
+# With fewer rounds, a range has no meaning.
 MIN_ROUNDS = 3
 
 
 class Verdict(Enum):
-    """What can be said of Gradwire beside a peer."""
+    """How Gradwire's time compares with a peer's."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -24,7 +24,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A time, in microseconds, with the range that it may as well have been in."""
+    """A time in microseconds, with the range of its noise."""
 
     median: float
     low: float
@@ -46,7 +46,7 @@ def figure(rounds: list[float]) -> Figure:
 
 
 def verdict(ours: Figure, theirs: Figure) -> Verdict:
-    """Which is faster, if that can be said."""
+    """Returns which one is faster, if the noise allows that."""
     if min(ours.rounds, theirs.rounds) < MIN_ROUNDS:
         return Verdict.NOISE
     if ours.high < theirs.low:
@@ -57,7 +57,7 @@ def verdict(ours: Figure, theirs: Figure) -> Verdict:
 
 
 def ratio(ours: Figure, theirs: Figure) -> float:
-    """How many times as long they take as we do."""
+    """Returns how many times as long they take as we do."""
     return theirs.median / ours.median
 
 

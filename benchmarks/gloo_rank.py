@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import python_rank
 
-# DistributedDataParallel's: a first bucket of 1 MiB so that something can begin early, then 25 MiB
-# each.
+# Those of DistributedDataParallel: a first bucket of 1 MiB, so that something can begin early, and
+# then buckets of 25 MiB.
 FIRST_BUCKET = 1 << 20
 BUCKET = 25 << 20
 
@@ -28,19 +28,19 @@ def buckets(counts: list[int]) -> list[int]:
 
 
 def start(data: torch.Tensor, _: int) -> Callable[[], object]:
-    """Begins an allreduce."""
+    """Starts an allreduce; returns its wait."""
     work = dist.all_reduce(data, async_op=True)
     return work.wait
 
 
 def largest(times: torch.Tensor) -> torch.Tensor:
-    """The slowest rank's."""
+    """Returns the times of the slowest rank."""
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return times
 
 
 def main() -> None:
-    """Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell of, and measures."""
+    """Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, and measures."""
     parser = python_rank.options(__doc__)
     parser.add_argument("--mode", choices=["buckets", "single"], default="buckets")
     arguments = parser.parse_args()

@@ -14,18 +14,18 @@ def allreduce(data: torch.Tensor) -> None:
 
 
 def start(data: torch.Tensor, number: int) -> Callable[[], object]:
-    """Begins to, under a name that stays the same from step to step, as its optimizer has it."""
+    """Starts a sum, under a name that stays the same in all steps, as in Horovod's optimizer."""
     handle = hvd.allreduce_async_(data, op=hvd.Sum, name=f"gradient.{number}")
     return lambda: hvd.synchronize(handle)
 
 
 def barrier() -> None:
-    """All meet; its own barrier operation is another, slower path in some of its releases."""
+    """Waits for all ranks. Horovod's own barrier takes another, slower path in some releases."""
     hvd.allreduce_(torch.zeros(1), op=hvd.Sum, name="barrier")
 
 
 def largest(times: torch.Tensor) -> torch.Tensor:
-    """The slowest rank's."""
+    """Returns the times of the slowest rank."""
     return hvd.allgather(times.unsqueeze(0), name="times").max(0).values
 
 

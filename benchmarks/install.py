@@ -1,7 +1,7 @@
-"""Gets the peers with their package managers, and builds the programs that drive them.
+"""Installs the peers with their package managers, and builds the programs that run them.
 
 PyTorch (with Gloo), Horovod, Intel MPI and oneCCL come from PyPI into `.venv-bench`, Open MPI and
-iperf3 from apt. What can't be had is reported and left out; only a peer at all is needed.
+iperf3 from apt. What can't be installed is reported and left out. One peer is enough.
 """
 
 import os
@@ -23,7 +23,7 @@ MINUTES = 60.0
 
 @dataclass
 class Tools:
-    """What there is to be measured, and what not, with the reason."""
+    """What can be measured, and what can't, with the reason."""
 
     gradwire: Path
     programs: dict[str, Path] = field(default_factory=dict)
@@ -36,8 +36,8 @@ class Tools:
 
 
 def prepare(every: bool) -> Tools:
-    """Installs and builds everything; `every`: the peers too that take long to install or to
-    try."""
+    """Installs and builds everything; with `every`, also peers that take long to install or to
+    measure."""
     tools = Tools(gradwire=_gradwire())
     _virtual_environment()
     attempts = [("gloo", _gloo), ("openmpi", _open_mpi), ("iperf3", _iperf)]
@@ -56,7 +56,7 @@ def prepare(every: bool) -> Tools:
 
 
 def plot_library() -> None:
-    """Installs what draws the plot."""
+    """Installs the library that draws the plot."""
     _pip("matplotlib", "matplotlib")
 
 
@@ -95,7 +95,7 @@ def _has(package: str) -> bool:
 
 
 def _gloo(tools: Tools) -> str:
-    # Its wheel is linked against all CUDA libraries that it depends on: nothing less can be
+    # Its wheel is linked against all CUDA libraries that it depends on, so no smaller set can be
     # imported.
     _pip("torch, numpy", "torch", "numpy")
     version = call([PYTHON, "-c", "import torch; print(torch.__version__)"]).strip()
@@ -145,7 +145,7 @@ def _oneccl(tools: Tools) -> str:
         say("installing oneccl, oneccl-devel with pip")
         call([PYTHON, "-m", "pip", "install", "--quiet", "oneccl", "oneccl-devel"], 20 * MINUTES)
     library = VENV / "lib"
-    # The C++ interface is that of libccl.so.1; the plain name is the newer C interface's.
+    # The C++ interface is in libccl.so.1; the plain name is that of the newer C interface.
     link = [f"-I{VENV}/include", f"-L{library}", f"-Wl,-rpath-link,{library}"]
     libraries = ["-l:libccl.so.1", "-l:libccl.so.2", "-lmpi"]
     tools.programs["oneccl"] = _compile(
@@ -154,15 +154,15 @@ def _oneccl(tools: Tools) -> str:
     return _installed("oneccl")
 
 
-# Horovod's newest release asks for C++14 or 17, by flags of its own; the headers of today's PyTorch
-# are C++20.
+# Horovod's newest release asks for C++14 or 17 with its own flags. The headers of current PyTorch
+# need C++20.
 NEWER = '#!/bin/sh\nexec c++ "$@" -std=gnu++20\n'
 
 
 def _horovod(tools: Tools) -> str:
     if not _has("horovod"):
         say("building Horovod with pip, which takes a while")
-        # Its setup.py needs a setuptools that still has pkg_resources, and torch beside it.
+        # Its setup.py needs a setuptools that still has pkg_resources, and torch in the same place.
         build = [
             "cmake<4",
             "setuptools<80",

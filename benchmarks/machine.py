@@ -1,4 +1,4 @@
-"""The machine, and how quiet it was: what every figure has to be read beside."""
+"""The machine, and how quiet it was, for reading the figures."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ def _field(path: str, name: str) -> str:
 
 
 def describe() -> dict[str, str]:
-    """What somebody needs to know who compares figures."""
+    """Returns what is needed for a comparison of figures."""
     huge = Path("/sys/kernel/mm/transparent_hugepage")
     pages = {}
     for name in ("enabled", "shmem_enabled"):
@@ -42,15 +42,15 @@ def _cpu_times() -> list[int]:
 
 @dataclass
 class Noise:
-    """Watches what else goes on: foreign load before each run, stolen time, how long the same work
-    takes."""
+    """Measures what else runs: foreign load before each run, stolen time, and how long the same
+    work takes."""
 
     begin: list[int] = field(default_factory=_cpu_times)
     probes: list[float] = field(default_factory=list)
     foreign: list[float] = field(default_factory=list)
 
     def probe(self) -> None:
-        """Looks while none of our systems runs."""
+        """Takes a sample while none of the systems runs."""
         before = _cpu_times()
         time.sleep(0.25)
         after = _cpu_times()
@@ -64,7 +64,7 @@ class Noise:
         self.probes.append(time.perf_counter() - start)
 
     def summary(self) -> dict[str, float]:
-        """The figures of the whole run, as shares."""
+        """Returns the figures of the whole run, as shares."""
         passed = [b - a for a, b in zip(self.begin, _cpu_times(), strict=True)]
         middle = median(self.probes)
         return {
@@ -78,12 +78,12 @@ class Noise:
 
 
 def is_quiet(noise: dict[str, float]) -> bool:
-    """Whether the machine was ours, so that figures can be judged."""
+    """Whether nothing else used the machine, so that figures can be compared."""
     return noise["foreign_load_median"] < 0.05 and noise["stolen"] < 0.02
 
 
 def noise_text(noise: dict[str, float]) -> str:
-    """The same for people."""
+    """Returns the noise as text."""
     word = "quiet" if is_quiet(noise) else "NOT quiet, so nothing below is called a win"
     return (
         f"the machine was {word}; with none of the systems running its cores were "

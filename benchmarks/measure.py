@@ -1,7 +1,7 @@
-"""Measuring the systems of a scenario: first each setup once, then round by round.
+"""Measures the systems of a scenario: first each setup once, then round by round.
 
-In a round every system runs once, and each round begins with another one, so that whatever the
-machine does beside hits all of them.
+In a round every system runs once. Each round begins with another system, so other activity of the
+machine affects all of them.
 """
 
 import json
@@ -19,9 +19,9 @@ from shapes import PARAMETERS, TENSORS, for_gradwire, for_peers, resnet50
 from shell import Trouble, run_job, say
 from systems import TUNED_CONGESTION_CONTROL, Job, Model, Setup, System, processes, systems
 
-# A job that takes longer hangs.
+# A job that takes longer counts as hung.
 JOB_SECONDS = 240
-# A baseline whose largest and smallest measurement are further apart says nothing.
+# A baseline whose largest and smallest measurements differ by more than this factor is not used.
 STEADY = 1.25
 
 
@@ -32,7 +32,7 @@ class Outcome:
     system: System
     # For each size in bytes, the median of each round in microseconds.
     rounds: dict[int, list[float]] = field(default_factory=dict)
-    # For each size, what the same work takes without Gradwire, where the system says so.
+    # For each size, the times of the same work without Gradwire, if the system reports them.
     baselines: dict[int, list[float]] = field(default_factory=dict)
     # For each size, the setup that was used.
     chosen: dict[int, Setup] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Outcome:
     trouble: str | None = None
 
     def baseline_share(self, size: int) -> float | None:
-        """The share of the baseline that was reached, if its times are about the same."""
+        """Returns the share of the baseline that was reached, if the baseline is steady."""
         times, baselines = self.rounds.get(size), self.baselines.get(size)
         if not times or not baselines or max(baselines) > STEADY * min(baselines):
             return None
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass
 class Result:
-    """A scenario with what came of it."""
+    """A scenario with its results."""
 
     scenario: Scenario
     line: Line | None
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes that anything was measured for."""
+        """Returns the sizes with any measurement."""
         return sorted({size for outcome in self.outcomes for size in outcome.rounds})
 
 
@@ -74,7 +74,7 @@ class Bench:
     rounds: int
     seconds: float
     namespaces: bool
-    # Whether setups of the peers are tried; otherwise the first of each is taken.
+    # Whether setups of the peers are tried; otherwise the first setup of each is used.
     try_setups: bool
     folder: Path
     noise: Noise
@@ -99,7 +99,7 @@ class Bench:
             return Result(scenario, line, outcomes)
 
     def _line(self, net: Network, before: Line | None) -> Line | None:
-        """What the plain link carries; measured before and after, the better of both."""
+        """Returns the rate of the plain link: the better of the measurements before and after."""
         if len(net.nodes) == 1 or not self.tools.has("iperf3"):
             return None
         net.congestion_control(TUNED_CONGESTION_CONTROL)
@@ -113,7 +113,8 @@ class Bench:
         scenario: Scenario,
         outcome: Outcome,
     ) -> None:
-        """A system that fails is left out of the rest of a scenario, with what it said."""
+        """Runs a step; a system that fails is left out of the rest of a scenario, with its
+        error."""
         if outcome.trouble is not None:
             return
         try:
@@ -204,20 +205,20 @@ class Bench:
 
 @dataclass(frozen=True)
 class Row:
-    """What a system says of a size: times in microseconds."""
+    """The report of a system for one size: times in microseconds."""
 
     median: float
-    # What the same work takes without Gradwire.
+    # The time of the same work without Gradwire.
     baseline: float | None = None
 
 
 def _read(text: str, system: System) -> dict[int, Row]:
-    """What a system wrote, for each size."""
+    """Returns the output of a system, for each size."""
     try:
         if system.ours:
             rows = json.loads(text)["rows"]
         else:
-            # Some launchers write before each line whose it is.
+            # Some launchers write before each line which rank it is from.
             rows = [
                 json.loads("{" + line.partition("{")[2])
                 for line in text.splitlines()

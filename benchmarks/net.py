@@ -1,10 +1,10 @@
 """Nodes and the links between them: network namespaces of this machine, joined and shaped.
 
-Each node is a network namespace of its own. Two nodes are joined by a veth pair, more by a bridge
-in a further namespace; `tc tbf` shapes both ends of every link. Where a delay is wanted a relay in
-user space carries the packets (`relay.py`). The machine's own settings are never touched: the
-congestion control is set inside the namespaces. Everything carries the number of this process in
-its name and goes with it.
+Each node is a network namespace of its own. Two nodes are joined by a veth pair, more nodes by a
+bridge in a further namespace. `tc tbf` shapes both ends of every link. For a delay, a relay in user
+space carries the packets (`relay.py`). The machine's own settings are never changed: the congestion
+control is set inside the namespaces. All names contain the number of this process, and everything
+is removed with it.
 """
 
 import json
@@ -31,16 +31,16 @@ ROUND_TRIP_PORT = "29300"
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, as far as the systems can see."""
+    """A machine, as the systems see it."""
 
-    # Its namespace; None: this machine as it is, where we may not make any.
+    # Its namespace; None for this machine itself, if namespaces are not allowed.
     namespace: str | None
     host: str
     address: str
     device: str
 
     def inside(self, words: list[str]) -> list[str]:
-        """The command that runs another one on this node, under the node's own host name."""
+        """Returns the command that runs another one on this node, under the node's host name."""
         if self.namespace is None:
             return words
         name = 'hostname "$0" && exec "$@"'
@@ -50,15 +50,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Line:
-    """What the plain link carries, in bits per second, by iperf3: one way, and the slower of both
-    ways at once."""
+    """The rate of the plain link in bits per second, by iperf3: one way, and the slower direction
+    of both at once."""
 
     one_way: float
     both_ways: float
     round_trip_ms: float
 
     def best(self, other: "Line") -> "Line":
-        """The better of two measurements: a line is what it can be."""
+        """Returns the better of two measurements, because other load only makes a line slower."""
         return Line(
             max(self.one_way, other.one_way),
             max(self.both_ways, other.both_ways),
@@ -75,7 +75,7 @@ class Network:
     remote_shell: Path
 
     def congestion_control(self, name: str) -> None:
-        """Sets it for the connections that are made from now on."""
+        """Sets the congestion control of new connections."""
         for node in self.nodes:
             if node.namespace:
                 setting = f"echo {name} > /proc/sys/net/ipv4/tcp_congestion_control"
@@ -83,7 +83,7 @@ class Network:
 
 
 def may_make_namespaces() -> str | None:
-    """Why this process can't make network namespaces, if so."""
+    """Returns why this process can't make network namespaces, if it can't."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"{PREFIX}-{os.getpid()}-try"
@@ -96,12 +96,12 @@ def may_make_namespaces() -> str | None:
 
 
 def machine_congestion_control() -> str:
-    """What the machine's connections use."""
+    """Returns the congestion control of the machine's connections."""
     return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
 
 
 def sweep_stale() -> None:
-    """Removes what a killed run of this benchmark has left: namespaces whose process is gone."""
+    """Removes what a killed run of this benchmark left: namespaces whose process has ended."""
     for entry in call(["ip", "netns", "list"]).split("\n"):
         name = entry.split(" ")[0]
         parts = name.split("-")
@@ -117,7 +117,7 @@ def sweep_stale() -> None:
 
 @contextmanager
 def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
-    """The nodes of a scenario, for as long as the block runs."""
+    """Makes the nodes of a scenario, which exist as long as the block runs."""
     with tempfile.TemporaryDirectory(prefix="gwb") as folder:
         shell = Path(folder) / "remote-shell"
         if not namespaces:
@@ -147,8 +147,8 @@ def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
 
 
 def measure_line(net: Network) -> Line:
-    """What the link between the first two nodes carries: one way, and both ways at once by a pair
-    of programs each."""
+    """Measures the link between the first two nodes: one way, and both ways at once with two pairs
+    of programs."""
     here, there = net.nodes[:2]
     servers = []
     try:
@@ -207,7 +207,7 @@ def _nodes(scenario: Scenario, made: list[str]) -> list[Node]:
 
 
 def _remote_shell(nodes: list[Node]) -> str:
-    """A stand-in for ssh: options, the host, and words that make a command for a shell there."""
+    """Returns a stand-in for ssh: options, the host, and words of a command for a shell there."""
     cases = "".join(
         f"    {node.address}) exec ip netns exec {node.namespace} unshare --uts sh -c "
         f'\'hostname {node.host} && exec sh -c "$0"\' "$*" ;;\n'
@@ -250,7 +250,7 @@ def _join_by_bridge(nodes: list[Node], made: list[str], rate: int | None) -> Non
             switch,
         )
         _ip(switch, "link", "set", port, "master", "bridge", "up")
-        # What others send to this node is limited too.
+        # What others send to this node is limited, too.
         if rate:
             _shape(switch, port, rate)
         _up(node)
@@ -283,7 +283,7 @@ def _up(node: Node) -> None:
 
 
 def _shape(namespace: str, device: str, rate: int) -> None:
-    """Limits what leaves by a device. Its queue holds 4 ms, and a millisecond may go at once."""
+    """Limits what a device sends. Its queue holds 4 ms, and a burst may have a millisecond."""
     millisecond = rate // 8 // 1000
     burst = max(millisecond, 256 << 10)
     limit = max(4 * millisecond, 1 << 20)
@@ -296,7 +296,7 @@ def _ip(namespace: str, *words: str) -> None:
 
 
 def _delete(name: str) -> None:
-    """Ends what still runs in a namespace of ours, and removes it."""
+    """Ends everything that runs in a namespace of ours, and removes it."""
     try:
         for number in (15, 9):
             for pid in call(["ip", "netns", "pids", name]).split():
@@ -312,7 +312,7 @@ def _delete(name: str) -> None:
 
 
 def line_text(line: Line) -> str:
-    """A line for people."""
+    """Returns the text of a line."""
     return (
         f"plain TCP (iperf3) carries {rate_text(line.one_way)} one way, "
         f"{rate_text(line.both_ways)} both ways at once, "
@@ -321,5 +321,5 @@ def line_text(line: Line) -> str:
 
 
 def rate_text(bits: float) -> str:
-    """A rate with a unit."""
+    """Returns the text of a rate, with a unit."""
     return f"{bits / GBIT:.3g} Gbit/s"

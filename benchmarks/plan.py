@@ -1,7 +1,7 @@
 """What is measured: scenarios, sizes, and how many iterations. Pure.
 
-A scenario is a number of nodes and ranks with the links between them; every system runs in all of
-them.
+A scenario is a number of nodes and ranks with the links between them. Every system runs in all
+scenarios.
 """
 
 from dataclasses import dataclass, replace
@@ -13,38 +13,38 @@ QUICK_SIZES = (4, MIB, 64 * MIB)
 NODE_SIZES = (4, 64 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 LINE_SIZES = (16 * MIB, 64 * MIB)
 
-# From this size on a barrier stands before each iteration: filling a tensor takes the ranks
-# different times, which would else be taken for a part of the operation. Below, calls go back to
+# From this size on, there is a barrier before each iteration. Filling a tensor takes the ranks
+# different times, which would otherwise count as a part of the operation. Below, calls go back to
 # back.
 BARRIER_FROM = MIB
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Some ranks on some nodes, and what they exchange."""
+    """Some ranks on some nodes, and the tensors that they exchange."""
 
     name: str
     title: str
     nodes: int
     ranks_per_node: int
     sizes: tuple[int, ...]
-    # Of each node's link, in bits per second and both directions; None: as fast as it goes.
+    # The rate of each node's link, in bits per second in each direction; None for no limit.
     rate: int | None = None
-    # Of each packet, in milliseconds and each direction.
+    # The delay of each packet, in milliseconds in each direction.
     delay_ms: float = 0.0
-    # The gradients of a network in place of sizes.
+    # Whether the gradients of a network take the place of sizes.
     model: bool = False
-    # The names of the systems that run; none: all that can.
+    # The names of the systems that run; empty for all that can run.
     systems: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
-        """How many there are in all."""
+        """Returns the number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
 
 
 def quick() -> list[Scenario]:
-    """What tells the most in five minutes."""
+    """Returns the scenarios that show the most in five minutes."""
     return [
         Scenario("node-4", "one node, 4 ranks", 1, 4, QUICK_SIZES),
         Scenario("10g-2x2", "two nodes × 2 ranks, 10 Gbit/s", 2, 2, QUICK_SIZES, rate=10 * GBIT),
@@ -52,7 +52,7 @@ def quick() -> list[Scenario]:
 
 
 def full() -> list[Scenario]:
-    """Everything that docs/performance.md has a table for."""
+    """Returns all scenarios that have a table in docs/performance.md."""
     scenarios = [
         Scenario("node-4", "one node, 4 ranks", 1, 4, NODE_SIZES),
         Scenario("node-2", "one node, 2 ranks", 1, 2, NODE_SIZES),
@@ -90,7 +90,7 @@ OURS = ("gradwire", "gradwire-ordinary")
 
 
 def for_targets() -> list[Scenario]:
-    """No more than what the targets (`targets.py`) are judged by: a quarter of an hour."""
+    """Returns only the scenarios that the targets (`targets.py`) need: a quarter of an hour."""
     wanted: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
         "node-4": ((4, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB), OURS + NODE_PEERS),
         "node-2": ((16 * MIB, 64 * MIB), OURS + NODE_PEERS),
@@ -120,12 +120,12 @@ class Run:
     barrier: bool
 
     def __str__(self) -> str:
-        """As the peers' programs read it."""
+        """Returns the form that the peers' programs read."""
         return f"{self.size}:{self.warmup}:{self.iterations}{':barrier' if self.barrier else ''}"
 
 
 def expected_seconds(scenario: Scenario, size: int) -> float:
-    """A guess at one iteration, good enough to choose how many of them there are to be."""
+    """Estimates the time of an iteration, to choose the number of iterations."""
     seconds = 100e-6 + size * 2e-9
     if scenario.rate:
         seconds += line_bits(scenario, size) / scenario.rate
@@ -133,17 +133,17 @@ def expected_seconds(scenario: Scenario, size: int) -> float:
 
 
 def line_bits(scenario: Scenario, size: int) -> float:
-    """What has to leave each node at least, in bits: 2(M-1)/M · S for M nodes."""
+    """Returns the bits that each node has to send at least: 2(M-1)/M · S for M nodes."""
     return 2 * (scenario.nodes - 1) / scenario.nodes * size * 8
 
 
 def bus_bytes(scenario: Scenario, size: int) -> float:
-    """The bytes by which nccl-tests measure the bus: 2(N-1)/N · S for N ranks."""
+    """Returns the bytes by which nccl-tests measures the bus: 2(N-1)/N · S for N ranks."""
     return 2 * (scenario.ranks - 1) / scenario.ranks * size
 
 
 def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
-    """The sizes, each with the iterations for about `seconds`; `thrift` divides them for slow
+    """Returns the sizes with the iterations for about `seconds`; `thrift` divides these for slow
     systems."""
     planned = []
     for size in scenario.sizes:
@@ -154,7 +154,7 @@ def runs(scenario: Scenario, seconds: float, thrift: int = 1) -> list[Run]:
 
 
 def size_text(size: int) -> str:
-    """A size as one would say it."""
+    """Returns the text of a size."""
     for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:g} {name}"

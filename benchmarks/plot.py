@@ -21,13 +21,13 @@ COLOURS = {
     "oneccl": "#e69f00",
     "horovod": "#56b4e9",
 }
-# Of our own, where there are several.
+# The line styles of our systems, if there are several.
 DASHES = {"gradwire-ordinary": "--", "gradwire-bf16": "-."}
 COLUMNS = 2
 
 
 def size_text(size: float) -> str:
-    """A size as an axis can carry it."""
+    """Returns the text of a size on an axis."""
     for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
         if size >= unit:
             return f"{size / unit:g}{name}"
@@ -35,7 +35,7 @@ def size_text(size: float) -> str:
 
 
 def panel(axes: plt.Axes, scenario: dict) -> None:
-    """Draws one scenario, with the rounds' range as a band."""
+    """Draws one scenario, with the range of the rounds as a band."""
     sizes = set()
     for system in scenario["systems"]:
         rows = system["rows"]

@@ -1,11 +1,10 @@
-"""What the ranks of the Python peers have in common: they are timed the way `gradwire bench` times
-Gradwire's.
+"""What the ranks of the Python peers share: they are timed in the way of `gradwire bench`.
 
-Float32, sum, in place. Every iteration begins with fresh data and its result is checked, both
-outside of the timed part; above 16 MiB every tenth result is. An iteration takes as long as it
-takes the slowest rank. Where there is a barrier before an iteration there is one behind it, too:
-what is not timed of one rank must not keep another, with which it shares a core, from noticing the
-end. Rank 0 prints a line of JSON for each size, or for the model.
+The operation is a sum of float32 in place. Every iteration begins with fresh data, and its result
+is checked; above 16 MiB, this holds for every tenth iteration. Both are outside of the timed part.
+The time of an iteration is that of the slowest rank. If there is a barrier before an iteration,
+there is one after it, too: untimed work of one rank must not keep another rank on the same core
+from noticing the end. Rank 0 prints a line of JSON for each size, or for the model.
 
 The programs run in the virtual environment of the benchmark, one process for each rank.
 """
@@ -24,18 +23,18 @@ import torch
 
 @dataclass(frozen=True)
 class Peer:
-    """A library, as one of its ranks has it."""
+    """A library, as one of its ranks uses it."""
 
     name: str
     rank: int
     ranks: int
-    # All ranks meet.
+    # Waits until all ranks have called it.
     barrier: Callable[[], None]
     # Sums a tensor in place.
     allreduce: Callable[[torch.Tensor], object]
-    # Begins to; gives what waits for it. The number tells tensors apart.
+    # Starts a sum; returns its wait. The number identifies the tensor.
     start: Callable[[torch.Tensor, int], Callable[[], object]]
-    # Every rank's largest.
+    # Returns, for each element, the largest value of all ranks.
     largest: Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -45,17 +44,17 @@ def pattern(count: int, factor: int) -> torch.Tensor:
 
 
 class Tensor:
-    """A tensor with what it begins as and what must come of it."""
+    """A tensor with its initial values and the right result."""
 
     def __init__(self, peer: Peer, count: int) -> None:
-        """Takes memory for `count` elements."""
+        """Allocates memory for `count` elements."""
         self.peer = peer
         self.data = torch.zeros(count)
         self.begin = pattern(count, peer.rank + 1)
         self.end = pattern(count, peer.ranks * (peer.ranks + 1) // 2)
 
     def fill(self) -> None:
-        """Begins anew."""
+        """Sets the initial values."""
         self.data.copy_(self.begin)
 
     def check(self) -> None:
@@ -107,8 +106,7 @@ def one_size(peer: Peer, item: str) -> None:
 
 
 def model(peer: Peer, counts: list[int], warmup: int, iterations: int) -> None:
-    """Measures a model's tensors as operations that are all started before the first is waited
-    for."""
+    """Measures a model's tensors, as operations that are all started before the first wait."""
     tensors = [Tensor(peer, count) for count in counts]
 
     def step() -> None:
@@ -120,7 +118,7 @@ def model(peer: Peer, counts: list[int], warmup: int, iterations: int) -> None:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--sizes", help="BYTES:WARMUP:ITERATIONS[:barrier],...")
     parser.add_argument("--model", type=Path, help="a file with a number of elements per line")
@@ -130,7 +128,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def cores(local_ranks: int) -> int:
-    """How many of the machine's cores a rank may use to fill and to check."""
+    """Returns how many of the machine's cores a rank may use to fill and to check."""
     return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
@@ -139,7 +137,7 @@ def run(
     arguments: argparse.Namespace,
     cut: Callable[[list[int]], list[int]] = lambda counts: counts,
 ) -> None:
-    """Measures what the command line says; `cut` makes buckets of a model's tensors."""
+    """Measures what the command line asks for; `cut` makes buckets of a model's tensors."""
     if arguments.model:
         counts = [int(line) for line in arguments.model.read_text().split()]
         model(peer, cut(counts), arguments.warmup, arguments.iterations)

@@ -1,12 +1,13 @@
 """A line with a delay, for kernels without netem: two tunnel devices and a process between them.
 
 `relay.py NS_A ADDRESS_A/PREFIX NS_B ADDRESS_B/PREFIX DEVICE MS` makes a device in each of the two
-network namespaces, says `ready`, and hands each packet that comes out of one to the other, `MS`
-milliseconds later. It ends with its standard input.
+network namespaces and prints `ready`. It passes each packet from one device to the other, `MS`
+milliseconds later. It ends when its standard input ends.
 
-Packets pass as a network card would get them from the system: TCP's in bundles of up to 64 KiB that
-nobody cuts, and without checksums, which would cost both ends more than the relay itself. A line is
-not late because the processors are busy, so the relay goes before whatever uses it.
+Packets pass as the system would hand them to a network card: those of TCP in bundles of up to 64
+KiB that are not cut, and without checksums, which would cost both ends more than the relay. A real
+line is not slower when the processors are busy, so the relay has a higher priority than all other
+work.
 """
 
 import ctypes
@@ -24,20 +25,20 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF = 0x400454CA
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000
-# Each packet is preceded by what a card would learn of it.
+# Each packet has a header with what a card would need to know about it.
 IFF_VNET_HDR = 0x4000
 TUNSETOFFLOAD = 0x400454D0
 TUN_F_CSUM = 0x01
 TUN_F_TSO4 = 0x02
 MTU = 1500
 LARGEST = 10 + (1 << 16)
-# A queue as long as this is a line's whole buffer; what comes then is lost, as it is on a line
+# The length of the queue is the buffer of the line. Packets beyond it are lost, as on a real line
 # (BOUND).
 MAX_PACKETS = 4096
 
 
 def enter(namespace: str) -> None:
-    """Puts this process in a network namespace."""
+    """Moves this process into a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}") as file:
         if libc.setns(file.fileno(), CLONE_NEWNET):
@@ -45,7 +46,7 @@ def enter(namespace: str) -> None:
 
 
 def device(namespace: str, address: str, name: str) -> int:
-    """Makes a tunnel device there; it lives as long as the descriptor."""
+    """Makes a tunnel device in a namespace; it exists as long as the descriptor is open."""
     enter(namespace)
     tunnel = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
@@ -78,13 +79,13 @@ def forward(a: int, b: int, delay: float) -> None:
                 if len(queue) < MAX_PACKETS:
                     queue.append((time.monotonic() + delay, packet))
             while queue and queue[0][0] <= time.monotonic():
-                # A device that is full or not up loses packets, as a line does.
+                # A device that is full or down loses packets, as a line does.
                 with suppress(OSError):
                     os.write(target, queue.popleft()[1])
 
 
 def main() -> None:
-    """Makes the line and keeps it."""
+    """Makes the line and keeps it running."""
     namespace_a, address_a, namespace_b, address_b, name, milliseconds = sys.argv[1:]
     a = device(namespace_a, address_a, name)
     b = device(namespace_b, address_b, name)

@@ -17,7 +17,7 @@ FAMILIES = {
 
 
 def as_json(head: dict[str, object], results: list[Result]) -> dict[str, object]:
-    """Everything that was measured."""
+    """Returns everything that was measured."""
     return {**head, "scenarios": [_scenario_json(result) for result in results]}
 
 
@@ -65,14 +65,14 @@ def _outcome_json(result: Result, outcome: Outcome) -> dict[str, object]:
 
 
 def _share(result: Result, size: int, figure: Figure) -> float | None:
-    """How much of what the line carries both ways was reached."""
+    """Returns the share of the line's rate both ways that was reached."""
     if result.line is None:
         return None
     return line_bits(result.scenario, size) / result.line.both_ways / (figure.median * 1e-6)
 
 
 def as_markdown(head: dict[str, object], results: list[Result]) -> str:
-    """The tables."""
+    """Returns the tables."""
     machine, versions = head["machine"], head["versions"]
     missing, noise = head["missing"], head["noise"]
     assert isinstance(machine, dict) and isinstance(versions, dict)
@@ -136,8 +136,8 @@ def _times(result: Result) -> list[str]:
 
 
 def _ratios(result: Result, quiet: bool) -> list[str]:
-    """How many times as long as Gradwire's the peers' times are, with a word only where it stands
-    out of the noise."""
+    """Returns how many times as fast as its peers Gradwire is, with a verdict only beyond the
+    noise."""
     ours = [
         outcome
         for outcome in result.outcomes

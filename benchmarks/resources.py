@@ -1,6 +1,7 @@
-"""What a job costs beside its time: `gradwire bench resources`, judged.
+"""What a job costs besides its time: `gradwire bench resources`, with verdicts.
 
-Two daemons with a rank each on this machine's loopback addresses, so that bytes cross sockets too.
+The job has two daemons with a rank each on this machine's loopback addresses, so bytes also cross
+sockets.
 """
 
 import json
@@ -13,8 +14,8 @@ from shell import Process, Trouble, run_job
 NAME = "resources"
 HOSTS = "127.0.0.1:1,127.0.0.2:1"
 SECONDS = 600
-# What the targets allow: of one core, of memory beside arenas and pieces, and of growth, where
-# allocators and the system move some pages whatever a program does.
+# The limits of the targets: of one core, of memory besides arenas and pieces, and of growth.
+# Allocators and the system move some pages in any program.
 IDLE = 0.005
 MEMORY = 64 << 20
 FLAT = 1 << 20
@@ -22,7 +23,7 @@ FLAT = 1 << 20
 
 @dataclass(frozen=True)
 class Fact:
-    """A target that is no ratio."""
+    """A target that is not a ratio."""
 
     work: str
     target: str
@@ -31,7 +32,7 @@ class Fact:
 
 
 def watch(tools: Tools, folder: Path) -> dict[str, object]:
-    """Runs the job; gives what it wrote."""
+    """Runs the job; returns its output."""
     answer = folder / "resources.json"
     words = [str(tools.gradwire), "bench", "resources", "--hosts", HOSTS, "--json", str(answer)]
     run_job([Process(words)], SECONDS)
@@ -46,7 +47,7 @@ def watch(tools: Tools, folder: Path) -> dict[str, object]:
 
 
 def judge(watched: dict[str, object]) -> list[Fact]:
-    """The worst of the daemons decides."""
+    """Compares the worst of the daemons with the targets."""
     rows = watched.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise Trouble(
@@ -76,7 +77,7 @@ def judge(watched: dict[str, object]) -> list[Fact]:
 
 
 def as_markdown(watched: dict[str, object]) -> list[str]:
-    """What each process took, as it is: counts have no target, they are reported."""
+    """Returns what each process used. Counts have no target and are only reported."""
     rows = watched["rows"]
     assert isinstance(rows, list)
     lines = [

@@ -1,7 +1,7 @@
-"""How long a round trip takes: `round_trip.py serve ADDRESS PORT` on one node, `… ask …` on the
-other.
+"""Measures the time of a round trip: `round_trip.py serve ADDRESS PORT` on one node, `… ask …` on
+the other.
 
-Connecting takes one round trip; what is printed is the median of some, in milliseconds.
+To connect takes one round trip. The program prints the median of some, in milliseconds.
 """
 
 import socket
@@ -13,7 +13,7 @@ TIMES = 21
 
 
 def main() -> None:
-    """Does what it is asked to."""
+    """Does what the command line asks for."""
     what, address, port = sys.argv[1:]
     place = (address, int(port))
     if what == "serve":

@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
 
 
 def scenarios(chosen: argparse.Namespace) -> list[plan.Scenario]:
-    """Those that are asked for."""
+    """Returns the scenarios that the command line asks for."""
     every = plan.quick() if chosen.quick else plan.for_targets() if chosen.targets else plan.full()
     found = [scenario for scenario in every if re.search(chosen.only, scenario.name)]
     if not found:
@@ -83,7 +83,7 @@ def scenarios(chosen: argparse.Namespace) -> list[plan.Scenario]:
 
 
 def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Path) -> int:
-    """Installs, measures, and writes; gives the exit code."""
+    """Installs, measures and writes; returns the exit code."""
     tools = install.prepare(every=not chosen.quick)
     refusal = may_make_namespaces()
     if refusal is None:
@@ -114,7 +114,7 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
             say(f"{scenario.title} is left out: {trouble}")
             tools.missing[scenario.title] = str(trouble)
             continue
-        # After each one: who stops a long run keeps what it has measured.
+        # After each scenario, so that an interrupted run keeps what it has measured.
         head = {
             "machine": describe(),
             "noise": noise.summary(),
@@ -139,7 +139,7 @@ def measure(chosen: argparse.Namespace, planned: list[plan.Scenario], folder: Pa
 
 
 def watch(tools: install.Tools, folder: Path) -> dict[str, object] | None:
-    """What a job takes beside its time."""
+    """Measures what a job uses besides its time."""
     say("watching what a job takes of the machine")
     try:
         return resources.watch(tools, folder)
@@ -152,7 +152,7 @@ def watch(tools: install.Tools, folder: Path) -> dict[str, object] | None:
 def write(
     out: Path, head: dict[str, object], results: list[Result], watched: dict[str, object] | None
 ) -> None:
-    """Writes the tables and the JSON; targets are judged by whatever was measured."""
+    """Writes the tables and the JSON; the targets are compared with all that was measured."""
     out.mkdir(parents=True, exist_ok=True)
     (out / TABLE).write_text(as_markdown(head, results))
     judgements = targets.judge(results)
@@ -167,7 +167,7 @@ def write(
 
 
 def plot(out: Path) -> None:
-    """Draws what was written."""
+    """Draws the plot of the results."""
     try:
         install.plot_library()
         call(
@@ -185,8 +185,8 @@ def plot(out: Path) -> None:
 
 
 def stopped(number: int, _: FrameType | None) -> NoReturn:
-    """Ends the run, and says so: a table that is not there must not look like one that was never
-    asked for."""
+    """Ends the run and reports that: a missing table must not look like one that was not asked
+    for."""
     say(
         f"stopped by {signal.Signals(number).name}; scenarios that were finished before are in "
         "the results folder"
@@ -195,7 +195,7 @@ def stopped(number: int, _: FrameType | None) -> NoReturn:
 
 
 def main() -> int:
-    """Runs the benchmark; whatever ends it, nothing of it stays (CLEAN)."""
+    """Runs the benchmark; however it ends, nothing of it is left behind (CLEAN)."""
     chosen = arguments()
     signal.signal(signal.SIGTERM, stopped)
     signal.signal(signal.SIGINT, stopped)

@@ -1,13 +1,13 @@
-"""The gradients of ResNet-50, as lines that `gradwire bench model --shapes FILE` and the peers'
-programs read.
+"""The gradients of ResNet-50, as lines for `gradwire bench model --shapes FILE` and the peers'
+programs.
 
-Every system is given the same tensors, because all of them are given what is written here.
+All systems get the same tensors, because all of them read these lines.
 """
 
 from math import prod
 
-# Of the architecture as published (He et al. 2015, with biases only in the last layer) and as
-# torchvision has it.
+# As in the published architecture (He et al. 2015, with biases only in the last layer) and in
+# torchvision.
 TENSORS = 161
 PARAMETERS = 25_557_032
 
@@ -15,7 +15,7 @@ Shape = tuple[str, tuple[int, ...]]
 
 
 def resnet50() -> list[Shape]:
-    """Each tensor's name and dimensions, front layer first."""
+    """Returns each tensor's name and dimensions, front layer first."""
     shapes: list[Shape] = []
 
     def convolution(name: str, outputs: int, inputs: int, size: int) -> None:
@@ -40,12 +40,12 @@ def resnet50() -> list[Shape]:
 
 
 def for_gradwire(shapes: list[Shape]) -> str:
-    """A line `name dim dim …` for each tensor, front layer first; Gradwire turns them round
-    itself."""
+    """Returns a line `name dim dim …` for each tensor, front layer first; Gradwire reverses the
+    order."""
     return "".join(f"{name} {' '.join(map(str, dims))}\n" for name, dims in shapes)
 
 
 def for_peers(shapes: list[Shape]) -> str:
-    """A line with the number of elements for each tensor, last layer first: as a backward pass
-    gives them."""
+    """Returns a line with the number of elements for each tensor, last layer first, as in a
+    backward pass."""
     return "".join(f"{prod(dims)}\n" for _, dims in reversed(shapes))

@@ -1,7 +1,6 @@
-"""Running programs: with a time limit, as a group of their own, and with their words where they
-fail.
+"""Runs programs: with a time limit, in a group of their own, and with their output if they fail.
 
-Every process this benchmark starts is started here, so that all of them can be ended here.
+All processes of this benchmark are started here, so all of them can be ended here.
 """
 
 import os
@@ -19,21 +18,21 @@ Words = Sequence[str | os.PathLike[str]]
 
 
 class Trouble(Exception):
-    """Something that can't go on, with a text that says what to do."""
+    """An error that stops the benchmark or a system, with a text that says what to do."""
 
 
 def say(text: str) -> None:
-    """Tells the user how far it is."""
+    """Prints the progress."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def tail(text: str, lines: int = 8) -> str:
-    """The last lines of a program's words."""
+    """Returns the last lines of a program's output."""
     return "\n  ".join(text.strip().splitlines()[-lines:])
 
 
 def call(words: Words, limit: float = 60, **options: object) -> str:
-    """Runs a program to its end and gives its standard output."""
+    """Runs a program to its end and returns its standard output."""
     command = " ".join(map(str, words))
     try:
         done = subprocess.run(  # type: ignore[call-overload]
@@ -63,7 +62,7 @@ Started = tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes]]
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours, without what would tell a program that it is a rank or how to be one."""
+    """Returns our environment, without the variables that would make a program a rank."""
     unwanted = ("GRADWIRE_", "OMPI_", "PMI_", "PMIX_", "I_MPI_", "CCL_", "GLOO_", "FI_", "MALLOC_")
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     kept = os.environ.items()
@@ -73,9 +72,10 @@ def clean_environment() -> dict[str, str]:
 
 
 def run_job(processes: list[Process], limit: float) -> str:
-    """Runs processes side by side until all have ended; gives the first one's standard output.
+    """Runs processes side by side until all have ended; returns the first one's standard output.
 
-    If one fails or time is up, all are ended and `Trouble` says what the first to fail said.
+    If one fails or the time is up, all are ended, and `Trouble` has the output of the first to
+    fail.
     """
     started: list[Started] = []
     with ExitStack() as held:
@@ -107,7 +107,7 @@ def run_job(processes: list[Process], limit: float) -> str:
 
 
 def end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Ends processes with the groups that they lead: asks, waits, kills."""
+    """Ends processes with the groups that they lead: asks them, waits, and kills them."""
     living = [child for child in children if child.poll() is None]
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for child in living:

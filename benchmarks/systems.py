@@ -1,9 +1,9 @@
 """The systems side by side: how each is started, as a user gets it and at its best.
 
-"At its best" means: TCP with reno (bbr, a common default of servers, paces Gloo and the MPI
-libraries down on links without loss), a malloc that keeps large blocks (else the MPI libraries
-measure page faults above 32 MiB), and for each size the fastest of the algorithms that the library
-has, found by trying them in this very run.
+"At its best" means: TCP with reno (bbr, a common default of servers, slows Gloo and the MPI
+libraries down on links without loss), and a malloc that keeps large blocks (otherwise the MPI
+libraries measure page faults above 32 MiB). For each size it also means the fastest of the
+library's algorithms, which this run finds by trying them.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ MALLOC = {
 
 @dataclass(frozen=True)
 class Setup:
-    """One way to set a system up."""
+    """One way to configure a system."""
 
     label: str
     environment: tuple[tuple[str, str], ...] = ()
@@ -40,9 +40,9 @@ class System:
     title: str
     family: str
     tuned: bool
-    # Tried in turn before the rounds; each size then uses the one that was fastest for it.
+    # Tried in turn before the rounds. Each size then uses the setup that was fastest for it.
     setups: tuple[Setup, ...] = (Setup("default"),)
-    # By how much fewer iterations it gets, where it is very slow.
+    # The factor by which a very slow system gets fewer iterations.
     thrift: int = 1
 
     @property
@@ -53,7 +53,7 @@ class System:
 
 @dataclass(frozen=True)
 class Model:
-    """A network's gradients, in files of lines."""
+    """A network's gradients, in text files."""
 
     for_gradwire: Path
     for_peers: Path
@@ -63,7 +63,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Job:
-    """What a system is to measure, and where."""
+    """What a system measures, and where."""
 
     tools: Tools
     net: Network
@@ -102,8 +102,8 @@ INTEL_MPI = (
     _malloc("unpinned", UNPINNED),
     _malloc("unpinned, ring", UNPINNED | {"I_MPI_ADJUST_ALLREDUCE": "8"}),
 )
-# With more ranks than cores, a rank that is pinned and polls keeps the one it waits for from its
-# core: tens of milliseconds in place of a quarter for a few bytes. So both go.
+# With more ranks than cores, a pinned rank that polls keeps its core from the rank that it waits
+# for: tens of milliseconds instead of a quarter of one, for a few bytes. So neither is used.
 SHARING = UNPINNED | {"CCL_YIELD": "sched_yield"}
 ONECCL = (
     _malloc("unpinned, yielding", SHARING),
@@ -112,7 +112,7 @@ ONECCL = (
     _malloc("pinned, polling"),
 )
 
-# It looks for new tensors once per cycle, in milliseconds.
+# Horovod looks for new tensors once per cycle, in milliseconds.
 HOROVOD = (
     _malloc("its own cycle of 1 ms"),
     _malloc("cycle of 0.1 ms", {"HOROVOD_CYCLE_TIME": "0.1"}),
@@ -120,8 +120,8 @@ HOROVOD = (
 
 
 def systems(scenario: Scenario, tools: Tools, namespaces: bool) -> list[System]:
-    """Those that run in a scenario. Where nothing can be tuned (no namespaces), malloc and
-    algorithms still are."""
+    """Returns the systems of a scenario. Without namespaces TCP can't be tuned, but malloc and
+    algorithms can."""
     ours = [System("gradwire", "Gradwire", "gradwire", tuned=True)]
     if scenario.nodes == 1:
         ordinary = (Setup("default", words=("--memory", "ordinary")),)
@@ -181,7 +181,7 @@ def _model_peers() -> list[System]:
 
 
 def processes(job: Job, system: System, setup: Setup, answer: Path) -> list[Process]:
-    """The processes that make a system measure; `answer` is for a system that writes a file."""
+    """Returns the processes of a measurement; `answer` is for a system that writes a file."""
     start: dict[str, Callable[[Job, Setup, Path], list[Process]]] = {
         "gradwire": _gradwire,
         "gloo": _gloo,
@@ -209,7 +209,7 @@ def _gradwire(job: Job, setup: Setup, answer: Path) -> list[Process]:
         (run,) = job.work
         words += ["allreduce", "--begin", str(run.size), "--end", str(run.size)]
         words += ["--warmup", str(run.warmup), "--iters", str(run.iterations)]
-        # A tensor is filled only where its result is checked. Between checks calls go back to back.
+        # A tensor is filled only if its result is checked. Between checks, calls go back to back.
         words += ["--barrier", "--check", "1"] if run.barrier else ["--check", "10"]
     words += ["--op", "sum", "--json", str(answer), "-np", str(job.scenario.ranks), *setup.words]
     if job.scenario.nodes > 1:
@@ -237,7 +237,7 @@ def _gloo(job: Job, setup: Setup, answer: Path) -> list[Process]:
 
 
 def _gloo_words(job: Job) -> list[str]:
-    """What the programs in Python read."""
+    """Returns the arguments of the programs in Python."""
     if isinstance(job.work, Model):
         words = ["--model", str(job.work.for_peers), "--warmup", str(job.work.warmup)]
         return [*words, "--iterations", str(job.work.iterations)]
@@ -245,7 +245,8 @@ def _gloo_words(job: Job) -> list[str]:
 
 
 def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
-    """One node only: its launcher wants to reach others by ssh itself."""
+    """Returns Horovod's processes, on one node only: its launcher would reach others by ssh
+    itself."""
     words = [
         str(PYTHON),
         str(VENV / "bin" / "horovodrun"),
@@ -259,7 +260,7 @@ def _horovod(job: Job, setup: Setup, answer: Path) -> list[Process]:
         str(PYTHON),
         str(job.tools.programs["horovod"]),
     ]
-    # It looks its host's name up, and falls over where that has no address.
+    # It resolves its host's name, and fails if that has no address.
     node = replace(job.net.nodes[0], host="localhost")
     return [Process(node.inside([*words, *_gloo_words(job)]))]
 
@@ -277,14 +278,15 @@ def _mpi_words(job: Job) -> list[str]:
 
 
 def _open_mpi(job: Job, setup: Setup, answer: Path) -> list[Process]:
-    # It takes this machine's cores for slots, and root for a mistake.
+    # It takes this machine's cores for slots, and refuses to run as root.
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = ["mpirun.openmpi", "--oversubscribe", "-np", str(job.scenario.ranks)]
     if job.scenario.nodes > 1:
         device = job.net.nodes[0].device
         words += ["--host", _hosts(job), "--mca", "plm_rsh_agent", str(job.net.remote_shell)]
         words += ["--mca", "btl", "self,vader,tcp", "--mca", "pml", "ob1"]
-        # It would keep these cores busy while it waits: it can't know that its nodes share them.
+        # Otherwise it would keep the cores busy while it waits: it can't know that its nodes share
+        # them.
         words += ["--mca", "mpi_yield_when_idle", "1"]
         words += ["--mca", "btl_tcp_if_include", device, "--mca", "oob_tcp_if_include", device]
         words += [

@@ -1,9 +1,9 @@
-"""What Gradwire is to reach, and whether it did. Pure.
+"""What Gradwire should reach, and whether it did. Pure.
 
-A target bounds Gradwire's time by something that was measured in the same run: a share of a peer's
-time, of the baseline, of what the line takes, or of Gradwire's own time without a
-setting. Both have ranges, and a target is met only if it is met wherever in these the truth lies,
-missed only if it is missed wherever it lies.
+A target limits Gradwire's time by something that was measured in the same run: a share of a peer's
+time, of the baseline, of the time on the line, or of Gradwire's own time without a setting. Both
+sides have ranges. A target is met only if it is met for all values in these ranges, and missed only
+if it is missed for all of them.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from plan import MIB, line_bits, size_text
 
 
 class Verdict(Enum):
-    """What can be said of a target."""
+    """Whether a target is met."""
 
     MET = "met"
     MISSED = "NOT met"
@@ -24,7 +24,7 @@ class Verdict(Enum):
     UNKNOWN = "not measured"
 
 
-# What a time is held against, besides the names of peers.
+# What a time is compared with, besides the names of peers.
 BEST_PEER = "the best peer"
 BASELINE = "the baseline"
 LINE = "the line, one stream"
@@ -41,7 +41,7 @@ class Target:
     sizes: tuple[int, ...]
     against: str
     most: float
-    # How the bound is written where people read it.
+    # The text of the bound in the report.
     text: str
     system: str = "gradwire"
 
@@ -89,12 +89,12 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of a target at one size."""
+    """The result of a target at one size."""
 
     target: Target
     title: str
     size: str
-    # Whom exactly it was held against.
+    # What exactly it was compared with.
     against: str
     ours: Figure | None
     theirs: Figure | None
@@ -102,7 +102,7 @@ class Judgement:
 
     @property
     def reached(self) -> str:
-        """What was reached, in the target's own manner."""
+        """Returns what was reached, in the form of the target."""
         if self.ours is None or self.theirs is None:
             return "–"
         faster = self.theirs.median / self.ours.median
@@ -112,14 +112,14 @@ class Judgement:
 
     @property
     def times(self) -> str:
-        """The two times."""
+        """Returns the two times."""
         if self.ours is None or self.theirs is None:
             return "–"
         return f"{time_text(self.ours.median)} : {time_text(self.theirs.median)}"
 
 
 def judge(results: list[Result], targets: Iterable[Target] = TARGETS) -> list[Judgement]:
-    """Each target of the scenarios that were run, at each of its sizes that was measured."""
+    """Judges each target of the scenarios that were run, at each of its sizes that was measured."""
     found: list[Judgement] = []
     by_name = {result.scenario.name: result for result in results}
     for target in targets:
@@ -138,7 +138,7 @@ def judge(results: list[Result], targets: Iterable[Target] = TARGETS) -> list[Ju
 
 
 def verdict(ours: Figure, theirs: Figure, most: float) -> Verdict:
-    """Whether ours is at most so many times theirs."""
+    """Whether our time is at most `most` times theirs."""
     if ours.high <= most * theirs.low:
         return Verdict.MET
     if ours.low > most * theirs.high:
@@ -176,12 +176,13 @@ def _figure(outcome: Outcome | None, size: int) -> Figure | None:
 def _against(
     result: Result, outcomes: dict[str, Outcome], target: Target, size: int
 ) -> tuple[str, Figure | None]:
-    """What a target is held against, and its name."""
+    """Returns what a target is compared with, and its name."""
     if target.against in (LINE, LINE_BOTH):
         line = result.line
         if line is None:
             return target.against, None
-        # The better of its measurements, and no range: a line is what it can be.
+        # The better of its measurements, without a range, because other load only makes a line
+        # slower.
         rate = line.one_way if target.against == LINE else line.both_ways
         return target.against, figure([line_bits(result.scenario, size) / rate * 1e6])
     if target.against == BASELINE:

@@ -1,4 +1,4 @@
-"""What is pure here, tested: `python3 -m unittest discover benchmarks`."""
+"""Tests of the pure parts: `python3 -m unittest discover benchmarks`."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ GLOO = System("gloo", "Gloo", "gloo", tuned=False)
 
 
 class Figures(unittest.TestCase):
-    """From rounds to verdicts."""
+    """Turning rounds into verdicts."""
 
     def test_a_range_is_wider_than_the_rounds(self) -> None:
         """Three rounds don't show the extremes."""
@@ -28,26 +28,26 @@ class Figures(unittest.TestCase):
         self.assertEqual((found.median, found.low, found.high), (110.0, 90.0, 130.0))
 
     def test_a_time_that_is_none_is_refused(self) -> None:
-        """A median of nothing would be taken for a result."""
+        """A median of nothing would look like a result."""
         for rounds in ([], [0.0, 1.0, 2.0], [-1.0]):
             with self.assertRaises(ValueError):
                 figure(rounds)
 
     def test_only_what_stands_out_of_the_noise_is_called_a_win(self) -> None:
-        """Ranges that touch tell nothing."""
+        """Ranges that touch give no verdict."""
         ours = figure([100.0, 101.0, 102.0])
         self.assertIs(verdict(ours, figure([110.0, 111.0, 112.0])), Verdict.FASTER)
         self.assertIs(verdict(figure([110.0, 111.0, 112.0]), ours), Verdict.SLOWER)
-        # The medians are 12 % apart here, but so are the rounds from each other.
+        # The medians are 12 % apart here, but so are the rounds of each system.
         self.assertIs(verdict(ours, figure([104.0, 113.0, 125.0])), Verdict.NOISE)
         self.assertAlmostEqual(ratio(ours, figure([202.0, 202.0, 202.0])), 2.0)
 
     def test_two_rounds_tell_nothing(self) -> None:
-        """Whatever they show."""
+        """There is no verdict, whatever they show."""
         self.assertIs(verdict(figure([1.0, 1.0]), figure([9.0, 9.0, 9.0])), Verdict.NOISE)
 
     def test_times_have_three_digits(self) -> None:
-        """At every unit."""
+        """They have three digits in every unit."""
         found = [time_text(us) for us in (4.256, 999.4, 1000.0, 38_123.0, 999_400.0, 1_234_000.0)]
         self.assertEqual(found, ["4.26 µs", "999 µs", "1 ms", "38.1 ms", "999 ms", "1.23 s"])
 
@@ -56,7 +56,7 @@ class Lines(unittest.TestCase):
     """The links that are made."""
 
     def test_a_delay_is_there_and_bytes_pass(self) -> None:
-        """In bundles and without checksums, through the relay."""
+        """Packets go through the relay in bundles and without checksums."""
         refusal = may_make_namespaces()
         if refusal:
             self.skipTest(refusal)
@@ -77,10 +77,10 @@ class Lines(unittest.TestCase):
 
 
 class Reports(unittest.TestCase):
-    """What the tables say."""
+    """The tables of the report."""
 
     def head(self, foreign: float) -> dict[str, object]:
-        """The head of a run with so much foreign load."""
+        """Returns the head of a run with so much foreign load."""
         noise = {
             "foreign_load_median": foreign,
             "foreign_load_max": foreign,
@@ -97,7 +97,7 @@ class Reports(unittest.TestCase):
         }
 
     def result(self) -> Result:
-        """Gradwire twice as fast as Gloo, without noise; Open MPI fails."""
+        """Gradwire is twice as fast as Gloo, without noise; Open MPI fails."""
         scenario = Scenario("s", "one node", 1, 2, (MIB,))
         ours = Outcome(
             GRADWIRE, {MIB: [100.0, 100.0, 101.0]}, {MIB: [50.0]}, {MIB: GRADWIRE.setups[0]}
@@ -109,7 +109,7 @@ class Reports(unittest.TestCase):
         return Result(scenario, None, [ours, theirs, failed])
 
     def test_a_quiet_machine_has_a_verdict(self) -> None:
-        """With the baseline beside it, and with what failed or is missing."""
+        """The report has the baseline, and what failed or is missing."""
         text = as_markdown(self.head(0.0), [self.result()])
         for reported in (
             "was quiet",
@@ -121,20 +121,20 @@ class Reports(unittest.TestCase):
             self.assertIn(reported, text)
 
     def test_a_busy_machine_has_none(self) -> None:
-        """What else runs may hit one system harder than another."""
+        """Other programs may slow one system down more than another."""
         text = as_markdown(self.head(0.5), [self.result()])
         self.assertIn("NOT quiet", text)
         self.assertIn("| 2.00× |", text)
         self.assertNotIn("faster", text.replace("How many times as fast Gradwire is", ""))
 
     def test_a_baseline_that_wavers_is_none(self) -> None:
-        """A share of it would be made of noise."""
+        """A share of it would be noise."""
         steady = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [50.0, 55.0, 60.0]})
         wavering = Outcome(GRADWIRE, {MIB: [100.0] * 3}, {MIB: [3.0, 11.0, 22.0]})
         self.assertEqual((steady.baseline_share(MIB), wavering.baseline_share(MIB)), (0.55, None))
 
     def test_setups_that_were_not_tried_are_listed(self) -> None:
-        """A peer that was not tuned must not pass for one at its best."""
+        """A peer that was not tuned must not look like one at its best."""
         outcome = Outcome(
             System("openmpi-tuned", "Open MPI, tuned", "openmpi", True, OPEN_MPI), {MIB: [1.0] * 3}
         )
@@ -143,14 +143,14 @@ class Reports(unittest.TestCase):
         self.assertIn("Open MPI, tuned: only 'its own choice'", text)
 
     def test_json_has_every_round(self) -> None:
-        """So that others can judge for themselves."""
+        """So that readers can judge for themselves."""
         scenario = json.loads(json.dumps(as_json(self.head(0.0), [self.result()])))["scenarios"][0]
         (row,) = scenario["systems"][0]["rows"]
         self.assertEqual((row["rounds_us"], row["baseline_share"]), ([100.0, 100.0, 101.0], 0.5))
 
 
 class Plans(unittest.TestCase):
-    """What is measured."""
+    """The plans of measurements."""
 
     def test_names_are_unique(self) -> None:
         """They are keys in the results."""
@@ -159,7 +159,7 @@ class Plans(unittest.TestCase):
             self.assertEqual(len(names), len(set(names)))
 
     def test_every_size_has_enough_iterations_for_a_median(self) -> None:
-        """Also the largest one on the slowest line."""
+        """This holds for the largest size on the slowest line, too."""
         for scenario in full():
             for run in runs(scenario, 1.0, thrift=10):
                 self.assertGreaterEqual(run.iterations, 3, (scenario.name, run))
@@ -172,7 +172,7 @@ class Plans(unittest.TestCase):
         self.assertEqual(line_bits(scenario, MIB), 8 * MIB)
 
     def test_a_plan_is_written_as_the_programs_read_it(self) -> None:
-        """`BYTES:WARMUP:ITERATIONS[:barrier]`."""
+        """The form is `BYTES:WARMUP:ITERATIONS[:barrier]`."""
         self.assertEqual(
             (str(Run(4, 2, 9, False)), str(Run(MIB, 1, 3, True))), ("4:2:9", "1048576:1:3:barrier")
         )
@@ -183,7 +183,7 @@ class Plans(unittest.TestCase):
 
 
 class Shapes(unittest.TestCase):
-    """The model."""
+    """The gradients of the model."""
 
     def test_resnet50_has_its_published_size(self) -> None:
         """161 tensors with 25,557,032 parameters, last layer first for the peers."""
@@ -198,10 +198,10 @@ class Shapes(unittest.TestCase):
 
 
 class Answers(unittest.TestCase):
-    """What systems write."""
+    """The output of systems."""
 
     def test_both_kinds_are_read(self) -> None:
-        """A document of Gradwire's, lines of the peers'."""
+        """A document of Gradwire, and lines of the peers."""
         ours = '{"rows": [{"bytes": 4, "times_us": [3, 1, 2], "baseline_us": 1.5}]}'
         self.assertEqual(_read(ours, GRADWIRE), {4: Row(2, 1.5)})
         theirs = 'a greeting\n{"bytes": 4, "times_us": [1, 2]}\n'
@@ -209,7 +209,7 @@ class Answers(unittest.TestCase):
         self.assertEqual(_read(theirs, GLOO), {4: Row(1.5), 8: Row(5)})
 
     def test_what_is_no_answer_is_refused(self) -> None:
-        """With what was written."""
+        """The error has what was written."""
         for text in (
             "",
             "{",
@@ -225,18 +225,18 @@ class Jobs(unittest.TestCase):
     """Processes side by side."""
 
     def test_the_first_ones_output_is_the_answer(self) -> None:
-        """The others' is not."""
+        """The output of the others is not."""
         found = run_job([Process(["echo", "a"]), Process(["echo", "b"])], 30)
         self.assertEqual(found, "a\n")
 
     def test_one_that_fails_ends_all_and_is_named(self) -> None:
-        """With its last words, without waiting for the others (WAIT)."""
+        """The error has its last lines and does not wait for the others (WAIT)."""
         failing = Process(["sh", "-c", "echo no luck >&2; exit 3"])
         with self.assertRaisesRegex(Trouble, "(?s)ended with 3:.*no luck"):
             run_job([Process(["sleep", "600"]), failing], 60)
 
     def test_a_job_that_hangs_is_ended(self) -> None:
-        """When its time is up (WAIT)."""
+        """It is ended when its time is up (WAIT)."""
         with self.assertRaisesRegex(Trouble, "took more than"):
             run_job([Process(["sleep", "600"])], 0.1)
 

@@ -31,7 +31,7 @@ def steady(us: float) -> list[float]:
 
 
 def row(process: str, idle: float, private: dict[str, int]) -> dict[str, object]:
-    """One of `gradwire bench resources`."""
+    """Returns a row of `gradwire bench resources`."""
     growth = list(private.values())[-1] - next(iter(private.values()))
     counts = dict.fromkeys(("cpu_us", "waits", "preemptions", "faults"), 1.0)
     names = {
@@ -48,7 +48,7 @@ class Verdicts(unittest.TestCase):
     """When a target is met."""
 
     def test_only_what_holds_throughout_the_ranges_is_met(self) -> None:
-        """And only what fails throughout is missed."""
+        """A target is missed only if it fails throughout the ranges."""
         theirs = figure([100.0, 100.0, 100.0])
         self.assertIs(verdict(figure(steady(50.0)), theirs, 1 / 2), Verdict.MET)
         self.assertIs(verdict(figure(steady(51.0)), theirs, 1 / 2), Verdict.MISSED)
@@ -58,7 +58,7 @@ class Verdicts(unittest.TestCase):
         )
 
     def test_the_best_peer_is_the_fastest_of_those_that_ran(self) -> None:
-        """Whoever it is at that size; a system that failed is none."""
+        """It may differ by size, and a system that failed does not count."""
         scenario = Scenario("node-4", "one node", 1, 4, (MIB,))
         failed = Outcome(
             System("oneccl-tuned", "oneCCL", "oneccl", tuned=True), trouble="it fell over"
@@ -89,7 +89,8 @@ class Verdicts(unittest.TestCase):
         )
 
     def test_a_line_is_what_a_plain_stream_carries(self) -> None:
-        """One way, or both at once where the target says so; and a setting is held against none."""
+        """Either one way or both at once, as the target asks; a setting is compared with no
+        setting."""
         scenario = Scenario("1g-2x1", "two nodes", 2, 1, (MIB,), rate=GBIT)
         least = MIB * 8 / 1000
         outcomes = [
@@ -108,7 +109,8 @@ class Verdicts(unittest.TestCase):
         )
 
     def test_every_target_is_of_a_scenario_that_is_run_for_it(self) -> None:
-        """With one of its sizes at least, its system, and all that it is held against."""
+        """The scenario has at least one of its sizes, its system, and all that it is compared
+        with."""
         planned = {scenario.name: scenario for scenario in for_targets()}
         self.assertLessEqual(set(planned), {scenario.name for scenario in full()})
         for target in TARGETS:
@@ -122,7 +124,7 @@ class Verdicts(unittest.TestCase):
                 self.assertIn(target.against, families)
 
     def test_the_table_has_a_line_for_each(self) -> None:
-        """With a warning on a busy machine."""
+        """On a busy machine it has a warning, too."""
         scenario = Scenario("node-4", "one node", 1, 4, (MIB,))
         outcomes = [Outcome(OURS, {MIB: steady(10.0)}), Outcome(MPI, {MIB: steady(10.0)})]
         found = judge([Result(scenario, None, outcomes)])
@@ -145,10 +147,10 @@ class Verdicts(unittest.TestCase):
 
 
 class Resources(unittest.TestCase):
-    """What is no ratio."""
+    """Targets that are not ratios."""
 
     def test_the_worst_daemon_decides(self) -> None:
-        """And no other process."""
+        """Other processes do not count."""
         quiet, growing = {"100": 8 << 20, "1000": 8 << 20}, {"100": 8 << 20, "1000": 10 << 20}
         rows = [
             row("daemon", 0.001, quiet),
@@ -160,7 +162,7 @@ class Resources(unittest.TestCase):
         self.assertEqual([fact.reached for fact in found], ["0.40%", "10.0 MiB", "+2048 KiB"])
 
     def test_what_is_no_answer_is_refused(self) -> None:
-        """With what it was."""
+        """The error has what was written."""
         for rows in (None, 3, [], [{"process": "daemon"}]):
             with self.assertRaisesRegex(Trouble, "not understood"):
                 resources.judge({"rows": rows, "steps": 1})

@@ -1,4 +1,4 @@
-"""What is pure of `torch_model.py`, tested."""
+"""Tests of the pure parts of `torch_model.py`."""
 
 import unittest
 
@@ -6,7 +6,7 @@ from torch_model import Result, Table, against, overlap
 
 
 def table(**rounds: list[float]) -> Table:
-    """A table of these ways' rounds."""
+    """Returns a table of the rounds of these ways."""
     made = Table()
     for at in range(len(next(iter(rounds.values())))):
         times = {
@@ -32,7 +32,7 @@ HIDDEN = table(
 
 
 class Steps(unittest.TestCase):
-    """From steps to what an exchange costs."""
+    """Computing the cost of an exchange from steps."""
 
     def test_an_exchange_is_what_it_adds_to_its_own_round(self) -> None:
         """The rounds differ by 2 ms, the exchange does not."""
@@ -40,17 +40,17 @@ class Steps(unittest.TestCase):
         self.assertEqual((found.median, found.low, found.high, found.rounds), (20e3, 20e3, 20e3, 3))
 
     def test_the_faster_way_of_a_peer_counts(self) -> None:
-        """Whoever copies gradients could do without."""
+        """A user could choose the way without copies."""
         self.assertEqual(BARE.best_peer(), "gloo")
         self.assertIsNone(table(compute=[1.0], hook=[2.0]).best_peer())
 
     def test_what_a_backward_pass_hides(self) -> None:
-        """A quarter of the exchange is left."""
+        """A quarter of the exchange remains visible."""
         self.assertAlmostEqual(overlap(HIDDEN, BARE, "hook"), 0.75)
         self.assertLess(overlap(BARE, HIDDEN, "gloo"), 0)
 
     def test_only_a_quiet_machine_has_words(self) -> None:
-        """And only where ranges don't touch."""
+        """And only if the ranges don't touch."""
         ours, theirs = BARE.exchange("hook"), BARE.exchange("gloo")
         self.assertEqual(against(ours, theirs, quiet=True), "**0.20** faster")
         self.assertEqual(against(ours, theirs, quiet=False), "0.20")
@@ -62,7 +62,7 @@ class Steps(unittest.TestCase):
         )
 
     def test_the_report_has_a_line_for_each_way(self) -> None:
-        """With what was hidden for the real network only."""
+        """What was hidden is there for the real network only."""
         lines = Result("one node", {"none": BARE, "resnet50": HIDDEN}).lines(quiet=True)
         hooks = [line for line in lines if line.startswith("| DDP with `ddp_hook`")]
         self.assertEqual(len(hooks), 2)

@@ -47,13 +47,13 @@ KINDS = {
     "resnet50": "the real network",
 }
 PEERS = ("gloo", "gloo-copied")
-# A job that takes longer hangs.
+# A job that takes longer counts as hung.
 JOB_SECONDS = 900
 
 
 @dataclass
 class Table:
-    """What was measured of one kind of step: for each way, the median of each round in
+    """The measurements of one kind of step: for each way, the median of each round in
     microseconds."""
 
     rounds: dict[str, list[float]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Table:
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, said: dict[str, object]) -> None:
-        """Takes in what a job has said."""
+        """Adds the output of a job."""
         times, cpu = said["times_us"], said.get("cpu_us", {})
         assert isinstance(times, dict) and isinstance(cpu, dict)
         for way, rows in times.items():
@@ -70,29 +70,29 @@ class Table:
             self.cpu.setdefault(way, []).append(used)
 
     def exchange(self, way: str) -> Figure:
-        """What the exchange adds to a step, round by round."""
+        """Returns what the exchange adds to a step, round by round."""
         pairs = zip(self.rounds[way], self.rounds["compute"], strict=True)
         return figure([max(with_it - without, 1.0) for with_it, without in pairs])
 
     def best_peer(self) -> str | None:
-        """The way that Gradwire is held against: the faster of Gloo's."""
+        """Returns the way with which Gradwire is compared: the faster of Gloo's."""
         peers = [way for way in PEERS if way in self.rounds]
         return min(peers, key=lambda way: self.exchange(way).median) if peers else None
 
 
 def overlap(hidden: Table, bare: Table, way: str) -> float:
-    """Which part of an exchange a backward pass has hidden; less than 0 where it has made it
-    longer."""
+    """Returns the part of an exchange that a backward pass has hidden; less than 0 if the pass has
+    made it longer."""
     return 1 - hidden.exchange(way).median / bare.exchange(way).median
 
 
 def spread(value: Figure) -> str:
-    """A figure for people."""
+    """Returns the text of a figure."""
     return f"{time_text(value.median)} ±{value.spread / 2:.0%}"
 
 
 def against(ours: Figure, theirs: Figure, quiet: bool) -> str:
-    """How our time stands to a peer's, with a word where that can be said."""
+    """Returns how our time compares with a peer's, with a verdict if the noise allows it."""
     text = f"{ours.median / theirs.median:.2f}"
     found = verdict(ours, theirs)
     if not quiet:
@@ -101,12 +101,12 @@ def against(ours: Figure, theirs: Figure, quiet: bool) -> str:
 
 
 def row(cells: list[str]) -> str:
-    """A line of a table in Markdown."""
+    """Returns a line of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
 
 
 def latency_lines(table: Table, quiet: bool) -> list[str]:
-    """The table of blocking calls."""
+    """Returns the table of blocking calls."""
     lines = [row(["call", "time", "÷ Gloo's"]), "| --- | --: | --: |"]
     for name, rounds in table.rounds.items():
         mine, theirs = figure(rounds), figure(table.rounds["gloo"])
@@ -117,7 +117,8 @@ def latency_lines(table: Table, quiet: bool) -> list[str]:
 
 
 def step_lines(table: Table, bare: Table | None, quiet: bool) -> list[str]:
-    """The table of steps; `bare`: the same without arithmetic, to see what was hidden."""
+    """Returns the table of steps; `bare` has the same without arithmetic, to see what was
+    hidden."""
     peer = table.best_peer()
     titles = ["way", "step", "exchange", f"÷ {WAYS[peer]}" if peer else "–", "processor time"]
     titles += ["hidden"] if bare else []
@@ -141,13 +142,13 @@ def step_lines(table: Table, bare: Table | None, quiet: bool) -> list[str]:
 
 @dataclass
 class Result:
-    """One layout of ranks, as it comes or tuned."""
+    """The results of one layout of ranks with one setup."""
 
     title: str
     tables: dict[str, Table] = field(default_factory=dict)
 
     def lines(self, quiet: bool) -> list[str]:
-        """Its tables."""
+        """Returns its tables."""
         lines = ["", f"## {self.title}"]
         for kind, table in self.tables.items():
             lines += ["", f"{KINDS[kind][0].upper()}{KINDS[kind][1:]}:", ""]
@@ -206,7 +207,7 @@ def arguments() -> argparse.Namespace:
 
 
 def process(chosen: argparse.Namespace, net: Network, scenario: Scenario, setup: str) -> Process:
-    """The launcher with the ranks' program."""
+    """Returns the launcher with the program of the ranks."""
     gradwire = chosen.package / "bin" / "gradwire"
     words = [str(gradwire), "run", "-np", str(scenario.ranks)]
     environment = {"PYTHONPATH": str(chosen.package), "GLOO_SOCKET_IFNAME": net.nodes[0].device}
@@ -255,7 +256,7 @@ def measure(
 
 
 def report(chosen: argparse.Namespace, noise: Noise, results: list[Result]) -> str:
-    """Everything in Markdown; the figures are written as JSON, too."""
+    """Returns the report in Markdown; writes the figures as JSON, too."""
     torch = call([chosen.python, "-c", "import torch; print(torch.__version__)"]).strip()
     gradwire = call([chosen.package / "bin" / "gradwire", "--version"]).strip()
     summary, machine = noise.summary(), describe()

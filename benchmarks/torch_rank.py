@@ -29,13 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shapes import PARAMETERS, TENSORS, resnet50
 
-# A sum in another order differs in the last bits of float32; the real gradients reach some
+# A sum in another order differs in the last bits of float32. The real gradients reach some
 # hundreds.
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
 
 
 class Give(torch.autograd.Function):
-    """Costs nothing, and its backward pass gives a parameter's gradient, in new memory."""
+    """A function without cost, whose backward pass returns a parameter's gradient in new memory."""
 
     @staticmethod
     def forward(
@@ -53,18 +53,19 @@ class Give(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         *above: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """The gradient, whatever comes from above."""
+        """Returns the gradient, whatever the gradient from above is."""
         return above[0], ctx.gradient.clone(), None
 
 
 class Gradients(torch.nn.Module):
-    """ResNet-50's parameters without its arithmetic."""
+    """The parameters of ResNet-50 without its arithmetic."""
 
-    # One for all models of a process: 98 MiB.
+    # One list for all models of a process: 98 MiB.
     given: list[torch.Tensor] = []  # noqa: RUF012
 
     def __init__(self) -> None:
-        """Parameters of zeros, and gradients of small whole numbers: their averages are exact."""
+        """Makes parameters of zeros, and gradients of small whole numbers, whose averages are
+        exact."""
         super().__init__()
         shapes = [dims for _, dims in resnet50()]
         if not Gradients.given:
@@ -78,18 +79,17 @@ class Gradients(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Goes through the parameters, front layer first, so that gradients come last layer
-        first."""
+        """Uses the parameters front layer first, so that gradients come last layer first."""
         for parameter, gradient in zip(self.all, Gradients.given, strict=True):
             x = Give.apply(x, parameter, gradient)
         return x
 
 
 class Bottleneck(torch.nn.Module):
-    """Three convolutions and a way around them (He et al. 2015)."""
+    """Three convolutions and a connection around them (He et al. 2015)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
-        """`4 * width` channels come out."""
+        """Makes a block with `4 * width` output channels."""
         super().__init__()
         self.conv1 = convolution(inputs, width, 1)
         self.conv2 = convolution(width, width, 3, stride)
@@ -100,7 +100,7 @@ class Bottleneck(torch.nn.Module):
         self.relu = torch.nn.ReLU(inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One block."""
+        """Computes one block."""
         around = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.conv2(self.relu(self.conv1(x))))
         return self.relu(self.conv3(out) + around)
@@ -113,10 +113,10 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> torch.
 
 
 class ResNet50(torch.nn.Sequential):
-    """The network itself, as torchvision has it."""
+    """The network itself, as in torchvision."""
 
     def __init__(self) -> None:
-        """Sixteen blocks between a convolution and a linear layer."""
+        """Makes sixteen blocks between a convolution and a linear layer."""
         layers: list[torch.nn.Module] = [
             convolution(3, 64, 7, 2),
             torch.nn.ReLU(inplace=True),
@@ -139,11 +139,11 @@ class Nothing(torch.optim.Optimizer):
     """Changes no parameter."""
 
     def __init__(self, parameters: Iterator[torch.nn.Parameter]) -> None:
-        """Takes them as any optimizer does."""
+        """Keeps the parameters, as any optimizer does."""
         super().__init__(parameters, {})
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Leaves all as it is."""
+        """Changes nothing."""
 
 
 class Step:
@@ -154,8 +154,8 @@ class Step:
         self.parameters = list(module.parameters())
         self.optimizer: torch.optim.Optimizer = Nothing(module.parameters())
         self.module = module
-        # DistributedOptimizer clears gradients where they are; a model forgets them, and autograd
-        # makes new ones.
+        # DistributedOptimizer sets gradients to zero in place. A plain model drops them, and
+        # autograd makes new ones.
         self.clear: Callable[[], None] = self.optimizer.zero_grad
         if wrap.startswith("optimizer"):
             self.optimizer = gw.DistributedOptimizer(
@@ -163,7 +163,7 @@ class Step:
             )
             self.clear = module.zero_grad if wrap == "optimizer-new" else self.optimizer.zero_grad
         elif wrap != "compute":
-            # What is in buffers is each rank's own here, whatever the system.
+            # The contents of buffers are different on each rank here, in every system.
             options: dict[str, Any] = {
                 "broadcast_buffers": False,
                 "gradient_as_bucket_view": wrap != "gloo-copied",
@@ -174,7 +174,7 @@ class Step:
                 self.module.register_comm_hook(gw.DdpHookState(), gw.ddp_hook)
 
     def __call__(self, given: torch.Tensor) -> None:
-        """One step."""
+        """Runs one step."""
         self.clear()
         self.module(given).sum().backward()
         self.optimizer.step()
@@ -184,7 +184,8 @@ WAYS = ("compute", "gloo", "gloo-copied", "optimizer", "optimizer-new", "backend
 
 
 def processor_time() -> float:
-    """Seconds that this process has used, and on the node's first rank the daemon too."""
+    """Returns the seconds that this process has used; on the node's first rank also those of the
+    daemon."""
     used = time.process_time()
     if os.environ["LOCAL_RANK"] == "0":
         for name in Path("/proc").glob("[0-9]*/stat"):
@@ -198,7 +199,7 @@ def processor_time() -> float:
 
 
 def inputs(kind: str, batch: int, pixels: int) -> torch.Tensor:
-    """This rank's part of the data."""
+    """Returns this rank's part of the data."""
     if kind == "none":
         return torch.zeros(1, requires_grad=True)
     random = torch.Generator().manual_seed(dist.get_rank())
@@ -208,7 +209,7 @@ def inputs(kind: str, batch: int, pixels: int) -> torch.Tensor:
 def right(
     steps: dict[str, Step], given: torch.Tensor, gloo: dist.ProcessGroup
 ) -> list[torch.Tensor]:
-    """The averages, by Gloo, of what the model gives without any exchange."""
+    """Returns the averages, by Gloo, of the model's gradients without an exchange."""
     step = steps["compute"]
     step(given)
     means = [parameter.grad.clone() for parameter in step.parameters if parameter.grad is not None]
@@ -231,7 +232,7 @@ def check(name: str, step: Step, means: list[torch.Tensor]) -> None:
 def measure(
     kind: str, ways: list[str], asked: argparse.Namespace, gloo: dist.ProcessGroup
 ) -> dict[str, Any]:
-    """Times all ways in turn: for each, a list of rounds with the steps' times in microseconds."""
+    """Times all ways in turn: returns rounds for each, with the steps' times in microseconds."""
     made: dict[str, Step] = {}
     for way in ways:
         torch.manual_seed(5)  # the same parameters for all of them, on all ranks
@@ -271,7 +272,8 @@ def measure(
 
 
 def latency(asked: argparse.Namespace, gloo: dist.ProcessGroup) -> dict[str, Any]:
-    """Blocking calls with one element: rounds with the calls' times in microseconds."""
+    """Times blocking calls with one element: returns rounds with the calls' times in
+    microseconds."""
     tensor = torch.ones(1)
     calls: dict[str, Callable[[], object]] = {
         "gloo": lambda: dist.all_reduce(tensor, group=gloo),

@@ -7,7 +7,7 @@ from targets import Judgement, Verdict
 
 
 def as_json(judgements: list[Judgement]) -> list[dict[str, object]]:
-    """Everything that was judged."""
+    """Returns everything that was judged."""
     return [
         {
             "scenario": judgement.target.scenario,
@@ -27,7 +27,8 @@ def as_json(judgements: list[Judgement]) -> list[dict[str, object]]:
 def as_markdown(
     judgements: list[Judgement], watched: dict[str, object] | None, noise: dict[str, float]
 ) -> str:
-    """A line for each target and size, in the order of the targets; then what was watched."""
+    """Returns a line for each target and size, in the order of the targets, and then the
+    resources."""
     facts = resources.judge(watched) if watched else []
     quiet = is_quiet(noise)
     lines = ["# The targets", ""]
