@@ -2,7 +2,7 @@
 //! a running job, with the times that were observed there.
 
 use clap::{Args, ValueEnum};
-use gradwire_collectives::{Choice, Pipeline, Topology, select, select::time};
+use gradwire_collectives::{Choice, Pipeline, Rules, RulesError, Topology, select, select::time};
 use gradwire_launcher::{args::SettingsOptions, error::CommandError};
 use gradwire_proto::pb::{self, StatusResponse};
 use gradwire_settings::Settings;
@@ -130,10 +130,12 @@ pub fn on_cluster(
 ) -> Result<String, CommandError> {
     let topology = cluster::topology(nodes, racks)?;
     let rules = &settings.negotiation.algorithm;
-    rules.fits(nodes).map_err(|error| {
+    let refused = |error: RulesError| {
         CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
-    })?;
-    let rows = choose(&topology, settings);
+    };
+    rules.fits(nodes).map_err(refused)?;
+    let allowed = settings.algorithms().map_err(refused)?;
+    let rows = choose(&topology, &allowed, settings);
     if json {
         let rows: Vec<Value> = rows.iter().map(Row::as_json).collect();
         let all = json!({
@@ -155,8 +157,8 @@ pub fn on_cluster(
     ))
 }
 
-fn choose(topology: &Topology, settings: &Settings) -> Vec<Row> {
-    let (rules, model) = (&settings.negotiation.algorithm, settings.cost_model());
+fn choose(topology: &Topology, rules: &Rules, settings: &Settings) -> Vec<Row> {
+    let model = settings.cost_model();
     let in_flight = settings.negotiation.credit_pieces;
     let most = settings.negotiation.piece_bytes;
     let sizes = std::iter::successors(Some(SMALLEST), |bytes| Some(bytes * 4));
@@ -167,7 +169,7 @@ fn choose(topology: &Topology, settings: &Settings) -> Vec<Row> {
         for pieces in [1, MANY] {
             for &bytes in &sizes {
                 let rule = rules.rule_for(kind, bytes);
-                let (rule, allowed) = rules.allowed(rule, topology.participants());
+                let (rule, allowed) = rules.allowed(kind, rule, topology.participants());
                 let pipeline = Pipeline { pieces, in_flight: in_flight.min(pieces) };
                 let choice = select(kind, topology, bytes, pipeline, (rule, &allowed), &model);
                 rows.push(Row { collective, bytes, pieces, rule, choice });

@@ -14,6 +14,9 @@
 //!   than A, and `0-` begins with 0. Without a range a rule is for all sizes.
 //! - The list is of specs to choose from, or of algorithms with `^` that are not to be chosen, or
 //!   `auto`. A list without anything before it is for everything.
+//!
+//! [Strict](Rules::strict) rules allow only algorithms with the canonical order of additions where
+//! something is reduced.
 
 use std::fmt::{self, Write};
 
@@ -90,6 +93,7 @@ impl Rule {
 pub struct Rules {
     rules: Vec<Rule>,
     usual: Vec<Spec>,
+    is_strict: bool,
 }
 
 /// Why a text is not a list of rules.
@@ -144,6 +148,16 @@ pub enum RuleReason {
     /// Nothing is left to choose.
     #[error("nothing is left of {}", CANDIDATES.map(Algorithm::name).join(", "))]
     Nothing,
+    /// Nothing is left where the results have to be the same bits in every run.
+    #[error(
+        "negotiation.strict allows only {} for reductions, and {} of them",
+        Algorithm::CANONICAL.map(Algorithm::name).join(", "),
+        if *rule == 0 { "it names none".to_owned() } else { format!("rule {rule} names none") }
+    )]
+    Strict {
+        /// The number of the rule, from 1; 0 if there is only one list.
+        rule: usize,
+    },
     /// Too many rules, or too long.
     #[error("at most {MAX_RULES} rules in {MAX_TEXT} bytes are possible")]
     Long,
@@ -151,7 +165,8 @@ pub enum RuleReason {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { rules: Vec::new(), usual: CANDIDATES.map(Spec::usual).to_vec() }
+        let usual = CANDIDATES.map(Spec::usual).to_vec();
+        Self { rules: Vec::new(), usual, is_strict: false }
     }
 }
 
@@ -201,6 +216,46 @@ impl Rules {
         specs.try_for_each(|spec| spec.fits(nodes)).map_err(refused)
     }
 
+    /// The same rules, of whose lists only algorithms with the canonical order of additions are
+    /// allowed where something is reduced ([`Algorithm::CANONICAL`]). `auto` chooses from all of
+    /// these.
+    ///
+    /// # Errors
+    /// [`RulesError`] names the first rule that allows none of them.
+    pub fn strict(self) -> Result<Self, RulesError> {
+        let strict = Self { is_strict: true, ..self };
+        let reductions = [Chosen::Allreduce, Chosen::Reduce].map(Some);
+        for (number, rule) in (1..).zip(&strict.rules) {
+            let reduces = rule.collective.is_none() || reductions.contains(&rule.collective);
+            if reduces && strict.listed(rule, true).is_empty() {
+                let rule = if strict.is_plain() { 0 } else { number };
+                return Err(RulesError { rule: 0, at: 1, reason: RuleReason::Strict { rule } });
+            }
+        }
+        Ok(strict)
+    }
+
+    /// What a rule lists, for pieces that are reduced or only moved.
+    fn listed(&self, rule: &Rule, reduces: bool) -> Vec<Spec> {
+        if !(self.is_strict && reduces) {
+            rule.allowed.clone()
+        } else if rule.allowed == self.usual {
+            self.usual(reduces)
+        } else {
+            let allowed = rule.allowed.iter().copied();
+            allowed.filter(|spec| spec.algorithm().is_canonical()).collect()
+        }
+    }
+
+    /// What is chosen from without a rule.
+    fn usual(&self, reduces: bool) -> Vec<Spec> {
+        if self.is_strict && reduces {
+            Algorithm::CANONICAL.map(Spec::usual).to_vec()
+        } else {
+            self.usual.clone()
+        }
+    }
+
     /// The number of the rule for a piece of so many bytes, from 1; 0 if there is none.
     pub fn rule_for(&self, kind: Kind, bytes: u64) -> usize {
         let is_for = |collective| {
@@ -218,15 +273,16 @@ impl Rules {
         }
     }
 
-    /// What a rule allows among so many nodes, and the rule's number, which is 0 for one list that
-    /// is for everything. What does not fit the nodes is left out: they may be a part of those that
-    /// the rule is for. If nothing fits, or without a rule, all candidates are allowed.
-    pub fn allowed(&self, rule: usize, nodes: u32) -> (usize, Vec<Spec>) {
+    /// What a rule allows for a kind among so many nodes, and the rule's number, which is 0 for one
+    /// list that is for everything. What does not fit the nodes is left out: they may be a part of
+    /// those that the rule is for. If nothing fits, or without a rule, all candidates are allowed.
+    pub fn allowed(&self, kind: Kind, rule: usize, nodes: u32) -> (usize, Vec<Spec>) {
+        let reduces = matches!(kind, Kind::Allreduce | Kind::Reduce { .. });
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
-        let given = given.iter().flat_map(|rule| &rule.allowed);
-        let fitting: Vec<Spec> = given.filter(|spec| spec.fits(nodes).is_ok()).copied().collect();
+        let mut fitting = given.map_or_else(Vec::new, |rule| self.listed(rule, reduces));
+        fitting.retain(|spec| spec.fits(nodes).is_ok());
         if fitting.is_empty() {
-            return (0, self.usual.clone());
+            return (0, self.usual(reduces));
         }
         (if self.is_plain() { 0 } else { rule }, fitting)
     }
@@ -403,7 +459,11 @@ mod tests {
 
     fn names(text: &str, kind: Kind, bytes: u64) -> (usize, String) {
         let rules = Rules::parse(text).unwrap();
-        let (rule, specs) = rules.allowed(rules.rule_for(kind, bytes), 8);
+        named(&rules, kind, bytes)
+    }
+
+    fn named(rules: &Rules, kind: Kind, bytes: u64) -> (usize, String) {
+        let (rule, specs) = rules.allowed(kind, rules.rule_for(kind, bytes), 8);
         (rule, specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(","))
     }
 
@@ -458,13 +518,47 @@ mod tests {
         assert_eq!(rules.fits(8), Ok(()));
         let error = rules.fits(6).unwrap_err().to_string();
         assert_eq!(error, "torus(dims=2x4) is for 8 nodes, and there are 6");
-        assert_eq!(rules.allowed(1, 6), (1, vec![Algorithm::Ring.into()]));
-        assert_eq!((rules.allowed(2, 6).0, rules.allowed(2, 8).0), (0, 2));
+        assert_eq!(rules.allowed(Kind::Allreduce, 1, 6), (1, vec![Algorithm::Ring.into()]));
+        let of = |nodes| rules.allowed(BROADCAST, 2, nodes).0;
+        assert_eq!((of(6), of(8)), (0, 2));
         assert_eq!(
             (rules.forced(1, 8), rules.forced(2, 6), rules.forced(0, 8)),
             (None, None, None)
         );
         assert_eq!(rules.forced(2, 8).unwrap().to_string(), "torus(dims=2x4)");
+    }
+
+    /// SAME: where something is reduced, only the canonical order of additions.
+    #[test]
+    fn strict_rules_allow_one_order_of_additions() {
+        let canonical = "recursive-doubling,halving-doubling,rabenseifner";
+        let usual = "ring,recursive-doubling,double-tree,hierarchical,linear";
+        let reduce = Kind::Reduce { root: 1 };
+        for (text, kind, rule, specs) in [
+            ("auto", Kind::Allreduce, 0, canonical),
+            ("auto", reduce, 0, canonical),
+            ("auto", BROADCAST, 0, usual),
+            ("^ring", Kind::Allreduce, 0, "recursive-doubling"),
+            ("^ring", BROADCAST, 0, "recursive-doubling,double-tree,hierarchical,linear"),
+            ("ring,rabenseifner", reduce, 0, "rabenseifner"),
+            ("ring,rabenseifner", BROADCAST, 0, "ring,rabenseifner"),
+            ("broadcast=chain", BROADCAST, 1, "chain"),
+            ("broadcast=chain", Kind::Allreduce, 0, canonical),
+            ("0-9=halving-doubling; 9-=auto", Kind::Allreduce, 2, canonical),
+        ] {
+            let rules = Rules::parse(text).unwrap().strict().unwrap();
+            assert_eq!(named(&rules, kind, 4096), (rule, specs.to_owned()), "{text}, {kind:?}");
+        }
+        let only = "negotiation.strict allows only recursive-doubling, halving-doubling, \
+                    rabenseifner for reductions, and ";
+        for (text, what) in [
+            ("ring", "it names none of them"),
+            ("allreduce=ring", "rule 1 names none of them"),
+            ("broadcast=chain; reduce:0-9=auto; reduce:9-=chain", "rule 3 names none of them"),
+        ] {
+            let error = Rules::parse(text).unwrap().strict().unwrap_err();
+            assert_eq!(error.to_string(), format!("{only}{what}"), "{text}");
+        }
     }
 
     /// TRUST: a mistake is named with its rule, its place and what is accepted.

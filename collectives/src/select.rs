@@ -107,7 +107,8 @@ mod tests {
         bytes: u64,
         pipeline: Pipeline,
     ) -> Choice {
-        let (rule, allowed) = rules.allowed(rules.rule_for(kind, bytes), topology.participants());
+        let rule = rules.rule_for(kind, bytes);
+        let (rule, allowed) = rules.allowed(kind, rule, topology.participants());
         select(kind, topology, bytes, pipeline, (rule, &allowed), &CostModel::default())
     }
 
@@ -158,7 +159,7 @@ mod tests {
             select_by(rules, kind, topology, 4096, Pipeline::ALONE)
         };
         let choice = choose(&rules, Kind::Allreduce, &topology);
-        let (_, candidates) = rules.allowed(0, 8);
+        let (_, candidates) = rules.allowed(Kind::Allreduce, 0, 8);
         for spec in candidates {
             assert!(choice.reason.contains(&spec.to_string()), "{}", choice.reason);
         }

@@ -43,6 +43,9 @@ pub struct Report {
     pub most_elements_sent: u64,
     /// Elements sent by all participants.
     pub elements_sent: u64,
+    /// A hash of the order of additions, if it is the same for all blocks; see
+    /// [`canonical_order`].
+    pub order: Option<u64>,
 }
 
 /// Proves that `schedules`, one for each participant in order, achieve `kind`. Memory grows with
@@ -57,7 +60,7 @@ pub fn verify(schedules: &[Schedule], kind: Kind) -> Result<Report, VerifyError>
         no_race(schedule)?;
     }
     let order = graph.order(schedules)?;
-    symbols::run(schedules, kind, &graph, &order)?;
+    let additions = symbols::run(schedules, kind, &graph, &order)?;
 
     let sent: Vec<u64> = schedules.iter().map(|s| sent(s, |_| true)).collect();
     Ok(Report {
@@ -66,7 +69,18 @@ pub fn verify(schedules: &[Schedule], kind: Kind) -> Result<Report, VerifyError>
         longest_chain: graph.longest_chain(&order),
         most_elements_sent: sent.iter().copied().max().unwrap_or(0),
         elements_sent: sent.iter().sum(),
+        order: additions,
     })
+}
+
+/// The [`Report::order`] of the canonical order of additions, over participants in the order given:
+/// of M of them the first 2(M − 2^⌊log2 M⌋) in pairs, and then along a binary tree of aligned
+/// groups.
+///
+/// # Panics
+/// Without participants.
+pub fn canonical_order(participants: &[u32]) -> u64 {
+    symbols::canonical(participants)
 }
 
 /// Elements that cross from one rack to another when `schedules` run.

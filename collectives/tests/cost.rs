@@ -24,7 +24,7 @@ fn choose(
     bytes: u64,
     pipeline: Pipeline,
 ) -> Choice {
-    let (_, allowed) = Rules::default().allowed(0, topology.participants());
+    let (_, allowed) = Rules::default().allowed(kind, 0, topology.participants());
     select(kind, topology, bytes, pipeline, (0, &allowed), model)
 }
 

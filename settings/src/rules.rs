@@ -1,6 +1,20 @@
 //! Checks of several keys together: values that are right alone and wrong together.
 
+use gradwire_collectives::{Rules, RulesError};
+
 use crate::table::Settings;
+
+impl Settings {
+    /// The algorithms that may run: `negotiation.algorithm`, as strict as `negotiation.strict` asks
+    /// for.
+    ///
+    /// # Errors
+    /// [`RulesError`] if nothing is left of a rule.
+    pub fn algorithms(&self) -> Result<Rules, RulesError> {
+        let rules = self.negotiation.algorithm.clone();
+        if self.negotiation.strict { rules.strict() } else { Ok(rules) }
+    }
+}
 
 /// The first broken rule, as a text that names the keys, their values and what to change.
 ///
@@ -31,6 +45,16 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
         return Err(format!(
             "data.chunk_bytes = {} must not be more than negotiation.piece_bytes = {}",
             data.chunk_bytes, negotiation.piece_bytes
+        ));
+    }
+    if let Err(error) = settings.algorithms() {
+        return Err(format!("negotiation.algorithm = \"{}\": {error}", negotiation.algorithm));
+    }
+    if negotiation.strict && data.compression != "none" {
+        return Err(format!(
+            "negotiation.strict = true and data.compression = {} can't be combined: what is \
+             rounded between nodes depends on the algorithm; set one of them back",
+            data.compression
         ));
     }
     if worker.arena_max_bytes != 0 && worker.arena_max_bytes < worker.arena_segment_bytes {

@@ -91,6 +91,12 @@ impl Field for String {
     }
 }
 
+impl Field for bool {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        String::read(value, unit)?.parse().ok()
+    }
+}
+
 impl Field for Vec<String> {
     fn read(value: &Checked, _unit: &str) -> Option<Self> {
         if let Checked::Words(words) = value { Some(words.clone()) } else { None }
@@ -231,6 +237,9 @@ settings! {
         /// by collective and size, such as allreduce:0-64K=recursive-doubling; 64K-=^ring. auto:
         /// the cost model decides piece by piece.
         algorithm: Rules = "negotiation.algorithm", Kind::Rules, "auto", "";
+        /// The same bits in every run: reductions add up in one order, whatever the algorithm and
+        /// the pieces. Only recursive-doubling, halving-doubling and rabenseifner do that.
+        strict: bool = "negotiation.strict", Kind::Choice(&["false", "true"]), "false", "";
     }
     /// The connections between nodes that carry tensor bytes.
     data: Data {

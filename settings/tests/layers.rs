@@ -201,7 +201,17 @@ fn a_file_that_is_missing_or_not_toml_is_named() {
 
 #[test]
 fn values_that_contradict_each_other_are_refused() {
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 6] = [
+        (
+            &["negotiation.strict=true", "negotiation.algorithm=allreduce=ring"],
+            "negotiation.algorithm = \"allreduce=ring\": negotiation.strict allows only \
+             recursive-doubling, halving-doubling, rabenseifner for reductions, and rule 1 names \
+             none of them",
+        ),
+        (
+            &["negotiation.strict=true", "data.compression=bf16"],
+            "negotiation.strict = true and data.compression = bf16 can't be combined",
+        ),
         (&["heartbeat.timeout_ms=1000"], "heartbeat.timeout_ms = 1000 must be more than twice"),
         (&["job.timeout_ms=3000"], "job.timeout_ms = 3000 must be more than heartbeat.timeout_ms"),
         (&["negotiation.piece_bytes=64KiB"], "data.chunk_bytes = 262144 must not be more than"),

@@ -20,9 +20,12 @@
 //! | [`grid`] | torus, blueconnect, hips | nodes in a grid, links of different rates |
 //! | [`leaders`] | leader-ring | few connections between racks |
 //!
-//! A move from one participant to another has no choice: [`moved`], whatever the algorithm. What
-//! people ask for is a [`Spec`]: an algorithm with its parameters.
+//! The reduction to one participant of those with a canonical order of additions
+//! ([`Algorithm::is_canonical`]) is [`aligned`]. A move from one participant to another has no
+//! choice: [`moved`], whatever the algorithm. What people ask for is a [`Spec`]: an algorithm with
+//! its parameters.
 
+pub mod aligned;
 pub mod circulant;
 pub mod double_tree;
 pub mod grid;
@@ -85,6 +88,9 @@ pub fn generate(
         Kind::Broadcast { root } => {
             let Rooted { blocks, place } = rooted(&spec, topology, root, me, count);
             build::send_down(participants, me, blocks, place)
+        }
+        Kind::Reduce { root } if spec.algorithm().is_canonical() => {
+            aligned::reduce(topology, root, me, count)
         }
         Kind::Reduce { root } => {
             let Rooted { blocks, place } = rooted(&spec, topology, root, me, count);
@@ -217,6 +223,9 @@ fn down(spec: &Spec, cluster: &Cluster) -> Shape {
 /// The way of a broadcast backwards, with a reduction of every chunk at every hop. What a node has
 /// to send of its own is ready from the beginning, and goes before what it passes on.
 fn up(spec: &Spec, cluster: &Cluster) -> Shape {
+    if spec.algorithm().is_canonical() {
+        return aligned::up(cluster);
+    }
     let down = Shape { streamed: 1.0, ..down(spec, cluster) };
     match trees_of(spec) {
         Trees::Two => Shape { line: double_tree::line_up(cluster), ..down },

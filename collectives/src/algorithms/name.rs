@@ -65,7 +65,8 @@ impl fmt::Display for Values {
 pub enum Algorithm {
     /// Pipelined ring; to or from one participant along a chain.
     Ring,
-    /// Exchange at doubling distance; to or from one participant along a binomial tree.
+    /// Exchange at doubling distance; from one participant along a binomial tree, to one along an
+    /// aligned one.
     RecursiveDoubling,
     /// Two binary trees, half the data each.
     DoubleTree,
@@ -147,6 +148,16 @@ impl Algorithm {
     /// The name that people read and write.
     pub fn name(self) -> &'static str {
         self.into()
+    }
+
+    /// Those whose reductions add up in the canonical order. So they have the same result, bit for
+    /// bit, and so have different ways to cut tensors into pieces.
+    pub const CANONICAL: [Self; 3] =
+        [Self::RecursiveDoubling, Self::HalvingDoubling, Self::Rabenseifner];
+
+    /// Whether it is one of [`Self::CANONICAL`].
+    pub fn is_canonical(self) -> bool {
+        Self::CANONICAL.contains(&self)
     }
 
     /// Its parameters.

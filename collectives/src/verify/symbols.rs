@@ -2,6 +2,7 @@
 //! which order they were added up (SAME).
 
 use std::{
+    collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
     rc::Rc,
 };
@@ -27,11 +28,40 @@ fn lowest(mut set: impl Iterator<Item = u64>) -> Option<u32> {
     Some(at * 64 + word.trailing_zeros())
 }
 
+/// The order of additions of one contribution alone.
+fn leaf(participant: u32) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    participant.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The order of additions of a sum of two.
+fn sum(left: u64, right: u64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (left, right).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The canonical order of additions of these participants: the first ones in pairs, until a power
+/// of two is left, and then along a binary tree of aligned groups.
+pub(super) fn canonical(participants: &[u32]) -> u64 {
+    let rounds = participants.len().ilog2();
+    let (pairs, single) = participants.split_at(2 * (participants.len() - (1 << rounds)));
+    let pairs = pairs.chunks(2).map(|pair| sum(leaf(pair[0]), leaf(pair[1])));
+    let mut sums: Vec<u64> = pairs.chain(single.iter().copied().map(leaf)).collect();
+    while sums.len() > 1 {
+        sums = sums.chunks(2).map(|two| sum(two[0], two[1])).collect();
+    }
+    sums[0]
+}
+
 /// What a block holds.
 #[derive(Debug, Clone)]
 struct Value {
     contributors: Contributors,
-    /// A hash of the order in which they were added up, and of what was rounded meanwhile.
+    /// A hash of the order in which they were added up.
+    order: u64,
+    /// The same, and what was rounded meanwhile.
     association: u64,
     /// Where what is sent is rounded, both ends go on with the rounded value.
     is_rounded: bool,
@@ -40,10 +70,9 @@ struct Value {
 impl Value {
     /// A participant's own contribution.
     fn of(participant: u32, words: usize) -> Self {
-        let mut hasher = DefaultHasher::new();
-        participant.hash(&mut hasher);
+        let order = leaf(participant);
         let contributors = only(participant, words);
-        Self { contributors, association: hasher.finish(), is_rounded: false }
+        Self { contributors, order, association: order, is_rounded: false }
     }
 
     fn rounded(&self) -> Self {
@@ -61,7 +90,8 @@ impl Value {
             (value.association, value.is_rounded).hash(&mut hasher);
         }
         let contributors = pairs().map(|(left, right)| left | right).collect();
-        Ok(Self { contributors, association: hasher.finish(), is_rounded: false })
+        let (order, association) = (sum(self.order, right.order), hasher.finish());
+        Ok(Self { contributors, order, association, is_rounded: false })
     }
 }
 
@@ -73,6 +103,8 @@ struct State {
     published: Vec<bool>,
     /// Who published a block first, and how it was added up.
     first: Vec<Option<(u32, u64)>>,
+    /// The orders of additions of what was published.
+    orders: BTreeSet<u64>,
     wanted: Contributors,
 }
 
@@ -137,18 +169,20 @@ impl State {
         if association != held.association {
             return Err(VerifyError::Association { participant, step, block, other });
         }
+        self.orders.insert(held.order);
         self.published[at] = true;
         Ok(())
     }
 }
 
-/// Runs in `order`; without races and cycles any order is as good as another.
+/// Runs in `order`; without races and cycles any order is as good as another. Returns the order of
+/// additions, if it is the same for all blocks.
 pub(super) fn run(
     schedules: &[Schedule],
     kind: Kind,
     graph: &Graph,
     order: &[usize],
-) -> Result<(), VerifyError> {
+) -> Result<Option<u64>, VerifyError> {
     let participants = schedules.len() as u32;
     let words = schedules.len().div_ceil(64);
     let mut wanted = vec![0; words];
@@ -161,6 +195,7 @@ pub(super) fn run(
         work: vec![None; schedules.len() * blocks],
         published: vec![false; schedules.len() * blocks],
         first: vec![None; blocks],
+        orders: BTreeSet::new(),
         wanted,
     };
     let mut on_the_way: Vec<Vec<Option<Rc<Value>>>> = vec![Vec::new(); graph.steps()];
@@ -182,5 +217,5 @@ pub(super) fn run(
             }
         }
     }
-    Ok(())
+    Ok(state.orders.pop_first().filter(|_| state.orders.is_empty()))
 }

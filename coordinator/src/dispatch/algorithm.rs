@@ -149,7 +149,7 @@ impl Chooser {
             return Chosen { spec: made.known, id: Some(id), reason: None };
         }
         let pipeline = Pipeline { pieces, in_flight: self.credit.min(pieces) };
-        let (rule, allowed) = self.rules.allowed(rule, topology.participants());
+        let (rule, allowed) = self.rules.allowed(kind, rule, topology.participants());
         let choice = select(kind, &topology, 1 << size, pipeline, (rule, &allowed), &self.cost);
         if self.made.len() >= MAX_CHOICES {
             self.made.clear();

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, time::Duration};
 
-use gradwire_collectives::{CostModel, Rules};
+use gradwire_collectives::{CostModel, Rules, RulesError};
 use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
 use gradwire_settings::{Settings, variables::VariableError};
 
@@ -77,10 +77,12 @@ impl EngineConfig {
             value: value.to_owned(),
             reason,
         };
-        let rules = negotiation.algorithm.clone();
-        rules.fits(nodes).map_err(|error| {
-            invalid("negotiation.algorithm", &rules.to_string(), error.to_string())
-        })?;
+        let given = &negotiation.algorithm;
+        let refused = |error: RulesError| {
+            invalid("negotiation.algorithm", &given.to_string(), error.to_string())
+        };
+        given.fits(nodes).map_err(refused)?;
+        let rules = settings.algorithms().map_err(refused)?;
         let name = settings.data.compression.as_str();
         let known = || format!("it is {}", Compression::NAMES.join(" or "));
         let compression = name.parse().map_err(|_| invalid("data.compression", name, known()))?;

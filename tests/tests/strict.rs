@@ -1,0 +1,159 @@
+//! `negotiation.strict`: the results are the same bits in every run. Whatever the algorithm, the
+//! size of the pieces and the order in which ranks submit, they are those of the canonical order of
+//! additions, computed here one after the other (SAME).
+
+use gradwire_tests::{
+    cluster::{Plan, run_job},
+    reference::Dice,
+};
+use gradwire_worker::{AllreduceOptions, ReduceOp, ReduceOptions, ReduceScatterOptions, Session};
+
+const TENSORS: usize = 10;
+const MOST: usize = 90_000;
+
+/// Values of very different sizes, so that every order of additions has another result.
+fn contribution(tensor: usize, rank: u32, len: usize) -> Vec<f32> {
+    let mut dice = Dice::of(&[tensor as u64, rank.into()]);
+    let value = |dice: &mut Dice| {
+        let fraction = dice.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5;
+        fraction * 2f32.powi(dice.below(24) as i32)
+    };
+    (0..len).map(|_| value(&mut dice)).collect()
+}
+
+fn len(tensor: usize) -> usize {
+    // A few elements, and up to many of the smallest pieces.
+    [1, 3, 700, 20_000, MOST][tensor % 5] + tensor
+}
+
+/// Sums in the order of ranks on each node, and then of the nodes: in pairs until a power of two is
+/// left, and along a tree of aligned groups.
+fn canonical_sum(nodes: &[Vec<u32>], of: impl Fn(u32) -> f32) -> f32 {
+    let node = |ranks: &Vec<u32>| ranks.iter().map(|rank| of(*rank)).reduce(|a, b| a + b).unwrap();
+    let sums: Vec<f32> = nodes.iter().map(node).collect();
+    let (pairs, single) = sums.split_at(2 * (sums.len() - (1 << sums.len().ilog2())));
+    let mut sums: Vec<f32> = pairs.chunks(2).map(|pair| pair[0] + pair[1]).collect();
+    sums.extend(single);
+    while sums.len() > 1 {
+        sums = sums.chunks(2).map(|pair| pair[0] + pair[1]).collect();
+    }
+    sums[0]
+}
+
+/// All results of a rank, as bits.
+fn results(session: &Session, seed: u64) -> Vec<Vec<u32>> {
+    let (rank, size) = (session.rank(), session.size());
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    // Each rank submits in an order of its own.
+    let mut order: Vec<usize> = (0..TENSORS).collect();
+    let mut dice = Dice::of(&[seed, rank.into()]);
+    for at in (1..TENSORS).rev() {
+        order.swap(at, dice.below(at as u64 + 1) as usize);
+    }
+    let mut started: Vec<_> = order
+        .into_iter()
+        .map(|tensor| {
+            let op = if tensor.is_multiple_of(2) { ReduceOp::Sum } else { ReduceOp::Average };
+            let values = contribution(tensor, rank, len(tensor));
+            let values = session.tensor(&values, &[values.len()]).unwrap();
+            let options = AllreduceOptions::named(format!("t{tensor}")).op(op);
+            (tensor, session.allreduce_async(values, options).unwrap())
+        })
+        .collect();
+    started.sort_by_key(|(tensor, _)| *tensor);
+    let mut results: Vec<Vec<u32>> =
+        started.into_iter().map(|(_, handle)| bits(handle.wait().unwrap().as_slice())).collect();
+    for root in 0..size {
+        let values = contribution(3, rank, len(3));
+        let mut values = session.tensor(&values, &[values.len()]).unwrap();
+        session.reduce(&mut values, ReduceOptions::to_rank(root).op(ReduceOp::Sum)).unwrap();
+        if root == rank {
+            results.push(bits(values.as_slice()));
+        }
+    }
+    let rows = contribution(4, rank, 1_000 * size as usize);
+    let rows = session.tensor(&rows, &[size as usize, 1_000]).unwrap();
+    let options = ReduceScatterOptions::default().op(ReduceOp::Sum);
+    results.push(bits(session.reducescatter(&rows, options).unwrap().as_slice()));
+    results
+}
+
+/// What [`results`] has to be on each rank.
+fn expected(nodes: &[Vec<u32>]) -> Vec<Vec<Vec<u32>>> {
+    let size: u32 = nodes.iter().map(|ranks| ranks.len() as u32).sum();
+    let sums = |tensor: usize, len: usize| -> Vec<f32> {
+        let all: Vec<Vec<f32>> = (0..size).map(|rank| contribution(tensor, rank, len)).collect();
+        (0..len).map(|at| canonical_sum(nodes, |rank| all[rank as usize][at])).collect()
+    };
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    let mut same: Vec<Vec<u32>> = (0..TENSORS)
+        .map(|tensor| {
+            let by = if tensor.is_multiple_of(2) { 1.0 } else { size as f32 };
+            sums(tensor, len(tensor)).into_iter().map(|sum| (sum / by).to_bits()).collect()
+        })
+        .collect();
+    same.push(bits(&sums(3, len(3))));
+    let rows = sums(4, 1_000 * size as usize);
+    rows.chunks(1_000).map(|row| [same.clone(), vec![bits(row)]].concat()).collect()
+}
+
+#[test]
+fn results_are_the_same_bits_whatever_the_algorithm_and_the_pieces() {
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    println!("seed {seed}");
+    // Nodes with their ranks, in the order in which they are added: racks together.
+    let in_racks = (["a", "b", "a", "b", "b"], [0, 2, 1, 3, 4]);
+    let layouts: [(&[u32], _); 5] = [
+        (&[2, 1], None),
+        (&[1, 2, 1], None),
+        (&[1, 1, 1, 1], None),
+        (&[1, 1, 1, 2, 1], None),
+        (&[1, 1, 1, 2, 1], Some(in_racks)),
+    ];
+    for (slots, racks) in layouts {
+        let mut next = 0;
+        let ranks: Vec<Vec<u32>> = slots
+            .iter()
+            .map(|&slots| {
+                next += slots;
+                (next - slots..next).collect()
+            })
+            .collect();
+        let order = racks.map_or((0..slots.len()).collect(), |(_, order)| order.to_vec());
+        let nodes: Vec<Vec<u32>> = order.iter().map(|&node: &usize| ranks[node].clone()).collect();
+        let right = expected(&nodes);
+        for (algorithm, piece_bytes) in [
+            ("auto", "4MiB"),
+            ("auto", "64KiB"),
+            ("recursive-doubling", "96KiB"),
+            ("halving-doubling", "64KiB"),
+            ("rabenseifner", "128KiB"),
+            ("0-8K=auto; 8K-=ring,halving-doubling", "64KiB"),
+        ] {
+            let mut plan = Plan::nodes(slots)
+                .set("negotiation.strict=true")
+                .set(format!("negotiation.algorithm={algorithm}"))
+                .set(format!("negotiation.piece_bytes={piece_bytes}"))
+                .set("data.chunk_bytes=8KiB");
+            if let Some((racks, _)) = racks {
+                plan = plan.racks(&racks);
+            }
+            let got = run_job(&plan, move |session| results(session, seed));
+            assert_eq!(got.len(), right.len());
+            for (rank, (got, right)) in got.iter().zip(&right).enumerate() {
+                assert_eq!(got.len(), right.len());
+                let wrong = got.iter().zip(right).position(|(got, right)| got != right);
+                assert_eq!(wrong, None, "rank {rank} on {slots:?}, {algorithm}, {piece_bytes}");
+            }
+        }
+    }
+}
+
+/// Without `strict` the orders differ, so the test above can fail.
+#[test]
+fn other_algorithms_have_other_bits() {
+    let plan = Plan::nodes(&[1, 1, 1, 1]).set("negotiation.algorithm=ring");
+    let nodes: Vec<Vec<u32>> = (0..4).map(|rank| vec![rank]).collect();
+    let got = run_job(&plan, |session| results(session, 1));
+    assert_ne!(got, expected(&nodes));
+}
