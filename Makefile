@@ -12,8 +12,9 @@ CASES ?= 1000
 RUFF := 0.17.5
 MATURIN := 1.16.0
 PDOC := 16.0.0
-# Jobs of several ranks: one more at a time than there are processors, because some wait.
-PYTEST = -p no:cacheprovider -n $(shell expr $$(nproc) + 1) --dist worksteal
+# One test more at a time than there are processors, because some wait.
+AT_ONCE := $(shell expr $$(nproc) + 1)
+PYTEST := -p no:cacheprovider -n $(AT_ONCE) --dist worksteal
 STUBS := target/stubs/gradwire/_native.pyi
 # What the wheel is built as: release, or dev as the tests are.
 PROFILE ?= release
@@ -41,7 +42,7 @@ test: ## every test, on a fresh machine too
 	cd benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
 ifeq ($(NEXTEST),yes)
-	$(TORCH) $(CARGO) nextest run --workspace
+	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
 else
 	$(TORCH) $(CARGO) test --workspace
 endif

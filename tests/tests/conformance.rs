@@ -1,10 +1,13 @@
 //! Every collective on every element type, as a user starts it.
 
+use std::time::Duration;
+
 use gradwire_tests::launched::{Launch, programs};
 
 fn conforms(launch: Launch, ranks: usize) {
     let program = programs::beside("gradwire-conformance").display().to_string();
-    let report = launch.program(&[&program]).run();
+    // Thousands of calls, which take a minute of both processors.
+    let report = launch.program(&[&program]).within(Duration::from_secs(200)).run();
     report.assert_code(0);
     let conform = report.lines.iter().filter(|line| line.text.ends_with("conforms")).count();
     assert_eq!(conform, ranks, "{}", report.all());

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    thread::sleep,
+    thread::{self, sleep},
 };
 
 use super::*;
@@ -126,22 +126,31 @@ fn a_peer_that_takes_nothing_is_reported() {
 /// TELL: one of three nodes is silent, and the others wait for it and for each other.
 #[test]
 fn all_that_wait_for_a_node_name_that_node() {
-    for (silent, algorithm) in (0..3).flat_map(|s| Algorithm::ALL.iter().map(move |a| (s, *a))) {
-        let cluster = Cluster::new(3, 1, 1 << 16, LIMIT);
-        cluster.connect(1, None);
-        let job = Job::new("grad", 3, 1, 300_000, SUM);
-        let others = (0..3).filter(|node| *node != silent);
-        for node in others.clone() {
-            let piece = piece(0, &[&job], node, 3, algorithm, &Topology::flat(3));
-            cluster.lanes[node as usize][0].send(Order::Start(piece));
+    // Most of the time is spent waiting.
+    thread::scope(|scope| {
+        for silent in 0..3 {
+            scope.spawn(move || {
+                Algorithm::ALL.iter().for_each(|algorithm| silent_node_is_named(silent, *algorithm))
+            });
         }
-        for node in others {
-            let Event::Failed(failure) = cluster.wait_for(node as usize) else { panic!() };
-            let named = failure.host.as_str();
-            assert_eq!(named, format!("n{silent}"), "{algorithm:?}, node {node}: {failure}");
-        }
-        cluster.stop();
+    });
+}
+
+fn silent_node_is_named(silent: u32, algorithm: Algorithm) {
+    let cluster = Cluster::new(3, 1, 1 << 16, LIMIT);
+    cluster.connect(1, None);
+    let job = Job::new("grad", 3, 1, 300_000, SUM);
+    let others = (0..3).filter(|node| *node != silent);
+    for node in others.clone() {
+        let piece = piece(0, &[&job], node, 3, algorithm, &Topology::flat(3));
+        cluster.lanes[node as usize][0].send(Order::Start(piece));
     }
+    for node in others {
+        let Event::Failed(failure) = cluster.wait_for(node as usize) else { panic!() };
+        let named = failure.host.as_str();
+        assert_eq!(named, format!("n{silent}"), "{algorithm:?}, node {node}: {failure}");
+    }
+    cluster.stop();
 }
 
 /// A connection that broke between two frames is reported, and the next one continues.
