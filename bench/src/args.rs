@@ -29,7 +29,7 @@ pub enum Bench {
     /// A collective on tensors of one size after the other.
     #[command(flatten)]
     Sweep(Collective),
-    /// Nobody goes on before everybody has come.
+    /// No rank continues before all have arrived.
     Barrier {
         /// What all measurements have.
         #[command(flatten)]
@@ -42,8 +42,8 @@ pub enum Bench {
         /// for each tensor, front layer first.
         #[arg(long, value_name = "MODEL|FILE")]
         shapes: String,
-        /// How long computing the gradients takes, in milliseconds: each is submitted after its
-        /// share of that time, in which the processor is idle as it is beside a GPU.
+        /// How long computing the gradients takes, in milliseconds. Each gradient is submitted
+        /// after its share of that time. Meanwhile the processor is idle, as beside a GPU.
         #[arg(long, value_name = "MS", default_value_t = 0.0, value_parser = parse_compute)]
         compute_ms: f64,
         /// How the gradients are reduced.
@@ -53,8 +53,8 @@ pub enum Bench {
         #[command(flatten)]
         data: Data,
     },
-    /// What a job costs beside its time: of the processors while it does nothing, of memory while
-    /// it runs for long, and how many system calls and context switches a step takes.
+    /// The resources of a job: processor time while it is idle, memory while it runs for long, and
+    /// the system calls and context switches of a step.
     Resources(Resources),
 }
 
@@ -70,11 +70,11 @@ pub struct Resources {
     /// How long the ranks sleep first, in seconds.
     #[arg(long, value_name = "S", default_value_t = 20.0, value_parser = parse_idle)]
     pub idle: f64,
-    /// How many steps they then do.
+    /// How many steps they run then.
     #[arg(long, value_name = "N", default_value_t = 10_000,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// In how many more system calls are counted, by perf; 0: not at all.
+    /// In how many further steps perf counts system calls; 0: in none.
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub calls: u32,
     /// What all measurements have; `--iters` has no meaning here.
@@ -211,11 +211,11 @@ pub struct Common {
     /// Iterations that are not counted.
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub warmup: u32,
-    /// Iterations that are.
+    /// Iterations that are counted.
     #[arg(short, long, value_name = "N", default_value_t = 20,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iters: u32,
-    /// A barrier before each iteration, in place of calls back to back.
+    /// Run a barrier before each iteration. Without it, iterations follow each other directly.
     #[arg(long)]
     pub barrier: bool,
     /// Also write machine, version, settings and figures to a file, by rank 0 on its host.
@@ -224,7 +224,7 @@ pub struct Common {
     /// The algorithm between nodes [default: negotiation.algorithm].
     #[arg(short, long, value_name = "NAME")]
     pub algorithm: Option<String>,
-    /// How many ranks each host has, whatever its slots are.
+    /// How many ranks run on each host, whatever its slots are.
     #[arg(long, value_name = "N", visible_alias = "ppn",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub ranks_per_node: Option<u32>,

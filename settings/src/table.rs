@@ -198,8 +198,8 @@ macro_rules! settings {
 settings! {
     /// The job as a whole.
     job: Job {
-        /// How long nothing may move on any of the connections that an operation waits for before
-        /// it is given up.
+        /// An operation fails if none of the connections that it waits for moves a byte for this
+        /// long.
         timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "4000", "ms";
     }
     /// The coordinator.
@@ -209,27 +209,26 @@ settings! {
         /// Where it serves /metrics, /healthz and /readyz. The daemon that hosts it shows them at
         /// its own address (metrics.listen), and here too if this has a port.
         metrics_listen: SocketAddr = "coordinator.metrics_listen", Kind::Address, "127.0.0.1:0", "";
-        /// How long reports of a failure are gathered before the likeliest one is named as the
+        /// How long reports of a failure are collected before the most likely one is named as the
         /// cause.
         cause_window: Duration =
             "coordinator.cause_window_ms", Kind::Number { min: 0, max: 10_000 }, "200", "ms";
     }
-    /// What the coordinator decides by.
+    /// How the coordinator orders operations.
     negotiation: Negotiation {
         /// The largest piece: small tensors are fused up to it, large ones are cut to it.
         piece_bytes: u64 =
             "negotiation.piece_bytes",
             Kind::Bytes { min: 64 * KIB, max: 64 * MIB }, "4MiB", "bytes";
-        /// How many pieces may be under way at once; what becomes ready meanwhile is gathered,
-        /// fused and ordered.
+        /// How many pieces may be in flight at once. Tensors that become ready meanwhile are fused
+        /// and ordered by priority.
         credit_pieces: u32 =
             "negotiation.credit_pieces", Kind::Number { min: 1, max: 1024 }, "8", "pieces";
-        /// How many tensor names have ids at a time. Beyond it names that are not in use lose
-        /// theirs, and
-        /// names travel where all are in use.
+        /// How many tensor names have short ids at a time. A further name takes the id of one that
+        /// is not in use. If all are in use, the name itself is sent.
         max_tensors: u32 =
             "negotiation.max_tensors", Kind::Number { min: 1, max: 16_777_216 }, "65536", "tensors";
-        /// A tensor that waits longer for some rank is reported, with the missing ranks named.
+        /// A tensor that waits longer for some rank is reported with the missing ranks.
         stall_warning: Duration =
             "negotiation.stall_warning_ms",
             Kind::Number { min: 100, max: 24 * HOUR_MS }, "10000", "ms";
@@ -245,15 +244,15 @@ settings! {
     data: Data {
         /// Data threads of a daemon; each has connections of its own to each peer.
         lanes: u32 = "data.lanes", Kind::Number { min: 1, max: 16 }, "2", "threads";
-        /// Connections of each data thread to each peer: whichever can take it carries the next
-        /// chunk. More than one pays where single connections are slow at times.
+        /// Connections of each data thread to each peer. The next chunk goes to whichever is free.
+        /// More than one helps where single connections are slow at times.
         streams: u32 = "data.streams", Kind::Number { min: 1, max: 16 }, "1", "connections";
-        /// What is received, reduced and sent on in one go; smaller overlaps better, larger costs
-        /// fewer calls.
+        /// How much is received, reduced and sent on at a time. Smaller chunks overlap better,
+        /// larger ones need fewer calls.
         chunk_bytes: u64 =
             "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
-        /// As what f32 travels between nodes where it is reduced; bf16 is half the bytes and 8 bits
-        /// of precision. The coordinator decides for all nodes.
+        /// The format in which f32 is sent between nodes where it is reduced. bf16 has half the
+        /// bytes and 8 bits of precision. The coordinator decides for all nodes.
         compression: String = "data.compression", Kind::Choice(&["none", "bf16"]), "none", "";
         /// The sockets' send and receive buffers; 0: 2 MiB shared between the connections with a
         /// peer, and more where the path is long, if the system grants that.
@@ -268,8 +267,8 @@ settings! {
         /// Where a daemon listens for its peers; empty: its host's address and a free port.
         listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
     }
-    /// What the cost model takes links between nodes for. It changes which algorithm is chosen, and
-    /// no result.
+    /// The links between nodes, as the cost model assumes them. They decide which algorithm is
+    /// chosen, and nothing else.
     network: Network {
         /// From the end of a send to the first byte at the receiver, inside a rack.
         latency: Duration =
@@ -286,20 +285,20 @@ settings! {
         /// How fast received bytes are reduced.
         reduce_mb: u32 =
             "network.reduce_mb_per_s", Kind::Number { min: 1, max: 10_000_000 }, "10000", "MB/s";
-        /// Bytes after which the next hop can begin. Less than data.chunk_bytes: a node reduces and
-        /// sends on what is there, up to so much.
+        /// Bytes after which the next hop can begin. It is less than data.chunk_bytes, because a
+        /// node does not wait for a full chunk.
         chunk_bytes: u64 =
             "network.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "128KiB", "bytes";
         /// Processor time for each message.
         message_ns: u32 =
             "network.message_ns", Kind::Number { min: 0, max: 100_000_000 }, "3000", "ns";
-        /// What is lost of the rate where several nodes send to one at once.
+        /// The part of the rate that is lost where several nodes send to one at once.
         burst_loss: u32 =
             "network.burst_loss_percent", Kind::Number { min: 0, max: 1000 }, "7", "percent";
-        /// So many may send to one node without losing more than that.
+        /// How many may send to one node without further loss.
         free_senders: u32 =
             "network.free_senders", Kind::Number { min: 1, max: 4096 }, "8", "nodes";
-        /// What each further one loses.
+        /// The part of the rate that is lost for each sender beyond network.free_senders.
         sender_loss: u32 =
             "network.sender_loss_percent", Kind::Number { min: 0, max: 1000 }, "3", "percent";
     }
@@ -339,7 +338,7 @@ settings! {
         /// allgather_object.
         max_object_bytes: u64 =
             "worker.max_object_bytes", Kind::Bytes { min: 1, max: 1024 * GIB }, "1GiB", "bytes";
-        /// After how long without a heartbeat of the daemon a worker takes it for lost.
+        /// A worker considers the daemon lost after this long without its heartbeat.
         daemon_timeout: Duration =
             "worker.daemon_timeout_ms", Kind::Number { min: 1000, max: HOUR_MS }, "4000", "ms";
         /// Whether shared memory is backed by huge pages.
@@ -361,7 +360,7 @@ settings! {
     }
     /// `gradwire run`.
     launch: Launch {
-        /// How long until every host's daemon serves and every rank is started.
+        /// How long it may take until every host's daemon serves and every rank is started.
         start_timeout: Duration =
             "launch.start_timeout_ms", Kind::Number { min: 100, max: 24 * HOUR_MS }, "30000", "ms";
         /// How long processes may take to end after they were asked to, before they are killed.

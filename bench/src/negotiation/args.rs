@@ -11,7 +11,7 @@ use crate::shapes::{self, Gradient};
 /// The largest number of nodes in a job, which the coordinator limits.
 const MAX_NODES: i64 = 4096;
 
-/// What it costs to agree on a step's tensors, without moving any of them.
+/// The cost of agreeing on a step's tensors, without moving any of them.
 #[derive(Debug, Clone, Args)]
 pub struct Negotiation {
     /// How many nodes there are; several numbers are measured one after the other.
@@ -22,17 +22,17 @@ pub struct Negotiation {
     /// each, front layer first.
     #[arg(long, value_name = "MODEL|FILE", default_value = "resnet50")]
     pub shapes: String,
-    /// Into how many messages each node divides what it announces in a step.
+    /// In how many messages each node announces the tensors of a step.
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub ready: u32,
-    /// Tell the end of each operation in a message of its own, as where each takes its time.
+    /// Report the end of each operation in a message of its own, as slow operations do.
     #[arg(long)]
     pub done_each: bool,
     /// Steps that are not counted; one more, in which tensors have no ids yet, comes before them.
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     pub warmup: u32,
-    /// Steps that are.
+    /// Steps that are counted.
     #[arg(short, long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iters: u32,
