@@ -69,7 +69,18 @@ struct Rule {
     above: u64,
     /// Included.
     up_to: u64,
-    allowed: Vec<Spec>,
+    list: List,
+}
+
+/// The list of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum List {
+    /// Everything that is chosen from without a rule.
+    Auto,
+    /// These.
+    Named(Vec<Spec>),
+    /// Everything but these.
+    Without(Vec<Spec>),
 }
 
 impl Rule {
@@ -150,9 +161,9 @@ pub enum RuleReason {
     Nothing,
     /// Nothing is left where the results have to be the same bits in every run.
     #[error(
-        "negotiation.strict allows only {} for reductions, and {} of them",
+        "negotiation.strict allows only {} for reductions, and {} allows none of them",
         Algorithm::CANONICAL.map(Algorithm::name).join(", "),
-        if *rule == 0 { "it names none".to_owned() } else { format!("rule {rule} names none") }
+        if *rule == 0 { "this list".to_owned() } else { format!("rule {rule}") }
     )]
     Strict {
         /// The number of the rule, from 1; 0 if there is only one list.
@@ -198,8 +209,7 @@ impl Rules {
             collective = rule.collective;
             all.rules.push(rule);
         }
-        // Also the same as nothing: what is asked for when nothing is.
-        if all.is_plain() && all.rules.iter().all(|only| only.allowed == all.usual) {
+        if all.is_plain() && all.rules.iter().all(|only| only.list == List::Auto) {
             all.rules.clear();
         }
         // What is printed is sent to other processes, and may be longer than what was given.
@@ -211,14 +221,18 @@ impl Rules {
     /// # Errors
     /// [`RulesError`] names the first one that can't, without its place in the text.
     pub fn fits(&self, nodes: u32) -> Result<(), RulesError> {
-        let mut specs = self.rules.iter().flat_map(|rule| &rule.allowed);
+        let named = |rule: &Rule| match &rule.list {
+            List::Named(specs) => specs.clone(),
+            List::Auto | List::Without(_) => Vec::new(),
+        };
+        let mut specs = self.rules.iter().flat_map(named);
         let refused = |error: SpecError| RulesError { rule: 0, at: 1, reason: error.into() };
         specs.try_for_each(|spec| spec.fits(nodes)).map_err(refused)
     }
 
-    /// The same rules, of whose lists only algorithms with the canonical order of additions are
-    /// allowed where something is reduced ([`Algorithm::CANONICAL`]). `auto` chooses from all of
-    /// these.
+    /// The same rules, but where something is reduced only algorithms with the canonical order of
+    /// additions are allowed ([`Algorithm::CANONICAL`]): of those that a list names, or all of them
+    /// but those that it excludes.
     ///
     /// # Errors
     /// [`RulesError`] names the first rule that allows none of them.
@@ -237,14 +251,17 @@ impl Rules {
 
     /// What a rule lists, for pieces that are reduced or only moved.
     fn listed(&self, rule: &Rule, reduces: bool) -> Vec<Spec> {
-        if !(self.is_strict && reduces) {
-            rule.allowed.clone()
-        } else if rule.allowed == self.usual {
-            self.usual(reduces)
-        } else {
-            let allowed = rule.allowed.iter().copied();
-            allowed.filter(|spec| spec.algorithm().is_canonical()).collect()
+        let mut specs = match &rule.list {
+            List::Named(specs) => specs.clone(),
+            List::Auto | List::Without(_) => self.usual(reduces),
+        };
+        if let List::Without(excluded) = &rule.list {
+            specs.retain(|spec| !excluded.contains(spec));
         }
+        if self.is_strict && reduces {
+            specs.retain(|spec| spec.algorithm().is_canonical());
+        }
+        specs
     }
 
     /// What is chosen from without a rule.
@@ -267,8 +284,10 @@ impl Rules {
 
     /// The only spec that a rule allows among so many nodes, if it is one.
     pub fn forced(&self, rule: usize, nodes: u32) -> Option<Spec> {
-        match self.rules.get(rule.checked_sub(1)?)?.allowed[..] {
-            [only] => only.fits(nodes).is_ok().then_some(only),
+        match &self.rules.get(rule.checked_sub(1)?)?.list {
+            List::Named(specs) if specs.len() == 1 => {
+                specs.first().filter(|only| only.fits(nodes).is_ok()).copied()
+            }
             _ => None,
         }
     }
@@ -327,13 +346,13 @@ fn rule<'a>(
             (above, up_to) = range(bytes).ok_or_else(none)?;
         }
     }
-    Ok(Rule { collective, above, up_to, allowed: allowed(list, usual)? })
+    Ok(Rule { collective, above, up_to, list: listed(list, usual)? })
 }
 
-/// The specs of a list.
-fn allowed<'a>(list: &'a str, usual: &[Spec]) -> Result<Vec<Spec>, (&'a str, RuleReason)> {
+/// A list.
+fn listed<'a>(list: &'a str, usual: &[Spec]) -> Result<List, (&'a str, RuleReason)> {
     if list.trim().eq_ignore_ascii_case("auto") {
-        return Ok(usual.to_vec());
+        return Ok(List::Auto);
     }
     let (mut named, mut excluded) = (Vec::new(), Vec::new());
     for item in items(list) {
@@ -350,10 +369,13 @@ fn allowed<'a>(list: &'a str, usual: &[Spec]) -> Result<Vec<Spec>, (&'a str, Rul
             return Err((item, RuleReason::Mixed));
         }
     }
-    if !excluded.is_empty() {
-        named = usual.iter().copied().filter(|spec| !excluded.contains(spec)).collect();
+    if excluded.is_empty() {
+        Ok(List::Named(named))
+    } else if usual.iter().all(|spec| excluded.contains(spec)) {
+        Err((list.trim(), RuleReason::Nothing))
+    } else {
+        Ok(List::Without(excluded))
     }
-    if named.is_empty() { Err((list.trim(), RuleReason::Nothing)) } else { Ok(named) }
 }
 
 /// The parts of a list, which are separated by commas outside parentheses.
@@ -421,11 +443,15 @@ impl fmt::Display for Rules {
             if !head.is_empty() {
                 write!(f, "{head}=")?;
             }
-            if rule.allowed == self.usual {
-                f.write_str("auto")?;
-                continue;
-            }
-            let specs: Vec<String> = rule.allowed.iter().map(Spec::to_string).collect();
+            let (specs, mark) = match &rule.list {
+                List::Auto => {
+                    f.write_str("auto")?;
+                    continue;
+                }
+                List::Named(specs) => (specs, ""),
+                List::Without(specs) => (specs, "^"),
+            };
+            let specs: Vec<String> = specs.iter().map(|spec| format!("{mark}{spec}")).collect();
             f.write_str(&specs.join(","))?;
         }
         Ok(())
@@ -478,9 +504,10 @@ mod tests {
             (
                 "allreduce:0-64K=recursive_doubling; 64K-=^ring,^linear",
                 "allreduce:0-64K=recursive-doubling; \
-                 allreduce:64K-=recursive-doubling,double-tree,hierarchical",
+                 allreduce:64K-=^ring,^linear",
             ),
             ("0-1000=linear;1000-1GiB=auto", "0-1000=linear; 1000-1G=auto"),
+            ("^halving_doubling", "^halving-doubling"),
             ("Broadcast = chain; allreduce:1M- = ring", "broadcast=chain; allreduce:1M-=ring"),
         ] {
             assert_eq!(parsed(text), printed, "{text}");
@@ -538,7 +565,10 @@ mod tests {
             ("auto", Kind::Allreduce, 0, canonical),
             ("auto", reduce, 0, canonical),
             ("auto", BROADCAST, 0, usual),
-            ("^ring", Kind::Allreduce, 0, "recursive-doubling"),
+            ("^ring", Kind::Allreduce, 0, canonical),
+            ("^recursive-doubling", reduce, 0, "halving-doubling,rabenseifner"),
+            ("64K-=auto; 0-64K=^rabenseifner", reduce, 2, "recursive-doubling,halving-doubling"),
+            (usual, Kind::Allreduce, 0, "recursive-doubling"),
             ("^ring", BROADCAST, 0, "recursive-doubling,double-tree,hierarchical,linear"),
             ("ring,rabenseifner", reduce, 0, "rabenseifner"),
             ("ring,rabenseifner", BROADCAST, 0, "ring,rabenseifner"),
@@ -552,9 +582,13 @@ mod tests {
         let only = "negotiation.strict allows only recursive-doubling, halving-doubling, \
                     rabenseifner for reductions, and ";
         for (text, what) in [
-            ("ring", "it names none of them"),
-            ("allreduce=ring", "rule 1 names none of them"),
-            ("broadcast=chain; reduce:0-9=auto; reduce:9-=chain", "rule 3 names none of them"),
+            ("ring", "this list allows none of them"),
+            (
+                "^recursive-doubling,^halving-doubling,^rabenseifner",
+                "this list allows none of them",
+            ),
+            ("allreduce=ring", "rule 1 allows none of them"),
+            ("broadcast=chain; reduce:0-9=auto; reduce:9-=chain", "rule 3 allows none of them"),
         ] {
             let error = Rules::parse(text).unwrap().strict().unwrap_err();
             assert_eq!(error.to_string(), format!("{only}{what}"), "{text}");
@@ -594,10 +628,13 @@ mod tests {
             let error = parsed(text);
             assert!(error.starts_with("error: ") && error.contains(said), "{text}: {error}");
         }
-        let excluding: Vec<String> =
-            (0..MAX_RULES).map(|at| format!("allreduce:{}-{}=^chain,^ring", at, at + 1)).collect();
-        assert!(excluding.join(";").len() < MAX_TEXT);
-        for long in ["ring;".repeat(MAX_RULES), "x".repeat(MAX_TEXT + 1), excluding.join(";")] {
+        // As printed, each rule names its collective.
+        let specs = "recursive-doubling,double-tree,hierarchical,linear";
+        let many: Vec<String> =
+            (0..MAX_RULES).map(|at| format!("{at}-{}={specs}", at + 1)).collect();
+        let many = format!("allreduce:{}", many.join(";"));
+        assert!(many.len() < MAX_TEXT);
+        for long in ["ring;".repeat(MAX_RULES), "x".repeat(MAX_TEXT + 1), many] {
             assert!(parsed(&long).contains("at most 64 rules"));
         }
         let name = "x".repeat(MAX_TEXT - 8);

@@ -237,7 +237,8 @@ settings! {
         /// the cost model decides piece by piece.
         algorithm: Rules = "negotiation.algorithm", Kind::Rules, "auto", "";
         /// The same bits in every run: reductions add up in one order, whatever the algorithm and
-        /// the pieces. Only recursive-doubling, halving-doubling and rabenseifner do that.
+        /// the pieces. They then use only recursive-doubling, halving-doubling or rabenseifner, and
+        /// data.compression must be none.
         strict: bool = "negotiation.strict", Kind::Choice(&["false", "true"]), "false", "";
     }
     /// The connections between nodes that carry tensor bytes.

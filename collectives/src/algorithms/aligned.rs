@@ -93,9 +93,12 @@ pub(super) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Sch
 pub(super) fn up(cluster: &Cluster) -> Shape {
     let rounds = cluster.nodes.log2().ceil();
     let across = cluster.racks.log2().ceil();
+    // Groups of other sizes than the racks cross their borders: up to three times as often, counted
+    // for 2 to 8 racks of up to 8 nodes.
+    let is_aligned = cluster.is_even() && (cluster.largest as u32).is_power_of_two();
     Shape {
         line: rounds,
-        uplink: cluster.uplink(across),
+        uplink: cluster.uplink(if is_aligned { across } else { 3.0 * across }),
         messages: 1.0,
         streamed: 1.0,
         ..cluster.hops(rounds, across)

@@ -8,7 +8,8 @@
 //! Here each element is finished by everybody rather than by one owner, so identical bits (SAME)
 //! rest on all participants putting the lower position on the left.
 //!
-//! To or from one participant it is the binomial tree of [`trees`].
+//! From one participant it is the binomial tree of [`trees`], and to one that of
+//! [`aligned`](super::aligned).
 
 use super::{
     build::{self, Builder},
