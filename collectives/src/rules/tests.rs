@@ -1,0 +1,169 @@
+use super::*;
+
+const BROADCAST: Kind = Kind::Broadcast { root: 0 };
+
+fn parsed(text: &str) -> String {
+    match Rules::parse(text) {
+        Ok(rules) => rules.to_string(),
+        Err(error) => format!("error: {error}"),
+    }
+}
+
+fn names(text: &str, kind: Kind, bytes: u64) -> (usize, String) {
+    let rules = Rules::parse(text).unwrap();
+    named(&rules, kind, bytes)
+}
+
+fn named(rules: &Rules, kind: Kind, bytes: u64) -> (usize, String) {
+    let (rule, specs) = rules.allowed(kind, rules.rule_for(kind, bytes), 8);
+    (rule, specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(","))
+}
+
+#[test]
+fn what_is_printed_is_read_again() {
+    for (text, printed) in [
+        ("auto", "auto"),
+        (" AUTO ", "auto"),
+        ("Ring", "ring"),
+        ("hips(along=ring,dims=2x4)", "hips(along=ring,dims=2x4)"),
+        ("ring , circulant( radix = 4 )", "ring,circulant(radix=4)"),
+        (
+            "allreduce:0-64K=recursive_doubling; 64K-=^ring,^linear",
+            "allreduce:0-64K=recursive-doubling; \
+             allreduce:64K-=^ring,^linear",
+        ),
+        ("0-1000=linear;1000-1GiB=auto", "0-1000=linear; 1000-1G=auto"),
+        ("^halving_doubling", "^halving-doubling"),
+        ("Broadcast = chain; allreduce:1M- = ring", "broadcast=chain; allreduce:1M-=ring"),
+    ] {
+        assert_eq!(parsed(text), printed, "{text}");
+        assert_eq!(parsed(printed), printed);
+        assert_eq!(Rules::parse(text), Rules::parse(printed), "{text}");
+    }
+}
+
+#[test]
+fn a_rule_is_for_its_collective_and_its_range() {
+    let text = "allreduce:0-64K=ring; 64K-1M=^ring,^linear; broadcast=chain";
+    let usual = "ring,recursive-doubling,double-tree,hierarchical,linear";
+    let some = "recursive-doubling,double-tree,hierarchical";
+    for (kind, bytes, rule, specs) in [
+        (Kind::Allreduce, 0, 1, "ring"),
+        (Kind::Allreduce, 65_536, 1, "ring"),
+        (Kind::Allreduce, 65_537, 2, some),
+        (Kind::Allreduce, 1 << 20, 2, some),
+        (Kind::Allreduce, (1 << 20) + 1, 0, usual),
+        (BROADCAST, 65_536, 3, "chain"),
+        (Kind::Reduce { root: 0 }, 65_536, 0, usual),
+        (Kind::Move { from: 0, to: 1 }, 65_536, 0, usual),
+    ] {
+        assert_eq!(names(text, kind, bytes), (rule, specs.to_owned()), "{kind:?} {bytes}");
+    }
+    assert_eq!(names("chain", Kind::Reduce { root: 1 }, 5), (0, "chain".to_owned()));
+    assert_eq!(names("0-9=chain; 9-=ring", BROADCAST, 10), (2, "ring".to_owned()));
+}
+
+/// A process set may have another number of nodes than the rules are for.
+#[test]
+fn what_does_not_fit_is_left_out() {
+    let rules = Rules::parse("allreduce=torus(dims=2x4),ring; broadcast=torus(dims=2x4)");
+    let rules = rules.unwrap();
+    assert_eq!(rules.fits(8), Ok(()));
+    let error = rules.fits(6).unwrap_err().to_string();
+    assert_eq!(error, "torus(dims=2x4) is for 8 nodes, and there are 6");
+    assert_eq!(rules.allowed(Kind::Allreduce, 1, 6), (1, vec![Algorithm::Ring.into()]));
+    let of = |nodes| rules.allowed(BROADCAST, 2, nodes).0;
+    assert_eq!((of(6), of(8)), (0, 2));
+    assert_eq!((rules.forced(1, 8), rules.forced(2, 6), rules.forced(0, 8)), (None, None, None));
+    assert_eq!(rules.forced(2, 8).unwrap().to_string(), "torus(dims=2x4)");
+}
+
+/// SAME: where something is reduced, only the canonical order of additions.
+#[test]
+fn strict_rules_allow_one_order_of_additions() {
+    let canonical = "recursive-doubling,halving-doubling,rabenseifner";
+    let usual = "ring,recursive-doubling,double-tree,hierarchical,linear";
+    let reduce = Kind::Reduce { root: 1 };
+    for (text, kind, rule, specs) in [
+        ("auto", Kind::Allreduce, 0, canonical),
+        ("auto", reduce, 0, canonical),
+        ("auto", BROADCAST, 0, usual),
+        ("^ring", Kind::Allreduce, 0, canonical),
+        ("^recursive-doubling", reduce, 0, "halving-doubling,rabenseifner"),
+        ("64K-=auto; 0-64K=^rabenseifner", reduce, 2, "recursive-doubling,halving-doubling"),
+        (usual, Kind::Allreduce, 0, "recursive-doubling"),
+        ("^ring", BROADCAST, 0, "recursive-doubling,double-tree,hierarchical,linear"),
+        ("ring,rabenseifner", reduce, 0, "rabenseifner"),
+        ("ring,rabenseifner", BROADCAST, 0, "ring,rabenseifner"),
+        ("broadcast=chain", BROADCAST, 1, "chain"),
+        ("broadcast=chain", Kind::Allreduce, 0, canonical),
+        ("0-9=halving-doubling; 9-=auto", Kind::Allreduce, 2, canonical),
+    ] {
+        let rules = Rules::parse(text).unwrap().strict().unwrap();
+        assert_eq!(named(&rules, kind, 4096), (rule, specs.to_owned()), "{text}, {kind:?}");
+    }
+    let only = "negotiation.strict allows only recursive-doubling, halving-doubling, \
+                rabenseifner for reductions, and ";
+    for (text, what) in [
+        ("ring", "this list allows none of them"),
+        ("^recursive-doubling,^halving-doubling,^rabenseifner", "this list allows none of them"),
+        ("allreduce=ring", "rule 1 allows none of them"),
+        ("broadcast=chain; reduce:0-9=auto; reduce:9-=chain", "rule 3 allows none of them"),
+    ] {
+        let error = Rules::parse(text).unwrap().strict().unwrap_err();
+        assert_eq!(error.to_string(), format!("{only}{what}"), "{text}");
+    }
+}
+
+/// TRUST: a mistake is named with its rule, its place and what is accepted.
+#[test]
+fn a_mistake_is_named_with_its_place() {
+    for (text, said) in [
+        ("rng", "there is no algorithm \"rng\"; use one of ring, recursive-doubling"),
+        ("", "there is no algorithm \"\""),
+        ("allreduce:0-64K=rng", "rule 1, character 17: there is no algorithm \"rng\""),
+        ("ring; broadcast=chain; 5-=", "rule 2, character 7: its range overlaps that of rule 1"),
+        ("broadcast=chain;", "rule 2, character 17: there is no algorithm \"\""),
+        ("allgather=ring", "rule 1, character 1: \"allgather\" is no collective"),
+        ("allreduce:0-64Q=ring", "rule 1, character 11: \"0-64Q\" is no range of bytes"),
+        ("64K=ring", "\"64K\" is no range of bytes; use 0-64K, 64K-1M or 1M-"),
+        ("allreduce:=ring", "\"\" is no range"),
+        ("9-9=ring", "is no range"),
+        ("0-99999999999999999999=ring", "is no range"),
+        ("99999999999G-=ring", "is no range"),
+        ("0=ring", "\"0\" is no range"),
+        ("0-9=ring; 8-=ring", "rule 2, character 11: its range overlaps that of rule 1"),
+        ("allreduce=ring; 8-=ring", "its range overlaps that of rule 1"),
+        ("broadcast=ring,^chain", "character 16: a list either names"),
+        ("^ring(way=around)", "^ takes an algorithm without parameters"),
+        ("^ring,^recursive-doubling,^double-tree,^hierarchical,^linear", "nothing is left of"),
+        ("allreduce=circulant(radix=1)", "radix is a number from 2 to"),
+        ("allreduce=ring,auto", "there is no algorithm \"auto\""),
+        ("é=ring", "rule 1, character 1: \"é\" is no collective"),
+        ("(=)", "there is no algorithm"),
+    ] {
+        let error = parsed(text);
+        assert!(error.starts_with("error: ") && error.contains(said), "{text}: {error}");
+    }
+    // As printed, each rule names its collective.
+    let specs = "recursive-doubling,double-tree,hierarchical,linear";
+    let many: Vec<String> = (0..MAX_RULES).map(|at| format!("{at}-{}={specs}", at + 1)).collect();
+    let many = format!("allreduce:{}", many.join(";"));
+    assert!(many.len() < MAX_TEXT);
+    for long in ["ring;".repeat(MAX_RULES), "x".repeat(MAX_TEXT + 1), many] {
+        assert!(parsed(&long).contains("at most 64 rules"));
+    }
+    let name = "x".repeat(MAX_TEXT - 8);
+    for long in [name.clone(), format!("{name}=ring"), format!("{name}:0-=5")] {
+        assert!(parsed(&long).len() < 1000);
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_text_is_too_strange(text in "[a-z0-9:;=,^()é -]{0,60}") {
+        if let Ok(rules) = Rules::parse(&text) {
+            proptest::prop_assert_eq!(Rules::parse(&rules.to_string()), Ok(rules));
+        }
+    }
+}
