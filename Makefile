@@ -116,10 +116,10 @@ lint: ## what CI wants besides the tests
 
 soak: ## the property tests, and calls that must leave nothing behind, for as long as one likes: make soak CASES=5000
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-daemon every_algorithm
-	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test random_collectives any_job
-	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test random_collectives real
-	$(CARGO) test --release -p gradwire-tests --test large -- --include-ignored --test-threads=1
-	$(CARGO) test --release -p gradwire-tests --test network_matrix -- --include-ignored --test-threads=2
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p gradwire-tests --test system random_collectives::any_job
+	PROPTEST_CASES=$$(($(CASES) / 20 + 1)) $(CARGO) test --release -p gradwire-tests --test system random_collectives::real
+	$(CARGO) test --release -p gradwire-tests --test system large:: -- --include-ignored --test-threads=1
+	$(CARGO) test --release -p gradwire-tests --test system network_matrix:: -- --include-ignored --test-threads=2
 	GLIBC_TUNABLES=glibc.malloc.tcache_count=0 GRADWIRE_SOAK_CALLS=$$(($(CASES) * 200)) \
 	    $(CARGO) test --release -p gradwire-tests --test soak -- --include-ignored --test-threads=1 --nocapture
 

@@ -1,0 +1,31 @@
+//! Tests of the whole system: real processes, sockets, shared memory, networks and faults. They are
+//! one program, because each program of tests links all of Gradwire.
+//!
+//! What looks at the memory, descriptors or threads of its own process has a program of its own:
+//! `soak.rs`, `small_jobs.rs`.
+
+mod bad_input;
+mod collectives;
+mod composites;
+mod compression;
+mod conformance;
+mod disagreement;
+mod endings;
+mod hostile_collectives;
+mod hostile_memory;
+mod hostile_network;
+mod hostile_workers;
+mod join;
+mod kills;
+mod large;
+mod late_room;
+mod launch;
+mod metrics;
+mod network;
+mod network_matrix;
+mod precision;
+mod process_sets;
+mod random_collectives;
+mod resources;
+mod strict;
+mod training;
