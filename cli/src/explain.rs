@@ -58,6 +58,7 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
         "bytes",
         "pieces",
         "algorithm",
+        "version",
         "operations",
         "predicted",
         "observed",
@@ -73,7 +74,7 @@ pub fn of_job(status: &StatusResponse, json: bool) -> String {
     )
 }
 
-fn observed_as_text(choice: &pb::Choice) -> [String; 9] {
+fn observed_as_text(choice: &pb::Choice) -> [String; 10] {
     let observed = match choice.observed {
         0 => String::new(),
         count => {
@@ -91,6 +92,7 @@ fn observed_as_text(choice: &pb::Choice) -> [String; 9] {
         choice.bytes.to_string(),
         choice.pieces.to_string(),
         printable(&choice.spec),
+        choice.version.to_string(),
         choice.operations.to_string(),
         time(choice.predicted_seconds),
         observed,
@@ -111,6 +113,7 @@ fn observed_as_json(choice: &pb::Choice) -> Value {
         "runner_up_seconds": runner_up.map(|_| choice.runner_up_seconds),
         "rule": choice.rule,
         "reason": choice.reason,
+        "version": choice.version,
         "operations": choice.operations,
         "observed": choice.observed,
         "mean_seconds": choice.mean_seconds,
@@ -181,7 +184,8 @@ fn choose(topology: &Topology, rules: &Rules, settings: &Settings) -> Vec<Row> {
 
 impl Row {
     fn as_json(&self) -> Value {
-        let Choice { spec, predicted_seconds, runner_up, reason } = &self.choice;
+        let Choice { spec, predicted_seconds, reason, .. } = &self.choice;
+        let runner_up = self.choice.runner_up();
         json!({
             "collective": self.collective.to_string(),
             "bytes": self.bytes,
@@ -196,7 +200,7 @@ impl Row {
     }
 
     fn as_text(&self) -> [String; 8] {
-        let runner_up = self.choice.runner_up;
+        let runner_up = self.choice.runner_up();
         [
             self.collective.to_string(),
             self.bytes.to_string(),
@@ -274,6 +278,7 @@ mod tests {
             runner_up: "linear".into(),
             runner_up_seconds: 2e-3,
             reason: "why".into(),
+            version: 3,
             operations: 12,
             observed: 10,
             mean_seconds: 5e-3,
@@ -287,7 +292,11 @@ mod tests {
         };
         let text = of_job(&status, false);
         assert!(text.contains("job j1:"), "{text}");
-        assert!(text.contains("ring       12          1.00 ms    5.00 ms ± 500 µs (10)  linear"));
+        assert!(
+            text.contains(
+                "ring       3        12          1.00 ms    5.00 ms ± 500 µs (10)  linear"
+            )
+        );
         assert!(text.ends_with("12          1.00 ms\n"), "{text}");
         let json: Value = serde_json::from_str(&of_job(&status, true)).unwrap();
         assert_eq!(json["choices"][0]["mean_seconds"], 5e-3);

@@ -16,10 +16,17 @@ pub struct Choice {
     pub spec: Spec,
     /// Seconds that the model predicts; per piece of a pipeline.
     pub predicted_seconds: f64,
-    /// The next best and its seconds, if there was a choice.
-    pub runner_up: Option<(Spec, f64)>,
+    /// The other candidates and their seconds, cheapest first.
+    pub others: Vec<(Spec, f64)>,
     /// Why, with the figures of the candidates.
     pub reason: String,
+}
+
+impl Choice {
+    /// The next best and its seconds, if there was a choice.
+    pub fn runner_up(&self) -> Option<(Spec, f64)> {
+        self.others.first().copied()
+    }
 }
 
 /// Chooses among `allowed` for a piece of `bytes`, one of a pipeline. Of equal prices the one that
@@ -52,15 +59,13 @@ pub fn select(
     };
     if let Some(reason) = no_choice {
         let (spec, predicted_seconds) = candidates[0];
-        return Choice { spec, predicted_seconds, runner_up: None, reason };
+        return Choice { spec, predicted_seconds, others: Vec::new(), reason };
     }
     // Stable, so of equal ones the first stays first.
     candidates.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let (spec, predicted_seconds) = candidates[0];
-    let others: Vec<String> = candidates[1..]
-        .iter()
-        .map(|(spec, seconds)| format!("{spec} {}", time(*seconds)))
-        .collect();
+    let (spec, predicted_seconds) = candidates.remove(0);
+    let others: Vec<String> =
+        candidates.iter().map(|(spec, seconds)| format!("{spec} {}", time(*seconds))).collect();
     let reason = format!(
         "{spec} is the cheapest{} on {} nodes in {}: {} ({})",
         by(rule),
@@ -69,7 +74,7 @@ pub fn select(
         of(predicted_seconds, bytes),
         others.join(", "),
     );
-    Choice { spec, predicted_seconds, runner_up: candidates.get(1).copied(), reason }
+    Choice { spec, predicted_seconds, others: candidates, reason }
 }
 
 fn by(rule: usize) -> String {

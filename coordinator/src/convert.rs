@@ -316,6 +316,7 @@ fn choice(status: ChoiceStatus) -> pb::Choice {
         runner_up: status.runner_up.map(|(spec, _)| spec.to_string()).unwrap_or_default(),
         runner_up_seconds: status.runner_up.map(|(_, seconds)| seconds).unwrap_or_default(),
         reason: status.reason,
+        version: status.version,
         operations: status.operations,
         observed: status.observed,
         mean_seconds: status.mean,

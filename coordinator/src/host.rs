@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::CoordinatorError,
     model::Phase,
-    runtime::{Coordinator, CoordinatorConfig, Health},
+    runtime::{CoordinatorConfig, Health},
+    server::Coordinator,
     session::SessionAcceptor,
 };
 

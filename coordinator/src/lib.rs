@@ -19,10 +19,12 @@
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats that come as datagrams
 //! - [`grpc`]: the services on the wire
+//! - `tuning`: the file with what earlier jobs have measured
 //! - [`runtime`]: owns the engine, the timers and the nodes' queues; carries out what is decided
+//! - [`server`]: a coordinator on its socket
 //! - [`host`]: the coordinator as a daemon hosts it, from variables and settings
 //!
-//! What is absent on purpose: persistence (a job that loses its coordinator ends), and any
+//! What is absent on purpose: persistence of a job (one that loses its coordinator ends), and any
 //! knowledge of how the bytes move.
 #![forbid(unsafe_code)]
 
@@ -33,6 +35,7 @@ pub mod host;
 pub mod metrics;
 pub mod model;
 pub mod runtime;
+pub mod server;
 pub mod session;
 
 mod agreement;
@@ -41,8 +44,10 @@ mod error;
 mod heartbeat;
 mod inbox;
 mod membership;
+mod tuning;
 
 pub use error::CoordinatorError;
 pub use model::{EngineConfig, Phase};
-pub use runtime::{Coordinator, CoordinatorConfig, Health, run};
+pub use runtime::{CoordinatorConfig, Health};
+pub use server::{Coordinator, run};
 pub use session::{SessionAcceptor, SessionStream};

@@ -15,37 +15,23 @@ use gradwire_settings::{Settings, variables::VariableError};
 use gradwire_telemetry::Rate;
 use prost::Message as _;
 use tokio::{
-    net::TcpListener,
-    sync::{mpsc, watch},
-    time::{Instant, sleep_until, timeout},
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
-use tokio_util::{
-    sync::CancellationToken,
-    task::{AbortOnDropHandle, TaskTracker},
-};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Status;
 
 use crate::{
     convert,
     engine::Engine,
-    error::CoordinatorError,
-    grpc,
-    heartbeat::Heartbeats,
     inbox::{Inbound, OUTBOX, OVER, Peer},
     metrics,
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
-        command::{Execute, RefusalKind, Severity},
+        command::{Execute, Node, RefusalKind, Severity},
     },
-    session::{SessionAcceptor, SessionContext},
+    tuning::{self, Tuning, TuningFile},
 };
-
-/// The most events that wait for the engine. A stream whose event finds no room is not read
-/// meanwhile.
-const INBOX: usize = 256;
-
-/// The longest that the end may take, whatever is configured.
-const MAX_GRACE: Duration = Duration::from_secs(3600);
 
 /// How long a new stream may take to join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -65,7 +51,7 @@ pub struct Health {
     pub reason: String,
 }
 
-/// The configuration of [`run`].
+/// The configuration of a coordinator.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
     /// The configuration of the engine.
@@ -78,6 +64,8 @@ pub struct CoordinatorConfig {
     pub grace: Duration,
     /// Receives the phase, for a readiness endpoint.
     pub health: Option<watch::Sender<Health>>,
+    /// Where measured times are kept for the next job.
+    tuning: Option<Tuning>,
 }
 
 impl CoordinatorConfig {
@@ -97,140 +85,12 @@ impl CoordinatorConfig {
             join_timeout: JOIN_TIMEOUT,
             grace: settings.launch.grace,
             health: None,
+            tuning: Tuning::of(settings),
         })
     }
 }
 
-/// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
-/// notified. The notification takes at most [`CoordinatorConfig::grace`].
-///
-/// # Errors
-/// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A
-/// job that fails is an [`Ending`], not an error.
-pub async fn run(
-    config: CoordinatorConfig,
-    listener: TcpListener,
-    cancel: CancellationToken,
-) -> Result<Ending, CoordinatorError> {
-    Coordinator::new(config, listener)?.run(cancel).await
-}
-
-/// A coordinator that nodes can connect to already. [`Coordinator::run`] answers them.
-#[derive(Debug)]
-pub struct Coordinator {
-    config: CoordinatorConfig,
-    listener: TcpListener,
-    inbox: mpsc::Receiver<Inbound>,
-    sessions: TaskTracker,
-    stop_sessions: CancellationToken,
-    acceptor: SessionAcceptor,
-}
-
-impl Coordinator {
-    /// A coordinator for nodes that connect to this socket, or through [`Coordinator::acceptor`].
-    ///
-    /// # Errors
-    /// [`CoordinatorError`] if the configuration is out of range.
-    pub fn new(config: CoordinatorConfig, listener: TcpListener) -> Result<Self, CoordinatorError> {
-        config.engine.validate()?;
-        let (sender, inbox) = mpsc::channel(INBOX);
-        let sessions = TaskTracker::new();
-        let stop_sessions = CancellationToken::new();
-        let context = SessionContext {
-            inbox: sender,
-            job: config.engine.job.clone(),
-            secret: config.secret.clone(),
-            join_timeout: config.join_timeout,
-            sessions: sessions.clone(),
-            stop: stop_sessions.clone(),
-        };
-        Ok(Self {
-            config,
-            listener,
-            inbox,
-            sessions,
-            stop_sessions,
-            acceptor: SessionAcceptor::new(context),
-        })
-    }
-
-    /// Accepts the session of a node in this process.
-    pub fn acceptor(&self) -> SessionAcceptor {
-        self.acceptor.clone()
-    }
-
-    /// Serves until the job is over or `cancel` is cancelled; see [`run`].
-    ///
-    /// # Errors
-    /// [`CoordinatorError`] if the socket can't be served.
-    pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
-        let Self { config, listener, inbox, sessions, stop_sessions, acceptor } = self;
-        metrics::describe();
-        let address = listener.local_addr()?;
-        let (job, nodes) = (&config.engine.job, config.engine.nodes);
-        tracing::info!(%address, %job, nodes, "coordinator serves");
-
-        let stop_server = CancellationToken::new();
-        // After an outage, a stream has to continue before the timeout. Accepted streams have the
-        // options of the listener.
-        let limits = config.engine.silence();
-        let limited = gradwire_net::limit_retransmission_interval(&listener, limits.retransmission);
-        if let Err(error) = limited {
-            tracing::debug!(%error, "the system chooses when what was lost is sent again");
-        }
-        let (job, secret) = (config.engine.job.clone(), config.secret.clone());
-        let beats = Heartbeats::bind(
-            address,
-            job,
-            secret,
-            config.engine.epoch,
-            acceptor.context().inbox.clone(),
-        );
-        let _beats = match beats.await {
-            Ok(beats) => Some(AbortOnDropHandle::new(tokio::spawn(beats.serve()))),
-            Err(error) => {
-                let what = "no heartbeats by UDP: outages have to be shorter";
-                tracing::warn!(%address, %error, "{what}");
-                None
-            }
-        };
-        let server = grpc::serve(acceptor, listener, stop_server.clone().cancelled_owned());
-        let mut server = AbortOnDropHandle::new(tokio::spawn(server));
-
-        let grace = config.grace.min(MAX_GRACE);
-        let mut runtime = Runtime::new(config, sessions.clone());
-        let outcome = tokio::select! {
-            outcome = runtime.drive(inbox, cancel) => outcome,
-            ended = &mut server => {
-                stop_sessions.cancel();
-                return Err(match ended {
-                    Ok(Err(error)) => error.into(),
-                    Ok(Ok(())) => {
-                        CoordinatorError::Task { task: "server", why: "it stopped".into() }
-                    }
-                    Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
-                });
-            }
-        };
-        // The nodes close their streams when they have read that the job is over.
-        let until = Instant::now() + grace;
-        sessions.close();
-        if tokio::time::timeout_at(until, sessions.wait()).await.is_err() {
-            tracing::warn!(
-                ?grace,
-                "some nodes did not close their streams within the grace period"
-            );
-        }
-        stop_sessions.cancel();
-        stop_server.cancel();
-        let until = until.max(Instant::now() + Duration::from_millis(100));
-        // The rest of the server ends with its handle.
-        let _ = tokio::time::timeout_at(until, &mut server).await;
-        Ok(outcome)
-    }
-}
-
-struct Node {
+struct Session {
     peer: Peer,
     /// Whether the world has been sent; operations and heartbeats follow.
     welcomed: bool,
@@ -238,7 +98,8 @@ struct Node {
     overrun: bool,
 }
 
-struct Runtime {
+/// The engine, the nodes' queues and the time.
+pub(crate) struct Runtime {
     engine: Engine,
     job: JobId,
     secret: Secret,
@@ -247,15 +108,24 @@ struct Runtime {
     heartbeat_interval: Duration,
     heartbeat_timeout: Duration,
     start: Instant,
-    nodes: BTreeMap<ConnectionId, Node>,
+    nodes: BTreeMap<ConnectionId, Session>,
     hosts: Vec<String>,
     health: Option<watch::Sender<Health>>,
     tasks: TaskTracker,
     outcome: Option<Ending>,
+    inbox: mpsc::Sender<Inbound>,
+    tuning: Option<Tuning>,
+    /// The file of this cluster, once the world is complete.
+    tuning_file: Option<TuningFile>,
 }
 
 impl Runtime {
-    fn new(config: CoordinatorConfig, tasks: TaskTracker) -> Self {
+    /// Serves the nodes that come through an inbox, to which `inbox` sends.
+    pub(crate) fn new(
+        config: CoordinatorConfig,
+        tasks: TaskTracker,
+        inbox: mpsc::Sender<Inbound>,
+    ) -> Self {
         Self {
             job: config.engine.job.clone(),
             secret: config.secret,
@@ -269,11 +139,15 @@ impl Runtime {
             health: config.health,
             tasks,
             outcome: None,
+            inbox,
+            tuning: config.tuning,
+            tuning_file: None,
             engine: Engine::new(config.engine),
         }
     }
 
-    async fn drive(
+    /// Serves until the job is over or `cancel` is cancelled.
+    pub(crate) async fn drive(
         &mut self,
         mut inbox: mpsc::Receiver<Inbound>,
         cancel: CancellationToken,
@@ -320,7 +194,7 @@ impl Runtime {
     fn take(&mut self, inbound: Inbound) {
         match inbound {
             Inbound::Join { connection, join, peer } => {
-                self.nodes.insert(connection, Node { peer, welcomed: false, overrun: false });
+                self.nodes.insert(connection, Session { peer, welcomed: false, overrun: false });
                 self.step(Event::Joined { connection, join });
             }
             Inbound::Event(event) => {
@@ -362,6 +236,7 @@ impl Runtime {
         match command {
             Command::Welcome { connection, node, world } => {
                 self.hosts = world.nodes.iter().map(|node| node.host.clone()).collect();
+                self.recall(&world.nodes);
                 let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };
                 there.welcomed = true;
                 let claim = Claim::World {
@@ -406,6 +281,36 @@ impl Runtime {
         }
     }
 
+    /// Reads what earlier jobs on this cluster have measured, once. A slow disk delays nothing.
+    fn recall(&mut self, nodes: &[Node]) {
+        let Some(tuning) = self.tuning.take() else { return };
+        let file = tuning.file(nodes);
+        self.tuning_file = Some(file.clone());
+        let inbox = self.inbox.clone();
+        tuning::on_a_thread(move || {
+            let learned = file.read();
+            // The job may have ended meanwhile.
+            let _ = inbox.blocking_send(Inbound::Event(Event::Recalled(learned)));
+        });
+    }
+
+    /// Keeps what was measured for the next job, unless the disk takes longer than that.
+    pub(crate) async fn keep_times(&mut self, until: Instant) {
+        let Some(file) = self.tuning_file.take() else { return };
+        let learned = self.engine.learned();
+        if learned.is_empty() {
+            return;
+        }
+        let (done_in, done) = oneshot::channel();
+        tuning::on_a_thread(move || {
+            file.write(&learned);
+            let _ = done_in.send(());
+        });
+        if timeout_at(until, done).await.is_err() {
+            tracing::warn!("the measured times are not kept: the disk is too slow");
+        }
+    }
+
     fn answer(&mut self, execute: Execute) -> Vec<ConnectionId> {
         for failed in &execute.failures {
             tracing::info!(set = %failed.set, failure = %failed.failure, "tensor failed");
@@ -420,7 +325,7 @@ impl Runtime {
     fn send(
         &mut self,
         messages: &[pb::CoordinatorMessage],
-        to: impl Fn(ConnectionId, &Node) -> bool,
+        to: impl Fn(ConnectionId, &Session) -> bool,
     ) -> Vec<ConnectionId> {
         let mut overrun = Vec::new();
         for (&connection, node) in &mut self.nodes {

@@ -303,6 +303,15 @@ settings! {
         sender_loss: u32 =
             "network.sender_loss_percent", Kind::Number { min: 0, max: 1000 }, "3", "percent";
     }
+    /// How measured times correct the cost model.
+    tuning: Tuning {
+        /// Whether at most 2 % of the operations run with another algorithm than the cost model's,
+        /// until each has been measured. What is faster replaces it. Never with negotiation.strict.
+        enabled: bool = "tuning.enabled", Kind::Choice(&["false", "true"]), "true", "";
+        /// A folder on the coordinator's host. The times that a job has measured are kept there for
+        /// the next one on the same hosts; empty: they are not kept.
+        directory: String = "tuning.directory", Kind::Text, "", "";
+    }
     /// How a silent node is noticed.
     heartbeat: Heartbeat {
         /// The time between two heartbeats.

@@ -1,20 +1,19 @@
 //! The algorithm of a piece. It is decided once for all pieces of about its size, between the same
-//! nodes, in pipelines of about the same length. It also records how long such pieces have taken.
+//! nodes, in pipelines of about the same length. How long such pieces take may change it.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     time::Duration,
 };
 
-use gradwire_collectives::{
-    Algorithm, Choice, CostModel, Kind, Pipeline, Rules, Spec, Topology, select,
-};
+use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Rules, Spec, Topology, select};
 use gradwire_proto::{NodeId, Route, SpecId};
 
-use super::observed::Observed;
+use super::decision::Decision;
 use crate::model::{
     EngineConfig,
     command::KnownSpec,
+    learned::{Learned, Time},
     status::{ChoiceStatus, MAX_CHOICES as SHOWN},
 };
 
@@ -25,23 +24,33 @@ const MAX_CHOICES: usize = 4096;
 /// the powers of two that the bytes and the pieces of the pipeline do not exceed.
 type Class = (Vec<u32>, (u8, u32, u32), usize, u32, u32);
 
+/// A class without its rule: what jobs measure does not depend on rules.
+type Measured = (Vec<u32>, (u8, u32, u32), u32, u32);
+
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
 
-/// The id of a choice, as long as the choice is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ChoiceId(u64);
+/// How often a pipeline is filled to measure a candidate.
+const FILLS: u32 = 2;
 
-/// A choice, and the times of its operations.
+/// The id of a decision, as long as it is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct DecisionId(u64);
+
+/// One candidate of a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChoiceId {
+    decision: DecisionId,
+    candidate: usize,
+}
+
+/// The decision for a class of pieces.
 #[derive(Debug)]
 struct Made {
-    known: KnownSpec,
-    class: Class,
+    id: DecisionId,
     /// The number of the rule that allowed it, counted from 1; 0 for none.
     rule: usize,
-    choice: Choice,
-    operations: u64,
-    observed: Observed,
+    decision: Decision,
 }
 
 /// The algorithm of a piece.
@@ -54,19 +63,32 @@ pub(crate) struct Chosen {
     pub(crate) reason: Option<String>,
 }
 
+/// What decisions depend on, besides the pieces.
+#[derive(Debug)]
+struct Policy {
+    rules: Rules,
+    cost: CostModel,
+    credit: u32,
+    may_explore: bool,
+}
+
 /// The choices that have been made.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     topology: Topology,
-    rules: Rules,
-    cost: CostModel,
-    credit: u32,
-    by_class: BTreeMap<Class, ChoiceId>,
-    made: BTreeMap<ChoiceId, Made>,
-    last: ChoiceId,
+    policy: Policy,
+    made: BTreeMap<Class, Made>,
+    classes: BTreeMap<DecisionId, Class>,
+    last: DecisionId,
+    /// The times of earlier jobs.
+    remembered: BTreeMap<Measured, Vec<Time>>,
     ids: BTreeMap<Spec, SpecId>,
     /// Specs that have not been sent to the nodes yet.
     unannounced: Vec<KnownSpec>,
+}
+
+fn measured((racks, kind, _, size, pieces): &Class) -> Measured {
+    (racks.clone(), *kind, *size, *pieces)
 }
 
 fn key(kind: Kind) -> (u8, u32, u32) {
@@ -82,18 +104,44 @@ fn name((kind, ..): (u8, u32, u32)) -> &'static str {
     ["allreduce", "broadcast", "reduce", "move"][usize::from(kind)]
 }
 
+impl Policy {
+    /// The cost model's decision for a class of pieces, and the number of the rule that applies.
+    fn decide(&self, kind: Kind, topology: &Topology, class: &Class) -> (usize, Decision) {
+        let (.., rule, size, pieces) = *class;
+        let in_flight = self.credit.min(pieces);
+        let (rule, allowed) = self.rules.allowed(kind, rule, topology.participants());
+        let by = (rule, &allowed[..]);
+        let pipeline = Pipeline { pieces, in_flight };
+        let choice = select(kind, topology, 1 << size, pipeline, by, &self.cost);
+        let run = if pieces > 1 { FILLS * in_flight } else { 1 };
+        (rule, Decision::new(choice, run, self.may_explore))
+    }
+}
+
+/// A decision and its reason, for the log.
+fn in_words(class: &Class, decision: &Decision) -> String {
+    let (.., size, pieces) = *class;
+    let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
+    let (spec, reason) = (decision.spec(), decision.reason());
+    format!("{spec} for up to {} bytes{among}: {reason}", 1u64 << size)
+}
+
 impl Chooser {
     /// The choices for nodes with these rack labels.
     pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
         let topology = Topology::from_labels(racks);
         Self {
             topology,
-            rules: config.rules.clone(),
-            cost: config.cost,
-            credit: config.credit_pieces,
-            by_class: BTreeMap::new(),
+            policy: Policy {
+                rules: config.rules.clone(),
+                cost: config.cost,
+                credit: config.credit_pieces,
+                may_explore: config.may_explore,
+            },
             made: BTreeMap::new(),
-            last: ChoiceId(0),
+            classes: BTreeMap::new(),
+            last: DecisionId(0),
+            remembered: BTreeMap::new(),
             ids: BTreeMap::new(),
             unannounced: Vec::new(),
         }
@@ -135,74 +183,114 @@ impl Chooser {
         let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
         let topology = Topology { racks: racks.collect() };
         let size = bytes.next_power_of_two().ilog2();
-        let rule = self.rules.rule_for(kind, bytes);
+        let rules = &self.policy.rules;
+        let rule = rules.rule_for(kind, bytes);
         // A fixed choice does not depend on the class, and a move has only one way.
         let is_fixed = matches!(kind, Kind::Move { .. })
-            || self.rules.forced(rule, topology.participants()).is_some();
+            || rules.forced(rule, topology.participants()).is_some();
         let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
         let class = (topology.racks.clone(), key(kind), rule, size, pieces);
-        if let Some(&id) = self.by_class.get(&class)
-            && let Some(made) = self.made.get_mut(&id)
-        {
-            made.operations += 1;
-            return Chosen { spec: made.known, id: Some(id), reason: None };
-        }
-        let pipeline = Pipeline { pieces, in_flight: self.credit.min(pieces) };
-        let (rule, allowed) = self.rules.allowed(kind, rule, topology.participants());
-        let choice = select(kind, &topology, 1 << size, pipeline, (rule, &allowed), &self.cost);
-        if self.made.len() >= MAX_CHOICES {
+        if self.made.len() >= MAX_CHOICES && !self.made.contains_key(&class) {
             self.made.clear();
-            self.by_class.clear();
+            self.classes.clear();
         }
-        let known = self.known(choice.spec);
-        let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
-        let reason =
-            format!("{} for up to {} bytes{among}: {}", choice.spec, 1u64 << size, choice.reason);
-        self.last.0 += 1;
-        let id = self.last;
-        self.by_class.insert(class.clone(), id);
-        let observed = Observed::default();
-        let made = Made { known, class, rule, choice, operations: 1, observed };
-        self.made.insert(id, made);
-        Chosen { spec: known, id: Some(id), reason: Some(reason) }
+        let (made, reason) = match self.made.entry(class) {
+            Entry::Occupied(made) => (made.into_mut(), None),
+            Entry::Vacant(free) => {
+                self.last.0 += 1;
+                self.classes.insert(self.last, free.key().clone());
+                let (rule, mut decision) = self.policy.decide(kind, &topology, free.key());
+                if let Some(times) = self.remembered.get(&measured(free.key())) {
+                    decision.remember(times);
+                }
+                let reason = in_words(free.key(), &decision);
+                (free.insert(Made { id: self.last, rule, decision }), Some(reason))
+            }
+        };
+        let (candidate, spec) = made.decision.next();
+        let id = Some(ChoiceId { decision: made.id, candidate });
+        Chosen { spec: self.known(spec), id, reason }
     }
 
-    /// A piece has taken this time, with so many pieces in flight. It counts if it ran as its
-    /// choice expects: alone, or in a pipeline that uses all of the credit.
-    pub(crate) fn observe(&mut self, id: ChoiceId, time: Duration, in_flight: u32) {
-        let Some(made) = self.made.get_mut(&id) else { return };
-        let (.., pieces) = made.class;
-        if in_flight == pieces.min(self.credit) {
-            made.observed.add(time / in_flight.max(1));
+    /// A piece has taken this time, with so many pieces of the same algorithm in flight. It counts
+    /// if it ran as its decision expects: alone, or in a pipeline that uses all of the credit.
+    /// Returns the reason if that changes the decision.
+    pub(crate) fn observe(
+        &mut self,
+        id: ChoiceId,
+        time: Duration,
+        in_flight: u32,
+    ) -> Option<String> {
+        let class = self.classes.get(&id.decision)?;
+        let (.., pieces) = *class;
+        if in_flight != pieces.min(self.policy.credit) {
+            return None;
         }
+        let Made { decision, .. } = self.made.get_mut(class)?;
+        let has_changed = decision.observe(id.candidate, time / in_flight.max(1));
+        has_changed.then(|| in_words(class, decision))
+    }
+
+    /// What earlier jobs have measured corrects the decisions, also those that are made already.
+    pub(crate) fn remember(&mut self, learned: &[Learned]) {
+        for Learned { racks, kind, size, pieces, times } in learned.iter().take(MAX_CHOICES) {
+            self.remembered.insert((racks.clone(), key(*kind), *size, *pieces), times.clone());
+        }
+        for (class, made) in &mut self.made {
+            if let Some(times) = self.remembered.get(&measured(class)) {
+                made.decision.remember(times);
+            }
+        }
+    }
+
+    /// What this job and earlier ones have measured.
+    pub(crate) fn learned(&self) -> Vec<Learned> {
+        let mut all = self.remembered.clone();
+        for (class, made) in &self.made {
+            let times = made.decision.times();
+            if !times.is_empty() {
+                all.insert(measured(class), times);
+            }
+        }
+        let learned = all.into_iter().map(|((racks, (kind, a, b), size, pieces), times)| {
+            let kind = match kind {
+                0 => Kind::Allreduce,
+                1 => Kind::Broadcast { root: a },
+                2 => Kind::Reduce { root: a },
+                _ => Kind::Move { from: a, to: b },
+            };
+            Learned { racks, kind, size, pieces, times }
+        });
+        learned.collect()
     }
 
     /// The choices with the most operations, at most [`SHOWN`].
     pub(crate) fn status(&self) -> Vec<ChoiceStatus> {
-        let mut made: Vec<&Made> = self.made.values().collect();
-        made.sort_by_key(|made| std::cmp::Reverse(made.operations));
+        let mut made: Vec<(&Class, &Made)> = self.made.iter().collect();
+        made.sort_by_key(|(_, made)| std::cmp::Reverse(made.decision.operations()));
         made.truncate(SHOWN);
-        made.sort_by(|a, b| a.class.cmp(&b.class));
-        let status =
-            made.iter().map(|Made { class, rule, choice, operations, observed, .. }| {
-                let (racks, kind, _, size, pieces) = class;
-                ChoiceStatus {
-                    collective: name(*kind),
-                    nodes: racks.len() as u32,
-                    bytes: 1 << size,
-                    pieces: *pieces,
-                    rule: *rule as u32,
-                    spec: choice.spec,
-                    predicted: choice.predicted_seconds,
-                    runner_up: choice.runner_up,
-                    reason: choice.reason.clone(),
-                    operations: *operations,
-                    observed: observed.count(),
-                    mean: observed.mean(),
-                    spread: observed.spread(),
-                }
-            });
+        made.sort_by_key(|(class, _)| *class);
+        let status = made.into_iter().map(|(class, Made { rule, decision, .. })| {
+            let (racks, kind, _, size, pieces) = class;
+            let observed = decision.observed();
+            ChoiceStatus {
+                collective: name(*kind),
+                nodes: racks.len() as u32,
+                bytes: 1 << size,
+                pieces: *pieces,
+                rule: *rule as u32,
+                spec: decision.spec(),
+                predicted: decision.predicted(),
+                runner_up: decision.runner_up(),
+                reason: decision.reason().to_owned(),
+                version: decision.version(),
+                operations: decision.operations(),
+                observed: observed.count(),
+                mean: observed.mean(),
+                spread: observed.spread(),
+            }
+        });
         status.collect()
     }
 }

@@ -3,6 +3,7 @@
 //! - `queue`: agreed tensors, fused and cut into pieces in order of priority
 //! - `credit`: the operations in flight, and whether more may start
 //! - `algorithm`: how a piece is reduced or moved
+//! - `decision`: which algorithm that is, for one class of pieces
 //! - `observed`: how long that has taken
 //!
 //! [`Dispatch`] owns all tensors that ranks have agreed on and that are not done.
@@ -10,6 +11,7 @@
 pub(crate) mod credit;
 
 mod algorithm;
+mod decision;
 mod observed;
 mod queue;
 
@@ -26,6 +28,7 @@ use self::{
 use crate::model::{
     EngineConfig,
     command::{KnownSpec, Operation, Segment},
+    learned::Learned,
     process_set::ProcessSet,
     round::{Progress, Round, Slot},
     status::ChoiceStatus,
@@ -48,6 +51,8 @@ pub(crate) struct Dispatch {
     queue: Queue,
     flight: Flight,
     chooser: Chooser,
+    /// The reasons of choices that measured times have changed, for the next answer.
+    corrections: Vec<String>,
     nodes: usize,
     lanes: u32,
     max_piece_bytes: u64,
@@ -61,6 +66,7 @@ impl Dispatch {
             queue: Queue::default(),
             flight: Flight::new(config.credit_pieces as usize),
             chooser: Chooser::new(racks, config),
+            corrections: Vec::new(),
             nodes: racks.len(),
             lanes: config.lanes,
             max_piece_bytes: config.piece_bytes,
@@ -121,16 +127,32 @@ impl Dispatch {
             })?;
             let Some(Completed { slots, choice, since, in_flight }) = completed else { continue };
             if let (Some(choice), Some(in_flight)) = (choice, in_flight) {
-                self.chooser.observe(choice, now.saturating_sub(since), in_flight);
+                let taken = now.saturating_sub(since);
+                self.corrections.extend(self.chooser.observe(choice, taken, in_flight));
             }
             slots.into_iter().for_each(&mut finished);
         }
         Ok(())
     }
 
+    /// What earlier jobs have measured corrects the choices.
+    pub(crate) fn remember(&mut self, learned: &[Learned]) {
+        self.chooser.remember(learned);
+    }
+
+    /// What this job and earlier ones have measured.
+    pub(crate) fn learned(&self) -> Vec<Learned> {
+        self.chooser.learned()
+    }
+
     /// The choices of algorithms, and the times of their operations.
     pub(crate) fn choices(&self) -> Vec<ChoiceStatus> {
         self.chooser.status()
+    }
+
+    /// Why choices have changed since the last call.
+    pub(crate) fn take_corrections(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.corrections)
     }
 
     /// The size of the next pieces, so that what waits is divided between all lanes.
@@ -165,7 +187,7 @@ impl Dispatch {
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
-        let sequence = self.flight.start(nodes, slots, id, now);
+        let sequence = self.flight.start(nodes, slots, (spec.id, id), now);
         let segment = |cut: &Cut| {
             let by_name = matches!(cut.round.tensor, TensorRef::Name(_));
             Segment {

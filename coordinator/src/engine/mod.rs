@@ -22,6 +22,7 @@ use crate::{
         Command, EngineConfig, Event, Output, Phase, Status,
         command::{Execute, Severity},
         event::Announcement,
+        learned::Learned,
         status::Counts,
         text,
         violation::Violation,
@@ -77,6 +78,7 @@ impl Engine {
                 self.membership.reported(connection, failure, now, &mut out);
             }
             Event::Cancel { why } => self.membership.cancel(why, &mut out),
+            Event::Recalled(learned) => self.dispatch.remember(&learned),
             Event::Suspended { time } => self.membership.suspended(time, now, &mut out),
             Event::Tick => self.tick(now, &mut out),
             Event::Drained => self.drained(now, &mut out),
@@ -220,7 +222,7 @@ impl Engine {
             return;
         }
         let mut execute = self.agreement.take_answer();
-        let mut choices = Vec::new();
+        let mut choices = self.dispatch.take_corrections();
         let piece_bytes = self.dispatch.piece_bytes();
         let Self { agreement, dispatch, .. } = self;
         while let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set)) {
@@ -268,6 +270,11 @@ impl Engine {
             reason.push_str(&more);
         }
         reason
+    }
+
+    /// What this job and earlier ones have measured.
+    pub fn learned(&self) -> Vec<Learned> {
+        self.dispatch.learned()
     }
 
     /// Counts for the metrics.

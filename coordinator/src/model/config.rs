@@ -63,6 +63,9 @@ pub struct EngineConfig {
     pub rules: Rules,
     /// The costs of the links.
     pub cost: CostModel,
+    /// Whether other algorithms than the cheapest by the cost model are tried now and then, so that
+    /// measured times can correct it.
+    pub may_explore: bool,
 }
 
 impl EngineConfig {
@@ -104,6 +107,7 @@ impl EngineConfig {
             max_pending: MAX_PENDING.max(negotiation.max_tensors),
             rules,
             cost: settings.cost_model(),
+            may_explore: settings.tuning.enabled && !negotiation.strict,
         })
     }
 

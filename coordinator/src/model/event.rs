@@ -6,6 +6,8 @@ use gradwire_proto::{
     Failure, NodeId, Priority, ProcessSetId, Rank, Request, Sequence, TensorId, convert::TensorRef,
 };
 
+use super::learned::Learned;
+
 /// One stream to the coordinator. The runtime numbers streams in the order in which they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
@@ -140,6 +142,8 @@ pub enum Event {
         /// For how long.
         time: Duration,
     },
+    /// What earlier jobs on this cluster have measured.
+    Recalled(Vec<Learned>),
     /// The user ends the job.
     Cancel {
         /// The reason, for the failure's text.
@@ -164,6 +168,7 @@ impl Event {
             | Self::Drained
             | Self::Tick
             | Self::Suspended { .. }
+            | Self::Recalled(_)
             | Self::Cancel { .. } => None,
         }
     }

@@ -3,6 +3,7 @@
 //! - [`event`], [`command`]: what goes into the engine and what comes out
 //! - [`config`]: what is fixed before the start
 //! - [`status`]: what people see
+//! - [`learned`]: what jobs have measured, for the next one
 //! - `process_set`: groups of ranks, by node
 //! - `plan`: the flows of a tensor with their routes; `round`: one tensor on its way
 //! - `violation`: what a node may not do
@@ -13,6 +14,7 @@
 pub mod command;
 pub mod config;
 pub mod event;
+pub mod learned;
 pub mod status;
 
 pub(crate) mod plan;

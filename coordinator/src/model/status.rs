@@ -95,9 +95,12 @@ pub struct ChoiceStatus {
     pub runner_up: Option<(Spec, f64)>,
     /// Why it was chosen.
     pub reason: String,
-    /// The number of operations with it.
+    /// The number of the choice: from 1, and one more whenever measured times have changed it.
+    pub version: u32,
+    /// The number of operations, of all versions and of exploration.
     pub operations: u64,
-    /// The number of these that were alone, or in a pipeline that used all of the credit.
+    /// The number of those with `spec` that were alone, or in a pipeline of it that used all of
+    /// the credit.
     pub observed: u64,
     /// The mean seconds per piece of these.
     pub mean: f64,

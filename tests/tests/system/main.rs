@@ -29,3 +29,4 @@ mod random_collectives;
 mod resources;
 mod strict;
 mod training;
+mod tuning;

@@ -1,0 +1,162 @@
+//! A coordinator on its socket: the services, the sessions and the runtime, until the job is over.
+
+use std::time::Duration;
+
+use gradwire_proto::Ending;
+use tokio::{
+    net::TcpListener,
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
+
+use crate::{
+    error::CoordinatorError,
+    grpc,
+    heartbeat::Heartbeats,
+    inbox::Inbound,
+    metrics,
+    runtime::{CoordinatorConfig, Runtime},
+    session::{SessionAcceptor, SessionContext},
+};
+
+/// The most events that wait for the engine. A stream whose event finds no room is not read
+/// meanwhile.
+const INBOX: usize = 256;
+
+/// The longest that the end may take, whatever is configured.
+const MAX_GRACE: Duration = Duration::from_secs(3600);
+
+/// Serves one job on a socket until it is over or `cancel` is cancelled, and every node has been
+/// notified. The notification takes at most [`CoordinatorConfig::grace`].
+///
+/// # Errors
+/// [`CoordinatorError`] if the configuration is out of range or the socket can't be served. A
+/// job that fails is an [`Ending`], not an error.
+pub async fn run(
+    config: CoordinatorConfig,
+    listener: TcpListener,
+    cancel: CancellationToken,
+) -> Result<Ending, CoordinatorError> {
+    Coordinator::new(config, listener)?.run(cancel).await
+}
+
+/// A coordinator that nodes can connect to already. [`Coordinator::run`] answers them.
+#[derive(Debug)]
+pub struct Coordinator {
+    config: CoordinatorConfig,
+    listener: TcpListener,
+    inbox: mpsc::Receiver<Inbound>,
+    sessions: TaskTracker,
+    stop_sessions: CancellationToken,
+    acceptor: SessionAcceptor,
+}
+
+impl Coordinator {
+    /// A coordinator for nodes that connect to this socket, or through [`Coordinator::acceptor`].
+    ///
+    /// # Errors
+    /// [`CoordinatorError`] if the configuration is out of range.
+    pub fn new(config: CoordinatorConfig, listener: TcpListener) -> Result<Self, CoordinatorError> {
+        config.engine.validate()?;
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let sessions = TaskTracker::new();
+        let stop_sessions = CancellationToken::new();
+        let context = SessionContext {
+            inbox: sender,
+            job: config.engine.job.clone(),
+            secret: config.secret.clone(),
+            join_timeout: config.join_timeout,
+            sessions: sessions.clone(),
+            stop: stop_sessions.clone(),
+        };
+        Ok(Self {
+            config,
+            listener,
+            inbox,
+            sessions,
+            stop_sessions,
+            acceptor: SessionAcceptor::new(context),
+        })
+    }
+
+    /// Accepts the session of a node in this process.
+    pub fn acceptor(&self) -> SessionAcceptor {
+        self.acceptor.clone()
+    }
+
+    /// Serves until the job is over or `cancel` is cancelled; see [`run`].
+    ///
+    /// # Errors
+    /// [`CoordinatorError`] if the socket can't be served.
+    pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
+        let Self { config, listener, inbox, sessions, stop_sessions, acceptor } = self;
+        metrics::describe();
+        let inbox_in = acceptor.context().inbox.clone();
+        let address = listener.local_addr()?;
+        let (job, nodes) = (&config.engine.job, config.engine.nodes);
+        tracing::info!(%address, %job, nodes, "coordinator serves");
+
+        let stop_server = CancellationToken::new();
+        // After an outage, a stream has to continue before the timeout. Accepted streams have the
+        // options of the listener.
+        let limits = config.engine.silence();
+        let limited = gradwire_net::limit_retransmission_interval(&listener, limits.retransmission);
+        if let Err(error) = limited {
+            tracing::debug!(%error, "the system chooses when what was lost is sent again");
+        }
+        let (job, secret) = (config.engine.job.clone(), config.secret.clone());
+        let beats = Heartbeats::bind(
+            address,
+            job,
+            secret,
+            config.engine.epoch,
+            acceptor.context().inbox.clone(),
+        );
+        let _beats = match beats.await {
+            Ok(beats) => Some(AbortOnDropHandle::new(tokio::spawn(beats.serve()))),
+            Err(error) => {
+                let what = "no heartbeats by UDP: outages have to be shorter";
+                tracing::warn!(%address, %error, "{what}");
+                None
+            }
+        };
+        let server = grpc::serve(acceptor, listener, stop_server.clone().cancelled_owned());
+        let mut server = AbortOnDropHandle::new(tokio::spawn(server));
+
+        let grace = config.grace.min(MAX_GRACE);
+        let mut runtime = Runtime::new(config, sessions.clone(), inbox_in);
+        let outcome = tokio::select! {
+            outcome = runtime.drive(inbox, cancel) => outcome,
+            ended = &mut server => {
+                stop_sessions.cancel();
+                return Err(match ended {
+                    Ok(Err(error)) => error.into(),
+                    Ok(Ok(())) => {
+                        CoordinatorError::Task { task: "server", why: "it stopped".into() }
+                    }
+                    Err(panic) => CoordinatorError::Task { task: "server", why: panic.to_string() },
+                });
+            }
+        };
+        // The nodes close their streams when they have read that the job is over.
+        let until = Instant::now() + grace;
+        runtime.keep_times(until).await;
+        sessions.close();
+        if timeout_at(until, sessions.wait()).await.is_err() {
+            tracing::warn!(
+                ?grace,
+                "some nodes did not close their streams within the grace period"
+            );
+        }
+        stop_sessions.cancel();
+        stop_server.cancel();
+        let until = until.max(Instant::now() + Duration::from_millis(100));
+        // The rest of the server ends with its handle.
+        let _ = timeout_at(until, &mut server).await;
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,356 @@
+//! What jobs on a cluster have measured, in a file of `tuning.directory` for the next one.
+//!
+//! The file's name is a fingerprint of the cluster: its hosts, racks and slots, and the settings on
+//! which times depend. The file is read when the world is complete, and replaced as a whole when
+//! the job ends. One that is damaged, too large or of another cluster is ignored with a warning
+//! (TRUST); the job runs without it.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    io::{self, Read as _, Write as _},
+    path::PathBuf,
+};
+
+use gradwire_collectives::{Kind, Spec};
+use gradwire_settings::Settings;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
+
+use crate::model::{
+    command::Node,
+    learned::{Learned, Time},
+};
+
+/// The largest file (BOUND).
+const MAX_FILE: u64 = 1 << 20;
+
+/// The version of the file's format.
+const FORMAT: u32 = 1;
+
+/// The largest exponent of a size, and the most pieces of a pipeline, that a file may have.
+const MAX_SIZE: u32 = 40;
+const MAX_PIECES: u32 = 1 << 16;
+
+/// Where the times of a job are kept, and the settings that they depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Tuning {
+    directory: PathBuf,
+    settings: String,
+}
+
+/// The file of one cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TuningFile {
+    path: PathBuf,
+    cluster: String,
+    nodes: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: u32,
+    cluster: String,
+    classes: Vec<Class>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Class {
+    collective: Collective,
+    root: u32,
+    racks: Vec<u32>,
+    bytes_log2: u32,
+    pieces: u32,
+    times: Vec<Line>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Collective {
+    Allreduce,
+    Broadcast,
+    Reduce,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    algorithm: String,
+    permille: u32,
+}
+
+impl Tuning {
+    /// What the settings say; `None` if nothing is kept.
+    pub(crate) fn of(settings: &Settings) -> Option<Self> {
+        let Settings { tuning, data, negotiation, .. } = settings;
+        if tuning.directory.is_empty() || !tuning.enabled || negotiation.strict {
+            return None;
+        }
+        let settings = format!(
+            "lanes {}, streams {}, chunk {}, compression {}, credit {}",
+            data.lanes, data.streams, data.chunk_bytes, data.compression, negotiation.credit_pieces
+        );
+        Some(Self { directory: PathBuf::from(&tuning.directory), settings })
+    }
+
+    /// The file of a cluster.
+    pub(crate) fn file(&self, nodes: &[Node]) -> TuningFile {
+        let mut cluster = format!("gradwire {}; {}", env!("CARGO_PKG_VERSION"), self.settings);
+        for Node { host, rack, slots, .. } in nodes {
+            // Writing to a string can't fail.
+            let _ = write!(cluster, "; {host} slots {slots} rack {rack:?}");
+        }
+        let digest = Sha256::digest(cluster.as_bytes());
+        let name = digest.iter().take(8).fold(String::new(), |mut name, byte| {
+            let _ = write!(name, "{byte:02x}");
+            name
+        });
+        let path = self.directory.join(format!("{name}.json"));
+        TuningFile { path, cluster, nodes: nodes.len() as u32 }
+    }
+}
+
+impl TuningFile {
+    /// What earlier jobs have measured; nothing if there is no file, or one that can't be used.
+    pub(crate) fn read(&self) -> Vec<Learned> {
+        match self.content() {
+            Ok(learned) => learned,
+            Err(why) => {
+                let file = self.path.display();
+                tracing::warn!(%file, why, "measured times of earlier jobs are not used");
+                Vec::new()
+            }
+        }
+    }
+
+    fn content(&self) -> Result<Vec<Learned>, String> {
+        let file = match fs::File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.to_string()),
+        };
+        let mut text = String::new();
+        let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
+        if read.map_err(|error| error.to_string())? as u64 > MAX_FILE {
+            return Err(format!("it has more than {MAX_FILE} bytes"));
+        }
+        let content: Content = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+        if content.format != FORMAT {
+            return Err(format!("its format is {}, and this release has {FORMAT}", content.format));
+        }
+        if content.cluster != self.cluster {
+            return Err("it is of another cluster".to_owned());
+        }
+        content.classes.into_iter().map(|class| class.checked(self.nodes)).collect()
+    }
+
+    /// Replaces the file. A failure is one warning.
+    pub(crate) fn write(&self, learned: &[Learned]) {
+        if let Err(error) = self.replace(learned) {
+            let file = self.path.display();
+            tracing::warn!(%file, %error, "the measured times are not kept");
+        }
+    }
+
+    fn replace(&self, learned: &[Learned]) -> io::Result<()> {
+        let mut content =
+            Content { format: FORMAT, cluster: self.cluster.clone(), classes: Vec::new() };
+        let empty = serde_json::to_string(&content)?.len() as u64;
+        let mut left = MAX_FILE.saturating_sub(empty);
+        for class in learned.iter().filter_map(Class::of) {
+            let bytes = serde_json::to_string(&class)?.len() as u64 + 1;
+            if bytes <= left {
+                left -= bytes;
+                content.classes.push(class);
+            }
+        }
+        let directory = self.path.parent().unwrap_or(&self.path);
+        fs::create_dir_all(directory)?;
+        let mut file = NamedTempFile::new_in(directory)?;
+        file.write_all(serde_json::to_string(&content)?.as_bytes())?;
+        file.persist(&self.path)?;
+        Ok(())
+    }
+}
+
+impl Class {
+    /// A class as it is written; `None` for one that has nothing to choose.
+    fn of(learned: &Learned) -> Option<Self> {
+        let (collective, root) = match learned.kind {
+            Kind::Allreduce => (Collective::Allreduce, 0),
+            Kind::Broadcast { root } => (Collective::Broadcast, root),
+            Kind::Reduce { root } => (Collective::Reduce, root),
+            Kind::Move { .. } => return None,
+        };
+        let line = |time: &Time| Line { algorithm: time.spec.to_string(), permille: time.permille };
+        Some(Self {
+            collective,
+            root,
+            racks: learned.racks.clone(),
+            bytes_log2: learned.size,
+            pieces: learned.pieces,
+            times: learned.times.iter().map(line).collect(),
+        })
+    }
+
+    fn checked(self, nodes: u32) -> Result<Learned, String> {
+        let Self { collective, root, racks, bytes_log2: size, pieces, times } = self;
+        let participants = racks.len() as u32;
+        let fits = (2..=nodes).contains(&participants)
+            && racks.iter().all(|rack| *rack < nodes)
+            && root < participants
+            && size <= MAX_SIZE
+            && (1..=MAX_PIECES).contains(&pieces);
+        if !fits {
+            return Err("a class of pieces in it is not possible".to_owned());
+        }
+        let kind = match collective {
+            Collective::Allreduce => Kind::Allreduce,
+            Collective::Broadcast => Kind::Broadcast { root },
+            Collective::Reduce => Kind::Reduce { root },
+        };
+        let time = |line: Line| {
+            let spec = Spec::parse(&line.algorithm).map_err(|error| error.to_string())?;
+            if line.permille == 0 {
+                return Err("a time in it is not possible".to_owned());
+            }
+            Ok(Time { spec, permille: line.permille })
+        };
+        let times = times.into_iter().map(time).collect::<Result<_, String>>()?;
+        Ok(Learned { racks, kind, size, pieces, times })
+    }
+}
+
+/// Reads or writes a file on a thread of its own, which a disk that hangs may keep. Without a
+/// thread it is not done.
+pub(crate) fn on_a_thread(work: impl FnOnce() + Send + 'static) {
+    if let Err(error) = std::thread::Builder::new().name("gw-tuning".to_owned()).spawn(work) {
+        tracing::warn!(%error, "no thread for the measured times: they are not kept");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_collectives::Algorithm;
+    use gradwire_proto::Rank;
+
+    use super::*;
+
+    fn node(host: &str) -> Node {
+        Node {
+            host: host.to_owned(),
+            data_address: "10.0.0.1:1".to_owned(),
+            first_rank: Rank(0),
+            slots: 2,
+            rack: String::new(),
+        }
+    }
+
+    fn settings(directory: &std::path::Path) -> Settings {
+        let mut settings = Settings::default();
+        settings.tuning.directory = directory.display().to_string();
+        settings
+    }
+
+    fn learned(size: u32) -> Learned {
+        let time = |algorithm: Algorithm, permille| Time { spec: algorithm.into(), permille };
+        Learned {
+            racks: vec![0, 0],
+            kind: Kind::Broadcast { root: 1 },
+            size,
+            pieces: 4,
+            times: vec![time(Algorithm::Ring, 1250), time(Algorithm::Direct, 1000)],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_on_the_same_cluster_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let deep = directory.path().join("made/when/needed");
+        let tuning = Tuning::of(&settings(&deep)).unwrap();
+        let nodes = [node("a"), node("b")];
+        let file = tuning.file(&nodes);
+        assert_eq!(file.content(), Ok(Vec::new()), "no file, no times, no complaint");
+        let all = vec![learned(10), learned(22)];
+        file.write(&all);
+        assert_eq!(file.content(), Ok(all));
+        let other_slots = Node { slots: 3, ..node("b") };
+        let other_rack = Node { rack: "r".to_owned(), ..node("b") };
+        for other in [node("c"), other_slots, other_rack] {
+            assert_ne!(tuning.file(&[node("a"), other]).path, file.path);
+        }
+        let mut other = settings(&deep);
+        other.data.lanes = 7;
+        assert_ne!(Tuning::of(&other).unwrap().file(&nodes).path, file.path);
+        // Another cluster's file under this one's name.
+        fs::copy(&file.path, tuning.file(&[node("c")]).path).unwrap();
+        let foreign = tuning.file(&[node("c")]).content();
+        assert_eq!(foreign, Err("it is of another cluster".to_owned()));
+        assert_eq!(fs::read_dir(&deep).unwrap().count(), 2, "no temporary file is left");
+    }
+
+    #[test]
+    fn nothing_is_kept_unless_it_is_asked_for_and_useful() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(Tuning::of(&Settings::default()), None);
+        let mut strict = settings(directory.path());
+        strict.negotiation.strict = true;
+        assert_eq!(Tuning::of(&strict), None);
+        let mut disabled = settings(directory.path());
+        disabled.tuning.enabled = false;
+        assert_eq!(Tuning::of(&disabled), None);
+    }
+
+    #[test]
+    fn a_damaged_file_is_ignored_whatever_is_wrong_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = Tuning::of(&settings(directory.path())).unwrap().file(&[node("a"), node("b")]);
+        file.write(&[learned(10)]);
+        let good = fs::read_to_string(&file.path).unwrap();
+        assert!(file.content().is_ok());
+        let cases = [
+            (String::new(), "EOF"),
+            (good[..good.len() / 2].to_owned(), "EOF"),
+            (good.replace("\"format\":1", "\"format\":2"), "its format is 2"),
+            (good.replace("\"direct\"", "\"zonk\""), "no algorithm \"zonk\""),
+            (good.replace("1250", "0"), "a time in it is not possible"),
+            (good.replace("1250", "-1"), "invalid value"),
+            (good.replace("1250", "1e300"), "invalid type"),
+            (good.replace("[0,0]", "[0,2]"), "a class of pieces in it is not possible"),
+            (good.replace("[0,0]", "[0,0,0]"), "a class of pieces in it is not possible"),
+            (good.replace("\"root\":1", "\"root\":2"), "a class of pieces in it is not possible"),
+            (good.replace("\"bytes_log2\":10", "\"bytes_log2\":64"), "a class of pieces in it"),
+            (good.replace("\"pieces\":4", "\"pieces\":0"), "a class of pieces in it"),
+            (good.replace("\"pieces\"", "\"parts\""), "unknown field"),
+            (good.clone() + &" ".repeat(1 << 20), "more than 1048576 bytes"),
+        ];
+        for (text, why) in cases {
+            fs::write(&file.path, &text).unwrap();
+            let error = file.content().unwrap_err();
+            assert!(error.contains(why), "{error}");
+            assert_eq!(file.read(), Vec::new());
+        }
+        fs::write(&file.path, [0xff, 0xfe]).unwrap();
+        assert!(file.content().is_err());
+        fs::remove_file(&file.path).unwrap();
+        fs::create_dir(&file.path).unwrap();
+        assert!(file.content().is_err());
+        // Nor does the end of the job fail.
+        file.write(&[learned(10)]);
+    }
+
+    #[test]
+    fn the_file_has_a_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let nodes: Vec<Node> = (0..64).map(|n| node(&format!("host-{n}"))).collect();
+        let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
+        let large = Learned { racks: vec![0; 64], ..learned(10) };
+        file.write(&vec![large; 20_000]);
+        assert!(fs::metadata(&file.path).unwrap().len() <= MAX_FILE);
+        let read = file.content().unwrap().len();
+        assert!(read > 1_000, "{read}");
+    }
+}

@@ -1,0 +1,66 @@
+//! Measured times correct the choice of algorithms, and the next job on the same cluster begins
+//! with them.
+
+use std::{fs, path::Path, process::Command};
+
+use gradwire_tests::launched::{Job, Launch, programs};
+use serde_json::Value;
+
+/// The choices of a running job.
+fn choices(job: &Job) -> Vec<Value> {
+    let grpc = job.served("grpc").remove(0);
+    let explain = Command::new(programs::gradwire()).args(["explain", "--json", &grpc]).output();
+    let output = explain.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let mut all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    all["choices"].as_array_mut().map(std::mem::take).unwrap()
+}
+
+/// A job on two nodes whose ranks add up `steps` times, with two algorithms to choose from. Returns
+/// the choice, and the job's warnings.
+fn job(directory: &Path, steps: u32) -> (Value, Vec<String>) {
+    let loop_ = format!("loop:{steps}:1000");
+    let steps = ["attach", &loop_, "until:end", "leave"];
+    let setting = format!("tuning.directory={}", directory.display());
+    let launch = Launch::new().hosts("127.0.0.1:1,127.0.0.2:1").words(&["--verbose"]);
+    let launch = launch.set("negotiation.algorithm=ring,recursive-doubling").set(&setting);
+    let mut job = launch.rank(&steps).start();
+    job.until_said("looped", 2);
+    let mut choices = choices(&job);
+    assert_eq!(choices.len(), 1, "{choices:#?}");
+    job.allow("end");
+    let report = job.finish();
+    report.assert_code(0);
+    let all = report.all();
+    let warnings = all.lines().filter(|line| line.contains("measured times"));
+    (choices.remove(0), warnings.map(ToOwned::to_owned).collect())
+}
+
+fn files(directory: &Path) -> Vec<std::path::PathBuf> {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn the_next_job_begins_with_what_was_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    // One in 53 explores, 30 in all.
+    let (first, warnings) = job(directory.path(), 2_000);
+    assert_eq!(warnings, [""; 0]);
+    assert_eq!(first["operations"], 2_000);
+    let observed = first["observed"].as_u64().unwrap();
+    assert!(observed < 2_000, "some have explored: {first:#}");
+    let [file] = &files(directory.path())[..] else { panic!("one file, and no temporary one") };
+
+    // The next one knows both, so it does not explore.
+    let (next, warnings) = job(directory.path(), 200);
+    assert_eq!(warnings, [""; 0]);
+    assert_eq!(next["spec"], first["spec"]);
+    assert_eq!((&next["operations"], &next["observed"]), (&200.into(), &200.into()), "{next:#}");
+
+    fs::write(file, "{\"format\":1,").unwrap();
+    let (fresh, warnings) = job(directory.path(), 200);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("of earlier jobs are not used"), "{warnings:?}");
+    assert!(warnings[0].contains(&file.display().to_string()), "{warnings:?}");
+    assert!(fresh["observed"].as_u64() < Some(200), "it explores again: {fresh:#}");
+}
