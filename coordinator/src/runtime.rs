@@ -16,7 +16,7 @@ use gradwire_telemetry::Rate;
 use prost::Message as _;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Status;
@@ -32,6 +32,9 @@ use crate::{
     },
     tuning::{self, Tuning, TuningFile},
 };
+
+/// How long the end of a job waits for the disk.
+const KEEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a new stream may take to join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -294,8 +297,8 @@ impl Runtime {
         });
     }
 
-    /// Keeps what was measured for the next job, unless the disk takes longer than that.
-    pub(crate) async fn keep_times(&mut self, until: Instant) {
+    /// Keeps what was measured for the next job, unless the disk takes too long.
+    pub(crate) async fn keep_times(&mut self) {
         let Some(file) = self.tuning_file.take() else { return };
         let learned = self.engine.learned();
         if learned.is_empty() {
@@ -306,7 +309,7 @@ impl Runtime {
             file.write(&learned);
             let _ = done_in.send(());
         });
-        if timeout_at(until, done).await.is_err() {
+        if timeout(KEEP_TIMEOUT, done).await.is_err() {
             tracing::warn!("the measured times are not kept: the disk is too slow");
         }
     }

@@ -144,7 +144,7 @@ impl Coordinator {
         };
         // The nodes close their streams when they have read that the job is over.
         let until = Instant::now() + grace;
-        runtime.keep_times(until).await;
+        runtime.keep_times().await;
         sessions.close();
         if timeout_at(until, sessions.wait()).await.is_err() {
             tracing::warn!(

@@ -9,6 +9,7 @@ use std::{
     fmt::Write as _,
     fs,
     io::{self, Read as _, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::PathBuf,
 };
 
@@ -16,7 +17,6 @@ use gradwire_collectives::{Kind, Spec};
 use gradwire_settings::Settings;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use tempfile::NamedTempFile;
 
 use crate::model::{
     command::Node,
@@ -160,7 +160,17 @@ impl TuningFile {
             Content { format: FORMAT, cluster: self.cluster.clone(), classes: Vec::new() };
         let empty = serde_json::to_string(&content)?.len() as u64;
         let mut left = MAX_FILE.saturating_sub(empty);
-        for class in learned.iter().filter_map(Class::of) {
+        // What this job has not met stays.
+        let is_met = |old: &Learned| {
+            let is_same = |new: &Learned| {
+                (&new.racks, new.kind, new.size, new.pieces)
+                    == (&old.racks, old.kind, old.size, old.pieces)
+            };
+            learned.iter().any(is_same)
+        };
+        let mut others = self.content().unwrap_or_default();
+        others.retain(|old| !is_met(old));
+        for class in learned.iter().chain(&others).filter_map(Class::of) {
             let bytes = serde_json::to_string(&class)?.len() as u64 + 1;
             if bytes <= left {
                 left -= bytes;
@@ -169,7 +179,9 @@ impl TuningFile {
         }
         let directory = self.path.parent().unwrap_or(&self.path);
         fs::create_dir_all(directory)?;
-        let mut file = NamedTempFile::new_in(directory)?;
+        // All users of a cluster may read it.
+        let readable = fs::Permissions::from_mode(0o644);
+        let mut file = tempfile::Builder::new().permissions(readable).tempfile_in(directory)?;
         file.write_all(serde_json::to_string(&content)?.as_bytes())?;
         file.persist(&self.path)?;
         Ok(())
@@ -228,7 +240,7 @@ impl Class {
 /// thread it is not done.
 pub(crate) fn on_a_thread(work: impl FnOnce() + Send + 'static) {
     if let Err(error) = std::thread::Builder::new().name("gw-tuning".to_owned()).spawn(work) {
-        tracing::warn!(%error, "no thread for the measured times: they are not kept");
+        tracing::warn!(%error, "no thread for the measured times: they are neither read nor kept");
     }
 }
 
@@ -251,6 +263,7 @@ mod tests {
 
     fn settings(directory: &std::path::Path) -> Settings {
         let mut settings = Settings::default();
+        settings.tuning.enabled = true;
         settings.tuning.directory = directory.display().to_string();
         settings
     }
@@ -276,7 +289,12 @@ mod tests {
         assert_eq!(file.content(), Ok(Vec::new()), "no file, no times, no complaint");
         let all = vec![learned(10), learned(22)];
         file.write(&all);
-        assert_eq!(file.content(), Ok(all));
+        assert_eq!(file.content(), Ok(all.clone()));
+        // A job that met other pieces keeps these.
+        file.write(&[learned(12)]);
+        let mut read = file.content().unwrap();
+        read.sort_by_key(|class| class.size);
+        assert_eq!(read, [all[0].clone(), learned(12), all[1].clone()]);
         let other_slots = Node { slots: 3, ..node("b") };
         let other_rack = Node { rack: "r".to_owned(), ..node("b") };
         for other in [node("c"), other_slots, other_rack] {

@@ -305,11 +305,12 @@ settings! {
     }
     /// How measured times correct the cost model.
     tuning: Tuning {
-        /// Whether at most 2 % of the operations run with another algorithm than the cost model's,
-        /// until each has been measured. What is faster replaces it. Never with negotiation.strict.
-        enabled: bool = "tuning.enabled", Kind::Choice(&["false", "true"]), "true", "";
-        /// A folder on the coordinator's host. The times that a job has measured are kept there for
-        /// the next one on the same hosts; empty: they are not kept.
+        /// Whether other algorithms than the cost model's are tried, in at most 2 % of the
+        /// operations. What is faster replaces it. Never with negotiation.strict.
+        enabled: bool = "tuning.enabled", Kind::Choice(&["false", "true"]), "false", "";
+        /// With tuning.enabled: an absolute path of a folder on the first host, where the times of
+        /// a job are kept for the next one on the same hosts; empty: they are not kept. Delete the
+        /// file there to measure again.
         directory: String = "tuning.directory", Kind::Text, "", "";
     }
     /// How a silent node is noticed.

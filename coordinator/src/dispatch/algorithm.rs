@@ -30,15 +30,16 @@ type Measured = (Vec<u32>, (u8, u32, u32), u32, u32);
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
 
-/// How often a pipeline is filled to measure a candidate.
-const FILLS: u32 = 2;
+/// How often a pipeline is filled to measure a candidate. The first filling starts among operations
+/// of the chosen one, and the last one ends among them, so neither is measured.
+const FILLS: u32 = 4;
 
 /// The id of a decision, as long as it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct DecisionId(u64);
 
 /// One candidate of a decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ChoiceId {
     decision: DecisionId,
     candidate: usize,
@@ -192,6 +193,7 @@ impl Chooser {
         let pieces = pieces.next_power_of_two();
         let class = (topology.racks.clone(), key(kind), rule, size, pieces);
         if self.made.len() >= MAX_CHOICES && !self.made.contains_key(&class) {
+            self.remembered = self.measured();
             self.made.clear();
             self.classes.clear();
         }
@@ -244,24 +246,30 @@ impl Chooser {
         }
     }
 
-    /// What this job and earlier ones have measured.
-    pub(crate) fn learned(&self) -> Vec<Learned> {
+    /// The times of this job and of earlier ones, at most [`MAX_CHOICES`].
+    fn measured(&self) -> BTreeMap<Measured, Vec<Time>> {
         let mut all = self.remembered.clone();
         for (class, made) in &self.made {
-            let times = made.decision.times();
-            if !times.is_empty() {
-                all.insert(measured(class), times);
+            let (class, times) = (measured(class), made.decision.times());
+            if !times.is_empty() && (all.len() < MAX_CHOICES || all.contains_key(&class)) {
+                all.insert(class, times);
             }
         }
-        let learned = all.into_iter().map(|((racks, (kind, a, b), size, pieces), times)| {
-            let kind = match kind {
-                0 => Kind::Allreduce,
-                1 => Kind::Broadcast { root: a },
-                2 => Kind::Reduce { root: a },
-                _ => Kind::Move { from: a, to: b },
-            };
-            Learned { racks, kind, size, pieces, times }
-        });
+        all
+    }
+
+    /// What this job and earlier ones have measured.
+    pub(crate) fn learned(&self) -> Vec<Learned> {
+        let learned =
+            self.measured().into_iter().map(|((racks, (kind, a, b), size, pieces), times)| {
+                let kind = match kind {
+                    0 => Kind::Allreduce,
+                    1 => Kind::Broadcast { root: a },
+                    2 => Kind::Reduce { root: a },
+                    _ => Kind::Move { from: a, to: b },
+                };
+                Learned { racks, kind, size, pieces, times }
+            });
         learned.collect()
     }
 
@@ -292,5 +300,63 @@ impl Chooser {
             }
         });
         status.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use fixedbitset::FixedBitSet;
+    use gradwire_proto::JobId;
+    use gradwire_settings::Settings;
+
+    use super::*;
+    use crate::dispatch::credit::{Completed, Flight};
+
+    /// The choice after many pieces of 4 MiB that follow each other, if an algorithm is twice as
+    /// fast as the other one.
+    fn choice_if_fast(fast: Algorithm, pieces: u64) -> ChoiceStatus {
+        let mut settings = Settings::default();
+        settings.tuning.enabled = true;
+        settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
+        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, &settings).unwrap();
+        let mut chooser = Chooser::new(&["", ""], &config);
+        let mut flight = Flight::new(config.credit_pieces as usize);
+        let both = [NodeId(0), NodeId(1)];
+        let mut now = Duration::ZERO;
+        let mut started = VecDeque::new();
+        for _ in 0..40_000 {
+            while flight.has_credit() && (flight.len() as u64) < pieces {
+                let Chosen { spec, id, .. } = chooser.choose(Route::All, &both, 4 << 20, pieces);
+                let mut nodes = FixedBitSet::with_capacity(2);
+                nodes.insert_range(..);
+                let sequence = flight.start(nodes, Vec::new(), id, now);
+                started.push_back((sequence, spec.spec.algorithm()));
+            }
+            let (sequence, algorithm) = started.pop_front().unwrap();
+            now += Duration::from_millis(if algorithm == fast { 1 } else { 2 });
+            assert!(flight.done(both[0], sequence).unwrap().is_none());
+            let completed = flight.done(both[1], sequence).unwrap().unwrap();
+            let Completed { choice, since, in_flight, .. } = completed;
+            if let (Some(choice), Some(in_flight)) = (choice, in_flight) {
+                chooser.observe(choice, now - since, in_flight);
+            }
+        }
+        let mut status = chooser.status();
+        assert_eq!(status.len(), 1);
+        status.remove(0)
+    }
+
+    /// Also in pipelines, where a time counts only if all in flight have the same algorithm.
+    #[test]
+    fn the_fastest_of_a_pipeline_is_found() {
+        for pieces in [1, 4, 8, 64] {
+            for fast in [Algorithm::Ring, Algorithm::RecursiveDoubling] {
+                let choice = choice_if_fast(fast, pieces);
+                assert_eq!(choice.spec, fast.into(), "{pieces} pieces: {choice:?}");
+                assert!(choice.observed > 20_000, "{pieces} pieces: {choice:?}");
+            }
+        }
     }
 }

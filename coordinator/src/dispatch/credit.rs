@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use fixedbitset::FixedBitSet;
-use gradwire_proto::{NodeId, Sequence, SpecId};
+use gradwire_proto::{NodeId, Sequence};
 
 use super::algorithm::ChoiceId;
 use crate::model::round::Slot;
@@ -21,12 +21,10 @@ pub(crate) struct Flying {
     pub(crate) slots: Vec<Slot>,
     /// When it started.
     pub(crate) since: Duration,
-    /// Its algorithm.
-    spec: SpecId,
     /// The choice of its algorithm, if there was one.
     choice: Option<ChoiceId>,
     /// How many operations were in flight when it started, including it; `None` if some of them
-    /// had another algorithm.
+    /// were another choice.
     in_flight: Option<usize>,
 }
 
@@ -39,7 +37,7 @@ pub(crate) struct Completed {
     /// When it started.
     pub(crate) since: Duration,
     /// How many were in flight when it started, including it; `None` if a different number was in
-    /// flight when it ended, or some with another algorithm.
+    /// flight when it ended, or some of another choice.
     pub(crate) in_flight: Option<u32>,
 }
 
@@ -54,8 +52,8 @@ impl Flying {
 #[derive(Debug)]
 pub(crate) struct Flight {
     flying: BTreeMap<Sequence, Flying>,
-    /// How many of them have each algorithm.
-    specs: BTreeMap<SpecId, usize>,
+    /// How many of them there are of each choice.
+    choices: BTreeMap<Option<ChoiceId>, usize>,
     credit: usize,
     started: u64,
     done: u64,
@@ -63,7 +61,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     pub(crate) fn new(credit: usize) -> Self {
-        Self { flying: BTreeMap::new(), specs: BTreeMap::new(), credit, started: 0, done: 0 }
+        Self { flying: BTreeMap::new(), choices: BTreeMap::new(), credit, started: 0, done: 0 }
     }
 
     /// Whether one more operation may start.
@@ -76,22 +74,22 @@ impl Flight {
         &mut self,
         nodes: FixedBitSet,
         mut slots: Vec<Slot>,
-        (spec, choice): (SpecId, Option<ChoiceId>),
+        choice: Option<ChoiceId>,
         now: Duration,
     ) -> Sequence {
         slots.sort_unstable();
         self.started += 1;
         let sequence = Sequence(self.started);
-        *self.specs.entry(spec).or_default() += 1;
+        *self.choices.entry(choice).or_default() += 1;
         let in_flight = self.is_uniform().then(|| self.flying.len() + 1);
-        let flying = Flying { nodes, slots, since: now, spec, choice, in_flight };
+        let flying = Flying { nodes, slots, since: now, choice, in_flight };
         self.flying.insert(sequence, flying);
         sequence
     }
 
-    /// Whether all operations in flight have one algorithm.
+    /// Whether all operations in flight are of one choice: one kind, size and algorithm.
     fn is_uniform(&self) -> bool {
-        self.specs.len() == 1
+        self.choices.len() == 1
     }
 
     /// A node has done an operation. Returns the operation once all nodes have done it, and `Err`
@@ -112,11 +110,11 @@ impl Flight {
         self.done += 1;
         let now_flying = self.is_uniform().then_some(self.flying.len());
         let flying = self.flying.remove(&sequence).ok_or(())?;
-        let Flying { slots, since, spec, choice, in_flight, .. } = flying;
-        if let Some(of_spec) = self.specs.get_mut(&spec) {
-            *of_spec -= 1;
-            if *of_spec == 0 {
-                self.specs.remove(&spec);
+        let Flying { slots, since, choice, in_flight, .. } = flying;
+        if let Some(of_choice) = self.choices.get_mut(&choice) {
+            *of_choice -= 1;
+            if *of_choice == 0 {
+                self.choices.remove(&choice);
             }
         }
         let in_flight = in_flight.filter(|_| in_flight == now_flying).map(|flying| flying as u32);

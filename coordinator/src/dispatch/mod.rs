@@ -187,7 +187,7 @@ impl Dispatch {
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
-        let sequence = self.flight.start(nodes, slots, (spec.id, id), now);
+        let sequence = self.flight.start(nodes, slots, id, now);
         let segment = |cut: &Cut| {
             let by_name = matches!(cut.round.tensor, TensorRef::Name(_));
             Segment {

@@ -222,7 +222,7 @@ impl Engine {
             return;
         }
         let mut execute = self.agreement.take_answer();
-        let mut choices = self.dispatch.take_corrections();
+        let mut choices = Vec::new();
         let piece_bytes = self.dispatch.piece_bytes();
         let Self { agreement, dispatch, .. } = self;
         while let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set)) {
@@ -240,6 +240,7 @@ impl Engine {
         if execute.is_empty() {
             return;
         }
+        choices.extend(self.dispatch.take_corrections());
         out.reason = self.reason(&execute, choices);
         out.commands.push(Command::Execute(execute));
     }
