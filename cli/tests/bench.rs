@@ -160,11 +160,11 @@ fn a_long_job_does_not_grow() {
     for (cells, row) in rows(&output.stdout).iter().zip(reported) {
         assert_eq!(Some(cells[0]), row["host"].as_str());
         let at = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name}: {row}"));
-        let looks = row["private_bytes"].as_object().unwrap();
-        let mut steps: Vec<u32> = looks.keys().map(|step| step.parse().unwrap()).collect();
+        let samples = row["private_bytes"].as_object().unwrap();
+        let mut steps: Vec<u32> = samples.keys().map(|step| step.parse().unwrap()).collect();
         steps.sort_unstable();
         assert_eq!(steps, [100, 1000, 3000]);
-        assert!(looks.values().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{row}");
+        assert!(samples.values().all(|bytes| bytes.as_u64().unwrap() > 100_000), "{row}");
         // BOUND: neither a daemon nor the coordinator keeps anything of a step that is done. An
         // allocator may need some pages more for a while.
         assert!(at("growth_bytes") < f64::from(2 << 20), "{row}");

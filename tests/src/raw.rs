@@ -26,7 +26,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gradwire_proto::{
     PROTOCOL, Request, TensorName, VERSION,
     auth::Claim,
-    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
 use gradwire_shm::{
     control::{CONTROL_BYTES, Completion, Doorbell, Origin, Place, Submission, WorkerControl},
@@ -62,8 +62,8 @@ impl Stranger {
     ///
     /// # Errors
     /// When the daemon has closed the connection.
-    pub fn say(&self, wish: Wish, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let message = pb::WorkerMessage { message: Some(wish) };
+    pub fn say(&self, message: ToDaemon, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let message = pb::WorkerMessage { message: Some(message) };
         Ok(handover::send(&self.0, &message.encode_to_vec(), fds)?)
     }
 
@@ -71,8 +71,8 @@ impl Stranger {
     ///
     /// # Errors
     /// When the daemon has closed the connection.
-    pub fn say_with_many(&self, wish: Wish, fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let frame = pb::WorkerMessage { message: Some(wish) }.encode_to_vec();
+    pub fn say_with_many(&self, message: ToDaemon, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let frame = pb::WorkerMessage { message: Some(message) }.encode_to_vec();
         let bytes = [&(frame.len() as u32).to_le_bytes()[..], &frame].concat();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -159,7 +159,7 @@ pub fn attach(
     local_rank: u32,
     challenge: &pb::Challenge,
     spoil: impl FnOnce(&mut pb::Attach),
-) -> Wish {
+) -> ToDaemon {
     let mut attach = pb::Attach {
         protocol: PROTOCOL,
         version: VERSION.into(),
@@ -177,7 +177,7 @@ pub fn attach(
     if attach.proof.is_empty() {
         attach.proof = cluster.secret().prove(&claim).to_vec();
     }
-    Wish::Attach(attach)
+    ToDaemon::Attach(attach)
 }
 
 /// The start of the first segment.
@@ -244,7 +244,7 @@ impl RawWorker {
         let number = self.segments.len() as u32;
         let (segment, fd) = Segment::create("gradwire-test-segment", bytes, HugePages::Never)?;
         let add = pb::AddSegment { segment: number, bytes };
-        self.socket.say(Wish::AddSegment(add), &[fd.as_fd()])?;
+        self.socket.say(ToDaemon::AddSegment(add), &[fd.as_fd()])?;
         match self.socket.receive()? {
             Some((Reply::SegmentAdded(added), _)) if added.segment == number => {}
             other => bail!("the daemon does not take a segment: {other:?}"),

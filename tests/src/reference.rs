@@ -14,7 +14,7 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
-use self::number::{float, float_bytes, integer, is_short, part_of, precision, wrap};
+use self::number::{float, float_bytes, integer, is_short_float, part_of, precision, wrap};
 
 /// A small random number generator. The same seed gives the same numbers everywhere.
 #[derive(Debug, Clone)]
@@ -230,14 +230,14 @@ impl Reduction {
             let (unit, smallest) = precision(part);
             let Between { nodes, compression } = self.between;
             // Short floats are computed in f32 and rounded once, whatever lies between the nodes.
-            let (computed, _) = precision(if is_short(part) { DType::F32 } else { part });
+            let (computed, _) = precision(if is_short_float(part) { DType::F32 } else { part });
             let computed = 2.0 * (ranks + 3.0) * computed.ln_1p();
-            let (mut logarithm, mut least) = if is_short(part) {
+            let (mut logarithm, mut least) = if is_short_float(part) {
                 (computed + unit.ln_1p(), smallest)
             } else {
                 (computed, 2.0 * (ranks + 3.0) * smallest)
             };
-            let travels = is_short(part) || self.dtype == DType::F32;
+            let travels = is_short_float(part) || self.dtype == DType::F32;
             if compression == Compression::Bf16 && travels && nodes > 1 {
                 let (unit, smallest) = precision(DType::Bf16);
                 // In a product, every rounding counts on every way, also the roundings of the other

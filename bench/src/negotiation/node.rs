@@ -9,7 +9,7 @@ use gradwire_proto::{
     auth::{self, Claim},
     pb::{
         self, coordinator_client::CoordinatorClient, coordinator_message::Message as Received,
-        node_message::Message as Said,
+        node_message::Message as ToCoordinator,
     },
 };
 use tokio::{
@@ -124,7 +124,7 @@ impl Node {
             return Err(wrong("the first message is no challenge".to_owned()));
         };
         let join = node.introduction(&challenge.nonce);
-        node.say(Said::Join(join)).await;
+        node.say(ToCoordinator::Join(join)).await;
         Ok(node)
     }
 
@@ -203,7 +203,7 @@ impl Node {
     async fn step(&mut self, announced: Vec<pb::Ready>) -> Result<Span, CommandError> {
         let begin = Instant::now();
         for ready in announced {
-            self.say(Said::Ready(ready)).await;
+            self.say(ToCoordinator::Ready(ready)).await;
         }
         let mut end = begin;
         while !self.negotiated.is_done() {
@@ -213,12 +213,12 @@ impl Node {
             end = Instant::now();
             let done = self.negotiated.execute(&execute).map_err(|what| self.wrong(&what))?;
             if !execute.evicted.is_empty() {
-                self.say(Said::Forgotten(pb::Forgotten { ids: execute.evicted })).await;
+                self.say(ToCoordinator::Forgotten(pb::Forgotten { ids: execute.evicted })).await;
             }
             self.operations += done.len() as u64;
             let at_once = if self.job.done_each { 1 } else { done.len().max(1) };
             for sequences in done.chunks(at_once) {
-                self.say(Said::Done(pb::Done { sequences: sequences.to_vec() })).await;
+                self.say(ToCoordinator::Done(pb::Done { sequences: sequences.to_vec() })).await;
             }
         }
         Ok(Span { begin, end })
@@ -229,7 +229,7 @@ impl Node {
     /// # Errors
     /// [`CommandError`] if the job does not end well.
     pub async fn leave(mut self) -> Result<(), CommandError> {
-        self.say(Said::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
+        self.say(ToCoordinator::Leave(pb::Leave { ranks: vec![self.order], absent: false })).await;
         match self.receive().await? {
             Received::Shutdown(_) => Ok(()),
             _ => Err(self.wrong("the coordinator goes on after all nodes have left")),
@@ -251,7 +251,7 @@ impl Node {
 
     /// Sends a message. If the stream has ended, the message is lost, and the next read has the
     /// reason.
-    async fn say(&mut self, message: Said) {
+    async fn say(&mut self, message: ToCoordinator) {
         let message = pb::NodeMessage { message: Some(message) };
         self.sent.count(&message);
         let _ = self.to.send(message).await;
@@ -299,7 +299,7 @@ pub async fn beat(nodes: Vec<Sender>, every: Duration) {
         for node in &nodes {
             // The coordinator measures round trips with the echo, which this measurement does not
             // need.
-            let heartbeat = Said::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0 });
+            let heartbeat = ToCoordinator::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0 });
             // A node whose queue is full is alive without the heartbeat.
             let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
         }

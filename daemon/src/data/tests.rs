@@ -387,8 +387,8 @@ fn a_piece_without_room_keeps_nobody_waiting() {
     let jobs = [0, 1].map(|i| Job::new(&i.to_string(), 2, 1, 5000, Way { source: Some(0), ..SUM }));
     let piece =
         |job: usize, node| piece(job as u64, &[&jobs[job]], node, 2, Algorithm::Ring, &topology);
-    let cramped = &jobs[0].tensors[1];
-    cramped.expect_allocations(1);
+    let pending = &jobs[0].tensors[1];
+    pending.expect_allocations(1);
     for node in [1, 0] {
         for job in [0, 1] {
             cluster.lanes[node as usize][0].send(Order::Start(piece(job, node)));
@@ -401,7 +401,7 @@ fn a_piece_without_room_keeps_nobody_waiting() {
     assert!(early.is_err(), "{early:?}");
     let before: Vec<f32> = (0..5000).map(|i| value(1, i)).collect();
     assert!(jobs[0].buffers[1][0].read() == before, "INPUT");
-    cramped.set_outputs(0, vec![jobs[0].buffers[1][0].span()]);
+    pending.set_outputs(0, vec![jobs[0].buffers[1][0].span()]);
     cluster.lanes[1][0].send(Order::Allocated);
     assert!(matches!(cluster.wait_for(1), Event::Finished));
     cluster.stop();

@@ -17,7 +17,7 @@ pub(super) fn precision(dtype: DType) -> (f64, f64) {
 }
 
 /// Whether its sums are kept in f32 and rounded once on each node.
-pub(super) fn is_short(dtype: DType) -> bool {
+pub(super) fn is_short_float(dtype: DType) -> bool {
     matches!(dtype, DType::F8E4m3 | DType::F8E5m2 | DType::F16 | DType::Bf16)
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Barrier};
 use gradwire_daemon::Ending;
 use gradwire_proto::{
     Collective, DType, Failure, FailureKind, Part, Rank, ReduceOp, Request, Shape,
-    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
 use gradwire_shm::control::{Place, Submission};
 use gradwire_tests::{
@@ -135,7 +135,7 @@ fn asked_for_room(raw: &RawWorker) {
 fn allocated(raw: &RawWorker, ticket: u64, places: &[Place]) {
     let place = |place: &Place| pb::Place { segment: place.segment, offset: place.offset };
     let places = places.iter().map(place).collect();
-    raw.socket.say(Wish::Allocated(pb::Allocated { ticket, places }), &[]).unwrap();
+    raw.socket.say(ToDaemon::Allocated(pb::Allocated { ticket, places }), &[]).unwrap();
 }
 
 #[test]

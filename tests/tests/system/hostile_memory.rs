@@ -12,7 +12,7 @@ use std::{
 use gradwire_daemon::Ending;
 use gradwire_proto::{
     DType, Failure, FailureKind, Rank, ReduceOp, Request, Shape,
-    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
 use gradwire_shm::{
     control::{MAX_IN_FLIGHT, Place, Submission},
@@ -192,7 +192,7 @@ fn messages_that_come_at_the_wrong_time() {
         let challenge = pb::Challenge::default();
         raw.socket.say(attach(cluster, 1, &challenge, |_| ()), &[]).unwrap();
     });
-    let add = |segment, bytes| Wish::AddSegment(pb::AddSegment { segment, bytes });
+    let add = |segment, bytes| ToDaemon::AddSegment(pb::AddSegment { segment, bytes });
     nonsense("it handed over segment 5 where 1 is next", |_, raw| {
         let (_segment, fd) = Segment::create("gradwire-test", 4096, HugePages::Never).unwrap();
         raw.socket.say(add(5, 4096), &[fd.as_fd()]).unwrap();

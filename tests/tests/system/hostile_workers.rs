@@ -9,7 +9,7 @@ use std::{
 use gradwire_daemon::Ending;
 use gradwire_proto::{
     DType, PROTOCOL, ReduceOp, Request, Shape, VERSION, auth,
-    pb::{self, worker_message::Message as Wish},
+    pb::{self, worker_message::Message as ToDaemon},
 };
 use gradwire_shm::{
     control::{CONTROL_BYTES, Place, Submission, WorkerControl},
@@ -89,7 +89,7 @@ fn who_does_not_belong_here_learns_why() {
     }
     let stranger = Stranger::connect(&cluster.socket(0)).unwrap();
     stranger.challenge().unwrap();
-    stranger.say(Wish::Detach(pb::Detach {}), &[]).unwrap();
+    stranger.say(ToDaemon::Detach(pb::Detach {}), &[]).unwrap();
     assert!(stranger.refusal().unwrap().contains("the first message must be Attach"));
     whole_job(cluster, first);
 }
@@ -99,7 +99,7 @@ fn who_does_not_belong_here_learns_why() {
 fn a_proof_serves_once() {
     let (cluster, first) = half_a_job();
     let overheard = Stranger::connect(&cluster.socket(0)).unwrap().challenge().unwrap();
-    let Wish::Attach(old) = attach(&cluster, 1, &overheard, |_| ()) else {
+    let ToDaemon::Attach(old) = attach(&cluster, 1, &overheard, |_| ()) else {
         unreachable!("attach makes an Attach")
     };
     let text = refusal(&cluster, 1, move |a| a.proof = old.proof, &[page().as_fd()]);

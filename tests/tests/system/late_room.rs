@@ -4,7 +4,7 @@
 use gradwire_daemon::Ending;
 use gradwire_proto::{
     Collective, DType, Request, Shape,
-    pb::{self, daemon_message::Message as Reply, worker_message::Message as Wish},
+    pb::{self, daemon_message::Message as Reply, worker_message::Message as ToDaemon},
 };
 use gradwire_tests::{
     cluster::{Cluster, Plan},
@@ -46,10 +46,10 @@ fn peers_do_not_wait_for_a_rank_that_makes_room() {
     assert_eq!(raw.completed().unwrap().ticket, 2);
     let segment = raw.add_segment(BYTES as u64).unwrap();
     let places = vec![pb::Place { segment, offset: 0 }];
-    raw.socket.say(Wish::Allocated(pb::Allocated { ticket: 1, places }), &[]).unwrap();
+    raw.socket.say(ToDaemon::Allocated(pb::Allocated { ticket: 1, places }), &[]).unwrap();
     assert_eq!(raw.completed().unwrap().ticket, 1);
     first.join().unwrap();
-    raw.socket.say(Wish::Detach(pb::Detach {}), &[]).unwrap();
+    raw.socket.say(ToDaemon::Detach(pb::Detach {}), &[]).unwrap();
     assert!(matches!(raw.socket.receive().unwrap(), Some((Reply::Detached(_), _))));
     drop(raw);
     for ending in cluster.finish().unwrap() {
