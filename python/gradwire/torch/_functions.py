@@ -12,6 +12,7 @@ from gradwire._errors import InvalidRequest
 from gradwire._objects import broadcast_object
 from gradwire._world import ProcessSet, global_process_set, rank
 from gradwire.torch._adapter import dense_strides
+from gradwire.torch._handles import wait_for_all
 from gradwire.torch._move_ops import broadcast_async_
 
 
@@ -62,8 +63,7 @@ def broadcast_parameters(
                 f"{name} is no tensor but {type(parameter).__name__}: use broadcast_object"
             )
         handles.append(broadcast_async_(parameter, root_rank, f"parameter.{name}", process_set))
-    for handle in handles:
-        handle.wait()
+    wait_for_all(handles)
 
 
 class _Tensor:
@@ -158,8 +158,7 @@ def broadcast_optimizer_state(
         broadcast_async_(tensor, root_rank, f"optimizer_state.{at}", process_set)
         for at, tensor in enumerate(tensors)
     ]
-    for handle in handles:
-        handle.wait()
+    wait_for_all(handles)
     if not at_root:
         given = _with_tensors(plan, tensors)
         # It moves each tensor to its parameter's device, and converts it to the parameter's dtype.

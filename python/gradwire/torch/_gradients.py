@@ -21,7 +21,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire import _native, _world
-from gradwire._errors import InvalidRequest
+from gradwire._errors import GradwireError, InvalidRequest
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
@@ -311,10 +311,20 @@ class Exchange:
         self._check(words, changed)
 
     def _wait(self) -> list[Slot]:
-        """Waits for the requests; returns the slots whose gradients were changed meanwhile."""
+        """Waits for the requests; returns the slots whose gradients were changed meanwhile.
+
+        It waits for all of them before it raises the first failure: no name stays in flight, so the
+        caller may try again.
+        """
         changed = []
+        failure: GradwireError | None = None
         for handle, slots in self.handles:
-            handle.wait()
+            try:
+                handle.wait()
+            except GradwireError as error:
+                failure = failure or error
+            if failure is not None:
+                continue
             changed += [slot for slot in slots if slot.changed]
             for slot in slots:
                 if slot.must_store:
@@ -322,8 +332,13 @@ class Exchange:
                         slot.store(self.compression)
         for slot in self.submitted:
             if slot.sparse is not None:
-                with torch.no_grad():
-                    slot.store(self.compression)
+                try:
+                    with torch.no_grad():
+                        slot.store(self.compression)
+                except GradwireError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
         return changed
 
     def _check(self, words: dict[Slot, int], changed: list[Slot]) -> None:

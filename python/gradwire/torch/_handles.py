@@ -1,10 +1,27 @@
-"""Handles whose results are computed from the results of other handles."""
+"""Handles whose results are computed from those of other handles, and waits for many handles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from gradwire._errors import GradwireError
 from gradwire._ops import Handle
+
+
+def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
+    """Waits for all handles, and raises the first failure afterwards.
+
+    So no name stays in flight, and the caller may try again.
+    """
+    failure: GradwireError | None = None
+    for handle in handles:
+        try:
+            handle.wait()
+        except GradwireError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def derived(handle: Handle[Any], make: Any) -> Handle[Any]:

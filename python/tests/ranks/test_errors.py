@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -144,6 +146,25 @@ def test_ranks_that_disagree_read_who_wanted_what() -> None:
         gw.broadcast(np.zeros(2), 0 if gw.rank() else 1, name="roots")
     # The job goes on.
     assert gw.allreduce(np.ones(2), op=gw.Sum)[0] == gw.size()
+
+
+def test_a_failure_is_raised_when_nothing_else_is_in_flight() -> None:
+    """Checks that a caller may try again at once."""
+    torch = pytest.importorskip("torch")
+    import gradwire.torch as hvd
+
+    if alone():
+        pytest.skip("needs two ranks")
+    parameters = {"bad": torch.zeros(2), "good": torch.zeros(3)}
+    if gw.rank() == 0:
+        with pytest.raises(gw.Disagreement, match="bad"):
+            hvd.broadcast_parameters(parameters, 0)
+    else:
+        with pytest.raises(gw.Disagreement, match="bad"):
+            hvd.broadcast(torch.zeros(5), 0, name="parameter.bad")
+        time.sleep(0.3)  # rank 0 has its failure by now
+        hvd.broadcast(torch.zeros(3), 0, name="parameter.good")
+    hvd.broadcast_parameters(parameters, 0)
 
 
 def test_a_wait_has_a_limit() -> None:

@@ -167,18 +167,61 @@ impl DistributedOptimizer {
     }
 
     fn exchange_and_step(&mut self) -> Result<()> {
-        let exchanges: Vec<Exchange> = self
-            .slots
-            .iter_mut()
-            .map(|slot| slot.start(&self.session, self.op))
-            .collect::<Result<_>>()?;
-        for (slot, exchange) in self.slots.iter_mut().zip(exchanges) {
-            let memory = exchange.wait()?;
+        let Self { session, slots, op, .. } = self;
+        let started = start_all(slots.iter_mut(), |slot| slot.start(session, *op));
+        started.finish(slots.iter_mut(), |slot, memory| {
             memory.store(&mut slot.variable.f_grad()?)?;
             slot.memory = Some(memory);
-        }
+            Ok(())
+        })?;
         self.inner.step();
         Ok(())
+    }
+}
+
+/// Exchanges under way, and why the next one was not started, if it could not be.
+struct Started {
+    exchanges: Vec<Exchange>,
+    failure: Option<Error>,
+}
+
+/// Starts an exchange for each item, up to the first that can't be started.
+fn start_all<T>(
+    items: impl Iterator<Item = T>,
+    start: impl FnMut(T) -> Result<Exchange>,
+) -> Started {
+    let mut failure = None;
+    let mut until_failure = |started: Result<Exchange>| match started {
+        Ok(exchange) => Some(exchange),
+        Err(error) => {
+            failure = Some(error);
+            None
+        }
+    };
+    let exchanges = items.map(start).map_while(&mut until_failure).collect();
+    Started { exchanges, failure }
+}
+
+impl Started {
+    /// Waits for all exchanges and stores their results for their items. It waits for the others
+    /// after a failure, too: no name stays in flight, so the caller may try again.
+    ///
+    /// # Errors
+    /// The first failure. What comes after it is not stored.
+    fn finish<T>(
+        self,
+        items: impl Iterator<Item = T>,
+        mut store: impl FnMut(T, Mirror) -> Result<()>,
+    ) -> Result<()> {
+        let Self { exchanges, failure } = self;
+        let mut result = Ok(());
+        for (item, exchange) in items.zip(exchanges) {
+            let waited = exchange.wait();
+            if result.is_ok() {
+                result = waited.and_then(|memory| store(item, memory));
+            }
+        }
+        result.and(failure.map_or(Ok(()), Err))
     }
 }
 
@@ -231,19 +274,13 @@ fn trainable(parameters: &VarStore) -> Vec<(String, Tensor)> {
 pub fn broadcast_parameters(session: &Session, parameters: &VarStore, root: u32) -> Result<()> {
     let mut variables: Vec<(String, Tensor)> = parameters.variables().into_iter().collect();
     variables.sort_by(|a, b| a.0.cmp(&b.0));
-    let exchanges: Vec<Exchange> = variables
-        .iter()
-        .map(|(name, variable)| {
-            let mut memory = Mirror::new(session, name, variable)?;
-            memory.load(variable)?;
-            let options = BroadcastOptions::from_rank(root).name(format!("parameter.{name}"));
-            memory.exchange(|buffer| session.broadcast_async(buffer, options))
-        })
-        .collect::<Result<_>>()?;
-    for ((_, variable), exchange) in variables.iter_mut().zip(exchanges) {
-        exchange.wait()?.store(variable)?;
-    }
-    Ok(())
+    let started = start_all(variables.iter(), |(name, variable)| {
+        let mut memory = Mirror::new(session, name, variable)?;
+        memory.load(variable)?;
+        let options = BroadcastOptions::from_rank(root).name(format!("parameter.{name}"));
+        memory.exchange(|buffer| session.broadcast_async(buffer, options))
+    });
+    started.finish(variables.iter_mut(), |(_, variable), memory| memory.store(variable))
 }
 
 #[cfg(test)]

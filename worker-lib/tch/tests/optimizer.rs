@@ -1,10 +1,10 @@
 //! The distributed optimizer and the broadcast of parameters, by the ranks of real jobs.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, time::Duration};
 
 use gradwire_tch::{DistributedOptimizer, Error, OptimizerOptions, broadcast_parameters};
 use gradwire_tests::cluster::{Cluster, Plan};
-use gradwire_worker::{GradwireError, ReduceOp, Session};
+use gradwire_worker::{BroadcastOptions, DType, GradwireError, ReduceOp, Session, Shape};
 use tch::{
     Device, Kind, Tensor,
     nn::{self, Init, OptimizerConfig},
@@ -120,6 +120,34 @@ fn a_failed_exchange_names_the_gradient_and_makes_no_step() {
             assert_eq!(values(&first), [1.0; 6]);
             session.barrier().unwrap();
         }
+    });
+}
+
+/// What else is in flight has ended when a failure is reported, so one can try again at once.
+#[test]
+fn a_failed_exchange_waits_for_the_others() {
+    ranks(&[1, 1], |session| {
+        let tensors = |rows: i64| -> nn::VarStore {
+            let store = with("bad", &Tensor::zeros([rows], (Kind::Float, Device::Cpu)));
+            let good = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+            store.variables_.lock().unwrap().named_variables.insert("good".into(), good);
+            store
+        };
+        if session.rank() == 0 {
+            let error = broadcast_parameters(session, &tensors(3), 0).unwrap_err();
+            assert!(error.to_string().contains("parameter.bad"), "{error}");
+        } else {
+            let broadcast = |name: &str, rows: u64| {
+                let options = BroadcastOptions::from_rank(0).name(name);
+                let buffer = session.buffer(DType::F32, Shape::new(&[rows]).unwrap()).unwrap();
+                session.broadcast_async(buffer, options).unwrap().wait()
+            };
+            broadcast("parameter.bad", 4).unwrap_err();
+            // Rank 0 has its failure by now.
+            std::thread::sleep(Duration::from_millis(300));
+            broadcast("parameter.good", 2).unwrap();
+        }
+        broadcast_parameters(session, &tensors(3), 0).unwrap();
     });
 }
 
