@@ -16,6 +16,17 @@ pub enum Collective {
     Broadcast,
     /// The first node gets the reduction of all.
     Reduce,
+    /// All get what all have.
+    Allgather,
+    /// The first node gets what all have.
+    Gather,
+    /// All get a share of what the first node has.
+    Scatter,
+    /// All get a share of the reduction of all.
+    #[value(name = "reducescatter")]
+    ReduceScatter,
+    /// All get a share of what all have.
+    Alltoall,
 }
 
 impl fmt::Display for Collective {
@@ -31,6 +42,11 @@ impl Collective {
             Self::Allreduce => Kind::Allreduce,
             Self::Broadcast => Kind::Broadcast { root: 0 },
             Self::Reduce => Kind::Reduce { root: 0 },
+            Self::Allgather => Kind::Allgather,
+            Self::Gather => Kind::Gather { root: 0 },
+            Self::Scatter => Kind::Scatter { root: 0 },
+            Self::ReduceScatter => Kind::ReduceScatter,
+            Self::Alltoall => Kind::Alltoall,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Where the elements of a step are: in its message and in the piece. The executor and the
 //! interpreter both need it, to follow earlier steps byte by byte.
 
-use crate::schedule::{Schedule, Step};
+use crate::schedule::{Block, Schedule, Step};
 
 /// Elements that follow each other in a step's message and in the piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,26 @@ impl Stretch {
     fn offset_of(&self, at: u64) -> Option<u64> {
         (self.at..self.at + self.count).contains(&at).then(|| self.offset + (at - self.at))
     }
+}
+
+/// The same schedule over the memory of its participant alone. Blocks that it has no step with are
+/// empty. What it sends or receives in one message is in one place, where that is possible.
+pub fn compacted(mut schedule: Schedule) -> Schedule {
+    let counts: Vec<u64> = schedule.blocks.iter().map(|block| block.count).collect();
+    let mut is_placed = vec![false; counts.len()];
+    schedule.blocks.fill(Block::default());
+    let mut offset = 0;
+    let is_message =
+        |step: &&Step| step.action.sends_to().is_some() || step.action.receives_from().is_some();
+    let messages = schedule.steps.iter().filter(is_message);
+    for block in messages.chain(&schedule.steps).flat_map(Step::blocks) {
+        let at = block as usize;
+        if !std::mem::replace(&mut is_placed[at], true) {
+            schedule.blocks[at] = Block { offset, count: counts[at] };
+            offset += counts[at];
+        }
+    }
+    schedule
 }
 
 /// The stretches of a step, in the order of its message: one for each block that is not empty.
@@ -101,7 +121,7 @@ pub fn part(all: &[Stretch], from: u64, to: u64) -> impl Iterator<Item = Stretch
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Action, Block};
+    use crate::schedule::Action;
 
     fn schedule() -> Schedule {
         let counts = [10, 0, 5, 7, 3];
@@ -133,6 +153,26 @@ mod tests {
         let some: Vec<_> = part(&joined(&wrapped), 8, 13).collect();
         assert_eq!(some, [stretch(8, 23, 2), stretch(10, 0, 3)]);
         assert_eq!(part(&wrapped, 4, 4).count(), 0);
+    }
+
+    #[test]
+    fn what_is_not_touched_takes_no_room() {
+        let step = |action: Action, ranges: &[std::ops::Range<u32>]| Step {
+            action,
+            ranges: ranges.to_vec(),
+            after: Vec::new(),
+        };
+        let steps = vec![
+            step(Action::ReduceLocal, &[0..1, 2..3]),
+            step(Action::send(1), &[3..4, 0..1]),
+            step(Action::Publish, &[2..3]),
+        ];
+        let small = compacted(Schedule { steps, ..schedule() });
+        let of = |offset, count| Block { offset, count };
+        let blocks = [of(7, 10), of(0, 0), of(17, 5), of(0, 7), of(0, 0)];
+        assert_eq!(small.blocks, blocks);
+        let message = stretches(&small, &small.steps[1]);
+        assert_eq!(joined(&message), [stretch(0, 0, 17)]);
     }
 
     /// Against a search element by element.

@@ -29,7 +29,9 @@ pub mod select;
 pub mod topology;
 pub mod verify;
 
-pub use algorithms::{Algorithm, Kind, Spec, SpecError, generate};
+pub use algorithms::{
+    Algorithm, Kind, Roles, Section, Spec, SpecError, generate, generate_sections,
+};
 pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use rules::{Rules, RulesError};
 pub use schedule::{Action, Block, Schedule, Step};

@@ -8,8 +8,9 @@
 //!
 //! Rules are separated by `;`. A rule is `COLLECTIVE:RANGE=LIST`.
 //!
-//! - The collective is `allreduce`, `broadcast` or `reduce`. A rule without one is for that of the
-//!   rule before it, the first rule for all of them.
+//! - The collective is `allreduce`, `broadcast`, `reduce`, `allgather`, `gather`, `scatter`,
+//!   `reducescatter` or `alltoall`. A rule without one is for that of the rule before it, the first
+//!   rule for all of them.
 //! - The range is in bytes of a piece, as it travels: `A-B` is more than A and up to B, `A-` more
 //!   than A, and `0-` begins with 0. Without a range a rule is for all sizes.
 //! - The list is of specs to choose from, or of algorithms with `^` that are not to be chosen, or
@@ -35,6 +36,11 @@ const CANDIDATES: [Algorithm; 5] = [
     Algorithm::Linear,
 ];
 
+/// The same for collectives of which each block has roles of its own, where most algorithms have
+/// the trees of one of these.
+const EXCHANGES: [Algorithm; 4] =
+    [Algorithm::Direct, Algorithm::Circulant, Algorithm::Hierarchical, Algorithm::Ring];
+
 /// The most rules (BOUND).
 const MAX_RULES: usize = 64;
 
@@ -50,16 +56,53 @@ enum Chosen {
     Allreduce,
     Broadcast,
     Reduce,
+    Allgather,
+    Gather,
+    Scatter,
+    Reducescatter,
+    Alltoall,
 }
 
 impl Chosen {
+    const ALL: [Self; 8] = [
+        Self::Allreduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Allgather,
+        Self::Gather,
+        Self::Scatter,
+        Self::Reducescatter,
+        Self::Alltoall,
+    ];
+
     fn of(kind: Kind) -> Option<Self> {
         match kind {
             Kind::Allreduce => Some(Self::Allreduce),
             Kind::Broadcast { .. } => Some(Self::Broadcast),
             Kind::Reduce { .. } => Some(Self::Reduce),
+            Kind::Allgather => Some(Self::Allgather),
+            Kind::Gather { .. } => Some(Self::Gather),
+            Kind::Scatter { .. } => Some(Self::Scatter),
+            Kind::ReduceScatter => Some(Self::Reducescatter),
+            Kind::Alltoall => Some(Self::Alltoall),
             Kind::Move { .. } => None,
         }
+    }
+
+    /// What is chosen from where no rule says otherwise.
+    fn candidates(self) -> &'static [Algorithm] {
+        match self {
+            Self::Allreduce | Self::Broadcast | Self::Reduce => &CANDIDATES,
+            Self::Allgather
+            | Self::Gather
+            | Self::Scatter
+            | Self::Reducescatter
+            | Self::Alltoall => &EXCHANGES,
+        }
+    }
+
+    fn reduces(self) -> bool {
+        matches!(self, Self::Allreduce | Self::Reduce | Self::Reducescatter)
     }
 }
 
@@ -103,10 +146,9 @@ impl Rule {
 }
 
 /// Which specs are allowed for which collective and size.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
-    usual: Vec<Spec>,
     is_strict: bool,
 }
 
@@ -160,8 +202,14 @@ pub enum RuleReason {
     #[error("^ takes an algorithm without parameters, such as ^ring")]
     Excluded,
     /// Nothing is left to choose.
-    #[error("nothing is left of {}", CANDIDATES.map(Algorithm::name).join(", "))]
-    Nothing,
+    #[error(
+        "nothing is left of {}",
+        candidates.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ")
+    )]
+    Nothing {
+        /// All that there was to choose from.
+        candidates: &'static [Algorithm],
+    },
     /// Nothing is left where the results have to be the same bits in every run.
     #[error(
         "negotiation.strict allows only {} for reductions, and {} allows none of them",
@@ -175,13 +223,6 @@ pub enum RuleReason {
     /// Too many rules, or too long.
     #[error("at most {MAX_RULES} rules in {MAX_TEXT} bytes are possible")]
     Long,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        let usual = CANDIDATES.map(Spec::usual).to_vec();
-        Self { rules: Vec::new(), usual, is_strict: false }
-    }
 }
 
 impl Rules {
@@ -204,7 +245,7 @@ impl Rules {
                 at: position(text, at),
                 reason,
             };
-            let rule = rule(part, collective, &all.usual).map_err(wrong)?;
+            let rule = rule(part, collective).map_err(wrong)?;
             let with = all.rules.iter().position(|earlier| earlier.overlaps(&rule));
             if let Some(with) = with {
                 return Err(wrong((part.trim(), RuleReason::Overlap { with: with + 1 })));
@@ -241,10 +282,9 @@ impl Rules {
     /// [`RulesError`] names the first rule that allows none of them.
     pub fn strict(self) -> Result<Self, RulesError> {
         let strict = Self { is_strict: true, ..self };
-        let reductions = [Chosen::Allreduce, Chosen::Reduce].map(Some);
         for (number, rule) in (1..).zip(&strict.rules) {
-            let reduces = rule.collective.is_none() || reductions.contains(&rule.collective);
-            if reduces && strict.listed(rule, true).is_empty() {
+            let collective = rule.collective.unwrap_or(Chosen::Allreduce);
+            if collective.reduces() && strict.listed(rule, collective).is_empty() {
                 let rule = if strict.is_plain() { 0 } else { number };
                 return Err(RulesError { rule: 0, at: 1, reason: RuleReason::Strict { rule } });
             }
@@ -252,28 +292,29 @@ impl Rules {
         Ok(strict)
     }
 
-    /// What a rule lists, for pieces that are reduced or only moved.
-    fn listed(&self, rule: &Rule, reduces: bool) -> Vec<Spec> {
+    /// What a rule lists for a collective.
+    fn listed(&self, rule: &Rule, collective: Chosen) -> Vec<Spec> {
         let mut specs = match &rule.list {
             List::Named(specs) => specs.clone(),
-            List::Auto | List::Without(_) => self.usual(reduces),
+            List::Auto | List::Without(_) => self.usual(collective),
         };
         if let List::Without(excluded) = &rule.list {
             specs.retain(|spec| !excluded.contains(spec));
         }
-        if self.is_strict && reduces {
+        if self.is_strict && collective.reduces() {
             specs.retain(|spec| spec.algorithm().is_canonical());
         }
         specs
     }
 
     /// What is chosen from without a rule.
-    fn usual(&self, reduces: bool) -> Vec<Spec> {
-        if self.is_strict && reduces {
-            Algorithm::CANONICAL.map(Spec::usual).to_vec()
+    fn usual(&self, collective: Chosen) -> Vec<Spec> {
+        let all = if self.is_strict && collective.reduces() {
+            &Algorithm::CANONICAL
         } else {
-            self.usual.clone()
-        }
+            collective.candidates()
+        };
+        all.iter().copied().map(Spec::usual).collect()
     }
 
     /// The number of the rule for a piece of so many bytes, from 1; 0 if there is none.
@@ -299,12 +340,13 @@ impl Rules {
     /// list that is for everything. What does not fit the nodes is left out: they may be a part of
     /// those that the rule is for. If nothing fits, or without a rule, all candidates are allowed.
     pub fn allowed(&self, kind: Kind, rule: usize, nodes: u32) -> (usize, Vec<Spec>) {
-        let reduces = matches!(kind, Kind::Allreduce | Kind::Reduce { .. });
+        // A move has no choice: any will do.
+        let collective = Chosen::of(kind).unwrap_or(Chosen::Broadcast);
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
-        let mut fitting = given.map_or_else(Vec::new, |rule| self.listed(rule, reduces));
+        let mut fitting = given.map_or_else(Vec::new, |rule| self.listed(rule, collective));
         fitting.retain(|spec| spec.fits(nodes).is_ok());
         if fitting.is_empty() {
-            return (0, self.usual(reduces));
+            return (0, self.usual(collective));
         }
         (if self.is_plain() { 0 } else { rule }, fitting)
     }
@@ -326,11 +368,7 @@ fn head_of(part: &str) -> Option<(&str, &str)> {
 }
 
 /// A rule, or where it is wrong and why.
-fn rule<'a>(
-    part: &'a str,
-    before: Option<Chosen>,
-    usual: &[Spec],
-) -> Result<Rule, (&'a str, RuleReason)> {
+fn rule(part: &str, before: Option<Chosen>) -> Result<Rule, (&str, RuleReason)> {
     let (head, list) = head_of(part).map_or((None, part), |(head, list)| (Some(head), list));
     let (mut collective, mut above, mut up_to) = (before, 0, u64::MAX);
     if let Some(head) = head {
@@ -349,11 +387,11 @@ fn rule<'a>(
             (above, up_to) = range(bytes).ok_or_else(none)?;
         }
     }
-    Ok(Rule { collective, above, up_to, list: listed(list, usual)? })
+    Ok(Rule { collective, above, up_to, list: listed(list, collective)? })
 }
 
 /// A list.
-fn listed<'a>(list: &'a str, usual: &[Spec]) -> Result<List, (&'a str, RuleReason)> {
+fn listed(list: &str, collective: Option<Chosen>) -> Result<List, (&str, RuleReason)> {
     if list.trim().eq_ignore_ascii_case("auto") {
         return Ok(List::Auto);
     }
@@ -373,12 +411,16 @@ fn listed<'a>(list: &'a str, usual: &[Spec]) -> Result<List, (&'a str, RuleReaso
         }
     }
     if excluded.is_empty() {
-        Ok(List::Named(named))
-    } else if usual.iter().all(|spec| excluded.contains(spec)) {
-        Err((list.trim(), RuleReason::Nothing))
-    } else {
-        Ok(List::Without(excluded))
+        return Ok(List::Named(named));
     }
+    let is_excluded = |algorithm: &Algorithm| excluded.contains(&Spec::usual(*algorithm));
+    let all = Chosen::ALL.into_iter().filter(|one| collective.is_none_or(|own| own == *one));
+    for candidates in all.map(Chosen::candidates) {
+        if candidates.iter().all(is_excluded) {
+            return Err((list.trim(), RuleReason::Nothing { candidates }));
+        }
+    }
+    Ok(List::Without(excluded))
 }
 
 /// The parts of a list, which are separated by commas outside parentheses.

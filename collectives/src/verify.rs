@@ -22,8 +22,8 @@ mod graph;
 mod symbols;
 
 use crate::{
-    algorithms::Kind,
-    schedule::{Action, Schedule, Step},
+    algorithms::{Kind, Roles, Section},
+    schedule::{Action, Block, Schedule, Step},
     topology::Topology,
 };
 
@@ -48,19 +48,35 @@ pub struct Report {
     pub order: Option<u64>,
 }
 
-/// Proves that `schedules`, one for each participant in order, achieve `kind`. Memory grows with
-/// participants² × blocks bits.
+/// Proves that `schedules`, one for each participant in order, achieve `kind`, with equal shares
+/// where each participant has one. Memory grows with participants² × blocks bits.
 ///
 /// # Errors
 /// [`VerifyError`] says which step of whom is wrong, and what is wrong with it.
 pub fn verify(schedules: &[Schedule], kind: Kind) -> Result<Report, VerifyError> {
+    let count = schedules.first().map_or(0, |first| first.blocks.iter().map(|b| b.count).sum());
+    verify_sections(schedules, &kind.sections(schedules.len() as u32, count))
+}
+
+/// The same for a piece of these sections.
+///
+/// # Errors
+/// As [`verify`], also if blocks are in no section or in several.
+pub fn verify_sections(
+    schedules: &[Schedule],
+    sections: &[Section],
+) -> Result<Report, VerifyError> {
     let graph = Graph::new(schedules)?;
+    let roles = match schedules.first() {
+        Some(first) => roles(&first.blocks, sections)?,
+        None => Vec::new(),
+    };
     for schedule in schedules {
-        takes_part(schedule, kind)?;
+        takes_part(schedule, &roles)?;
         no_race(schedule)?;
     }
     let order = graph.order(schedules)?;
-    let additions = symbols::run(schedules, kind, &graph, &order)?;
+    let additions = symbols::run(schedules, &roles, &graph, &order)?;
 
     let sent: Vec<u64> = schedules.iter().map(|s| sent(s, |_| true)).collect();
     Ok(Report {
@@ -96,25 +112,47 @@ fn sent(schedule: &Schedule, counts: impl Fn(u32) -> bool) -> u64 {
     sends.sum()
 }
 
+/// The roles of each block, which is in one section. An empty block has those of the section that
+/// begins with it, or else of the one before it.
+fn roles(blocks: &[Block], sections: &[Section]) -> Result<Vec<Roles>, VerifyError> {
+    let mut starts = Vec::with_capacity(sections.len());
+    let mut end = 0u64;
+    for section in sections {
+        starts.push(end);
+        end += section.count;
+    }
+    let section = |(number, block): (u32, &Block)| {
+        let at = starts.partition_point(|&start| start <= block.offset).checked_sub(1);
+        let fits = |&at: &usize| block.offset + block.count <= starts[at] + sections[at].count;
+        at.filter(fits).map(|at| sections[at].roles).ok_or(VerifyError::Section { block: number })
+    };
+    (0..).zip(blocks).map(section).collect()
+}
+
 /// Who contributes may reduce, who gets the result publishes each block once.
-fn takes_part(schedule: &Schedule, kind: Kind) -> Result<(), VerifyError> {
+fn takes_part(schedule: &Schedule, roles: &[Roles]) -> Result<(), VerifyError> {
     let participant = schedule.me;
-    let expected = u32::from(kind.publishes(participant));
     let mut times = vec![0u32; schedule.blocks.len()];
     for (at, step) in (0..).zip(&schedule.steps) {
         match step.action {
             Action::Publish => step.blocks().for_each(|block| times[block as usize] += 1),
-            Action::ReduceLocal if !kind.contributes(participant) => {
-                let block = step.blocks().next().unwrap_or_default();
-                return Err(VerifyError::Uncalled { participant, step: at, block });
+            Action::ReduceLocal => {
+                let mut blocks = step.blocks();
+                let uncalled = |block: &u32| !roles[*block as usize].contributes(participant);
+                if let Some(block) = blocks.find(uncalled) {
+                    return Err(VerifyError::Uncalled { participant, step: at, block });
+                }
             }
             _ => {}
         }
     }
-    match (0..).zip(times).find(|&(_, times)| times != expected) {
-        None => Ok(()),
-        Some((block, times)) => Err(VerifyError::Published { participant, block, times, expected }),
+    for ((block, times), roles) in (0..).zip(times).zip(roles) {
+        let expected = u32::from(roles.publishes(participant));
+        if times != expected {
+            return Err(VerifyError::Published { participant, block, times, expected });
+        }
     }
+    Ok(())
 }
 
 /// Of two steps that touch a block, one of them writing, one comes first (SAME). It is enough that

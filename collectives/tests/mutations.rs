@@ -325,7 +325,7 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                 wrong(&mutant);
             }
             // Somebody else publishes too, what it has.
-            for me in (0..7).filter(|&me| !kind.publishes(me)) {
+            for me in (0..7).filter(|&me| !kind.roles().unwrap().publishes(me)) {
                 let Some(last) = schedules[me as usize].steps.len().checked_sub(1) else {
                     continue;
                 };
@@ -339,7 +339,7 @@ fn no_step_of_a_rooted_collective_can_be_another() {
                 assert!(reported, "{algorithm}: {error}");
             }
             // Somebody reduces a contribution that isn't asked for.
-            for me in (0..7).filter(|&me| !kind.contributes(me)) {
+            for me in (0..7).filter(|&me| !kind.roles().unwrap().contributes(me)) {
                 let mut mutant = schedules.clone();
                 let steps = &mut mutant[me as usize].steps;
                 let first = Step { action: Action::ReduceLocal, ranges: vec![0..1], after: vec![] };

@@ -157,7 +157,7 @@ fn spec(known: KnownSpec) -> pb::Spec {
 fn operation(operation: Operation) -> pb::Operation {
     let segments = operation.segments.into_iter().map(|segment| pb::Segment {
         tensor: Some(segment.tensor.into()),
-        flow: segment.flow,
+        part: segment.part,
         offset: segment.offset,
         count: segment.count,
         agreed: segment.agreed.map(|agreed| pb::Agreed::from(&*agreed)),
@@ -378,7 +378,7 @@ mod tests {
         });
         let segment = |name: &TensorName, agreed: &Arc<Agreed>| Segment {
             tensor: TensorRef::Name(name.clone()),
-            flow: u32::MAX,
+            part: u32::MAX,
             offset: u64::MAX,
             count: u64::MAX,
             agreed: Some(Arc::clone(agreed)),
@@ -437,7 +437,7 @@ mod tests {
         let agreed = Agreed::from_parts(request.clone(), vec![1, 0]);
         let segment = Segment {
             tensor: TensorRef::Name(TensorName::new("w").unwrap()),
-            flow: 1,
+            part: 1,
             offset: 2,
             count: 3,
             agreed: Some(Arc::new(agreed.clone())),
@@ -447,7 +447,7 @@ mod tests {
         let operation = &wire[0].operations[0];
         assert_eq!(operation.absent, [2]);
         let segment = &operation.segments[0];
-        assert_eq!((segment.flow, segment.offset, segment.count), (1, 2, 3));
+        assert_eq!((segment.part, segment.offset, segment.count), (1, 2, 3));
         assert_eq!(Agreed::try_from(segment.agreed.clone().unwrap()), Ok(agreed));
     }
 

@@ -59,20 +59,12 @@ struct Content {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Class {
-    collective: Collective,
+    collective: String,
     root: u32,
     racks: Vec<u32>,
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
-}
-
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Collective {
-    Allreduce,
-    Broadcast,
-    Reduce,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -191,15 +183,11 @@ impl TuningFile {
 impl Class {
     /// A class as it is written; `None` for one that has nothing to choose.
     fn of(learned: &Learned) -> Option<Self> {
-        let (collective, root) = match learned.kind {
-            Kind::Allreduce => (Collective::Allreduce, 0),
-            Kind::Broadcast { root } => (Collective::Broadcast, root),
-            Kind::Reduce { root } => (Collective::Reduce, root),
-            Kind::Move { .. } => return None,
-        };
+        let root = learned.kind.root().unwrap_or(0);
+        Kind::named(learned.kind.name(), root)?;
         let line = |time: &Time| Line { algorithm: time.spec.to_string(), permille: time.permille };
         Some(Self {
-            collective,
+            collective: learned.kind.name().to_owned(),
             root,
             racks: learned.racks.clone(),
             bytes_log2: learned.size,
@@ -211,18 +199,14 @@ impl Class {
     fn checked(self, nodes: u32) -> Result<Learned, String> {
         let Self { collective, root, racks, bytes_log2: size, pieces, times } = self;
         let participants = racks.len() as u32;
+        let kind = Kind::named(&collective, root);
         let fits = (2..=nodes).contains(&participants)
             && racks.iter().all(|rack| *rack < nodes)
             && root < participants
             && size <= MAX_SIZE
             && (1..=MAX_PIECES).contains(&pieces);
-        if !fits {
+        let Some(kind) = kind.filter(|_| fits) else {
             return Err("a class of pieces in it is not possible".to_owned());
-        }
-        let kind = match collective {
-            Collective::Allreduce => Kind::Allreduce,
-            Collective::Broadcast => Kind::Broadcast { root },
-            Collective::Reduce => Kind::Reduce { root },
         };
         let time = |line: Line| {
             let spec = Spec::parse(&line.algorithm).map_err(|error| error.to_string())?;

@@ -11,8 +11,8 @@ use gradwire_coordinator::{
     },
 };
 use gradwire_proto::{
-    Collective, DType, Failure, JobId, PROTOCOL, Priority, ProcessSetId, Rank, Request, Shape,
-    TensorName, VERSION, convert::TensorRef,
+    Collective, DType, Failure, JobId, PROTOCOL, Part, Priority, ProcessSetId, Rank, Request,
+    Shape, TensorName, VERSION, convert::TensorRef,
 };
 use gradwire_settings::Settings;
 
@@ -121,26 +121,18 @@ fn a_tensor_of_too_many_parts_is_refused() {
     assert!(failure.hint.contains("smaller process sets"), "{failure}");
 }
 
-#[test]
-fn what_is_too_long_to_travel_by_name_is_refused() {
-    let mut job = Job::spread(256, 1, 0);
-    let failure = job.refusal("w", alltoall(256));
-    assert!(failure.what.contains("too many parts to be sent without an id"), "{failure}");
-    // With an id it is no problem, nor where they are sent to fewer nodes.
-    let mut job = Job::spread(256, 1, 1);
-    assert_eq!(job.submit("w", alltoall(256)).failures, []);
-    let mut job = Job::spread(8, 32, 0);
-    assert_eq!(job.submit("w", alltoall(256)).failures, []);
-}
-
-/// What was agreed on a large alltoall without an id is sent once in each operation.
+/// What was agreed on a request without an id is sent once in each operation, also if it is long.
 #[test]
 fn an_agreement_travels_once_in_an_operation() {
-    let execute = Job::new(128, 0).submit("w", alltoall(128));
-    let operations = &execute.operations;
-    let segments = operations.iter().map(|operation| operation.segments.len());
-    assert_eq!(segments.sum::<usize>(), 128 * 128);
-    for operation in operations {
+    let shape = Shape::new(&[1, 1]).unwrap();
+    let more = DType::ALL.iter().cycle().skip(1).take(40);
+    let more = more.map(|&dtype| Part { dtype, shape: shape.clone() }).collect();
+    let group = Request { more, ..Request::plain(Collective::Allgather, DType::ALL[0], shape) };
+    let of_group = Job::new(128, 0).submit("w", group).operations;
+    assert!(of_group.len() > 1 && of_group.iter().all(|operation| operation.segments.len() > 1));
+    let of_pairs = Job::spread(256, 1, 0).submit("w", alltoall(256)).operations;
+    assert_eq!(of_pairs.len(), 1);
+    for operation in of_group.into_iter().chain(of_pairs) {
         let reported = operation.segments.iter().map(|segment| segment.agreed.is_some());
         assert!(reported.eq((0..operation.segments.len()).map(|at| at == 0)));
     }

@@ -17,17 +17,17 @@
 //! | alltoall | each member | each member | one per pair, by sender, then receiver |
 //! | send and receive | sender | receiver | one |
 //!
-//! A group's flows are those of its first tensor, then of the second, and so on. Numbers count
-//! empty flows, too, so that they do not depend on the rows.
+//! A group has these flows for each of its tensors. All flows of a tensor are moved together: a
+//! piece has the same range of each.
 
 use crate::{
     request::Request,
     types::{Collective, NodeId, Rank, Shape, TypeError},
 };
 
-/// The number that stands for no flow: the segment only reports that the tensor is done, to nodes
-/// that none of its flows reaches.
-pub const NO_FLOW: u32 = u32::MAX;
+/// The number that stands for no tensor of a request: the segment only reports that the request is
+/// done, which has no elements to move.
+pub const NO_PART: u32 = u32::MAX;
 
 /// One range that is moved. Offsets and count are in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +46,8 @@ pub struct Flow {
     pub count: u64,
 }
 
-/// How a flow goes between nodes. The coordinator fuses flows of one route into a piece; every
-/// daemon derives the piece's schedule from it. Both use this definition (SAME).
+/// How the flows of a tensor go between nodes. The coordinator fuses tensors of one route into a
+/// piece; every daemon derives the piece's schedule from it. Both use this definition (SAME).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Route {
     /// From all participants to all: reduced.
@@ -58,6 +58,8 @@ pub enum Route {
     To(NodeId),
     /// From one node to another, or within one. Only these take part.
     Move(NodeId, NodeId),
+    /// Several flows, each with a route of its own.
+    Each,
     /// No bytes move. A tensor is done.
     Nothing,
 }
@@ -67,7 +69,7 @@ impl Route {
     pub fn ends(self) -> Option<Vec<NodeId>> {
         match self {
             Self::Move(from, to) => Some(pair(from, to)),
-            Self::All | Self::From(_) | Self::To(_) | Self::Nothing => None,
+            Self::All | Self::From(_) | Self::To(_) | Self::Each | Self::Nothing => None,
         }
     }
 }
@@ -355,80 +357,97 @@ impl Agreed {
         asked
     }
 
-    /// Every flow, by number. `members` are those that take part.
-    pub fn flows(&self, members: &[Rank]) -> Vec<Flow> {
+    /// The route of every tensor of the request. `node_of` gives a rank's node. None if an end of a
+    /// flow is on no node (TRUST).
+    pub fn route(
+        &self,
+        members: &[Rank],
+        node_of: impl Fn(Rank) -> Option<NodeId>,
+    ) -> Option<Route> {
+        if self.request.has_many_flows() {
+            return Some(Route::Each);
+        }
+        self.flows_of(members, 0).first().map_or(Some(Route::Nothing), |flow| flow.route(node_of))
+    }
+
+    /// The flows of one tensor of the request, empty ones among them. `members` are those that take
+    /// part.
+    pub fn flows_of(&self, members: &[Rank], part: usize) -> Vec<Flow> {
         let n = members.len();
         let request = &self.request;
         let root = Some(request.root);
         let mut flows = Vec::new();
-        for part in 0..request.parts() {
-            let shape = request.shape_of(part);
-            let row = shape.row_elements();
-            let flow = Flow {
-                part: part as u32,
-                source: None,
-                target: None,
-                source_offset: 0,
-                target_offset: 0,
-                count: shape.elements(),
-            };
-            match request.collective {
-                Collective::Allreduce => flows.push(flow),
-                Collective::Reduce => flows.push(Flow { target: root, ..flow }),
-                Collective::Broadcast => flows.push(Flow { source: root, ..flow }),
-                Collective::Allgather | Collective::Gather => {
-                    let gather = request.collective == Collective::Gather;
-                    let target = root.filter(|_| gather);
-                    let mut target_offset = 0;
-                    for (member, rows) in members.iter().zip(&self.rows[part * n..]) {
-                        let (source, count) = (Some(*member), rows * row);
-                        flows.push(Flow { source, target, target_offset, count, ..flow });
-                        target_offset += count;
-                    }
+        let shape = request.shape_of(part);
+        let row = shape.row_elements();
+        let flow = Flow {
+            part: part as u32,
+            source: None,
+            target: None,
+            source_offset: 0,
+            target_offset: 0,
+            count: shape.elements(),
+        };
+        match request.collective {
+            Collective::Allreduce => flows.push(flow),
+            Collective::Reduce => flows.push(Flow { target: root, ..flow }),
+            Collective::Broadcast => flows.push(Flow { source: root, ..flow }),
+            Collective::Allgather | Collective::Gather => {
+                let gather = request.collective == Collective::Gather;
+                let target = root.filter(|_| gather);
+                let mut target_offset = 0;
+                for (member, rows) in members.iter().zip(&self.rows[part * n..]) {
+                    let (source, count) = (Some(*member), rows * row);
+                    flows.push(Flow { source, target, target_offset, count, ..flow });
+                    target_offset += count;
                 }
-                Collective::Scatter | Collective::ReduceScatter => {
-                    let scatter = request.collective == Collective::Scatter;
-                    let source = root.filter(|_| scatter);
-                    let mut source_offset = 0;
-                    for (at, member) in members.iter().enumerate() {
-                        let rows = if scatter { self.rows[at] } else { share(shape.rows(), n, at) };
-                        let (target, count) = (Some(*member), rows * row);
-                        flows.push(Flow { source, target, source_offset, count, ..flow });
-                        source_offset += count;
-                    }
-                }
-                Collective::Alltoall => {
-                    let mut filled = vec![0; n];
-                    for (from, source) in members.iter().enumerate() {
-                        let mut source_offset = 0;
-                        for (to, target) in members.iter().enumerate() {
-                            let count = self.rows[from * n + to] * row;
-                            let (source, target) = (Some(*source), Some(*target));
-                            let target_offset = filled[to];
-                            flows.push(Flow {
-                                source,
-                                target,
-                                source_offset,
-                                target_offset,
-                                count,
-                                ..flow
-                            });
-                            source_offset += count;
-                            filled[to] += count;
-                        }
-                    }
-                }
-                Collective::SendReceive => {
-                    let receiver = request.list.first().map(|&rank| Rank(rank as u32));
-                    flows.push(Flow { source: root, target: receiver, ..flow });
-                }
-                Collective::Barrier
-                | Collective::Join
-                | Collective::AddProcessSet
-                | Collective::RemoveProcessSet => {}
             }
+            Collective::Scatter | Collective::ReduceScatter => {
+                let scatter = request.collective == Collective::Scatter;
+                let source = root.filter(|_| scatter);
+                let mut source_offset = 0;
+                for (at, member) in members.iter().enumerate() {
+                    let rows = if scatter { self.rows[at] } else { share(shape.rows(), n, at) };
+                    let (target, count) = (Some(*member), rows * row);
+                    flows.push(Flow { source, target, source_offset, count, ..flow });
+                    source_offset += count;
+                }
+            }
+            Collective::Alltoall => {
+                let mut filled = vec![0; n];
+                for (from, source) in members.iter().enumerate() {
+                    let mut source_offset = 0;
+                    for (to, target) in members.iter().enumerate() {
+                        let count = self.rows[from * n + to] * row;
+                        let (source, target) = (Some(*source), Some(*target));
+                        let target_offset = filled[to];
+                        flows.push(Flow {
+                            source,
+                            target,
+                            source_offset,
+                            target_offset,
+                            count,
+                            ..flow
+                        });
+                        source_offset += count;
+                        filled[to] += count;
+                    }
+                }
+            }
+            Collective::SendReceive => {
+                let receiver = request.list.first().map(|&rank| Rank(rank as u32));
+                flows.push(Flow { source: root, target: receiver, ..flow });
+            }
+            Collective::Barrier
+            | Collective::Join
+            | Collective::AddProcessSet
+            | Collective::RemoveProcessSet => {}
         }
         flows
+    }
+
+    /// The flows of all tensors of the request, one tensor after the other.
+    pub fn flows(&self, members: &[Rank]) -> Vec<Flow> {
+        (0..self.request.parts()).flat_map(|part| self.flows_of(members, part)).collect()
     }
 
     /// What `rank` gets: the shape of each of its results, none where it gets nothing.

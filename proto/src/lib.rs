@@ -30,7 +30,7 @@ pub mod pb;
 pub mod request;
 pub mod types;
 
-pub use agreed::{Agreed, Expected, Flow, Impossible, NO_FLOW, Route};
+pub use agreed::{Agreed, Expected, Flow, Impossible, NO_PART, Route};
 pub use auth::Secret;
 pub use convert::WireError;
 pub use failure::{Ending, Failure, FailureKind};
@@ -42,7 +42,7 @@ pub use types::{
 };
 
 /// The version of the messages of this crate. Two sides with different numbers can't talk.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -151,6 +151,18 @@ impl Request {
         )
     }
 
+    /// Whether each of its tensors consists of several flows ([`Agreed`](crate::Agreed)).
+    pub fn has_many_flows(&self) -> bool {
+        matches!(
+            self.collective,
+            Collective::Allgather
+                | Collective::Gather
+                | Collective::Scatter
+                | Collective::ReduceScatter
+                | Collective::Alltoall
+        )
+    }
+
     /// The part of the request that must be the same on all ranks. First dimensions are 0 where
     /// they may differ. The list of an alltoall and a scatter is empty. Where only one rank knows
     /// the shape (scatter, send and receive), it is `[0]`.

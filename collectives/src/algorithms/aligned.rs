@@ -7,7 +7,9 @@
 //! would depend on the root.
 //!
 //! Here each group has one participant that holds its sum: the root if it is in the group, or else
-//! the lowest. When two groups become one, the holder of one sends to the holder of the other.
+//! the one whose place in the group is the root's place in its own. When two groups become one, the
+//! holder of one sends to the holder of the other. So with all participants as roots, for a share
+//! each, they halve what they add to as in [`pairs`](super::pairs).
 
 use super::{
     build::{self, Builder},
@@ -20,14 +22,15 @@ use crate::{
 };
 
 /// The participants of an aligned tree, by position.
-struct Groups {
+pub(super) struct Groups {
     rounds: u32,
     folded: u32,
     root: u32,
 }
 
 impl Groups {
-    fn new(nodes: u32, root: u32) -> Self {
+    /// The groups of so many positions, one of which is the root.
+    pub(super) fn new(nodes: u32, root: u32) -> Self {
         let rounds = nodes.ilog2();
         Self { rounds, folded: nodes - (1 << rounds), root }
     }
@@ -37,15 +40,39 @@ impl Groups {
         if at < 2 * self.folded { at / 2 } else { at - self.folded }
     }
 
-    /// The position that holds the sum of the 2^`round` numbers that begin with `first`.
-    fn holder(&self, first: u32, round: u32) -> u32 {
-        if self.number(self.root) >> round == first >> round {
+    /// The position that holds the sum of the group of 2^`round` numbers to which a number belongs.
+    fn holder(&self, number: u32, round: u32) -> u32 {
+        let root = self.number(self.root);
+        let own = number >> round << round | root & ((1 << round) - 1);
+        if own == root {
             self.root
-        } else if first < self.folded {
-            2 * first
+        } else if own < self.folded {
+            2 * own
         } else {
-            first + self.folded
+            own + self.folded
         }
+    }
+
+    /// To whom the sum of a position goes, and in which round. The position is not the root.
+    pub(super) fn next(&self, at: u32) -> (u32, u32) {
+        let number = self.number(at);
+        let holder = |round| (self.holder(number, round), round);
+        let others = (0..=self.rounds).map(holder).find(|(holder, _)| *holder != at);
+        others.unwrap_or((self.root, self.rounds))
+    }
+
+    /// From whom a position gets sums, and in which rounds, in order.
+    fn received(&self, at: u32) -> Vec<(u32, u32)> {
+        let number = self.number(at);
+        let last = if at == self.root { self.rounds } else { self.next(at).1 };
+        let mut received = Vec::new();
+        if at < 2 * self.folded && self.holder(number, 0) == at {
+            received.push((at ^ 1, 0));
+        }
+        for round in (1..=last).filter(|&round| self.holder(number, round) == at) {
+            received.push((self.holder(number ^ (1 << (round - 1)), round - 1), round));
+        }
+        received
     }
 }
 
@@ -54,35 +81,17 @@ pub(super) fn reduce(topology: &Topology, root: u32, me: u32, count: u64) -> Sch
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
     let groups = Groups::new(nodes, build::position(&order, root));
-    // What is received and from where, in order, and to whom the sum goes in the end.
-    let (mut received, mut to) = (Vec::new(), None);
-    let number = groups.number(at);
-    if at < 2 * groups.folded {
-        let holder = groups.holder(number, 0);
-        if holder == at { received.push((0, at ^ 1)) } else { to = Some((0, holder)) }
-    }
-    for round in 0..groups.rounds {
-        let lower = number >> (round + 1) << (round + 1);
-        let holders = [lower, lower + (1 << round)].map(|first| groups.holder(first, round));
-        if to.is_some() || !holders.contains(&at) {
-            break;
-        }
-        let other = if holders[0] == at { holders[1] } else { holders[0] };
-        if groups.holder(lower, round + 1) == at {
-            received.push((1 + round, other));
-        } else {
-            to = Some((1 + round, other));
-        }
-    }
+    let received = groups.received(at);
+    let to = (order[at as usize] != root).then(|| groups.next(at));
     let blocks = split(count, trees::blocks_for(count));
     let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         builder.add(0, Action::ReduceLocal, block);
-        for &(time, from) in &received {
+        for &(from, time) in &received {
             builder.add(time, Action::reduce(order[from as usize], from < at), block);
         }
         match to {
-            Some((time, to)) => builder.add(time, Action::send(order[to as usize]), block),
+            Some((to, time)) => builder.add(time, Action::send(order[to as usize]), block),
             None => builder.add(groups.rounds + 1, Action::Publish, block),
         }
     }

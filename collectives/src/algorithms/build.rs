@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::kind::Kind;
+use super::kind::Roles;
 use crate::{
     schedule::{Action, Block, Schedule, Step},
     topology::Topology,
@@ -208,12 +208,12 @@ fn next(counts: &mut [u32], peer: u32, message: &mut u32) {
 /// Without anybody to talk to, or without anything to say.
 ///
 /// Who gets a result publishes it, even an empty one; who gets none has nothing to do.
-pub(super) fn alone(participants: u32, me: u32, count: u64, kind: Kind) -> Schedule {
+pub(super) fn alone(participants: u32, me: u32, count: u64, roles: Roles) -> Schedule {
     let mut builder = Builder::new(1);
-    if count > 0 && kind.contributes(me) {
+    if count > 0 && roles.contributes(me) {
         builder.add(0, Action::ReduceLocal, 0);
     }
-    if kind.publishes(me) {
+    if roles.publishes(me) {
         builder.add(0, Action::Publish, 0);
     }
     builder.finish(participants, me, vec![Block { offset: 0, count }])

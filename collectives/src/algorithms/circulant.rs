@@ -32,9 +32,9 @@ use crate::{
 
 /// Who is where on the circle, and at which distances messages go.
 #[derive(Debug)]
-struct Circle {
+pub(super) struct Circle {
     /// The participant at each place.
-    order: Vec<u32>,
+    pub(super) order: Vec<u32>,
     /// Decreasing; the last one is 1.
     distances: Vec<u32>,
 }
@@ -51,7 +51,7 @@ fn parts(mut number: u32, radix: u32) -> impl Iterator<Item = u32> {
 
 impl Circle {
     /// With as many messages inside racks as there can be.
-    fn over_racks(topology: &Topology, radix: u32) -> Self {
+    pub(super) fn over_racks(topology: &Topology, radix: u32) -> Self {
         let racks = topology.members();
         let (many, size) = (racks.len(), racks[0].len());
         if racks.iter().any(|rack| rack.len() != size) {
@@ -62,7 +62,7 @@ impl Circle {
         Self { order, distances: inside.chain(parts(many as u32, radix)).collect() }
     }
 
-    fn plain(topology: &Topology, radix: u32) -> Self {
+    pub(super) fn plain(topology: &Topology, radix: u32) -> Self {
         let order = topology.order();
         Self { distances: parts(order.len() as u32, radix).collect(), order }
     }
@@ -79,6 +79,38 @@ impl Circle {
     /// Who is that far before it.
     fn before(&self, place: u32, distance: u32) -> u32 {
         self.after(place, self.size() - distance)
+    }
+
+    /// Where the contribution of a place goes next on its way to another one, and in which round.
+    pub(super) fn next(&self, at: u32, owner: u32) -> (u32, u32) {
+        let far = (owner + self.size() - at) % self.size();
+        let rounds = (0..).zip(&self.distances);
+        let (round, distance) = rounds
+            .map(|(round, &part)| (round, far / part * part))
+            .find(|&(_, d)| d > 0)
+            .unwrap_or_default();
+        ((at + distance) % self.size(), round)
+    }
+
+    /// How many hops a contribution takes to each owner, on average.
+    pub(super) fn sends(&self) -> f64 {
+        let before = [self.size()].into_iter().chain(self.distances.iter().copied());
+        let rounds = before.zip(&self.distances);
+        rounds.map(|(many, &remain)| 1.0 - f64::from(remain) / f64::from(many)).sum()
+    }
+
+    /// How many hops the longest way to an owner has.
+    pub(super) fn longest(&self) -> f64 {
+        let hops = |far: u32| {
+            let mut at = self.size() - far;
+            let mut hops = 0u32;
+            while !at.is_multiple_of(self.size()) {
+                at = self.next(at, 0).0;
+                hops += 1;
+            }
+            hops
+        };
+        f64::from((1..self.size()).map(hops).max().unwrap_or(0))
     }
 
     /// The blocks of the places that are as far after a place as these distances.

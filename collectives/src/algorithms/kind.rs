@@ -1,9 +1,65 @@
-//! What a schedule achieves: the four routes that data can take between nodes.
+//! What a piece achieves ([`Kind`]), and what that means for each of its blocks ([`Roles`]).
 
-use gradwire_proto::{NodeId, Route};
+use gradwire_proto::{Collective, NodeId, Route};
 
-/// What a schedule achieves.
+/// Who contributes to a block, and who receives its result. A participant may do neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Roles {
+    /// The participant that contributes; none: all of them, and their contributions are reduced.
+    pub from: Option<u32>,
+    /// The participant that receives the result; none: all of them.
+    pub to: Option<u32>,
+}
+
+impl Roles {
+    /// The roles of a piece of this route between its participants: nodes, ascending, which are
+    /// numbered from 0. None where nothing moves, where each flow has its own, or where the route
+    /// names a node that is not one of them (TRUST).
+    pub fn of(route: Route, participants: &[NodeId]) -> Option<Self> {
+        let at = |node| participants.binary_search(&node).ok().map(|at| Some(at as u32));
+        let (from, to) = match route {
+            Route::All => (None, None),
+            Route::From(node) => (at(node)?, None),
+            Route::To(node) => (None, at(node)?),
+            Route::Move(from, to) => (at(from)?, at(to)?),
+            Route::Each | Route::Nothing => return None,
+        };
+        Some(Self { from, to })
+    }
+
+    /// Whether a participant's own contribution enters the result: only then it reduces locally.
+    pub fn contributes(self, participant: u32) -> bool {
+        self.from.is_none_or(|from| participant == from)
+    }
+
+    /// Whether a participant gets the result: only then it publishes.
+    pub fn publishes(self, participant: u32) -> bool {
+        self.to.is_none_or(|to| participant == to)
+    }
+
+    /// Whether the contributions of all are reduced.
+    pub fn reduces(self) -> bool {
+        self.from.is_none()
+    }
+
+    /// Whether all participants that it names are among as many.
+    pub fn fits(self, participants: u32) -> bool {
+        [self.from, self.to].iter().flatten().all(|&named| named < participants)
+    }
+}
+
+/// Elements of a piece that follow each other and have the same roles. The sections of a piece tile
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Section {
+    /// Who contributes, and who receives.
+    pub roles: Roles,
+    /// How many elements.
+    pub count: u64,
+}
+
+/// What a piece achieves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Everybody gets the reduction of everybody's contribution.
     Allreduce,
@@ -24,47 +80,142 @@ pub enum Kind {
         /// The participant that gets it.
         to: u32,
     },
+    /// Everybody gets everybody's contribution.
+    Allgather,
+    /// The root gets everybody's contribution.
+    Gather {
+        /// The participant that gets it.
+        root: u32,
+    },
+    /// Everybody gets a share of the root's contribution.
+    Scatter {
+        /// The participant that has it.
+        root: u32,
+    },
+    /// Everybody gets a share of the reduction of everybody's contribution.
+    ReduceScatter,
+    /// Everybody gets a share of everybody's contribution.
+    Alltoall,
 }
 
 impl Kind {
-    /// What a piece of this route achieves between its participants: nodes, ascending, which are
-    /// numbered from 0. None where nothing moves, or where the route names a node that is not one
-    /// of them (TRUST).
-    pub fn of(route: Route, participants: &[NodeId]) -> Option<Self> {
-        let at = |node| participants.binary_search(&node).ok().map(|at| at as u32);
-        match route {
-            Route::All => Some(Self::Allreduce),
-            Route::From(node) => Some(Self::Broadcast { root: at(node)? }),
-            Route::To(node) => Some(Self::Reduce { root: at(node)? }),
-            Route::Move(from, to) => Some(Self::Move { from: at(from)?, to: at(to)? }),
-            Route::Nothing => None,
+    /// What a piece of this route and collective achieves between its participants: nodes,
+    /// ascending, which are numbered from 0. None where nothing moves, or where the route names a
+    /// node that is not one of them (TRUST). The root of a gather or scatter is said to be
+    /// participant 0, because a piece may have several with different ones.
+    pub fn of(route: Route, collective: Collective, participants: &[NodeId]) -> Option<Self> {
+        if route == Route::Each {
+            return match collective {
+                Collective::Allgather => Some(Self::Allgather),
+                Collective::Gather => Some(Self::Gather { root: 0 }),
+                Collective::Scatter => Some(Self::Scatter { root: 0 }),
+                Collective::ReduceScatter => Some(Self::ReduceScatter),
+                Collective::Alltoall => Some(Self::Alltoall),
+                _ => None,
+            };
+        }
+        Roles::of(route, participants).map(Self::of_roles)
+    }
+
+    /// What a piece achieves of which all blocks have these roles.
+    pub fn of_roles(roles: Roles) -> Self {
+        match roles {
+            Roles { from: None, to: None } => Self::Allreduce,
+            Roles { from: Some(root), to: None } => Self::Broadcast { root },
+            Roles { from: None, to: Some(root) } => Self::Reduce { root },
+            Roles { from: Some(from), to: Some(to) } => Self::Move { from, to },
         }
     }
 
-    /// Whether a participant's own contribution enters the result: only then it reduces locally.
-    pub fn contributes(self, participant: u32) -> bool {
+    /// The roles of all blocks, if they are the same for all.
+    pub fn roles(self) -> Option<Roles> {
+        let (from, to) = match self {
+            Self::Allreduce => (None, None),
+            Self::Broadcast { root } => (Some(root), None),
+            Self::Reduce { root } => (None, Some(root)),
+            Self::Move { from, to } => (Some(from), Some(to)),
+            Self::Allgather
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::ReduceScatter
+            | Self::Alltoall => return None,
+        };
+        Some(Roles { from, to })
+    }
+
+    /// The sections of a piece of `count` elements in which all have shares that are as equal as
+    /// possible. A small piece has no section for some.
+    pub fn sections(self, participants: u32, count: u64) -> Vec<Section> {
+        if let Some(roles) = self.roles() {
+            return vec![Section { roles, count }];
+        }
+        let all = || (0..participants).map(Some);
+        let roles = |from, to| Roles { from, to };
+        let each: Vec<Roles> = match self {
+            Self::Gather { root } => all().map(|from| roles(from, Some(root))).collect(),
+            Self::Scatter { root } => all().map(|to| roles(Some(root), to)).collect(),
+            Self::ReduceScatter => all().map(|to| roles(None, to)).collect(),
+            Self::Alltoall => all().flat_map(|from| all().map(move |to| roles(from, to))).collect(),
+            _ => all().map(|from| roles(from, None)).collect(),
+        };
+        let many = each.len() as u64;
+        let share = |at: u64| count / many + u64::from(at < count % many);
+        let sections = (0..).zip(each).map(|(at, roles)| Section { roles, count: share(at) });
+        sections.filter(|section| section.count > 0).collect()
+    }
+
+    /// The collective that it is of, or `move`.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Allreduce | Self::Reduce { .. } => true,
-            Self::Broadcast { root } => participant == root,
-            Self::Move { from, .. } => participant == from,
+            Self::Allreduce => "allreduce",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Reduce { .. } => "reduce",
+            Self::Move { .. } => "move",
+            Self::Allgather => "allgather",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
+            Self::ReduceScatter => "reducescatter",
+            Self::Alltoall => "alltoall",
         }
     }
 
-    /// Whether a participant gets the result: only then it publishes.
-    pub fn publishes(self, participant: u32) -> bool {
+    /// The kind of a collective with this name, of which the root is only used if it has one. None
+    /// for other names, also `move`.
+    pub fn named(name: &str, root: u32) -> Option<Self> {
+        let all = [
+            Self::Allreduce,
+            Self::Broadcast { root },
+            Self::Reduce { root },
+            Self::Allgather,
+            Self::Gather { root },
+            Self::Scatter { root },
+            Self::ReduceScatter,
+            Self::Alltoall,
+        ];
+        all.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The root, if there is one.
+    pub fn root(self) -> Option<u32> {
         match self {
-            Self::Allreduce | Self::Broadcast { .. } => true,
-            Self::Reduce { root } => participant == root,
-            Self::Move { to, .. } => participant == to,
+            Self::Broadcast { root }
+            | Self::Reduce { root }
+            | Self::Gather { root }
+            | Self::Scatter { root } => Some(root),
+            _ => None,
         }
+    }
+
+    /// Whether contributions are reduced.
+    pub fn reduces(self) -> bool {
+        matches!(self, Self::Allreduce | Self::Reduce { .. } | Self::ReduceScatter)
     }
 
     /// Whether all participants that it names are among as many.
     pub fn fits(self, participants: u32) -> bool {
         match self {
-            Self::Allreduce => true,
-            Self::Broadcast { root } | Self::Reduce { root } => root < participants,
-            Self::Move { from, to } => from < participants && to < participants,
+            Self::Gather { root } | Self::Scatter { root } => root < participants,
+            _ => self.roles().is_none_or(|roles| roles.fits(participants)),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Every algorithm as a pure function from the cluster to a schedule, for each of the four routes
-//! that data can take between nodes ([`Kind`]).
+//! Every algorithm as a pure function from the cluster to a schedule, for everything that a piece
+//! can achieve ([`Kind`]).
 //!
 //! Most have one idea in common: each block has a tree, is reduced towards the tree's root and
 //! comes back down the same way, so each element is finished by one owner and copied from there
@@ -20,6 +20,9 @@
 //! | [`grid`] | torus, blueconnect, hips | nodes in a grid, links of different rates |
 //! | [`leaders`] | leader-ring | few connections between racks |
 //!
+//! Where each block has roles of its own, as in an allgather, all participants are roots of trees:
+//! [`exchange`].
+//!
 //! The reduction to one participant of those with a canonical order of additions
 //! ([`Algorithm::is_canonical`]) is [`aligned`]. A move from one participant to another has no
 //! choice: [`moved`], whatever the algorithm. What people ask for is a [`Spec`]: an algorithm with
@@ -28,6 +31,7 @@
 pub mod aligned;
 pub mod circulant;
 pub mod double_tree;
+pub mod exchange;
 pub mod grid;
 pub mod hierarchical;
 pub mod leaders;
@@ -46,7 +50,7 @@ mod spec;
 
 pub use self::{
     about::{About, in_short},
-    kind::Kind,
+    kind::{Kind, Roles, Section},
     name::{Algorithm, Parameter, Values},
     spec::{MAX_SPEC, Spec, SpecError},
 };
@@ -79,10 +83,10 @@ pub fn generate(
         kind.fits(participants),
         "{kind:?} names one that is not of {participants} participants"
     );
-    if participants == 1 || count == 0 {
-        return build::alone(participants, me, count, kind);
-    }
     let spec = spec.into();
+    if let Some(roles) = kind.roles().filter(|_| participants == 1 || count == 0) {
+        return build::alone(participants, me, count, roles);
+    }
     match kind {
         Kind::Allreduce => allreduce(&spec, topology, me, count),
         Kind::Broadcast { root } => {
@@ -97,7 +101,32 @@ pub fn generate(
             build::reduce_up(participants, me, blocks, place)
         }
         Kind::Move { from, to } => moved::moved(participants, from, to, me, count),
+        Kind::Allgather
+        | Kind::Gather { .. }
+        | Kind::Scatter { .. }
+        | Kind::ReduceScatter
+        | Kind::Alltoall => {
+            exchange::exchange(&kind.sections(participants, count), &spec, topology, me)
+        }
     }
+}
+
+/// The schedule of participant `me` for a piece of which each section has roles of its own, as of
+/// an allgather or alltoall: one block for each section. As [`generate`] otherwise.
+///
+/// # Panics
+/// If `me` or a participant that a section names isn't one of the topology's participants.
+pub fn generate_sections(
+    sections: &[Section],
+    spec: impl Into<Spec>,
+    topology: &Topology,
+    me: u32,
+) -> Schedule {
+    let participants = topology.participants();
+    assert!(me < participants, "participant {me} is not one of {participants}");
+    let stranger = sections.iter().find(|section| !section.roles.fits(participants));
+    assert_eq!(stranger, None, "a section names one that is not of {participants} participants");
+    exchange::exchange(sections, &spec.into(), topology, me)
 }
 
 fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
@@ -182,6 +211,11 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
         Kind::Reduce { .. } => up(spec, &cluster),
         Kind::Move { from, to } if from == to => Shape { blocks: 1.0, ..Shape::default() },
         Kind::Move { from, to } => moved::shape(topology, from, to),
+        Kind::Allgather
+        | Kind::Gather { .. }
+        | Kind::Scatter { .. }
+        | Kind::ReduceScatter
+        | Kind::Alltoall => exchange::shape(kind, spec, topology, &cluster),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{
     build::{self, Builder},
-    kind::Kind,
+    kind::Roles,
     shape::Shape,
 };
 use crate::{
@@ -20,7 +20,7 @@ const MAX_BLOCKS: u64 = 256;
 
 pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) -> Schedule {
     if from == to {
-        return build::alone(participants, me, count, Kind::Move { from, to });
+        return build::alone(participants, me, count, Roles { from: Some(from), to: Some(to) });
     }
     let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS));
     let mut builder = Builder::new(blocks.len());

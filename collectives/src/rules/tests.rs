@@ -34,6 +34,10 @@ fn what_is_printed_is_read_again() {
         ),
         ("0-1000=linear;1000-1GiB=auto", "0-1000=linear; 1000-1G=auto"),
         ("^halving_doubling", "^halving-doubling"),
+        (
+            "reducescatter=^direct; AllToAll:0-1K=Circulant",
+            "reducescatter=^direct; alltoall:0-1K=circulant",
+        ),
         ("Broadcast = chain; allreduce:1M- = ring", "broadcast=chain; allreduce:1M-=ring"),
     ] {
         assert_eq!(parsed(text), printed, "{text}");
@@ -88,6 +92,8 @@ fn strict_rules_allow_one_order_of_additions() {
         ("auto", Kind::Allreduce, 0, canonical),
         ("auto", reduce, 0, canonical),
         ("auto", BROADCAST, 0, usual),
+        ("auto", Kind::ReduceScatter, 0, canonical),
+        ("auto", Kind::Alltoall, 0, "direct,circulant,hierarchical,ring"),
         ("^ring", Kind::Allreduce, 0, canonical),
         ("^recursive-doubling", reduce, 0, "halving-doubling,rabenseifner"),
         ("64K-=auto; 0-64K=^rabenseifner", reduce, 2, "recursive-doubling,halving-doubling"),
@@ -124,7 +130,9 @@ fn a_mistake_is_named_with_its_place() {
         ("allreduce:0-64K=rng", "rule 1, character 17: there is no algorithm \"rng\""),
         ("ring; broadcast=chain; 5-=", "rule 2, character 7: its range overlaps that of rule 1"),
         ("broadcast=chain;", "rule 2, character 17: there is no algorithm \"\""),
-        ("allgather=ring", "rule 1, character 1: \"allgather\" is no collective"),
+        ("barrier=ring", "rule 1, character 1: \"barrier\" is no collective"),
+        ("alltoall=^direct,^circulant,^hierarchical,^ring", "character 10: nothing is left of"),
+        ("^direct,^circulant,^hierarchical,^ring", "nothing is left of direct, circulant"),
         ("allreduce:0-64Q=ring", "rule 1, character 11: \"0-64Q\" is no range of bytes"),
         ("64K=ring", "\"64K\" is no range of bytes; use 0-64K, 64K-1M or 1M-"),
         ("allreduce:=ring", "\"\" is no range"),

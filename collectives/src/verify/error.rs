@@ -31,6 +31,12 @@ pub enum VerifyError {
         /// The first that is wrong.
         block: u32,
     },
+    /// A block isn't in one section of the piece.
+    #[error("block {block} isn't in one section of the piece")]
+    Section {
+        /// The first one.
+        block: u32,
+    },
     /// A step names a block or a peer that isn't there, or itself as a peer.
     #[error(
         "participant {participant} step {step}: {action:?} names a block or a peer that it can't"

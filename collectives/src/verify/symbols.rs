@@ -9,7 +9,7 @@ use std::{
 
 use super::{error::VerifyError, graph::Graph};
 use crate::{
-    algorithms::Kind,
+    algorithms::Roles,
     schedule::{Action, Schedule},
 };
 
@@ -105,7 +105,10 @@ struct State {
     first: Vec<Option<(u32, u64)>>,
     /// The orders of additions of what was published.
     orders: BTreeSet<u64>,
-    wanted: Contributors,
+    /// Whose contributions each block should hold in the end; none for those of all.
+    wanted: Vec<Option<u32>>,
+    /// The contributions of all.
+    all: Contributors,
 }
 
 impl State {
@@ -123,7 +126,7 @@ impl State {
         }
         match action {
             Action::ReduceLocal => {
-                self.work[at] = Some(Rc::new(Value::of(participant, self.wanted.len())));
+                self.work[at] = Some(Rc::new(Value::of(participant, self.all.len())));
             }
             Action::Send { .. } => {
                 let held = self.work[at].as_ref().ok_or(nothing)?;
@@ -157,7 +160,9 @@ impl State {
     ) -> Result<(), VerifyError> {
         let nothing = VerifyError::Nothing { participant, step, block };
         let held = self.work[at].as_ref().ok_or(nothing)?;
-        let pairs = || held.contributors.iter().zip(&self.wanted);
+        let one = self.wanted[block as usize].map(|one| only(one, self.all.len()));
+        let wanted = one.as_ref().unwrap_or(&self.all);
+        let pairs = || held.contributors.iter().zip(wanted);
         let missing = lowest(pairs().map(|(held, all)| all & !held));
         let extra = lowest(pairs().map(|(held, all)| held & !all));
         let fault = missing.map(|c| (c, "missing")).or(extra.map(|c| (c, "too much")));
@@ -179,15 +184,15 @@ impl State {
 /// additions, if it is the same for all blocks.
 pub(super) fn run(
     schedules: &[Schedule],
-    kind: Kind,
+    roles: &[Roles],
     graph: &Graph,
     order: &[usize],
 ) -> Result<Option<u64>, VerifyError> {
     let participants = schedules.len() as u32;
     let words = schedules.len().div_ceil(64);
-    let mut wanted = vec![0; words];
-    for contributor in (0..participants).filter(|&participant| kind.contributes(participant)) {
-        wanted[contributor as usize / 64] |= 1 << (contributor % 64);
+    let mut all = vec![0; words];
+    for contributor in 0..participants {
+        all[contributor as usize / 64] |= 1 << (contributor % 64);
     }
     let blocks = schedules.first().map_or(0, |schedule| schedule.blocks.len());
     let mut state = State {
@@ -196,7 +201,8 @@ pub(super) fn run(
         published: vec![false; schedules.len() * blocks],
         first: vec![None; blocks],
         orders: BTreeSet::new(),
-        wanted,
+        wanted: roles.iter().map(|roles| roles.from).collect(),
+        all,
     };
     let mut on_the_way: Vec<Vec<Option<Rc<Value>>>> = vec![Vec::new(); graph.steps()];
     for &node in order {

@@ -6,9 +6,9 @@
 //! depend on it (SAME). The arithmetic is that of `gradwire_kernels`.
 
 use gradwire_collectives::{
-    Action, Kind, Schedule, Step,
+    Action, Schedule, Section, Step,
     layout::{self, Follow, Stretch},
-    verify::{Graph, VerifyError, verify},
+    verify::{Graph, VerifyError, verify_sections},
 };
 use gradwire_kernels::{
     Combine, Finish, SliceError, Store, level, reduce_finish_slices, reduce_slices,
@@ -59,18 +59,18 @@ pub(crate) enum InterpretError {
     Kernel(#[from] SliceError),
 }
 
-/// Runs `schedules` in an order drawn from `seed`; gives what each participant publishes, nothing
-/// where it gets no result.
+/// Runs `schedules` in an order drawn from `seed`. Gives what each participant publishes, with
+/// zeros where others get the result, and nothing where it gets none at all.
 ///
 /// # Errors
-/// [`InterpretError`] if the schedules don't achieve `kind` or the data doesn't fit them.
+/// [`InterpretError`] if the schedules don't achieve what `sections` are or the data doesn't fit.
 pub(crate) fn run(
     schedules: &[Schedule],
-    kind: Kind,
+    sections: &[Section],
     data: &Data<'_>,
     seed: u64,
 ) -> Result<Vec<Vec<u8>>, InterpretError> {
-    verify(schedules, kind)?;
+    verify_sections(schedules, sections)?;
     let graph = Graph::new(schedules)?;
     let size = data.combine.dtype.size();
     let count: u64 = schedules.first().map_or(0, |s| s.blocks.iter().map(|b| b.count).sum());
@@ -87,7 +87,10 @@ pub(crate) fn run(
         data,
         work: vec![vec![0; expected]; schedules.len()],
         results: (0..schedules.len() as u32)
-            .map(|me| vec![0; if kind.publishes(me) { expected } else { 0 }])
+            .map(|me| {
+                let gets = sections.iter().any(|section| section.roles.publishes(me));
+                vec![0; if gets { expected } else { 0 }]
+            })
             .collect(),
         stretches: (0..graph.steps())
             .map(|node| {
@@ -223,7 +226,7 @@ impl Memory<'_> {
 }
 
 mod tests {
-    use gradwire_collectives::{Algorithm, Topology, generate};
+    use gradwire_collectives::{Algorithm, Kind, Topology, generate};
     use gradwire_proto::{DType, ReduceOp};
 
     use super::*;
@@ -236,7 +239,7 @@ mod tests {
             (0..2).map(|me| generate(Kind::Allreduce, Algorithm::Ring, &topology, me, 2)).collect();
         let finish = Finish::none(DType::F32);
         let data = Data { combine: COMBINE, prescale: 2.0, finish, contributions };
-        run(&schedules, Kind::Allreduce, &data, seed)
+        run(&schedules, &Kind::Allreduce.sections(2, 2), &data, seed)
     }
 
     fn bytes(values: [f32; 2]) -> Vec<u8> {

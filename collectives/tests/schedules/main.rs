@@ -9,7 +9,8 @@ use std::{
 };
 
 use gradwire_collectives::{
-    Algorithm, Block, Kind, Report, Schedule, Spec, Topology, generate,
+    Algorithm, Block, Kind, Report, Roles, Schedule, Section, Spec, Topology, generate,
+    generate_sections,
     verify::{canonical_order, cross_rack_elements, verify},
 };
 use gradwire_kernels::{Combine, Finish};
@@ -35,6 +36,20 @@ fn specs() -> Vec<Spec> {
     ];
     let others = others.iter().map(|text| Spec::parse(text).unwrap());
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()
+}
+
+/// One with each kind of trees that an exchange can have.
+fn exchanges() -> Vec<Spec> {
+    let all = [
+        "ring",
+        "direct",
+        "hierarchical",
+        "circulant",
+        "circulant(radix=3)",
+        "bcube(radix=4)",
+        "recursive-doubling",
+    ];
+    all.iter().map(|text| Spec::parse(text).unwrap()).collect()
 }
 
 fn all(kind: Kind, algorithm: impl Into<Spec>, topology: &Topology, count: u64) -> Vec<Schedule> {
@@ -81,7 +96,8 @@ impl Proofs {
         let schedules = all(kind, spec, topology, count);
         let blocks = &schedules[0].blocks;
         assert_eq!(blocks.iter().map(|block| block.count).sum::<u64>(), count);
-        assert!(blocks.len() <= 1024, "{} blocks", blocks.len());
+        let sections = kind.sections(topology.participants(), count).len();
+        assert!(blocks.len() <= sections.max(1024), "{} blocks", blocks.len());
         assert!(count == 0 || blocks.iter().all(|block| block.count > 0));
         let ends = blocks.iter().map(|block| block.offset + block.count);
         assert!(blocks.iter().map(|block| block.offset).eq(once(0).chain(ends).take(blocks.len())));
@@ -93,8 +109,7 @@ impl Proofs {
         }
         let prove = || proven(kind, spec, topology, &schedules).order;
         let order = *self.0.entry(hasher.finish()).or_insert_with(prove);
-        let reduces = matches!(kind, Kind::Allreduce | Kind::Reduce { .. });
-        if reduces && spec.algorithm().is_canonical() && count > 0 {
+        if kind.reduces() && spec.algorithm().is_canonical() && count > 0 {
             let canonical = canonical_order(&topology.order());
             assert_eq!(order, Some(canonical), "{spec} {kind:?} over {topology:?}");
         }
@@ -195,6 +210,89 @@ fn every_move_is_proven() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// ONE, SAME, WAIT: proven where each participant has a share of its own, too. All alltoalls are
+/// proven for few participants: they have as many blocks as there are pairs.
+#[test]
+fn every_exchange_is_proven() {
+    let mut proofs = Proofs::default();
+    for nodes in 1..=64 {
+        for (layout, topology) in (0..).zip(layouts(nodes)) {
+            // Others have the trees of one of these.
+            for spec in exchanges() {
+                let root = some(nodes)[layout as usize % some(nodes).len()];
+                let kinds = [
+                    Kind::Allgather,
+                    Kind::Gather { root },
+                    Kind::Scatter { root },
+                    Kind::ReduceScatter,
+                ];
+                for kind in in_turn(spec, nodes, layout, &kinds) {
+                    proofs.prove(kind, spec, &topology, 100_003);
+                }
+                if nodes <= 10 || (layout == 0 && nodes % 13 == 0) {
+                    proofs.prove(Kind::Alltoall, spec, &topology, 100_003);
+                }
+            }
+        }
+    }
+}
+
+/// What is promised of exchanges: how many messages follow from each other, how many each
+/// participant sends, and how much.
+#[test]
+fn exchanges_cost_what_they_should() {
+    let racks = |nodes: u32, racks: u32| Topology {
+        racks: (0..nodes).map(|node| node * racks / nodes).collect(),
+    };
+    for nodes in 2..=32u32 {
+        let share = 64 * 16;
+        let others = u64::from(nodes - 1);
+        let log = u64::from(nodes.next_power_of_two().ilog2());
+        let flat = Topology::flat(nodes);
+        let all = [
+            (Algorithm::Ring, others, others),
+            (Algorithm::Direct, 1, others),
+            (Algorithm::Circulant, log, log),
+        ];
+        // A contribution skips the rounds that don't lead to its owner: among three all but one.
+        let is_chain = |found: u64, algorithm, longest: u64| match algorithm {
+            Algorithm::Circulant => (longest.div_ceil(2)..=longest).contains(&found),
+            _ => found == longest,
+        };
+        for (algorithm, chain, messages) in all {
+            for kind in [Kind::Allgather, Kind::ReduceScatter] {
+                let report = prove(kind, algorithm, &flat, u64::from(nodes) * share);
+                let each = messages * u64::from(nodes);
+                assert!(is_chain(report.longest_chain, algorithm, chain), "{kind:?}: {report:?}");
+                assert_eq!(report.messages, each, "{algorithm} {kind:?}");
+                assert_eq!(report.most_elements_sent, others * share, "{algorithm} {kind:?}");
+            }
+            let count = u64::from(nodes * nodes) * share;
+            let report = prove(Kind::Alltoall, algorithm, &flat, count);
+            let each = messages * u64::from(nodes);
+            assert!(is_chain(report.longest_chain, algorithm, chain), "{report:?}");
+            assert_eq!(report.messages, each, "{algorithm}");
+            if algorithm == Algorithm::Direct {
+                assert_eq!(report.most_elements_sent, others * share);
+            }
+            for kind in [Kind::Gather { root: 1 }, Kind::Scatter { root: 1 }] {
+                let report = prove(kind, algorithm, &flat, u64::from(nodes) * share);
+                assert!(is_chain(report.longest_chain, algorithm, chain), "{kind:?}: {report:?}");
+            }
+        }
+    }
+    // 32 nodes in 4 racks of 8: what has to cross, crosses once.
+    let topology = racks(32, 4);
+    let count = 32 * 64 * 16;
+    for (algorithm, chain) in [(Algorithm::Hierarchical, 2), (Algorithm::Circulant, 5)] {
+        for kind in [Kind::Allgather, Kind::ReduceScatter] {
+            let schedules = all(kind, algorithm, &topology, count);
+            assert_eq!(proven(kind, algorithm.into(), &topology, &schedules).longest_chain, chain);
+            assert_eq!(cross_rack_elements(&schedules, &topology), 3 * count, "{algorithm}");
         }
     }
 }
@@ -455,10 +553,11 @@ proptest! {
             contributions: &contributions,
         };
         let schedules = all(kind, algorithm, &topology, count as u64);
-        let results = interpret::run(&schedules, kind, &data, seed).unwrap();
+        let sections = kind.sections(topology.participants(), count as u64);
+        let results = interpret::run(&schedules, &sections, &data, seed).unwrap();
         let wanted = bytes_of(dtype, &expected(dtype, op, &values));
         for (participant, result) in (0..).zip(&results) {
-            let wanted = if kind.publishes(participant) { &wanted[..] } else { &[] };
+            let wanted = if sections[0].roles.publishes(participant) { &wanted[..] } else { &[] };
             prop_assert!(*result == wanted, "participant {participant}, seed {seed}");
         }
     }
@@ -484,15 +583,68 @@ proptest! {
             contributions: &contributions,
         };
         let schedules = all(kind, algorithm, &topology, count as u64);
-        let results = interpret::run(&schedules, kind, &data, seed).unwrap();
-        let again = interpret::run(&schedules, kind, &data, other).unwrap();
+        let sections = kind.sections(topology.participants(), count as u64);
+        let results = interpret::run(&schedules, &sections, &data, seed).unwrap();
+        let again = interpret::run(&schedules, &sections, &data, other).unwrap();
         let got = |results: &[Vec<u8>]| {
-            let results = (0..).zip(results).filter(|(me, _)| kind.publishes(*me));
+            let results = (0..).zip(results).filter(|(me, _)| sections[0].roles.publishes(*me));
             results.map(|(_, result)| result.clone()).collect::<Vec<_>>()
         };
         let (results, again) = (got(&results), got(&again));
         for result in results.iter().chain(&again) {
             prop_assert!(*result == results[0], "{algorithm}, seeds {seed} and {other}");
+        }
+    }
+
+    /// Sections of any roles and sizes, in any order: each participant gets what it should.
+    #[test]
+    fn sections_get_what_they_should(
+        case in case(),
+        roles in prop::collection::vec((any::<u8>(), any::<u8>(), 1..300u64), 1..40),
+    ) {
+        let Case { topology, algorithm, ranks, seed, .. } = case;
+        let nodes = topology.participants();
+        let end = |dice: u8| (!dice.is_multiple_of(4)).then(|| u32::from(dice) % nodes);
+        let sections: Vec<Section> = roles
+            .into_iter()
+            .map(|(from, to, count)| {
+                let roles = Roles { from: end(from), to: end(to) };
+                Section { roles, count }
+            })
+            .collect();
+        let count: u64 = sections.iter().map(|section| section.count).sum();
+        let (dtype, op) = (DType::I32, ReduceOp::Sum);
+        let mut random = SplitMix64::seed_from_u64(seed);
+        let mut sums: Vec<Vec<i64>> = Vec::new();
+        let contributions: Vec<Vec<Vec<u8>>> = ranks
+            .iter()
+            .map(|&local| {
+                let all: Vec<Vec<i64>> = (0..local)
+                    .map(|_| (0..count).map(|_| (random.next_u64() % 1000) as i64).collect())
+                    .collect();
+                sums.push(expected(dtype, op, &all));
+                all.iter().map(|own| bytes_of(dtype, own)).collect()
+            })
+            .collect();
+        let finish = Finish::none(dtype);
+        let combine = Combine { dtype, op };
+        let data = Data { combine, prescale: 1.0, finish, contributions: &contributions };
+        let schedules: Vec<Schedule> =
+            (0..nodes).map(|me| generate_sections(&sections, algorithm, &topology, me)).collect();
+        let results = interpret::run(&schedules, &sections, &data, seed).unwrap();
+        let total = expected(dtype, op, &sums);
+        for (me, result) in (0..).zip(&results) {
+            let mut at = 0;
+            for section in &sections {
+                let range = at..at + section.count as usize;
+                at = range.end;
+                if section.roles.publishes(me) {
+                    let from = section.roles.from.map_or(&total, |from| &sums[from as usize]);
+                    let wanted = bytes_of(dtype, &from[range.clone()]);
+                    let published = &result[4 * range.start..4 * range.end];
+                    prop_assert!(published == wanted, "{algorithm} at {me}");
+                }
+            }
         }
     }
 
@@ -516,8 +668,9 @@ proptest! {
         };
         let kind = to.map_or(Kind::Broadcast { root: from }, |to| Kind::Move { from, to });
         let schedules = all(kind, algorithm, &topology, count as u64);
-        for (me, result) in (0..).zip(interpret::run(&schedules, kind, &data, seed).unwrap()) {
-            let wanted = if kind.publishes(me) { &piece[..] } else { &[] };
+        let sections = kind.sections(topology.participants(), count as u64);
+        for (me, result) in (0..).zip(interpret::run(&schedules, &sections, &data, seed).unwrap()) {
+            let wanted = if sections[0].roles.publishes(me) { &piece[..] } else { &[] };
             prop_assert!(result == wanted, "{algorithm} {kind:?} at {me}, seed {seed}");
         }
     }

@@ -1,20 +1,11 @@
 //! The conditions on an announcement before it counts (TRUST), and the limits of messages (BOUND).
 
-use gradwire_proto::{
-    Agreed, Collective, Failure, FailureKind, Rank, Request, TensorName, convert::TensorRef,
-};
+use gradwire_proto::{Agreed, Collective, Rank, Request, TensorName, convert::TensorRef};
 
 use super::tensor::{CallKinds, peers};
 use crate::model::{
-    event::Announcement, plan::Plan, process_set::ProcessSet, round::Text, text,
-    violation::Violation,
+    event::Announcement, process_set::ProcessSet, round::Text, text, violation::Violation,
 };
-
-/// The most bytes that all operations of one tensor may take in messages together, where what was
-/// agreed is sent with each of them (BOUND). Only the smallest possible number of operations is
-/// counted. A tensor that is cut into more operations repeats its text in each of them, besides a
-/// whole piece of data.
-const MAX_TEXT_BY_NAME: usize = 256 << 20;
 
 /// A join is called "join", and nothing else is. All ranks that join a process set have to meet
 /// under this name, and no tensor may have it.
@@ -153,22 +144,6 @@ pub(super) fn text_by_name(name: &TensorName, agreed: &Agreed) -> Text {
     }
 }
 
-/// Checks whether a tensor may be sent by name, if that takes so many bytes.
-pub(super) fn possible_by_name(plan: &Plan, text: Text) -> Result<(), Failure> {
-    if plan.least_pieces().saturating_mul(text.first) <= MAX_TEXT_BY_NAME {
-        return Ok(());
-    }
-    let request = plan.agreed.request();
-    let what = format!(
-        "{} of {} has too many parts to be sent without an id",
-        request.collective,
-        text::count(request.parts(), "tensor"),
-    );
-    let hint = "make smaller groups, let no rank join before this is done, or raise the number of \
-                tensors that get an id";
-    Err(Failure::new(FailureKind::Invalid, what).hint(hint))
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -190,7 +165,7 @@ mod tests {
         let name = TensorName::new(&"x".repeat(1024)).unwrap();
         let segment = pb::Segment {
             tensor: Some(TensorRef::Name(name.clone()).into()),
-            flow: u32::MAX,
+            part: u32::MAX,
             offset: u64::MAX,
             count: u64::MAX,
             agreed: Some(pb::Agreed::from(&*agreed)),

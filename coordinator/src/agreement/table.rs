@@ -302,10 +302,6 @@ impl ReadyTable {
             None => {
                 let name = self.get(slot)?.name.clone();
                 let text = check::text_by_name(&name, &plan.agreed);
-                if let Err(failure) = check::possible_by_name(&plan, text) {
-                    let failure = failure.tensor(name.as_str());
-                    return self.fail(slot, failure).map(Settled::Fails);
-                }
                 Round { slot, tensor: TensorRef::Name(name), text, plan, priority, since }
             }
         };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Rules, Spec, Topology, select};
-use gradwire_proto::{NodeId, Route, SpecId};
+use gradwire_proto::{Collective, NodeId, Route, SpecId};
 
 use super::decision::Decision;
 use crate::model::{
@@ -22,10 +22,10 @@ const MAX_CHOICES: usize = 4096;
 
 /// The racks of the participants, the kind of the piece, the number of the rule that applies, and
 /// the powers of two that the bytes and the pieces of the pipeline do not exceed.
-type Class = (Vec<u32>, (u8, u32, u32), usize, u32, u32);
+type Class = (Vec<u32>, Kind, usize, u32, u32);
 
 /// A class without its rule: what jobs measure does not depend on rules.
-type Measured = (Vec<u32>, (u8, u32, u32), u32, u32);
+type Measured = (Vec<u32>, Kind, u32, u32);
 
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
@@ -90,19 +90,6 @@ pub(crate) struct Chooser {
 
 fn measured((racks, kind, _, size, pieces): &Class) -> Measured {
     (racks.clone(), *kind, *size, *pieces)
-}
-
-fn key(kind: Kind) -> (u8, u32, u32) {
-    match kind {
-        Kind::Allreduce => (0, 0, 0),
-        Kind::Broadcast { root } => (1, root, 0),
-        Kind::Reduce { root } => (2, root, 0),
-        Kind::Move { from, to } => (3, from, to),
-    }
-}
-
-fn name((kind, ..): (u8, u32, u32)) -> &'static str {
-    ["allreduce", "broadcast", "reduce", "move"][usize::from(kind)]
 }
 
 impl Policy {
@@ -171,13 +158,14 @@ impl Chooser {
     pub(crate) fn choose(
         &mut self,
         route: Route,
+        collective: Collective,
         participants: &[NodeId],
         bytes: u64,
         pieces: u64,
     ) -> Chosen {
         // A single node has nothing to choose.
         let several = participants.len() > 1;
-        let Some(kind) = Kind::of(route, participants).filter(|_| several) else {
+        let Some(kind) = Kind::of(route, collective, participants).filter(|_| several) else {
             let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };
             return Chosen { spec, id: None, reason: None };
         };
@@ -191,7 +179,7 @@ impl Chooser {
             || rules.forced(rule, topology.participants()).is_some();
         let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
-        let class = (topology.racks.clone(), key(kind), rule, size, pieces);
+        let class = (topology.racks.clone(), kind, rule, size, pieces);
         if self.made.len() >= MAX_CHOICES && !self.made.contains_key(&class) {
             self.remembered = self.measured();
             self.made.clear();
@@ -237,7 +225,7 @@ impl Chooser {
     /// What earlier jobs have measured corrects the decisions, also those that are made already.
     pub(crate) fn remember(&mut self, learned: &[Learned]) {
         for Learned { racks, kind, size, pieces, times } in learned.iter().take(MAX_CHOICES) {
-            self.remembered.insert((racks.clone(), key(*kind), *size, *pieces), times.clone());
+            self.remembered.insert((racks.clone(), *kind, *size, *pieces), times.clone());
         }
         for (class, made) in &mut self.made {
             if let Some(times) = self.remembered.get(&measured(class)) {
@@ -260,16 +248,14 @@ impl Chooser {
 
     /// What this job and earlier ones have measured.
     pub(crate) fn learned(&self) -> Vec<Learned> {
-        let learned =
-            self.measured().into_iter().map(|((racks, (kind, a, b), size, pieces), times)| {
-                let kind = match kind {
-                    0 => Kind::Allreduce,
-                    1 => Kind::Broadcast { root: a },
-                    2 => Kind::Reduce { root: a },
-                    _ => Kind::Move { from: a, to: b },
-                };
-                Learned { racks, kind, size, pieces, times }
-            });
+        let learned = self.measured().into_iter();
+        let learned = learned.map(|((racks, kind, size, pieces), times)| Learned {
+            racks,
+            kind,
+            size,
+            pieces,
+            times,
+        });
         learned.collect()
     }
 
@@ -283,7 +269,7 @@ impl Chooser {
             let (racks, kind, _, size, pieces) = class;
             let observed = decision.observed();
             ChoiceStatus {
-                collective: name(*kind),
+                collective: kind.name(),
                 nodes: racks.len() as u32,
                 bytes: 1 << size,
                 pieces: *pieces,
@@ -328,7 +314,8 @@ mod tests {
         let mut started = VecDeque::new();
         for _ in 0..40_000 {
             while flight.has_credit() && (flight.len() as u64) < pieces {
-                let Chosen { spec, id, .. } = chooser.choose(Route::All, &both, 4 << 20, pieces);
+                let Chosen { spec, id, .. } =
+                    chooser.choose(Route::All, Collective::Allreduce, &both, 4 << 20, pieces);
                 let mut nodes = FixedBitSet::with_capacity(2);
                 nodes.insert_range(..);
                 let sequence = flight.start(nodes, Vec::new(), id, now);

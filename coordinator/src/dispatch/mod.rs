@@ -183,7 +183,7 @@ impl Dispatch {
         let Piece { kind, bytes, cuts } = piece;
         let wire_bytes = kind.wire_bytes(self.compression, bytes);
         let Chosen { spec, id, reason } =
-            self.chooser.choose(kind.route, &participants, wire_bytes, pipeline);
+            self.chooser.choose(kind.route, kind.collective, &participants, wire_bytes, pipeline);
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
@@ -192,7 +192,7 @@ impl Dispatch {
             let by_name = matches!(cut.round.tensor, TensorRef::Name(_));
             Segment {
                 tensor: cut.round.tensor.clone(),
-                flow: cut.flow,
+                part: cut.part,
                 offset: cut.offset,
                 count: cut.count,
                 agreed: (by_name && cut.opens).then(|| Arc::clone(&cut.round.plan.agreed)),

@@ -1,11 +1,14 @@
 //! Fusing small tensors and dividing large ones is the same step: what is ready is cut, in priority
 //! order, into pieces of at most `piece_bytes`.
 //!
-//! The flows of the tensors are cut. Flows of one [`Kind`] may share a piece: they have the same
-//! route, and everything but their ranges is equal. The most urgent flow of all decides which kind
-//! is cut next. The flows that follow it in its own kind fill the piece, so gradients of two
-//! element types that alternate still fuse. A piece is cut only when it is sent. So an urgent
-//! tensor overtakes the rest of a large one.
+//! Tensors of one [`Kind`] may share a piece: they have the same route, and everything but their
+//! flows is equal. The most urgent tensor of all decides which kind is cut next. The tensors that
+//! follow it in its own kind fill the piece, so gradients of two element types that alternate still
+//! fuse. A piece is cut only when it is sent. So an urgent tensor overtakes the rest of a large
+//! one.
+//!
+//! A tensor with several flows, such as that of an alltoall, is cut across: a piece has the same
+//! range of all of them. So all nodes have a part in each piece.
 
 use std::{
     cmp::Reverse,
@@ -13,11 +16,11 @@ use std::{
     sync::Arc,
 };
 
-use gradwire_proto::{NO_FLOW, NodeId, Priority};
+use gradwire_proto::{NodeId, Priority};
 
 use crate::model::{
     config::MIN_PIECE_BYTES,
-    plan::{Kind, MAX_SEGMENTS},
+    plan::{Kind, Load, MAX_FLOWS, MAX_SEGMENTS},
     process_set::ProcessSet,
     round::{Round, Slot},
 };
@@ -43,17 +46,23 @@ type Urgency = (Reverse<Priority>, u64);
 #[derive(Debug)]
 struct Item {
     round: Arc<Round>,
-    flow: u32,
-    elements: u64,
-    /// The first element that has not been sent out.
+    /// The place of its flows in the plan of the round.
+    load: usize,
+    /// The first element of each flow that has not been sent out.
     next: u64,
 }
 
-/// A range of one flow in a piece.
+impl Item {
+    fn load(&self) -> &Load {
+        &self.round.plan.loads[self.load]
+    }
+}
+
+/// A range of all flows of a tensor, in a piece.
 #[derive(Debug, Clone)]
 pub(crate) struct Cut {
     pub(crate) round: Arc<Round>,
-    pub(crate) flow: u32,
+    pub(crate) part: u32,
     pub(crate) offset: u64,
     pub(crate) count: u64,
     /// Whether nothing of the tensor is left.
@@ -68,6 +77,7 @@ pub(crate) struct Cut {
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) kind: Arc<Kind>,
+    /// Of all flows.
     pub(crate) bytes: u64,
     pub(crate) cuts: Vec<Cut>,
 }
@@ -87,7 +97,7 @@ pub(crate) struct Queue {
     heads: BTreeSet<(Urgency, Arc<Kind>)>,
     slots: BTreeMap<Slot, Left>,
     arrivals: u64,
-    /// The bytes of all items that have not been sent out.
+    /// The bytes of all items that have not been sent out, as the busiest node of each has them.
     bytes: u64,
 }
 
@@ -111,22 +121,20 @@ impl Queue {
 
     /// Whether something that a node needs of the tensor in a slot still waits.
     pub(crate) fn holds(&self, slot: Slot, node: NodeId, set: &ProcessSet) -> bool {
+        let mut concerned = self.kinds.iter().filter(|(kind, _)| kind.concerns(node, set));
         self.slots.contains_key(&slot)
-            && self.kinds.iter().filter(|(kind, _)| kind.concerns(node, set)).any(|(_, items)| {
-                let mut own = items.values().filter(|item| item.round.slot == slot);
-                own.any(|item| item.flow != NO_FLOW || !item.round.plan.reaches(node, set))
-            })
+            && concerned.any(|(_, items)| items.values().any(|item| item.round.slot == slot))
     }
 
     /// Adds a tensor.
     pub(crate) fn push(&mut self, round: &Arc<Round>) {
         self.slots.entry(round.slot).or_default().items += round.plan.loads.len();
-        for load in &round.plan.loads {
+        for (at, load) in round.plan.loads.iter().enumerate() {
             let urgency = (Reverse(round.priority), self.arrivals);
             self.arrivals += 1;
-            self.bytes += load.elements * load.kind.dtype.size() as u64;
-            let round = Arc::clone(round);
-            let item = Item { round, flow: load.flow, elements: load.elements, next: 0 };
+            let elements = load.busiest().within(0..u64::MAX);
+            self.bytes += elements * load.kind.dtype.size() as u64;
+            let item = Item { round: Arc::clone(round), load: at, next: 0 };
             let items = self.kinds.entry(Arc::clone(&load.kind)).or_default();
             let before = items.first_key_value().map(|(urgency, _)| *urgency);
             items.insert(urgency, item);
@@ -150,37 +158,48 @@ impl Queue {
         (first, last)
     }
 
-    /// Cuts the next piece; `None` if nothing waits. `piece_bytes` is at least [`MIN_PIECE_BYTES`].
+    /// Cuts the next piece; `None` if nothing waits. No node has more of it than `piece_bytes`,
+    /// which is at least [`MIN_PIECE_BYTES`], or a cache line of each flow if that is more.
     pub(crate) fn cut(&mut self, piece_bytes: u64) -> Option<Piece> {
         let (_, kind) = self.heads.pop_first()?;
         let size = kind.dtype.size() as u64;
-        let (mut room, mut text) = (piece_bytes, 0);
+        let (mut room, mut bytes, mut flows, mut text) = (piece_bytes, 0, 0, 0);
         let mut cuts: Vec<Cut> = Vec::new();
         let mut items = self.kinds.remove(&kind)?;
         while cuts.len() < MAX_SEGMENTS
             && let Some(mut entry) = items.first_entry()
         {
             let item = entry.get_mut();
-            // The flows of a tensor in a piece come one after another.
+            // The tensors of a group in a piece come one after another.
             let opens = cuts.last().is_none_or(|cut| !Arc::ptr_eq(&cut.round, &item.round));
             text += item.round.text.each + if opens { item.round.text.first } else { 0 };
-            if text > MAX_TEXT && !cuts.is_empty() {
+            flows += item.load().all.flows();
+            if (text > MAX_TEXT || flows > MAX_FLOWS as u64) && !cuts.is_empty() {
                 break;
             }
-            let left = item.elements - item.next;
-            let count =
-                if left * size <= room { left } else { room / ALIGNMENT * ALIGNMENT / size };
+            let load = item.load();
+            let left = load.all.longest() - item.next;
+            let busiest = |count: u64| load.busiest().within(item.next..item.next + count) * size;
+            let count = if busiest(left) <= room {
+                left
+            } else {
+                let line = ALIGNMENT / size;
+                let reach = load.busiest().reach(item.next, room / size) - item.next;
+                let least = if cuts.is_empty() { line } else { 0 };
+                (reach / line * line).max(least).min(left)
+            };
             if count == 0 && left > 0 {
                 break;
             }
-            let ends = count == left;
-            let (offset, flow) = (item.next, item.flow);
+            let taken = busiest(count);
+            bytes += load.all.within(item.next..item.next + count) * size;
+            let (offset, part, ends) = (item.next, load.part, count == left);
+            item.next += count;
             let round = Arc::clone(&item.round);
             let (first, last) = self.note_cut(round.slot, ends);
-            cuts.push(Cut { round, flow, offset, count, last, first, opens });
-            room -= count * size;
-            self.bytes -= count * size;
-            item.next += count;
+            cuts.push(Cut { round, part, offset, count, last, first, opens });
+            room = room.saturating_sub(taken);
+            self.bytes -= taken;
             if !ends {
                 break;
             }
@@ -190,7 +209,7 @@ impl Queue {
             self.heads.insert((*urgency, Arc::clone(&kind)));
             self.kinds.insert(Arc::clone(&kind), items);
         }
-        Some(Piece { kind, bytes: piece_bytes - room, cuts })
+        Some(Piece { kind, bytes, cuts })
     }
 }
 

@@ -74,16 +74,16 @@ pub struct Registration {
     pub priority: Priority,
 }
 
-/// A range of one flow of one tensor, in elements.
+/// The same range of all flows of one tensor of a request, in elements, as far as each flow has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// The tensor.
+    /// The request.
     pub tensor: TensorRef,
-    /// The number of the flow in [`Agreed::flows`], or [`gradwire_proto::NO_FLOW`].
-    pub flow: u32,
-    /// The first element of the flow in this piece.
+    /// The number of the tensor in the request, or [`gradwire_proto::NO_PART`].
+    pub part: u32,
+    /// The first element of each flow in this piece.
     pub offset: u64,
-    /// The number of elements.
+    /// The number of elements of the longest flow.
     pub count: u64,
     /// What was agreed, if the tensor is called by its name. Only its first segment in an operation
     /// has this; it holds for its other segments there.

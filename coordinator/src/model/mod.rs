@@ -5,7 +5,8 @@
 //! - [`status`]: what people see
 //! - [`learned`]: what jobs have measured, for the next one
 //! - `process_set`: groups of ranks, by node
-//! - `plan`: the flows of a tensor with their routes; `round`: one tensor on its way
+//! - `plan`: the flows of a tensor with their routes; `lengths`: how long they are; `round`: one
+//!   tensor on its way
 //! - `violation`: what a node may not do
 //! - `text`: ranks, names and times in texts
 //!
@@ -17,6 +18,7 @@ pub mod event;
 pub mod learned;
 pub mod status;
 
+pub(crate) mod lengths;
 pub(crate) mod plan;
 pub(crate) mod process_set;
 pub(crate) mod round;

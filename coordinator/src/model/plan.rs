@@ -1,17 +1,18 @@
 //! What has to move between nodes for a tensor on which all ranks have agreed.
 //!
 //! The flows of a tensor ([`Agreed::flows`]) are between ranks; the data plane moves bytes between
-//! nodes. Each flow has a [`Route`] there. Flows that have all but their ranges in common are of
-//! one *kind*: they may share a piece.
+//! nodes. There each tensor has a [`Route`], which is that of its only flow, or says that each flow
+//! has its own. Tensors that have all but their flows in common are of one *kind*: they may share a
+//! piece.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_proto::{
-    Agreed, Collective, Compression, DType, NO_FLOW, NodeId, ProcessSetId, Rank, ReduceOp, Request,
-    Route, Shape, agreed::pair,
+    Agreed, Collective, Compression, DType, Flow, NO_PART, NodeId, ProcessSetId, Rank, ReduceOp,
+    Request, Route, Shape, agreed::pair,
 };
 
-use super::process_set::ProcessSet;
+use super::{lengths::Lengths, process_set::ProcessSet};
 
 /// The most segments of one piece (BOUND).
 pub(crate) const MAX_SEGMENTS: usize = 2048;
@@ -19,15 +20,15 @@ pub(crate) const MAX_SEGMENTS: usize = 2048;
 /// The most flows of one tensor: what all ranks have agreed on fits one message (BOUND).
 pub(crate) const MAX_FLOWS: usize = 1 << 18;
 
-/// What all flows of one piece have in common.
+/// What all tensors of one piece have in common.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Kind {
     pub(crate) set: ProcessSetId,
     pub(crate) dtype: DType,
     pub(crate) route: Route,
+    pub(crate) collective: Collective,
     /// The nodes that take part, ascending, if these are not all nodes with a member.
     only: Option<Vec<NodeId>>,
-    collective: Collective,
     reduce_op: ReduceOp,
     prescale: u64,
     postscale: u64,
@@ -71,13 +72,40 @@ impl Kind {
     }
 }
 
-/// One flow, or the notice that a tensor is done.
+/// The flows of one tensor of a request, or the notice that the request is done.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) kind: Arc<Kind>,
-    /// The flow's number among those of the tensor.
-    pub(crate) flow: u32,
-    pub(crate) elements: u64,
+    /// The tensor's number in the request.
+    pub(crate) part: u32,
+    /// All flows.
+    pub(crate) all: Lengths,
+    /// Those of the node that has the most elements of them, if these are not all.
+    busiest: Option<Lengths>,
+}
+
+impl Load {
+    /// The flows that one node has at most: as much of a piece is in its memory.
+    pub(crate) fn busiest(&self) -> &Lengths {
+        self.busiest.as_ref().unwrap_or(&self.all)
+    }
+}
+
+/// The flows that the busiest node has, if no node has all of them.
+fn busiest(flows: &[Flow], set: &ProcessSet) -> Option<Lengths> {
+    let ends = |flow: &Flow| Some([set.node_of(flow.source?)?, set.node_of(flow.target?)?]);
+    let mut elements: BTreeMap<NodeId, u64> = BTreeMap::new();
+    for flow in flows {
+        // What all get or give concerns every node.
+        let [from, to] = ends(flow)?;
+        *elements.entry(from).or_default() += flow.count;
+        if from != to {
+            *elements.entry(to).or_default() += flow.count;
+        }
+    }
+    let (&busiest, _) = elements.iter().max_by_key(|(_, elements)| **elements)?;
+    let is_its = |flow: &&Flow| ends(flow).is_some_and(|ends| ends.contains(&busiest));
+    Some(Lengths::new(flows.iter().filter(is_its).map(|flow| flow.count)))
 }
 
 /// Everything that has to be sent out for one tensor.
@@ -85,8 +113,11 @@ pub(crate) struct Load {
 pub(crate) struct Plan {
     pub(crate) agreed: Arc<Agreed>,
     pub(crate) absent: Arc<[Rank]>,
-    /// The flows, in order; never empty, so that every tensor comes to its end.
+    /// The tensors that are not empty, in order; never none, so that every request comes to its
+    /// end.
     pub(crate) loads: Vec<Load>,
+    /// The number of flows.
+    flows: usize,
 }
 
 impl Plan {
@@ -124,50 +155,29 @@ impl Plan {
             };
             Arc::clone(kinds.entry((dtype, route)).or_insert_with(|| Arc::new(new())))
         };
+        let route = agreed.route(members, |rank| set.node_of(rank)).unwrap_or(Route::Nothing);
         let mut loads = Vec::new();
-        let mut reached = Vec::new();
-        let mut everywhere = false;
-        for (number, flow) in (0..).zip(agreed.flows(members)) {
-            if flow.count == 0 {
-                continue;
+        let mut flows = 0;
+        for part in 0..request.parts() {
+            let own = agreed.flows_of(members, part);
+            let all = Lengths::new(own.iter().map(|flow| flow.count));
+            flows += own.len();
+            if all.flows() > 0 {
+                let kind = kind(request.dtype_of(part), route);
+                let busiest = busiest(&own, set).filter(|_| route == Route::Each);
+                loads.push(Load { kind, part: part as u32, all, busiest });
             }
-            let Some(route) = flow.route(|rank| set.node_of(rank)) else { continue };
-            match route.ends() {
-                Some(ends) => reached.extend(ends),
-                None => everywhere = true,
-            }
-            let kind = kind(request.dtype_of(flow.part as usize), route);
-            loads.push(Load { kind, flow: number, elements: flow.count });
         }
-        reached.sort_unstable();
-        reached.dedup();
-        let there = |rank: &Rank| reached.binary_search(&node(*rank)).is_ok();
-        if !everywhere && !members.iter().all(there) {
+        if loads.is_empty() {
             let kind = kind(request.dtype, Route::Nothing);
-            loads.push(Load { kind, flow: NO_FLOW, elements: 0 });
+            loads.push(Load { kind, part: NO_PART, all: Lengths::default(), busiest: None });
         }
-        Self { agreed: Arc::new(agreed), absent, loads }
+        Self { agreed: Arc::new(agreed), absent, loads, flows }
     }
 
-    /// The number of flows. The memory of this value grows with it.
+    /// The number of flows. The memory of daemons grows with it.
     pub(crate) fn flow_count(&self) -> usize {
-        self.loads.len()
-    }
-
-    /// The smallest number of pieces that it takes: at least one for each kind, with a limited
-    /// number of flows in each.
-    pub(crate) fn least_pieces(&self) -> usize {
-        let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();
-        for load in &self.loads {
-            *kinds.entry(&*load.kind).or_default() += 1;
-        }
-        kinds.values().map(|flows| flows.div_ceil(MAX_SEGMENTS)).sum()
-    }
-
-    /// Whether a flow concerns a node.
-    pub(crate) fn reaches(&self, node: NodeId, set: &ProcessSet) -> bool {
-        let mut flows = self.loads.iter().filter(|load| load.flow != NO_FLOW);
-        flows.any(|load| load.kind.concerns(node, set))
+        self.flows
     }
 
     /// The number of flows of a request between `members`, without listing them.
@@ -195,7 +205,8 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn routes(request: &Request, rows: &[u64]) -> Vec<(Route, u32)> {
+    /// The route and the lengths of a collective of four ranks on two nodes.
+    fn plan(request: &Request, rows: &[u64]) -> (Route, Plan) {
         let all: Vec<Rank> = (0..4).map(Rank).collect();
         let set = ProcessSet::new(all.clone(), |rank| NodeId(rank.0 / 2));
         let requests: Vec<Request> = rows
@@ -209,7 +220,8 @@ mod tests {
         let agreed = Agreed::of(&all, &requests).unwrap();
         assert_eq!(Plan::flows(request, 4), agreed.flows(&all).len());
         let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed);
-        plan.loads.iter().map(|load| (load.kind.route, load.flow)).collect()
+        assert_eq!(plan.loads.len(), 1);
+        (plan.loads[0].kind.route, plan)
     }
 
     fn plain(collective: Collective) -> Request {
@@ -217,25 +229,37 @@ mod tests {
     }
 
     #[test]
-    fn every_flow_has_its_route_and_every_tensor_an_end() {
-        let (a, b) = (NodeId(0), NodeId(1));
+    fn every_tensor_has_its_route_and_its_end() {
         let even = [4; 4];
-        assert_eq!(routes(&plain(Collective::Allreduce), &even), [(Route::All, 0)]);
-        assert_eq!(routes(&plain(Collective::Broadcast), &even), [(Route::From(a), 0)]);
-        assert_eq!(routes(&plain(Collective::Barrier), &[0; 4]), [(Route::Nothing, NO_FLOW)]);
-        let gathered = routes(&plain(Collective::Allgather), &[1, 0, 2, 0]);
-        assert_eq!(gathered, [(Route::From(a), 0), (Route::From(b), 2)]);
         let gather = Request { root: Rank(2), ..plain(Collective::Gather) };
-        assert_eq!(routes(&gather, &[0, 1, 0, 0]), [(Route::Move(a, b), 1)]);
-        let local = routes(&gather, &[0, 0, 0, 1]);
-        assert_eq!(local, [(Route::Move(b, b), 3), (Route::Nothing, NO_FLOW)]);
-        let scattered = routes(&plain(Collective::ReduceScatter), &even);
-        assert_eq!(
-            scattered,
-            [(Route::To(a), 0), (Route::To(a), 1), (Route::To(b), 2), (Route::To(b), 3)]
-        );
-        assert_eq!(routes(&plain(Collective::Alltoall), &even).len(), 16);
-        assert_eq!(routes(&plain(Collective::Allreduce), &[0; 4]), [(Route::Nothing, NO_FLOW)]);
+        for (request, rows, route, part, flows) in [
+            (&plain(Collective::Allreduce), even, Route::All, 0, 1),
+            (&plain(Collective::Broadcast), even, Route::From(NodeId(0)), 0, 1),
+            (&plain(Collective::Barrier), [0; 4], Route::Nothing, NO_PART, 0),
+            (&plain(Collective::Allgather), [1, 0, 2, 0], Route::Each, 0, 2),
+            (&gather, [0, 1, 0, 0], Route::Each, 0, 1),
+            (&gather, [0; 4], Route::Nothing, NO_PART, 0),
+            (&plain(Collective::ReduceScatter), even, Route::Each, 0, 4),
+            (&plain(Collective::Alltoall), even, Route::Each, 0, 16),
+            (&plain(Collective::Allreduce), [0; 4], Route::Nothing, NO_PART, 0),
+        ] {
+            let (found, plan) = plan(request, &rows);
+            let load = &plan.loads[0];
+            assert_eq!((found, load.part, load.all.flows()), (route, part, flows), "{request:?}");
+            let set = ProcessSet::new((0..4).map(Rank).collect(), |rank| NodeId(rank.0 / 2));
+            assert_eq!(load.kind.participants(&set), [NodeId(0), NodeId(1)]);
+        }
+    }
+
+    /// Of an alltoall a node has what its ranks send and receive; of an allgather it has all.
+    #[test]
+    fn the_busiest_node_is_known() {
+        let (_, even) = plan(&plain(Collective::Alltoall), &[4; 4]);
+        assert_eq!((even.loads[0].all.flows(), even.loads[0].busiest().flows()), (16, 12));
+        let (_, uneven) = plan(&plain(Collective::Alltoall), &[4, 0, 16, 0]);
+        assert_eq!(uneven.loads[0].busiest(), &Lengths::new([4, 4, 4, 4, 1, 1]));
+        let (_, all) = plan(&plain(Collective::Allgather), &[1, 0, 2, 0]);
+        assert_eq!(all.loads[0].busiest(), &Lengths::new([1, 2]));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use gradwire_coordinator::model::{
     event::{Announcement, Submitted},
 };
 use gradwire_proto::{
-    Agreed, Collective, Flow, NO_FLOW, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
+    Agreed, Collective, Flow, NO_PART, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
     TensorId, TensorName, convert::TensorRef,
 };
 
@@ -41,7 +41,7 @@ impl World {
 /// A range of a flow that this node has to do with.
 struct Segment {
     key: Key,
-    flow: u32,
+    part: u32,
     offset: u64,
     count: u64,
     agreed: Arc<Agreed>,
@@ -218,7 +218,7 @@ impl Node {
         }
         let (sequence, segments) = self.todo.pop_front()?;
         for segment in segments {
-            self.carry_out(world, segment);
+            self.carry_out(segment);
         }
         let connection = self.connection();
         Some(Some(Event::Done { connection, sequences: vec![sequence] }))
@@ -272,23 +272,30 @@ impl Node {
                 reported = Some((key.clone(), Arc::clone(&agreed)));
                 let members = members(&set, agreed.request(), &operation.absent);
                 assert!(agreed.is_of(&members), "{agreed:?} is not of {members:?}");
-                let (flow, offset, count) = (segment.flow, segment.offset, segment.count);
-                let flows = agreed.flows(&members);
-                let (way, part) = match flows.get(flow as usize) {
-                    Some(flow) => (Some(way(world, flow)), flow.part as usize),
-                    None => {
-                        assert_eq!((flow, offset, count), (NO_FLOW, 0, 0));
-                        (None, 0)
-                    }
+                let (part, offset, count) = (segment.part, segment.offset, segment.count);
+                let flows = match part {
+                    NO_PART => Vec::new(),
+                    part => agreed.flows_of(&members, part as usize),
                 };
-                assert!(operation.request.is_piece_of(agreed.request(), part));
+                if flows.is_empty() {
+                    assert_eq!((part, offset, count), (NO_PART, 0, 0));
+                    let flows = agreed.flows(&members);
+                    assert!(flows.iter().all(|flow| flow.count == 0), "it has elements");
+                }
+                let at = if part == NO_PART { 0 } else { part as usize };
+                assert!(operation.request.is_piece_of(agreed.request(), at));
+                let way = match &flows[..] {
+                    [] => None,
+                    [flow] if !agreed.request().has_many_flows() => Some(way(world, flow)),
+                    _ => Some((None, None)),
+                };
                 let nodes = match way {
                     Some((Some(from), Some(to))) => BTreeSet::from([from, to]),
                     _ => members.iter().map(|rank| world.node_of(*rank)).collect(),
                 };
                 ways.insert((way, nodes.clone()));
                 if nodes.contains(&self.id) {
-                    segments.push(Segment { key, flow, offset, count, agreed, members });
+                    segments.push(Segment { key, part, offset, count, agreed, members });
                 }
             }
             assert_eq!(ways.len(), 1, "one way for all of a piece: {ways:?}");
@@ -321,30 +328,29 @@ impl Node {
         (!ids.is_empty()).then_some(Event::Forgotten { connection, ids })
     }
 
-    fn carry_out(&mut self, world: &World, segment: Segment) {
-        let Segment { key, flow, offset, count, agreed, members } = segment;
-        let flows = agreed.flows(&members);
-        let own: Vec<(u32, u64)> = (0..)
-            .zip(&flows)
-            .filter(|(_, flow)| flow.count > 0 && concerns(world, self.id, flow))
-            .map(|(number, flow)| (number, flow.count))
+    fn carry_out(&mut self, segment: Segment) {
+        let Segment { key, part, offset, count, agreed, members } = segment;
+        // A tensor is as long as its longest flow.
+        let lengths: Vec<(u32, u64)> = (0..agreed.request().parts())
+            .map(|part| {
+                let flows = agreed.flows_of(&members, part);
+                (part as u32, flows.iter().map(|flow| flow.count).max().unwrap_or(0))
+            })
+            .filter(|(_, length)| *length > 0)
             .collect();
-        if flow == NO_FLOW && !own.is_empty() {
-            return;
-        }
         let tensor = self.tensors.get_mut(&key).expect("a tensor that is not done");
         assert!(tensor.announced);
         for (rank, (request, _)) in &tensor.submitted {
             assert!(agreed.fits(&members, *rank, request), "{request:?} of {rank} in {agreed:?}");
         }
-        if flow != NO_FLOW {
+        if part != NO_PART {
             // ONE: each element exactly once, in order.
-            let next = tensor.covered.entry(flow).or_default();
+            let next = tensor.covered.entry(part).or_default();
             assert_eq!(*next, offset, "ONE");
             *next += count;
-            assert!(*next <= flows[flow as usize].count, "ONE");
+            assert!(lengths.iter().any(|&(own, length)| own == part && *next <= length), "ONE");
         }
-        if own.iter().all(|(number, count)| tensor.covered.get(number) == Some(count)) {
+        if lengths.iter().all(|(part, length)| tensor.covered.get(part) == Some(length)) {
             let done = self.tensors.remove(&key).unwrap();
             self.complete.extend(done.submitted.into_keys().map(|rank| (rank, key.clone())));
         }
@@ -365,9 +371,4 @@ fn members(set: &[Rank], request: &Request, absent: &[Rank]) -> Vec<Rank> {
 fn way(world: &World, flow: &Flow) -> (Option<NodeId>, Option<NodeId>) {
     let node = |rank| world.node_of(rank);
     (flow.source.map(node), flow.target.map(node))
-}
-
-fn concerns(world: &World, node: NodeId, flow: &Flow) -> bool {
-    let (from, to) = way(world, flow);
-    from.is_none_or(|from| from == node) || to.is_none_or(|to| to == node)
 }

@@ -7,7 +7,7 @@ use gradwire_coordinator::model::{
     command::{Execute, Operation, Segment, Severity},
 };
 use gradwire_proto::{
-    Agreed, Collective, Ending, Failure, NO_FLOW, ProcessSetId, Request, convert::TensorRef,
+    Agreed, Collective, Ending, Failure, NO_PART, ProcessSetId, Request, convert::TensorRef,
 };
 
 /// With its process set, unless that is the one of all ranks.
@@ -66,13 +66,14 @@ fn agreed(agreed: &Agreed) -> String {
     text
 }
 
-/// `tensor.flow[first+count]`; the first flow's number is left out, and `!` is what is just done.
+/// `request.tensor[first+count]`. The number of the first tensor is left out. `!` is for what is
+/// only said to be done.
 fn segment(set: ProcessSetId, segment: &Segment) -> String {
     let tensor = tensor(set, &segment.tensor);
-    match segment.flow {
-        NO_FLOW => format!("{tensor}!"),
+    match segment.part {
+        NO_PART => format!("{tensor}!"),
         0 => format!("{tensor}[{}+{}]", segment.offset, segment.count),
-        flow => format!("{tensor}.{flow}[{}+{}]", segment.offset, segment.count),
+        part => format!("{tensor}.{part}[{}+{}]", segment.offset, segment.count),
     }
 }
 

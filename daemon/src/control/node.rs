@@ -400,9 +400,9 @@ impl LaneEvents for Weak<Node> {
         let Some(running) = node.running.get() else { return };
         // The tensors leave the queue before any rank is notified: a rank may submit the name again
         // at once.
-        let ended = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
+        let ended = piece.tensors.iter().filter(|(tensor, elements)| tensor.published(*elements));
         let ended: Vec<_> =
-            ended.map(|s| (&s.tensor.key, running.queue.remove(&s.tensor.key))).collect();
+            ended.map(|(tensor, _)| (&tensor.key, running.queue.remove(&tensor.key))).collect();
         // The coordinator is notified before a rank can react to its own notification.
         node.job.send(Outgoing::Done(piece.sequence));
         for (key, removed) in ended {

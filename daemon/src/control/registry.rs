@@ -10,14 +10,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::algorithms::{Algorithm, MAX_SPEC, Spec};
 use gradwire_proto::{
-    Agreed, Failure, NO_FLOW, Priority, ProcessSetId, Rank, Request, Route, Sequence, SpecId,
+    Agreed, Failure, NO_PART, Priority, ProcessSetId, Rank, Request, Route, Sequence, SpecId,
     TensorId, TensorName, WireError, convert, convert::TensorRef, pb,
 };
 
 use crate::model::{
     agreement::Agreement,
     members::Members,
-    operation::{FlowRange, Instruction, Operation, OperationSegment},
+    operation::{Instruction, Operation, OperationSegment, PartRange},
     tensor::{Announced, TensorKey, pair},
     world::{World, invalid},
 };
@@ -288,7 +288,7 @@ impl Registry {
         let agreement = self.agreement(set, absent, agreed, known)?;
         if known.is_none_or(|known| !Arc::ptr_eq(known, &agreement)) {
             let flows: usize =
-                self.unregistered.values().map(|unregistered| unregistered.flows_here()).sum();
+                self.unregistered.values().map(|unregistered| unregistered.flows()).sum();
             if self.unregistered.len() >= MAX_UNREGISTERED || flows >= MAX_UNREGISTERED_FLOWS {
                 self.unregistered.clear();
             }
@@ -307,44 +307,37 @@ impl Registry {
         let mut takes_part = false;
         let mut before = None;
         for wire in wire.segments {
-            let (number, offset, count) = (wire.flow, wire.offset, wire.count);
+            let (part, offset, count) = (wire.part, wire.offset, wire.count);
             let terms = self.terms(set, &absent, wire.tensor, wire.agreed, before.take())?;
             let (tensor, agreement) = before.insert(terms).clone();
-            let at = Place { number, offset, count };
-            let (route, range) = at.check(&self.world, &request, &agreement)?;
+            let (route, range) = Place { part, offset, count }.check(&request, &agreement)?;
             if *way.get_or_insert(route) != route {
                 let reason = "they do not all take the same way between the nodes";
                 return Err(invalid("segments", reason));
             }
+            members.get_or_insert_with(|| agreement.members.clone());
             // Each of several empty sends and receives has ranks of its own. A node takes part if
             // any of these ranks is on it.
-            let concerned = !agreement.members.here.is_empty();
-            takes_part |= concerned && (range.is_some() || route == Some(Route::Nothing));
-            members.get_or_insert_with(|| agreement.members.clone());
-            // A tensor with flows here is not done before they are.
-            let is_done = route == Some(Route::Nothing) && concerned && agreement.bytes() == 0;
-            if range.is_some() || is_done {
+            if !agreement.members.here.is_empty() {
+                takes_part = true;
                 segments.push(OperationSegment { tensor, agreement, range });
             }
         }
         let (Some(route), Some(members)) = (way, members) else {
             return Err(WireError::Missing("segments"));
         };
+        if let Some(ends) = route.ends() {
+            takes_part &= ends.contains(&self.world.node);
+        }
         let sequence = Sequence(wire.sequence);
         let spec = match route {
             // There is nothing to choose between.
-            None | Some(Route::Nothing | Route::Move(..)) => Algorithm::Ring.into(),
-            Some(_) if members.nodes.len() == 1 => Algorithm::Ring.into(),
-            Some(_) => self.spec(SpecId(wire.spec), members.nodes.len())?,
+            Route::Nothing | Route::Move(..) => Algorithm::Ring.into(),
+            _ if members.nodes.len() == 1 => Algorithm::Ring.into(),
+            _ => self.spec(SpecId(wire.spec), members.nodes.len())?,
         };
-        Ok(route.filter(|_| takes_part).map(|route| Operation {
-            sequence,
-            request,
-            spec,
-            route,
-            members,
-            segments,
-        }))
+        let operation = Operation { sequence, request, spec, route, members, segments };
+        Ok(takes_part.then_some(operation))
     }
 
     /// What an `Execute` orders, in the order in which it is to be carried out.
@@ -403,62 +396,45 @@ impl Registry {
 
 /// The position of a segment.
 struct Place {
-    number: u32,
+    part: u32,
     offset: u64,
     count: u64,
 }
 
 impl Place {
-    /// The route of the segment, `None` where it does not concern this node, and the range of it
-    /// that does.
+    /// The route of the segment, and its range, if it has any.
     fn check(
         &self,
-        world: &World,
         request: &Request,
         agreement: &Agreement,
-    ) -> Result<(Option<Route>, Option<FlowRange>), WireError> {
-        let &Self { number, offset, count } = self;
+    ) -> Result<(Route, Option<PartRange>), WireError> {
+        let &Self { part, offset, count } = self;
         let whole = agreement.request();
-        if number == NO_FLOW {
-            let empty = offset == 0 && count == 0 && request.collective == whole.collective;
-            let reason = "a segment of no flow has no range, and its tensor's collective";
-            return if empty {
-                Ok((Some(Route::Nothing), None))
-            } else {
-                Err(invalid("segment", reason))
-            };
-        }
-        if number >= agreement.flows() || count == 0 {
-            let flows = agreement.flows();
+        if part == NO_PART {
+            let fits = offset == 0
+                && count == 0
+                && request.collective == whole.collective
+                && agreement.route() == Route::Nothing;
             let reason =
-                format!("{count} elements of flow {number}, where there are {flows} flows");
+                "a segment of no tensor has no range, its request's collective, and no elements";
+            let nothing = (Route::Nothing, None);
+            return if fits { Ok(nothing) } else { Err(invalid("segment", reason)) };
+        }
+        let Some(flows) = agreement.part(part as usize).filter(|_| count > 0) else {
+            let parts = whole.parts();
+            let reason = format!("{count} elements of tensor {part}, where there are {parts}");
+            return Err(invalid("segment", reason));
+        };
+        if offset.checked_add(count).is_none_or(|end| end > flows.longest) {
+            let longest = flows.longest;
+            let reason = format!("{count} elements from {offset} on of flows of {longest}");
             return Err(invalid("segment", reason));
         }
-        let Some(flow) = agreement.flow(number) else { return Ok((None, None)) };
-        if offset.checked_add(count).is_none_or(|end| end > flow.count) {
-            let reason = format!("{count} elements from {offset} on of a flow of {}", flow.count);
-            return Err(invalid("segment", reason));
-        }
-        let part = flow.part as usize;
+        let part = part as usize;
         if !request.is_piece_of(whole, part) {
             return Err(invalid("request", "it is not what was agreed on for the tensor"));
         }
-        let is_member =
-            |end: Option<Rank>| end.is_none_or(|rank| agreement.members.position(rank).is_some());
-        let ends = is_member(flow.source) && is_member(flow.target);
-        let route = flow
-            .route(|rank| world.node_of(rank))
-            .filter(|_| ends)
-            .ok_or_else(|| invalid("agreed", "the root is not one of those that take part"))?;
-        let range = FlowRange {
-            part,
-            source: flow.source,
-            target: flow.target,
-            source_offset: flow.source_offset + offset,
-            target_offset: flow.target_offset + offset,
-            count,
-        };
-        Ok((Some(route), Some(range)))
+        Ok((agreement.route(), Some(PartRange { part, offset, count })))
     }
 }
 

@@ -315,7 +315,7 @@ impl Runner {
     }
 
     fn store(&self, piece: &Piece) -> Store {
-        let whole = piece.segments.iter().map(|s| s.tensor.bytes()).max().unwrap_or(0);
+        let whole = piece.tensors.iter().map(|(tensor, _)| tensor.bytes()).max().unwrap_or(0);
         if whole >= self.config.streaming_bytes { Store::Streaming } else { Store::Cached }
     }
 

@@ -32,20 +32,6 @@ pub(crate) struct PieceSegment {
 }
 
 impl PieceSegment {
-    /// A segment without data on this node, of a tensor that is done.
-    pub(crate) fn nothing(tensor: Arc<QueuedTensor>, start: u64) -> Self {
-        Self {
-            tensor,
-            part: 0,
-            sources: 0..0,
-            targets: 0..0,
-            source_offset: 0,
-            target_offset: 0,
-            start,
-            bytes: 0,
-        }
-    }
-
     /// Whether every result replaces an input.
     fn is_in_place(&self) -> bool {
         let locals = &self.tensor.locals()[self.sources.clone()];
@@ -82,7 +68,11 @@ pub(crate) struct Piece {
     /// The wire form of partial results, where it is not the ranks' type. The plan then counts
     /// bytes in wire form, and everything else counts bytes of the ranks' type.
     pub(crate) wire: Option<Form>,
+    /// What it has of each tensor: so many elements of the longest flow.
+    pub(crate) tensors: Vec<(Arc<QueuedTensor>, u64)>,
+    /// By their places in the piece, ascending. What is only passed on is in none of them.
     pub(crate) segments: Vec<PieceSegment>,
+    /// Of all that this node sends, receives or reduces.
     pub(crate) bytes: u64,
     pub(crate) plan: Arc<Plan>,
     /// The node of each participant of the schedule.
@@ -94,14 +84,14 @@ pub(crate) struct Piece {
 impl Piece {
     /// Whether all local ranks have made room for its results.
     pub(crate) fn is_allocated(&self) -> bool {
-        self.segments.iter().all(|segment| segment.tensor.is_allocated())
+        self.tensors.iter().all(|(tensor, _)| tensor.is_allocated())
     }
 
     /// The names of its tensors, for texts; at most three.
     pub(crate) fn names(&self) -> String {
         let mut names: Vec<&str> =
-            self.segments.iter().take(3).map(|s| s.tensor.key.name.as_str()).collect();
-        if self.segments.len() > names.len() {
+            self.tensors.iter().take(3).map(|(tensor, _)| tensor.key.name.as_str()).collect();
+        if self.tensors.len() > names.len() {
             names.push("…");
         }
         names.join(", ")

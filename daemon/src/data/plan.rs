@@ -60,6 +60,8 @@ pub(crate) struct PlannedStep {
     pub(crate) bytes: u64,
     /// Their positions, in order.
     parts: Vec<StepPart>,
+    /// The ends of its blocks in the message, ascending.
+    ends: Vec<u64>,
     /// Earlier steps that share bytes with this one, and how far it may follow each of them.
     follows: Vec<(u32, Follow)>,
     /// Earlier steps of other blocks, which must have ended.
@@ -95,15 +97,10 @@ impl PlannedStep {
         place.unwrap_or_default()
     }
 
-    /// Whether blocks that lie in one place end at this byte, so that no more can be sent at once.
+    /// Whether a block ends at this byte. The sender may have it and the next one in different
+    /// places, so that it can't send both at once.
     pub(crate) fn breaks_at(&self, byte: u64) -> bool {
-        let next = self.parts.partition_point(|part| part.at < byte);
-        let (Some(before), Some(after)) =
-            (next.checked_sub(1).and_then(|at| self.parts.get(at)), self.parts.get(next))
-        else {
-            return byte == self.bytes;
-        };
-        after.at == byte && before.start + before.bytes != after.start
+        self.ends.binary_search(&byte).is_ok()
     }
 }
 
@@ -153,6 +150,7 @@ impl Plan {
                 })
                 .collect();
             let parts = parts(schedule, step, &own, &unrounded[index]);
+            let ends = own.iter().map(|stretch| stretch.at + stretch.count).collect();
             let own = layout::joined(&own);
             let (mut follows, mut awaits) = (Vec::new(), Vec::new());
             for &earlier in &step.after {
@@ -162,7 +160,7 @@ impl Plan {
                 }
             }
             let bytes = own.iter().map(|stretch| stretch.count).sum();
-            steps.push(PlannedStep { work, bytes, parts, follows, awaits, fused: None });
+            steps.push(PlannedStep { work, bytes, parts, ends, follows, awaits, fused: None });
             stretches.push(own);
         }
         fuse_first_hops(&mut steps, schedule);

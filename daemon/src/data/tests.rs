@@ -313,6 +313,7 @@ fn piece(
         prescale: 1.0,
         finish: identity(),
         wire: None,
+        tensors: jobs.iter().map(|job| (job.tensors[node as usize].clone(), job.count)).collect(),
         segments,
         bytes: start,
         plan: Arc::new(Plan::new(&schedule, 4)),

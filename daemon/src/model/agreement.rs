@@ -3,13 +3,34 @@
 
 use std::sync::Arc;
 
-use gradwire_proto::{Agreed, Collective, Flow, Rank, Request, Shape};
+use gradwire_collectives::Roles;
+use gradwire_proto::{Agreed, Collective, Flow, Rank, Request, Route, Shape};
 
 use super::{members::Members, world::World};
 
 /// The results of a rank: for each of its tensors the shape, if it gets any, and the rows from each
 /// member.
 pub(crate) type OutputShapes = Vec<(Option<Shape>, Vec<u64>)>;
+
+/// One flow between the nodes of those that take part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NodeFlow {
+    /// By the places of the nodes among these nodes.
+    pub(crate) roles: Roles,
+    /// The number of elements.
+    pub(crate) count: u64,
+}
+
+/// The flows of one tensor of a request that are not empty.
+#[derive(Debug)]
+pub(crate) struct PartFlows {
+    /// All of them: all nodes need them for their schedules.
+    pub(crate) all: Vec<NodeFlow>,
+    /// Those that concern this node, each with its place among all.
+    pub(crate) here: Vec<(usize, Flow)>,
+    /// The number of elements of the longest.
+    pub(crate) longest: u64,
+}
 
 /// What was agreed on.
 #[derive(Debug)]
@@ -19,13 +40,38 @@ pub(crate) struct Agreement {
     pub(crate) members: Arc<Members>,
     /// How many members the process set has, whether they take part or not.
     set: usize,
-    /// The flows that concern this node, by their numbers, ascending. They are a small part of all
-    /// flows of an alltoall (BOUND).
-    here: Vec<(u32, Flow)>,
+    /// The route of all its tensors.
+    route: Route,
+    parts: Vec<PartFlows>,
     /// How many flows there are.
-    flows: u32,
+    flows: usize,
     /// Bytes of the flows that concern this node.
     bytes: u64,
+}
+
+/// The flows of a tensor; `None` if the root is not one of those that take part (TRUST).
+fn part_flows(world: &World, members: &Members, flows: Vec<Flow>) -> Option<PartFlows> {
+    let is_here = |end: Option<Rank>| end.is_none_or(|rank| world.local(rank).is_some());
+    // A node without a member takes part in nothing, not even in flows to all.
+    let takes_part = !members.here.is_empty();
+    let participant = |rank: Rank| {
+        members.position(rank)?;
+        Some(members.nodes.binary_search(&world.node_of(rank)?).ok()? as u32)
+    };
+    let end = |rank: Option<Rank>| rank.map_or(Some(None), |rank| participant(rank).map(Some));
+    let (mut all, mut here) = (Vec::new(), Vec::new());
+    for flow in flows {
+        let roles = Roles { from: end(flow.source)?, to: end(flow.target)? };
+        if flow.count == 0 {
+            continue;
+        }
+        if takes_part && (is_here(flow.source) || is_here(flow.target)) {
+            here.push((all.len(), flow));
+        }
+        all.push(NodeFlow { roles, count: flow.count });
+    }
+    let longest = all.iter().map(|flow| flow.count).max().unwrap_or(0);
+    Some(PartFlows { all, here, longest })
 }
 
 impl Agreement {
@@ -39,19 +85,20 @@ impl Agreement {
         if !agreed.is_of(&members.ranks) {
             return None;
         }
-        let is_here = |end: Option<Rank>| end.is_none_or(|rank| world.local(rank).is_some());
-        let flows = agreed.flows(&members.ranks);
-        let count = flows.len() as u32;
-        // A node without a member takes part in nothing, not even in flows to all.
-        let takes_part = !members.here.is_empty();
-        let concerns = |flow: &Flow| takes_part && (is_here(flow.source) || is_here(flow.target));
-        let here: Vec<(u32, Flow)> =
-            (0..).zip(flows).filter(|(_, flow)| flow.count > 0 && concerns(flow)).collect();
-        let bytes = here.iter().fold(0u64, |all, (_, flow)| {
-            let size = agreed.request().dtype_of(flow.part as usize).size() as u64;
-            all.saturating_add(flow.count * size)
+        let route = agreed.route(&members.ranks, |rank| world.node_of(rank))?;
+        let request = agreed.request();
+        let parts = 0..request.parts();
+        let parts: Vec<PartFlows> = parts
+            .map(|part| part_flows(world, &members, agreed.flows_of(&members.ranks, part)))
+            .collect::<Option<_>>()?;
+        let route = if parts.iter().all(|part| part.longest == 0) { Route::Nothing } else { route };
+        let flows = parts.iter().map(|part| part.all.len()).sum();
+        let bytes = parts.iter().enumerate().fold(0u64, |all, (part, flows)| {
+            let elements =
+                flows.here.iter().map(|(_, flow)| flow.count).fold(0, u64::saturating_add);
+            all.saturating_add(elements.saturating_mul(request.dtype_of(part).size() as u64))
         });
-        Some(Self { agreed, members, set: set.ranks.len(), here, flows: count, bytes })
+        Some(Self { agreed, members, set: set.ranks.len(), route, parts, flows, bytes })
     }
 
     /// What is the same for all members.
@@ -59,25 +106,29 @@ impl Agreement {
         self.agreed.request()
     }
 
-    /// The number of flows, including those that do not concern this node.
-    pub(crate) fn flows(&self) -> u32 {
+    /// The route of all its tensors; nothing if all of them are empty.
+    pub(crate) fn route(&self) -> Route {
+        self.route
+    }
+
+    /// The flows of one of its tensors.
+    pub(crate) fn part(&self, part: usize) -> Option<&PartFlows> {
+        self.parts.get(part)
+    }
+
+    /// The number of flows. The memory of this value grows with it.
+    pub(crate) fn flows(&self) -> usize {
         self.flows
     }
 
-    /// The number of flows that concern this node. The memory of this value grows with it.
-    pub(crate) fn flows_here(&self) -> usize {
-        self.here.len()
+    /// Elements of the longest flow of each tensor: so many have to be ordered and moved.
+    pub(crate) fn length(&self) -> u64 {
+        self.parts.iter().map(|part| part.longest).fold(0, u64::saturating_add)
     }
 
     /// Bytes of the flows that concern this node.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// A flow that concerns this node.
-    pub(crate) fn flow(&self, number: u32) -> Option<&Flow> {
-        let at = self.here.binary_search_by_key(&number, |(number, _)| *number).ok()?;
-        Some(&self.here[at].1)
     }
 
     /// Whether this is what these members agreed on.
@@ -120,7 +171,7 @@ impl Agreement {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::{DType, NodeId, Route};
+    use gradwire_proto::DType;
 
     use super::*;
     use crate::model::world::tests::world;
@@ -137,17 +188,19 @@ mod tests {
     }
 
     #[test]
-    fn only_what_concerns_this_node_is_kept() {
+    fn flows_are_known_by_their_nodes_and_by_what_is_here() {
         let world = world(1, &[1, 2]);
         let asked = vec![request(Collective::Alltoall, &[3, 2]); 3];
         let alltoall = agreement(&world, &asked);
         assert_eq!((alltoall.flows(), alltoall.bytes()), (9, 8 * 2 * 4));
-        assert!(alltoall.flow(0).is_none(), "from rank 0 to itself");
-        let flow = alltoall.flow(2).unwrap();
+        assert_eq!((alltoall.route(), alltoall.length()), (Route::Each, 2));
+        let part = alltoall.part(0).unwrap();
+        assert_eq!(part.here[0].0, 1, "not that from rank 0 to itself");
+        let (at, flow) = part.here[1];
         assert_eq!((flow.source, flow.target), (Some(Rank(0)), Some(Rank(2))));
-        let way = Route::Move(NodeId(0), NodeId(1));
-        assert_eq!(flow.route(|rank| world.node_of(rank)), Some(way));
+        assert_eq!(part.all[at].roles, Roles { from: Some(0), to: Some(1) });
         assert!(alltoall.unexpected_shapes(Rank(2), &asked[0]).is_none());
+        assert!(alltoall.part(1).is_none());
     }
 
     #[test]
@@ -157,7 +210,7 @@ mod tests {
             [request(Collective::Allgather, &[1, 2]), request(Collective::Allgather, &[0, 2])];
         let gathered = agreement(&world, &asked);
         assert_eq!(gathered.bytes(), 8, "ONE: the empty flow counts for nothing");
-        assert!(gathered.flow(1).is_none());
+        assert_eq!(gathered.flows(), 1);
         assert!(gathered.fits(Rank(0), &asked[0]) && !gathered.fits(Rank(0), &asked[1]));
         let outcome = gathered.unexpected_shapes(Rank(1), &asked[1]).unwrap();
         assert_eq!(outcome, [(Some(Shape::new(&[1, 2]).unwrap()), vec![1, 0])]);

@@ -7,29 +7,23 @@ use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Route, Sequence};
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
 
-/// A range of one flow of a tensor, in elements.
+/// The same range of all flows of one tensor of a request, in elements, as far as each flow has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PartRange {
+    /// The number of the tensor in the request.
+    pub(crate) part: usize,
+    pub(crate) offset: u64,
+    /// At least 1.
+    pub(crate) count: u64,
+}
+
+/// What an operation has of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct OperationSegment {
     pub(crate) tensor: TensorKey,
     pub(crate) agreement: Arc<Agreement>,
-    /// `None` if there is nothing to move: the tensor is done.
-    pub(crate) range: Option<FlowRange>,
-}
-
-/// The position of a segment in elements, and its ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FlowRange {
-    pub(crate) part: usize,
-    /// The rank of the input; `None` for the reduction of all.
-    pub(crate) source: Option<Rank>,
-    /// The rank of the output; `None` for all.
-    pub(crate) target: Option<Rank>,
-    /// Its first element in the inputs.
-    pub(crate) source_offset: u64,
-    /// Its first element in the outputs.
-    pub(crate) target_offset: u64,
-    /// At least 1.
-    pub(crate) count: u64,
+    /// `None` if there is nothing to move: the request is done.
+    pub(crate) range: Option<PartRange>,
 }
 
 /// One piece of work in which this node takes part, as the coordinator ordered it.

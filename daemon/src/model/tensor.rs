@@ -115,9 +115,9 @@ pub(crate) struct QueuedTensor {
     agreement: OnceLock<Arc<Agreement>>,
     /// How many local ranks have yet to allocate.
     pending_allocations: AtomicU32,
-    /// Bytes that have not been ordered yet.
+    /// Elements of the longest flow of each tensor that have not been ordered yet.
     unordered: AtomicU64,
-    /// Bytes that are not published yet.
+    /// Of these, those that are not published yet.
     remaining: AtomicU64,
 }
 
@@ -180,17 +180,17 @@ impl QueuedTensor {
         }
         // Relaxed: the pieces that look at these reach other threads through a channel.
         self.pending_allocations.store(wanted.len() as u32, Ordering::Relaxed);
-        // A tensor without bytes is ordered once, too.
-        self.unordered.store(agreement.bytes().max(1), Ordering::Relaxed);
-        self.remaining.store(agreement.bytes(), Ordering::Relaxed);
+        // A tensor without elements is ordered once, too.
+        self.unordered.store(agreement.length().max(1), Ordering::Relaxed);
+        self.remaining.store(agreement.length(), Ordering::Relaxed);
         let _ = self.agreement.set(agreement.clone());
         Ok(wanted)
     }
 
-    /// Counts bytes of the tensor as ordered, 1 if it has no bytes. Returns false if that is more
-    /// than it has (ONE).
-    pub(crate) fn order(&self, bytes: u64) -> bool {
-        let less = |left: u64| left.checked_sub(bytes);
+    /// Counts elements of the longest flow as ordered, 1 if there are none. Returns false if that
+    /// is more than it has (ONE).
+    pub(crate) fn order(&self, elements: u64) -> bool {
+        let less = |left: u64| left.checked_sub(elements);
         self.unordered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
@@ -218,11 +218,11 @@ impl QueuedTensor {
         self.agreement.get().map_or(0, |agreement| agreement.bytes())
     }
 
-    /// Counts bytes of the tensor as published. Returns true when they were the last, or when the
-    /// tensor has none.
-    pub(crate) fn published(&self, bytes: u64) -> bool {
-        // AcqRel: the thread that publishes the last bytes must see all others as published before
+    /// Counts elements of the longest flow as published. Returns true when they were the last, or
+    /// when the tensor has none.
+    pub(crate) fn published(&self, elements: u64) -> bool {
+        // AcqRel: the thread that publishes the last ones must see all others as published before
         // it notifies the ranks.
-        self.remaining.fetch_sub(bytes, Ordering::AcqRel) == bytes
+        self.remaining.fetch_sub(elements, Ordering::AcqRel) == elements
     }
 }

@@ -2,16 +2,18 @@
 
 use std::{sync::Arc, time::Instant};
 
+use gradwire_collectives::{Roles, Section};
 use gradwire_kernels::{Combine, Finish, Form};
 use gradwire_proto::{
-    Collective, Compression, DType, Failure, FailureKind, ReduceOp, Request, Sequence,
+    Collective, Compression, DType, Failure, FailureKind, Flow, ReduceOp, Request, Sequence,
 };
 
-use super::plans::Plans;
+use super::plans::{Planned, Plans};
 use crate::{
     data::piece::{Piece, PieceSegment},
     model::{
-        operation::{FlowRange, Operation, OperationSegment},
+        agreement::Agreement,
+        operation::{Operation, OperationSegment, PartRange},
         tensor::{AllocationRequest, QueuedTensor},
     },
     queue::TensorQueue,
@@ -92,21 +94,27 @@ impl Builder {
         let element = request.dtype.size() as u64;
         let wire = self.compression.between_nodes(&request);
         let mut wanted = Vec::new();
-        let mut start = 0;
-        let mut parts = Vec::with_capacity(segments.len());
+        let mut content = Content::default();
         for segment in segments {
             let tensor = self.tensor(sequence, &segment, &mut wanted)?;
-            let part = piece_segment(tensor, segment.range, element, start).ok_or_else(|| {
+            let elements = segment.range.map_or(0, |range| range.count);
+            if !tensor.order(elements.max(1)) {
                 let name = &segment.tensor.name;
-                protocol(sequence, format!("it moves more of '{name}' than there is"))
-            })?;
-            start += part.bytes;
-            parts.push(part);
+                return Err(protocol(sequence, format!("it moves more of '{name}' than there is")));
+            }
+            if let Some(range) = segment.range {
+                content.add(&tensor, &segment.agreement, range);
+            }
+            content.tensors.push((tensor, elements));
         }
-        let (plan, nodes) = self
+        let Content { sections, ranges, tensors } = content;
+        let Planned { plan, nodes, starts, elements } = self
             .plans
-            .of(route, &members.nodes, spec, start / element, wire.size() as u64)
+            .of(route, &members.nodes, spec, sections, wire.size() as u64)
             .ok_or_else(|| protocol(sequence, "this node takes no part in its schedule"))?;
+        let mut segments: Vec<PieceSegment> =
+            ranges.into_iter().map(|range| range.segment(&starts, element)).collect();
+        segments.sort_by_key(|segment| segment.start);
         let Arithmetic { combine, prescale, finish } =
             Arithmetic::of(&request, members.ranks.len() as u32);
         let piece = Piece {
@@ -115,8 +123,9 @@ impl Builder {
             prescale,
             finish,
             wire: Form::of(wire).filter(|_| wire != request.dtype),
-            segments: parts,
-            bytes: start,
+            tensors,
+            segments,
+            bytes: elements * element,
             plan,
             nodes,
             ordered: Instant::now(),
@@ -143,25 +152,79 @@ impl Builder {
     }
 }
 
-/// One segment of a piece; `None` if it is more than is left of the tensor.
-fn piece_segment(
+/// What a piece consists of.
+#[derive(Default)]
+struct Content {
+    /// Flows of the same roles that follow each other, as one.
+    sections: Vec<Section>,
+    /// The ranges of flows that concern this node.
+    ranges: Vec<Range>,
+    tensors: Vec<(Arc<QueuedTensor>, u64)>,
+}
+
+/// A range of one flow, in elements.
+struct Range {
     tensor: Arc<QueuedTensor>,
-    range: Option<FlowRange>,
-    element: u64,
-    start: u64,
-) -> Option<PieceSegment> {
-    let Some(range) = range else {
-        return tensor.order(1).then(|| PieceSegment::nothing(tensor, start));
-    };
-    let bytes = range.count * element;
-    tensor.order(bytes).then(|| PieceSegment {
-        part: range.part,
-        sources: tensor.at(range.source),
-        targets: tensor.at(range.target),
-        source_offset: range.source_offset * element,
-        target_offset: range.target_offset * element,
-        tensor,
-        start,
-        bytes,
-    })
+    part: usize,
+    flow: Flow,
+    /// Its first element in the flow.
+    offset: u64,
+    count: u64,
+    /// The section that it is in, and its place there.
+    section: usize,
+    at: u64,
+}
+
+impl Content {
+    /// Adds a range of all flows of a tensor.
+    fn add(&mut self, tensor: &Arc<QueuedTensor>, agreement: &Agreement, range: PartRange) {
+        let PartRange { part, offset, count } = range;
+        let Some(flows) = agreement.part(part) else { return };
+        let mut here = flows.here.iter().peekable();
+        for (number, flow) in flows.all.iter().enumerate() {
+            let own = here.next_if(|(own, _)| *own == number);
+            let count = (offset + count).min(flow.count).saturating_sub(offset);
+            if count == 0 {
+                continue;
+            }
+            let (section, at) = self.extend(flow.roles, count);
+            if let Some(&(_, flow)) = own {
+                let tensor = tensor.clone();
+                self.ranges.push(Range { tensor, part, flow, offset, count, section, at });
+            }
+        }
+    }
+
+    /// Adds so many elements of these roles. Returns the section that they are in, and their place
+    /// there.
+    fn extend(&mut self, roles: Roles, count: u64) -> (usize, u64) {
+        match self.sections.last_mut() {
+            Some(last) if last.roles == roles => {
+                last.count += count;
+                let at = last.count - count;
+                (self.sections.len() - 1, at)
+            }
+            _ => {
+                self.sections.push(Section { roles, count });
+                (self.sections.len() - 1, 0)
+            }
+        }
+    }
+}
+
+impl Range {
+    /// The segment of the piece, where its sections begin at `starts`.
+    fn segment(self, starts: &[u64], element: u64) -> PieceSegment {
+        let Self { tensor, part, flow, offset, count, section, at } = self;
+        PieceSegment {
+            part,
+            sources: tensor.at(flow.source),
+            targets: tensor.at(flow.target),
+            source_offset: (flow.source_offset + offset) * element,
+            target_offset: (flow.target_offset + offset) * element,
+            start: (starts[section] + at) * element,
+            bytes: count * element,
+            tensor,
+        }
+    }
 }

@@ -90,9 +90,9 @@ impl PendingAllocations {
         }
         let mut held = self.lock();
         for AllocationRequest { answer, outputs, .. } in wanted {
-            let found = piece.segments.iter().find_map(|segment| {
+            let found = piece.tensors.iter().find_map(|(tensor, _)| {
                 let is_it = |local: &&LocalTensor| local.answer() == *answer;
-                Some((&segment.tensor, segment.tensor.locals().iter().find(is_it)?))
+                Some((tensor, tensor.locals().iter().find(is_it)?))
             });
             let Some((tensor, local)) = found else { continue };
             held.asked.insert(*answer, Allocation::new(tensor.clone(), local, outputs.clone()));

@@ -1,9 +1,10 @@
-//! Finds the schedule for the route of a piece, and the nodes that run it.
+//! Finds the schedule for a piece, and the nodes that run it.
 
 use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::{
-    algorithms::{self, Kind, Spec},
+    algorithms::{self, Kind, Roles, Section, Spec},
+    layout,
     schedule::Schedule,
     topology::Topology,
 };
@@ -15,14 +16,30 @@ use crate::{data::plan::Plan, model::world::World};
 /// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
 const PLANS: usize = 256;
 
+/// The sections that they have together (BOUND). An alltoall has many.
+const SECTIONS: usize = 1 << 16;
+
 /// What a schedule depends on, besides the world.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     nodes: Arc<[NodeId]>,
-    kind: Kind,
+    /// Whether each section has roles of its own; otherwise there is one section.
+    is_exchange: bool,
+    sections: Vec<Section>,
     spec: Spec,
-    count: u64,
     element: u64,
+}
+
+/// A schedule that is ready for execution.
+#[derive(Debug, Clone)]
+pub(super) struct Planned {
+    pub(super) plan: Arc<Plan>,
+    /// The node of each participant.
+    pub(super) nodes: Arc<[NodeId]>,
+    /// The place of each section in the memory of this node, in elements.
+    pub(super) starts: Arc<[u64]>,
+    /// How many elements this node sends, receives or reduces.
+    pub(super) elements: u64,
 }
 
 /// The schedules that this node has made.
@@ -33,7 +50,17 @@ pub(super) struct Plans {
     idle: Arc<Plan>,
     /// The topology of all nodes of the job.
     topology: Topology,
-    plans: Mutex<HashMap<Key, Arc<Plan>>>,
+    planned: Mutex<HashMap<Key, Planned>>,
+}
+
+/// Where sections are that follow each other, and their end.
+fn in_order(sections: &[Section]) -> (Arc<[u64]>, u64) {
+    let mut end = 0;
+    let starts = sections.iter().map(|section| {
+        end += section.count;
+        end - section.count
+    });
+    (starts.collect(), end)
 }
 
 impl Plans {
@@ -47,51 +74,75 @@ impl Plans {
             alone: Arc::from([me]),
             idle: Arc::new(Plan::new(&empty, 1)),
             topology,
-            plans: Mutex::new(HashMap::new()),
+            planned: Mutex::new(HashMap::new()),
         }
     }
 
-    /// The schedule of this node for `count` elements that go by `route` between `nodes`, and the
-    /// node of each of its participants. `None` if this node, or that of the route, is not one of
-    /// them.
+    /// The schedule of this node for a piece of these sections that goes by `route` between
+    /// `nodes`. The roles in `sections` count, and name places in `nodes`, only where each flow has
+    /// its own route. `None` if this node, or that of the route, is not one of them.
     pub(super) fn of(
         &self,
         route: Route,
         nodes: &Arc<[NodeId]>,
         spec: Spec,
-        count: u64,
+        mut sections: Vec<Section>,
         element: u64,
-    ) -> Option<(Arc<Plan>, Arc<[NodeId]>)> {
+    ) -> Option<Planned> {
+        let idle = |sections: &[Section]| {
+            let (starts, elements) = in_order(sections);
+            Planned { plan: self.idle.clone(), nodes: self.alone.clone(), starts, elements }
+        };
         if route == Route::Nothing {
-            return Some((self.idle.clone(), self.alone.clone()));
+            return Some(idle(&[]));
         }
         let nodes = route.ends().map_or_else(|| nodes.clone(), Arc::from);
         let me = nodes.binary_search(&self.me).ok()? as u32;
-        let kind = Kind::of(route, &nodes)?;
-        if nodes.len() == 1 {
-            return Some((self.idle.clone(), self.alone.clone()));
+        let is_exchange = route == Route::Each;
+        if !is_exchange {
+            let roles = Roles::of(route, &nodes)?;
+            sections.iter_mut().for_each(|section| section.roles = roles);
         }
-        let key = Key { nodes: nodes.clone(), kind, spec, count, element };
-        Some((self.plan(key, me), nodes))
+        if nodes.len() == 1 {
+            return Some(idle(&sections));
+        }
+        Some(self.planned(Key { nodes, is_exchange, sections, spec, element }, me))
     }
 
-    fn plan(&self, key: Key, me: u32) -> Arc<Plan> {
-        let mut plans = self.plans.lock();
-        if let Some(plan) = plans.get(&key) {
-            return plan.clone();
+    fn planned(&self, key: Key, me: u32) -> Planned {
+        let mut planned = self.planned.lock();
+        if let Some(planned) = planned.get(&key) {
+            return planned.clone();
         }
         let racks = key.nodes.iter().map(|node| self.topology.racks[node.0 as usize]).collect();
-        let topology = Topology { racks };
-        let schedule = algorithms::generate(key.kind, key.spec, &topology, me, key.count);
-        let plan = Arc::new(Plan::new(&schedule, key.element));
-        if plans.len() >= PLANS {
+        let new = schedule(&key, &Topology { racks }, me);
+        let sections: usize = planned.keys().map(|key| key.sections.len()).sum();
+        if planned.len() >= PLANS || sections >= SECTIONS {
             // A training step repeats itself. If shapes change all the time, no schedule is better
             // to keep than another.
-            plans.clear();
+            planned.clear();
         }
-        plans.insert(key, plan.clone());
-        plan
+        planned.insert(key, new.clone());
+        new
     }
+}
+
+fn schedule(key: &Key, topology: &Topology, me: u32) -> Planned {
+    let Key { nodes, is_exchange, sections, spec, element } = key;
+    let nodes = nodes.clone();
+    if *is_exchange {
+        let schedule = algorithms::generate_sections(sections, *spec, topology, me);
+        let schedule = layout::compacted(schedule);
+        let plan = Arc::new(Plan::new(&schedule, *element));
+        let starts = schedule.blocks.iter().map(|block| block.offset).collect();
+        let elements = schedule.blocks.iter().map(|block| block.count).sum();
+        return Planned { plan, nodes, starts, elements };
+    }
+    let (starts, elements) = in_order(sections);
+    let kind = sections.first().map_or(Kind::Allreduce, |section| Kind::of_roles(section.roles));
+    let schedule = algorithms::generate(kind, *spec, topology, me, elements);
+    let plan = Arc::new(Plan::new(&schedule, *element));
+    Planned { plan, nodes, starts, elements }
 }
 
 #[cfg(test)]
@@ -109,8 +160,9 @@ mod tests {
     }
 
     fn of(plans: &Plans, route: Route, set: &[u32]) -> Option<(Arc<Plan>, Vec<u32>)> {
-        let found = plans.of(route, &nodes(set), Algorithm::Ring.into(), 100, 4);
-        found.map(|(plan, nodes)| (plan, nodes.iter().map(|n| n.0).collect()))
+        let sections = vec![Section { roles: Roles::default(), count: 100 }];
+        let found = plans.of(route, &nodes(set), Algorithm::Ring.into(), sections, 4);
+        found.map(|found| (found.plan, found.nodes.iter().map(|n| n.0).collect()))
     }
 
     #[test]

@@ -49,8 +49,8 @@ struct Events(Sender<Event>);
 
 impl LaneEvents for Events {
     fn finished(&self, piece: &Piece) {
-        let last = piece.segments.iter().filter(|s| s.tensor.published(s.bytes));
-        let _ = self.0.send(Event::Finished(last.map(|s| s.tensor.key.clone()).collect()));
+        let last = piece.tensors.iter().filter(|(tensor, elements)| tensor.published(*elements));
+        let _ = self.0.send(Event::Finished(last.map(|(tensor, _)| tensor.key.clone()).collect()));
     }
     fn failed(&self, failure: Failure) {
         let _ = self.0.send(Event::Failed(failure));
@@ -188,47 +188,34 @@ impl TestNode {
     }
 }
 
-/// The orders of a coordinator: every flow is cut into ranges of at most `cut`, and two ranges of
-/// one kind are fused.
-fn orders(
-    world: &World,
-    agreed: &Agreed,
-    members: &[Rank],
-    absent: &[Rank],
-    cut: u64,
-) -> pb::Execute {
+/// The orders of a coordinator: every tensor is cut into ranges of at most `cut`, and two ranges of
+/// one element type are fused.
+fn orders(agreed: &Agreed, members: &[Rank], absent: &[Rank], cut: u64) -> pb::Execute {
     let whole = agreed.request();
-    let node = |rank: Rank| world.node_of(rank).unwrap();
-    let segment = |flow: u32, offset: u64, count: u64| pb::Segment {
+    let segment = |part: u32, offset: u64, count: u64| pb::Segment {
         tensor: Some(TensorRef::Name(key().name).into()),
-        flow,
+        part,
         offset,
         count,
         agreed: Some(agreed.into()),
     };
     let mut kinds: BTreeMap<_, Vec<pb::Segment>> = BTreeMap::new();
-    let mut reached = std::collections::BTreeSet::new();
-    for (number, flow) in (0..).zip(agreed.flows(members)) {
-        let ends = (flow.source.map(node), flow.target.map(node));
-        if flow.count > 0 {
-            match ends {
-                (Some(from), Some(to)) => reached.extend([from, to]),
-                _ => reached.extend(members.iter().map(|rank| node(*rank))),
-            }
-        }
+    for part in 0..whole.parts() {
+        let flows = agreed.flows_of(members, part);
+        let longest = flows.iter().map(|flow| flow.count).max().unwrap_or(0);
         let mut offset = 0;
-        while offset < flow.count {
-            let count = cut.min(flow.count - offset);
-            let dtype = whole.dtype_of(flow.part as usize);
-            kinds.entry((dtype, ends)).or_default().push(segment(number, offset, count));
+        while offset < longest {
+            let count = cut.min(longest - offset);
+            let segment = segment(part as u32, offset, count);
+            kinds.entry(whole.dtype_of(part)).or_default().push(segment);
             offset += count;
         }
     }
     let mut pieces: Vec<(DType, Vec<pb::Segment>)> = Vec::new();
-    for ((dtype, _), segments) in kinds {
+    for (dtype, segments) in kinds {
         pieces.extend(segments.chunks(2).map(|chunk| (dtype, chunk.to_vec())));
     }
-    if members.iter().any(|rank| !reached.contains(&node(*rank))) {
+    if pieces.is_empty() {
         pieces.push((whole.dtype, vec![segment(u32::MAX, 0, 0)]));
     }
     let operation = |(sequence, (dtype, segments)): (u64, (DType, Vec<pb::Segment>))| {
@@ -307,7 +294,7 @@ proptest! {
             nodes[node_of(*rank)].submit(&mut taker, &set);
             case.takers.push(taker);
         }
-        let execute = orders(&home, &agreed, &takers, &absent, cut);
+        let execute = orders(&agreed, &takers, &absent, cut);
         let mut started = Vec::new();
         for node in &mut nodes {
             started.push(node.execute(execute.clone()));
@@ -343,8 +330,7 @@ fn asked_for_room() -> TestNode {
         node.submit(&mut taker, &set);
     }
     let agreed = Agreed::of(&set, &requests.iter().collect::<Vec<_>>()).unwrap();
-    let world = node.world.clone();
-    let (_, wanted) = node.execute(orders(&world, &agreed, &set, &[], 100));
+    let (_, wanted) = node.execute(orders(&agreed, &set, &[], 100));
     assert_eq!(wanted.len(), 2);
     node
 }
@@ -371,8 +357,7 @@ fn orders_that_do_not_fit_the_past_are_refused() {
     let mut node = TestNode::new(0, &[1], 1, &set);
     let request = Request::allreduce(DType::F32, Shape::new(&[4]).unwrap(), ReduceOp::Sum);
     let agreed = Agreed::of(&set, &[&request]).unwrap();
-    let world = node.world.clone();
-    let execute = orders(&world, &agreed, &set, &[], 100);
+    let execute = orders(&agreed, &set, &[], 100);
     let order = |node: &mut TestNode| {
         let mut instructions = node.registry.instructions(execute.clone()).unwrap();
         let Some(Instruction::Start(operation)) = instructions.pop() else { panic!("an order") };

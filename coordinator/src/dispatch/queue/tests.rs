@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use gradwire_proto::{
-    Agreed, Collective, DType, ProcessSetId, Rank, ReduceOp, Request, Route, Shape, TensorId,
+    Agreed, Collective, DType, Part, ProcessSetId, Rank, ReduceOp, Request, Route, Shape, TensorId,
     convert::TensorRef,
 };
 use proptest::prelude::*;
@@ -72,55 +72,59 @@ fn a_scaled_tensor_and_another_root_have_pieces_of_their_own() {
 }
 
 #[test]
-fn flows_of_one_way_fuse_across_tensors() {
+fn all_flows_of_several_tensors_fuse() {
     let gathered = Request::plain(Collective::Allgather, DType::F32, Shape::new(&[2]).unwrap());
     let mut queue = Queue::default();
     queue.push(&round(0, &gathered, 0));
     queue.push(&round(1, &gathered, 0));
-    for node in 0..2 {
-        let piece = queue.cut(4096).unwrap();
-        assert_eq!(piece.kind.route, Route::From(NodeId(node)));
-        let parts: Vec<_> =
-            piece.cuts.iter().map(|c| (c.round.slot.0, c.flow, c.first, c.last)).collect();
-        assert_eq!(parts, [(0, node, node == 0, node == 1), (1, node, node == 0, node == 1)]);
-    }
+    let piece = queue.cut(4096).unwrap();
+    assert_eq!((piece.kind.route, piece.bytes), (Route::Each, 2 * 2 * 8));
+    assert_eq!(shape(&piece), [(0, 0, 2), (1, 0, 2)]);
+    assert!(piece.cuts.iter().all(|cut| cut.first && cut.last && cut.opens));
     assert_eq!(queue.len(), 0);
+}
+
+/// Each piece has a part of all flows, and no node has more of it than its size.
+#[test]
+fn what_goes_from_all_to_all_is_cut_across() {
+    let all = Request::plain(Collective::Alltoall, DType::F32, Shape::new(&[200]).unwrap());
+    let mut queue = Queue::default();
+    queue.push(&round(0, &all, 0));
+    // A node has three of the four flows of 100 elements.
+    let piece = queue.cut(3 * 64 * 4).unwrap();
+    assert_eq!((shape(&piece), piece.bytes), (vec![(0, 0, 64)], 4 * 64 * 4));
+    assert_eq!(queue.pieces(1), 3 * 36 * 4);
+    // However small it is, it has a cache line of each flow.
+    assert_eq!(shape(&queue.cut(64).unwrap()), [(0, 64, 16)]);
+    assert_eq!(shape(&queue.cut(4096).unwrap()), [(0, 80, 20)]);
+    assert!(queue.cut(4096).is_none());
 }
 
 #[test]
 fn who_waits_for_what_is_known() {
     let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
-    let split = Request::plain(Collective::Alltoall, DType::F32, Shape::new(&[2]).unwrap());
+    let split = Request::plain(Collective::Alltoall, DType::F32, Shape::new(&[64]).unwrap());
     let mut queue = Queue::default();
     queue.push(&round(7, &split, 0));
     let holds = |queue: &Queue| [0, 1].map(|node| queue.holds(Slot(7), NodeId(node), &set));
     assert_eq!(holds(&queue), [true, true]);
     assert!(!queue.holds(Slot(8), NodeId(0), &set));
-    // The flows from 0 to 0, from 0 to 1 and from 1 to 0. The flow from 1 to 1 is left.
-    for _ in 0..3 {
-        queue.cut(4096).unwrap();
-    }
-    assert_eq!(holds(&queue), [false, true]);
+    queue.cut(64).unwrap();
+    assert_eq!(holds(&queue), [true, true], "half of all flows is left");
+    queue.cut(4096).unwrap();
+    assert_eq!(holds(&queue), [false, false]);
 }
 
 #[test]
-fn the_word_that_a_tensor_is_done_is_for_those_that_nothing_else_tells() {
+fn the_word_that_an_empty_tensor_is_done_is_for_all() {
     let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
-    let rows = |rows: u64| {
-        let shape = Shape::new(&[rows]).unwrap();
-        Request::plain(Collective::Gather, DType::F32, shape)
-    };
-    let members = [Rank(0), Rank(1)];
-    let agreed = Agreed::of(&members, &[&rows(3), &rows(0)]).unwrap();
-    let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
-    let other = Arc::into_inner(round(0, &rows(1), 0)).unwrap();
+    let empty = Request::plain(Collective::Gather, DType::F32, Shape::new(&[0]).unwrap());
     let mut queue = Queue::default();
-    queue.push(&Arc::new(Round { plan: Arc::new(plan), ..other }));
+    queue.push(&round(0, &empty, 0));
     let holds = |queue: &Queue| [0, 1].map(|node| queue.holds(Slot(0), NodeId(node), &set));
     assert_eq!(holds(&queue), [true, true]);
-    assert_eq!(queue.cut(4096).unwrap().kind.route, Route::Move(NodeId(0), NodeId(0)));
-    assert_eq!(holds(&queue), [false, true]);
-    assert_eq!(queue.cut(4096).unwrap().kind.route, Route::Nothing);
+    let piece = queue.cut(4096).unwrap();
+    assert_eq!((piece.kind.route, piece.bytes, piece.cuts.len()), (Route::Nothing, 0, 1));
     assert_eq!(holds(&queue), [false, false]);
 }
 
@@ -143,16 +147,17 @@ fn long_descriptions_end_a_piece() {
     assert_eq!(queue.cut(4096).unwrap().cuts.len(), 1, "and still goes out");
 }
 
-/// What was agreed on a tensor is sent once in each piece, with its first segment there.
+/// What was agreed on a request is sent once in each piece, with its first segment there.
 #[test]
 fn a_description_is_counted_once_in_a_piece() {
     let members = [Rank(0), Rank(1)];
     let set = ProcessSet::new(members.to_vec(), |_| NodeId(0));
-    let shape = Shape::new(&[20]).unwrap();
-    let asked = Request::plain(Collective::Alltoall, DType::F32, shape);
+    let one = request(DType::F32, 10);
+    let more = Part { dtype: DType::F32, shape: one.shape.clone() };
+    let asked = Request { more: vec![more.clone(), more.clone(), more], ..one };
     let agreed = Agreed::of(&members, &[&asked, &asked]).unwrap();
     let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
-    assert_eq!((plan.loads.len(), plan.least_pieces()), (4, 1));
+    assert_eq!(plan.loads.len(), 4);
     let plan = Arc::new(plan);
     let mut queue = Queue::default();
     for slot in 0..2 {
@@ -161,7 +166,7 @@ fn a_description_is_counted_once_in_a_piece() {
         queue.push(&Arc::new(Round { text, plan: Arc::clone(&plan), ..other }));
     }
     let opens = |piece: Piece| piece.cuts.iter().map(|cut| cut.opens).collect::<Vec<_>>();
-    // Four flows of ten elements each: the piece ends after the first flow of the second tensor.
+    // Four tensors of ten elements each: the piece ends after the first one of the second request.
     let piece = queue.cut(4 * 40 + 64).unwrap();
     assert_eq!(opens(piece), [true, false, false, false, true]);
     assert_eq!(opens(queue.cut(4096).unwrap()), [true, false, false]);

@@ -65,8 +65,8 @@ fn name(name: &str) -> Option<pb::TensorRef> {
     Some(TensorRef::Name(TensorName::new(name).unwrap()).into())
 }
 
-fn segment(tensor: Option<pb::TensorRef>, flow: u32, offset: u64, count: u64) -> pb::Segment {
-    pb::Segment { tensor, flow, offset, count, agreed: None }
+fn segment(tensor: Option<pb::TensorRef>, part: u32, offset: u64, count: u64) -> pb::Segment {
+    pb::Segment { tensor, part, offset, count, agreed: None }
 }
 
 fn operation(request: &Request, segments: Vec<pb::Segment>) -> pb::Operation {
@@ -179,26 +179,14 @@ fn a_new_id_replaces_the_old_one() {
 }
 
 #[test]
-fn a_segment_becomes_a_range_of_a_flow() {
+fn a_segment_becomes_a_range_of_all_flows() {
     let mut registry = registry();
     let alltoall = plain(Collective::Alltoall, &[5, 3]);
     registry.instructions(execute(vec![registration(7, all(&alltoall))])).unwrap();
-    // From rank 3 to rank 1: the sender's row 1, the receiver's row 3.
-    let way = operation(&alltoall, vec![segment(id(7), 16, 1, 2)]);
-    let started = order(&mut registry, way).unwrap().unwrap();
-    assert_eq!(started.route, Route::Move(NodeId(1), NodeId(0)));
-    let range = FlowRange {
-        part: 0,
-        source: Some(Rank(3)),
-        target: Some(Rank(1)),
-        source_offset: 3 + 1,
-        target_offset: 9 + 1,
-        count: 2,
-    };
-    assert_eq!(started.segments[0].range, Some(range));
-    // The flow from rank 0 to rank 4 does not concern this node.
-    let elsewhere = operation(&alltoall, vec![segment(id(7), 4, 0, 3)]);
-    assert!(order(&mut registry, elsewhere).unwrap().is_none());
+    let piece = operation(&alltoall, vec![segment(id(7), 0, 1, 2)]);
+    let started = order(&mut registry, piece).unwrap().unwrap();
+    assert_eq!(started.route, Route::Each);
+    assert_eq!(started.segments[0].range, Some(PartRange { part: 0, offset: 1, count: 2 }));
 }
 
 /// TRUST: an order of the coordinator is within what was agreed, or the message is refused.
@@ -208,8 +196,7 @@ fn segments_outside_of_the_agreement_are_refused() {
     let gather = plain(Collective::Allgather, &[4]);
     registry.instructions(execute(vec![registration(7, all(&gather))])).unwrap();
     let sum = request(4);
-    let of = |flow, offset, count| operation(&gather, vec![segment(id(7), flow, offset, count)]);
-    let mixed = vec![segment(id(7), 2, 0, 4), segment(id(7), 4, 0, 4)];
+    let of = |part, offset, count| operation(&gather, vec![segment(id(7), part, offset, count)]);
     let by_name = |agreed| {
         let segment = pb::Segment { agreed, ..segment(name("v"), 0, 0, 1) };
         operation(&gather, vec![segment])
@@ -218,18 +205,23 @@ fn segments_outside_of_the_agreement_are_refused() {
         let rows = rows.to_vec();
         Some(pb::Agreed { request: Some((&plain(Collective::Allgather, &[0])).into()), rows })
     };
-    let root = Request { root: Rank(9), ..plain(Collective::Broadcast, &[4]) };
-    let rootless = pb::Agreed { request: Some((&root).into()), rows: Vec::new() };
-    let nowhere = pb::Segment { agreed: Some(rootless), ..segment(name("v"), 0, 0, 1) };
+    let rooted = |root| {
+        let request = Request { root: Rank(root), ..plain(Collective::Broadcast, &[4]) };
+        let agreed = pb::Agreed { request: Some((&request).into()), rows: Vec::new() };
+        let tensor = name(&format!("from {root}"));
+        pb::Segment { agreed: Some(agreed), ..segment(tensor, 0, 0, 1) }
+    };
+    let broadcast = |segments| operation(&plain(Collective::Broadcast, &[4]), segments);
     let cases = [
-        (of(5, 0, 4), "there are 5 flows"),
-        (of(0, 0, 0), "0 elements of flow 0"),
-        (of(0, 1, 4), "4 elements from 1 on of a flow of 4"),
-        (of(0, u64::MAX, 2), "of a flow of 4"),
-        (of(NO_FLOW, 0, 1), "a segment of no flow has no range"),
+        (of(5, 0, 4), "4 elements of tensor 5, where there are 1"),
+        (of(0, 0, 0), "0 elements of tensor 0"),
+        (of(0, 1, 4), "4 elements from 1 on of flows of 4"),
+        (of(0, u64::MAX, 2), "of flows of 4"),
+        (of(NO_PART, 0, 1), "a segment of no tensor has no range"),
+        (of(NO_PART, 0, 0), "and no elements"),
         (operation(&sum, vec![segment(id(7), 0, 0, 1)]), "not what was agreed on"),
-        (operation(&sum, vec![segment(id(7), NO_FLOW, 0, 0)]), "tensor's collective"),
-        (operation(&gather, mixed), "do not all take the same way"),
+        (operation(&sum, vec![segment(id(7), NO_PART, 0, 0)]), "request's collective"),
+        (broadcast(vec![rooted(0), rooted(4)]), "do not all take the same way"),
         (operation(&gather, vec![]), "no segments"),
         (operation(&gather, vec![segment(id(3), 0, 0, 1)]), "id 3 was never registered"),
         (pb::Operation { spec: 7, ..of(0, 0, 4) }, "spec: id 7 was never registered"),
@@ -240,13 +232,13 @@ fn segments_outside_of_the_agreement_are_refused() {
         (by_name(None), "no agreed"),
         (by_name(some(&[1, 2])), "not those of 5 ranks"),
         (by_name(some(&[u64::MAX; 5])), "not those of 5 ranks"),
-        (operation(&root, vec![nowhere]), "the root is not one of those that take part"),
+        (broadcast(vec![rooted(9)]), "not those of 5 ranks"),
     ];
     for (operation, text) in cases {
         let refused = refusal(&mut registry, operation);
         assert!(refused.contains(text), "{refused:?} has not {text:?}");
     }
-    assert!(order(&mut registry, of(4, 1, 3)).unwrap().is_some());
+    assert!(order(&mut registry, of(0, 1, 3)).unwrap().is_some());
 }
 
 /// TRUST: a spec is read once, when it gets its id.
@@ -287,14 +279,14 @@ fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
     let terms = agreed(&[0, 2, 4], &[1, 2, 3].map(rows));
     let piece = |offset, count| {
         let segment =
-            pb::Segment { agreed: Some(terms.clone()), ..segment(name("v"), 2, offset, count) };
+            pb::Segment { agreed: Some(terms.clone()), ..segment(name("v"), 0, offset, count) };
         pb::Operation { absent: vec![1, 3], ..operation(&rows(0), vec![segment]) }
     };
     let first = order(&mut registry, piece(0, 1)).unwrap().unwrap();
     assert_eq!(first.members.ranks, [Rank(0), Rank(2), Rank(4)]);
-    assert_eq!(first.route, Route::From(NodeId(2)));
+    assert_eq!(first.route, Route::Each);
     let second = order(&mut registry, piece(1, 2)).unwrap().unwrap();
-    assert_eq!(second.segments[0].range.map(|range| range.target_offset), Some(4));
+    assert_eq!(second.segments[0].range.map(|range| range.offset), Some(1));
     let [first, second] = [first, second].map(|o| o.segments[0].agreement.clone());
     assert!(Arc::ptr_eq(&first, &second), "worked out once");
     // All of this node's ranks have joined: it takes no part.
@@ -308,44 +300,44 @@ fn what_was_agreed_without_joined_ranks_travels_with_the_segment() {
 fn what_was_agreed_is_sent_once_in_an_operation() {
     let mut registry = registry();
     let terms = all(&plain(Collective::Alltoall, &[5, 3]));
-    let of = |tensor: &str, agreed: Option<&pb::Agreed>, flow| pb::Segment {
+    let of = |tensor: &str, agreed: Option<&pb::Agreed>, offset| pb::Segment {
         agreed: agreed.cloned(),
-        ..segment(name(tensor), flow, 0, 3)
+        ..segment(name(tensor), 0, offset, 1)
     };
     let mut moves = |segments| {
         let whole = operation(&plain(Collective::Alltoall, &[0, 3]), segments);
         order(&mut registry, whole).map(|order| order.map(|order| order.segments))
     };
-    // From both ranks of this node to rank 0 of the first node.
-    let there = moves(vec![of("v", Some(&terms), 10), of("v", None, 15)]).unwrap().unwrap();
+    let there = moves(vec![of("v", Some(&terms), 0), of("v", None, 1)]).unwrap().unwrap();
     assert_eq!(there.len(), 2);
     assert!(Arc::ptr_eq(&there[0].agreement, &there[1].agreement));
-    let next = vec![of("v", Some(&terms), 10), of("u", None, 15)];
-    let again = vec![of("v", Some(&terms), 10), of("u", Some(&terms), 10), of("v", None, 15)];
+    let next = vec![of("v", Some(&terms), 0), of("u", None, 1)];
+    let again = vec![of("v", Some(&terms), 0), of("u", Some(&terms), 0), of("v", None, 1)];
     // TRUST: each operation contains what was agreed on each tensor in it.
-    for segments in [next, again, vec![of("v", None, 10)]] {
+    for segments in [next, again, vec![of("v", None, 0)]] {
         assert!(moves(segments).unwrap_err().to_string().contains("no agreed"));
     }
 }
 
+/// A node without elements of a tensor takes part, too: it may pass on what others have.
 #[test]
-fn no_flow_ends_only_what_no_flow_concerns() {
+fn what_is_empty_here_is_not_done_before_it_is_done_elsewhere() {
     let mut registry = registry();
-    let gather = |root, rows| Request { root: Rank(root), ..plain(Collective::Gather, &[rows]) };
-    let done = |terms: pb::Agreed| {
-        let segment = pb::Segment { agreed: Some(terms), ..segment(name("v"), NO_FLOW, 0, 0) };
-        operation(&gather(0, 0), vec![segment])
-    };
+    let gather = |rows| plain(Collective::Gather, &[rows]);
     let ranks = [0, 1, 2, 3, 4];
-    let none = agreed(&ranks, &[1, 1, 0, 0, 1].map(|rows| gather(0, rows)));
-    let ended = order(&mut registry, done(none)).unwrap().unwrap();
-    assert_eq!((ended.route, ended.segments.len()), (Route::Nothing, 1));
-    assert_eq!(ended.segments[0].range, None);
-    let some = agreed(&ranks, &[1, 1, 0, 1, 1].map(|rows| gather(0, rows)));
-    let ignored = order(&mut registry, done(some)).unwrap().unwrap();
-    assert!(ignored.segments.is_empty(), "and yet it takes part and says so");
+    let of = |terms: pb::Agreed, part, count| {
+        let segment = pb::Segment { agreed: Some(terms), ..segment(name("v"), part, 0, count) };
+        operation(&gather(0), vec![segment])
+    };
+    let some = || agreed(&ranks, &[1, 1, 0, 0, 1].map(gather));
+    let started = order(&mut registry, of(some(), 0, 1)).unwrap().unwrap();
+    assert_eq!((started.route, started.segments.len()), (Route::Each, 1));
+    assert!(refusal(&mut registry, of(some(), NO_PART, 0)).contains("no elements"));
+    let none = agreed(&ranks, &[0; 5].map(gather));
+    let ended = order(&mut registry, of(none, NO_PART, 0)).unwrap().unwrap();
+    assert_eq!((ended.route, ended.segments[0].range), (Route::Nothing, None));
     let barrier = all(&Request::barrier());
-    let segment = pb::Segment { agreed: Some(barrier), ..segment(name("b"), NO_FLOW, 0, 0) };
+    let segment = pb::Segment { agreed: Some(barrier), ..segment(name("b"), NO_PART, 0, 0) };
     let started = order(&mut registry, operation(&Request::barrier(), vec![segment])).unwrap();
     assert_eq!(started.unwrap().segments.len(), 1);
 }

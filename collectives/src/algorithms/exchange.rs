@@ -1,0 +1,427 @@
+//! Pieces of which each section has roles of its own: allgather, gather, scatter, reducescatter and
+//! alltoall.
+//!
+//! Each participant is the root of a tree. A contribution that is reduced to one participant goes
+//! up that one's tree, what all get comes down the tree of the one that has it, and what goes from
+//! one to another goes up the tree of the other. A link of any tree is used at a certain time, and
+//! all blocks that take it then are one message. So the choice of the trees is the algorithm, and
+//! the same trees serve all five collectives:
+//!
+//! | trees | messages one after the other | messages of each | sources |
+//! |---|---|---|---|
+//! | ring: to the next one | M−1 | M−1 | Chan et al., 2007 |
+//! | circulant: by distances that fall to 1/k each round | ⌈log_k M⌉ | (k−1)⌈log_k M⌉ | Bruck et al., 1997; Träff, 2024 |
+//! | direct: all to the root | 1 | M−1 | Bruck et al., 1997 |
+//! | racks: by way of one member of each rack | 2 | w−1 + r−1 | Wan et al., 2020 |
+//! | aligned: pairs at doubling distance, the canonical order of additions | ⌈log2 M⌉ | | Thakur, Rabenseifner & Gropp, 2005 |
+//!
+//! In all of them but the alltoall each element crosses the line of a participant once. In an
+//! alltoall that is so with direct trees only. The others send elements again for each message on
+//! their way, so they are for small ones.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use super::{
+    Algorithm, Kind, Spec,
+    aligned::Groups,
+    build::{self, Builder, Link, Place},
+    circulant::{self, Circle},
+    hierarchical,
+    kind::{Roles, Section},
+    pairs::{self, Fold, Partners},
+    ring,
+    shape::{Cluster, Shape},
+};
+use crate::{
+    schedule::{Action, Block, Schedule},
+    topology::Topology,
+};
+
+/// One message on the way to an owner.
+#[derive(Debug, Clone, Copy)]
+struct Hop {
+    /// The position that receives it.
+    to: u32,
+    /// When: larger for each hop of a way.
+    time: u32,
+}
+
+/// A tree for each participant. Participants are given by their positions in an order of them.
+#[derive(Debug)]
+enum Trees {
+    Ring,
+    Direct,
+    Circulant(Circle),
+    Racks(Racks),
+    Aligned,
+}
+
+/// Where positions are in racks.
+#[derive(Debug)]
+struct Racks {
+    /// The first position of each rack, and the end.
+    starts: Vec<u32>,
+    /// The rack of each position.
+    rack: Vec<u32>,
+}
+
+impl Racks {
+    fn new(topology: &Topology) -> Self {
+        let members = topology.members();
+        let mut starts = vec![0];
+        let mut rack = Vec::new();
+        for (number, members) in (0..).zip(&members) {
+            rack.extend(members.iter().map(|_| number));
+            starts.push(rack.len() as u32);
+        }
+        Self { starts, rack }
+    }
+
+    fn largest(&self) -> u32 {
+        self.starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(1)
+    }
+
+    fn next(&self, at: u32, owner: u32) -> Hop {
+        let (own, home) = (self.rack[at as usize], self.rack[owner as usize]);
+        let start = self.starts[own as usize];
+        let size = self.starts[own as usize + 1] - start;
+        let index = owner - self.starts[home as usize];
+        // The member of each rack that stands for the owner.
+        let member = start + index % size;
+        if own == home {
+            Hop { to: owner, time: around(at, owner, size) }
+        } else if at == member {
+            let racks = self.starts.len() as u32 - 1;
+            Hop { to: owner, time: self.largest() + around(own, home, racks) }
+        } else {
+            Hop { to: member, time: around(at, member, size) }
+        }
+    }
+}
+
+/// How far one number is after another one, around a circle of `n`.
+fn around(from: u32, to: u32, n: u32) -> u32 {
+    (to % n + n - from % n) % n
+}
+
+/// Which trees an algorithm has.
+fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
+    let circulant = || Trees::Circulant(Circle::over_racks(topology, radix(spec)));
+    match spec.algorithm() {
+        // The order of additions is that of all other reductions by these.
+        algorithm if reduces && algorithm.is_canonical() => Trees::Aligned,
+        Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Ring,
+        Algorithm::Direct | Algorithm::Linear => Trees::Direct,
+        Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks(Racks::new(topology)),
+        Algorithm::Bcube => Trees::Circulant(Circle::plain(topology, radix(spec))),
+        Algorithm::Circulant
+        | Algorithm::KNomial
+        | Algorithm::RecursiveDoubling
+        | Algorithm::DoubleTree
+        | Algorithm::HalvingDoubling
+        | Algorithm::Rabenseifner
+        | Algorithm::Swing
+        | Algorithm::Binomial
+        | Algorithm::Torus
+        | Algorithm::Blueconnect
+        | Algorithm::Hips => circulant(),
+    }
+}
+
+/// What one participant does with a block, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Turn {
+    time: u32,
+    action: Action,
+}
+
+/// At one time a participant does first what others may need. What is reduced and what is copied
+/// are messages of their own.
+#[derive(Debug, Clone, Copy)]
+enum Slot {
+    Local,
+    SendSum,
+    SendCopy,
+    Reduce,
+    Copy,
+}
+
+impl Slot {
+    const ALL: u32 = 5;
+
+    fn of(self, time: u32) -> u32 {
+        Self::ALL * time + self as u32
+    }
+}
+
+/// Later than everything else.
+const END: u32 = u32::MAX;
+
+/// Everything that a participant does, and with which blocks: a turn is one step. A local reduction
+/// is put together with others only if their next turn is the same, too: a step that receives can
+/// then do it in the same pass.
+type Turns = BTreeMap<(Turn, Option<Turn>), Vec<Range<u32>>>;
+
+/// Of the participants, as one of them sees it.
+struct Exchange {
+    trees: Trees,
+    /// The participant at each position.
+    order: Vec<u32>,
+    /// The position of each participant.
+    position: Vec<u32>,
+    /// The own position.
+    at: u32,
+    turns: Turns,
+    /// Where this one stands in the tree of each position, once it is known.
+    places: Vec<Option<Place>>,
+}
+
+impl Exchange {
+    fn new(trees: Trees, topology: &Topology, me: u32) -> Self {
+        let order = match &trees {
+            Trees::Circulant(circle) => circle.order.clone(),
+            _ => topology.order(),
+        };
+        let mut position = vec![0; order.len()];
+        for (at, &participant) in (0..).zip(&order) {
+            position[participant as usize] = at;
+        }
+        let (at, nodes) = (position[me as usize], order.len());
+        Self { trees, order, position, at, turns: BTreeMap::new(), places: vec![None; nodes] }
+    }
+
+    fn size(&self) -> u32 {
+        self.order.len() as u32
+    }
+
+    /// The next hop of a contribution of `at` on its way to an owner, which is another one.
+    fn next(&self, at: u32, owner: u32) -> Hop {
+        let size = self.size();
+        match &self.trees {
+            // It sets out from the one after the owner, so it can be added to on its way.
+            Trees::Ring => Hop { to: (at + 1) % size, time: around(owner + 1, at, size) },
+            Trees::Direct => Hop { to: owner, time: around(at, owner, size) },
+            Trees::Circulant(circle) => {
+                let (to, time) = circle.next(at, owner);
+                Hop { to, time }
+            }
+            Trees::Racks(racks) => racks.next(at, owner),
+            Trees::Aligned => {
+                let (to, time) = Groups::new(size, owner).next(at);
+                Hop { to, time }
+            }
+        }
+    }
+
+    /// All times are below this.
+    fn end(&self) -> u32 {
+        match &self.trees {
+            Trees::Racks(racks) => racks.largest() + racks.starts.len() as u32,
+            _ => self.size() + 1,
+        }
+    }
+
+    /// Where this one stands in the tree of an owner. The way down is the way up backwards.
+    fn place(&mut self, owner: u32) -> Place {
+        if let Some(place) = &self.places[owner as usize] {
+            return place.clone();
+        }
+        let end = self.end();
+        let link = |peer, time| Link { peer, up: time, down: 2 * end - time };
+        let hop = |at: u32| self.next(at, owner);
+        let parent = (self.at != owner).then(|| hop(self.at)).map(|hop| link(hop.to, hop.time));
+        let others = (0..self.size()).filter(|&at| at != owner && at != self.at);
+        let children = others.map(|at| (at, hop(at))).filter(|(_, hop)| hop.to == self.at);
+        let children = children.map(|(at, hop)| link(at, hop.time)).collect();
+        let place = Place { parent, children };
+        self.places[owner as usize] = Some(place.clone());
+        place
+    }
+
+    /// Takes these turns with a block, one after the other.
+    fn take(&mut self, block: u32, turns: &[Turn]) {
+        for (at, &turn) in turns.iter().enumerate() {
+            let next = turns.get(at + 1).filter(|_| turn.action == Action::ReduceLocal);
+            self.turns.entry((turn, next.copied())).or_default().push(block..block + 1);
+        }
+    }
+
+    /// The peer at a position.
+    fn peer(&self, at: u32) -> u32 {
+        self.order[at as usize]
+    }
+
+    fn send(&self, slot: Slot, time: u32, to: u32) -> Turn {
+        Turn { time: slot.of(time), action: Action::send(self.peer(to)) }
+    }
+
+    fn copy(&self, time: u32, from: u32) -> Turn {
+        Turn { time: Slot::Copy.of(time), action: Action::copy(self.peer(from)) }
+    }
+
+    fn reduce(&self, time: u32, from: u32) -> Turn {
+        let action = Action::reduce(self.peer(from), from < self.at);
+        Turn { time: Slot::Reduce.of(time), action }
+    }
+
+    /// The reduction of all contributions goes up the tree of an owner. Returns what it takes, with
+    /// the result at the end if this is the owner.
+    fn up(&mut self, owner: u32) -> Vec<Turn> {
+        let Place { parent, mut children } = self.place(owner);
+        // One fixed order of additions, whoever is first (SAME).
+        children.sort_by_key(|link| (link.up, link.peer));
+        let mut turns: Vec<Turn> =
+            children.iter().map(|link| self.reduce(link.up, link.peer)).collect();
+        turns.extend(parent.map(|link| self.send(Slot::SendSum, link.up, link.peer)));
+        local(turns)
+    }
+
+    /// The contribution of an owner comes down its tree.
+    fn down(&mut self, owner: u32) -> Vec<Turn> {
+        let Place { parent, mut children } = self.place(owner);
+        children.sort_by_key(|link| (link.down, link.peer));
+        let mut turns: Vec<Turn> =
+            parent.iter().map(|link| self.copy(link.down, link.peer)).collect();
+        turns.extend(children.iter().map(|link| self.send(Slot::SendCopy, link.down, link.peer)));
+        turns
+    }
+
+    /// The contribution of one goes up the tree of another one.
+    fn along(&self, from: u32, owner: u32) -> Vec<Turn> {
+        let mut turns = Vec::new();
+        let mut at = from;
+        while at != owner {
+            let hop = self.next(at, owner);
+            if at == self.at {
+                turns.push(self.send(Slot::SendCopy, hop.time, hop.to));
+            } else if hop.to == self.at {
+                turns.push(self.copy(hop.time, at));
+            }
+            at = hop.to;
+        }
+        if from == self.at { local(turns) } else { turns }
+    }
+
+    fn section(&mut self, block: u32, roles: Roles) {
+        let position = |participant: u32| self.position[participant as usize];
+        let mut turns = match (roles.from.map(position), roles.to.map(position)) {
+            (None, Some(to)) => self.up(to),
+            (Some(from), Some(to)) => self.along(from, to),
+            (Some(from), None) if from == self.at => local(self.down(from)),
+            (Some(from), None) => self.down(from),
+            // To the first one, and back.
+            (None, None) => {
+                let up = self.up(0);
+                up.into_iter().chain(self.down(0)).collect()
+            }
+        };
+        if roles.publishes(self.peer(self.at)) {
+            turns.push(Turn { time: END, action: Action::Publish });
+        }
+        self.take(block, &turns);
+    }
+}
+
+/// The same after the reduction of the own contributions, which is done when it is needed.
+fn local(turns: Vec<Turn>) -> Vec<Turn> {
+    let time = turns.first().map_or(0, |first| Slot::Local.of(first.time / Slot::ALL));
+    [Turn { time, action: Action::ReduceLocal }].into_iter().chain(turns).collect()
+}
+
+/// The schedule for a piece of these sections. Each of them is one block.
+pub(super) fn exchange(
+    sections: &[Section],
+    spec: &Spec,
+    topology: &Topology,
+    me: u32,
+) -> Schedule {
+    let mut offset = 0;
+    let blocks: Vec<Block> = sections
+        .iter()
+        .map(|section| {
+            offset += section.count;
+            Block { offset: offset - section.count, count: section.count }
+        })
+        .collect();
+    let reduces = sections.iter().any(|section| section.roles.reduces());
+    let mut exchange = Exchange::new(trees(spec, reduces, topology), topology, me);
+    for (block, section) in (0..).zip(sections) {
+        exchange.section(block, section.roles);
+    }
+    let mut builder = Builder::new(blocks.len());
+    // Both ends of a link take its messages in the order of their times, one at each.
+    for (place, ((turn, _), ranges)) in (0..).zip(exchange.turns) {
+        builder.add_ranges(place, turn.action, build::joined(ranges));
+    }
+    builder.finish(topology.participants(), me, blocks)
+}
+
+/// What a piece costs by these trees. An allgather is the second half of an allreduce, a
+/// reducescatter the first one. S/M of the piece are of each participant, S/M² in an alltoall.
+pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+    let trees = trees(spec, kind.reduces(), topology);
+    let all = match &trees {
+        Trees::Ring => ring::shape(cluster, 1),
+        Trees::Direct => circulant::shape_direct(cluster),
+        Trees::Racks(_) => hierarchical::shape(cluster),
+        Trees::Circulant(_) if spec.algorithm() == Algorithm::Bcube => {
+            circulant::shape_plain(cluster, spec.number("radix"))
+        }
+        Trees::Circulant(_) => circulant::shape_over_racks(cluster, radix(spec)),
+        Trees::Aligned => {
+            // What is folded goes to the one of a pair that owns it, and does not come back.
+            let all = pairs::shape(cluster, Partners::Near, Fold::Whole);
+            let most = cluster.share() + 0.5;
+            Shape { line: all.line.min(2.0 * most), reduced: all.reduced.min(most), ..all }
+        }
+    };
+    let hops = match &trees {
+        // Some numbers of participants have a round that no contribution needs.
+        Trees::Circulant(circle) => circle.longest() / (all.hops_in + all.hops_across),
+        _ => 0.5,
+    };
+    let half = Shape {
+        hops_in: all.hops_in * hops,
+        hops_across: all.hops_across * hops,
+        line: all.line / 2.0,
+        uplink: all.uplink / 2.0,
+        messages: all.messages / 2.0,
+        reduced: 0.0,
+        streamed: 0.0,
+        ..all
+    };
+    let nodes = cluster.nodes;
+    match kind {
+        Kind::ReduceScatter => Shape { reduced: all.reduced, ..half },
+        Kind::Alltoall => {
+            // How often an element is sent, on average.
+            let sends = match &trees {
+                Trees::Ring => nodes / 2.0,
+                Trees::Circulant(circle) => circle.sends(),
+                Trees::Racks(_) => 2.0 - cluster.largest / nodes - 1.0 / cluster.largest,
+                Trees::Direct | Trees::Aligned => cluster.share(),
+            };
+            let outside = (nodes - cluster.smallest) / nodes;
+            let uplink = if cluster.racks > 1.0 { outside.max(half.uplink) / nodes } else { 0.0 };
+            Shape { line: sends / nodes, uplink, blocks: nodes * nodes, ..half }
+        }
+        // All that the root gets or has crosses its line.
+        Kind::Gather { .. } | Kind::Scatter { .. } => Shape {
+            line: cluster.share(),
+            uplink: cluster.uplink((nodes - cluster.largest) / nodes),
+            messages: match kind {
+                Kind::Gather { .. } => half.hops_in + half.hops_across,
+                _ => half.messages,
+            },
+            ..half
+        },
+        _ => half,
+    }
+}
+
+fn radix(spec: &Spec) -> u32 {
+    match spec.algorithm() {
+        Algorithm::Circulant | Algorithm::Bcube | Algorithm::KNomial => spec.number("radix"),
+        _ => 2,
+    }
+}
