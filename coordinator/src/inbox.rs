@@ -1,8 +1,9 @@
 //! What sessions send to the runtime, and what the runtime needs to answer them.
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::{sync::Arc, time::Instant};
 
 use gradwire_proto::pb;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 
@@ -23,8 +24,16 @@ pub(crate) struct Peer {
     pub(crate) outbox: Outbox,
     /// The node's nonce, over which the coordinator proves the secret.
     pub(crate) nonce: Vec<u8>,
-    /// The node's clock in its last heartbeat.
-    pub(crate) echo: Arc<AtomicU64>,
+    /// The last heartbeat of the node; none before the first.
+    pub(crate) echo: Arc<Mutex<Option<Echo>>>,
+}
+
+/// A heartbeat of a node, which goes back with the next one of the coordinator.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Echo {
+    /// The node's clock.
+    pub(crate) sent_ns: u64,
+    pub(crate) received: Instant,
 }
 
 /// What sessions send to the runtime.

@@ -3,12 +3,13 @@
 //! Nothing here waits for a node. Each node has a bounded queue of messages. A node that does not
 //! read them is lost (BOUND).
 
-use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use gradwire_proto::{
     Ending, Failure, JobId, Secret,
     auth::Claim,
     beat::Suspension,
+    clock::{Clock, nanoseconds},
     pb::{self, coordinator_message::Message},
 };
 use gradwire_settings::{Settings, variables::VariableError};
@@ -111,6 +112,7 @@ pub(crate) struct Runtime {
     heartbeat_interval: Duration,
     heartbeat_timeout: Duration,
     start: Instant,
+    clock: Clock,
     nodes: BTreeMap<ConnectionId, Session>,
     hosts: Vec<String>,
     health: Option<watch::Sender<Health>>,
@@ -137,6 +139,7 @@ impl Runtime {
             heartbeat_interval: config.engine.heartbeat_interval,
             heartbeat_timeout: config.engine.heartbeat_timeout,
             start: Instant::now(),
+            clock: Clock::new(),
             nodes: BTreeMap::new(),
             hosts: Vec::new(),
             health: config.health,
@@ -363,10 +366,13 @@ impl Runtime {
     }
 
     fn beat(&self) {
-        let sent_ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         for node in self.nodes.values().filter(|node| node.welcomed && !node.overrun) {
-            let echo_ns = node.peer.echo.load(Ordering::Relaxed);
-            let beat = Message::Heartbeat(pb::Heartbeat { sent_ns, echo_ns });
+            let echo = *node.peer.echo.lock();
+            let beat = Message::Heartbeat(pb::Heartbeat {
+                sent_ns: self.clock.now_ns(),
+                echo_ns: echo.map_or(0, |echo| echo.sent_ns),
+                held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),
+            });
             // A full queue already contains signs of life. If the node does not read, the next
             // important message fails.
             let _ = node.peer.outbox.try_send(Ok(convert::message(beat)));

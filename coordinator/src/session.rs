@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{
@@ -16,6 +16,7 @@ use gradwire_proto::{
     auth::{self, Claim},
     pb::{self, coordinator_message::Message},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::timeout,
@@ -26,7 +27,7 @@ use tonic::Status;
 
 use crate::{
     convert::{self, Incoming},
-    inbox::{Inbound, OUTBOX, OVER, Outbox, Peer},
+    inbox::{Echo, Inbound, OUTBOX, OVER, Outbox, Peer},
     model::{ConnectionId, Event},
 };
 
@@ -102,7 +103,7 @@ struct Session<S> {
     context: SessionContext,
     connection: ConnectionId,
     messages: S,
-    echo: Arc<AtomicU64>,
+    echo: Arc<Mutex<Option<Echo>>>,
 }
 
 impl<S> Session<S>
@@ -185,7 +186,7 @@ where
             let event = match convert::incoming(connection, wire) {
                 Ok(Incoming::Event(event)) => event,
                 Ok(Incoming::Heartbeat { sent_ns }) => {
-                    self.echo.store(sent_ns, Ordering::Relaxed);
+                    *self.echo.lock() = Some(Echo { sent_ns, received: Instant::now() });
                     Event::MessageReceived { connection }
                 }
                 Err(error) => Event::Nonsense { connection, what: error.to_string() },

@@ -295,13 +295,24 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
     let mut nodes = served.world(2).await;
     let mut silent = nodes.pop().unwrap();
     let mut alive = nodes.pop().unwrap();
-    let (mut beats, mut echoed) = (0, 0);
+    let (mut beats, mut echoed, mut held) = (0, 0, Duration::ZERO);
+    let mut said = Vec::new();
     let failure = loop {
         match alive.receive().await.unwrap() {
             Message::Heartbeat(beat) => {
+                if beat.echo_ns > 0 {
+                    // The coordinator holds an echo until its next heartbeat is due. That is a part
+                    // of the time for which it was away.
+                    let away: Duration = Instant::elapsed(&said[beat.echo_ns as usize - 1001]);
+                    let held_now = Duration::from_nanos(beat.held_ns);
+                    assert!(held_now <= away, "{beat:?} was away for {away:?}");
+                    held = held.max(held_now);
+                }
                 echoed = echoed.max(beat.echo_ns);
                 beats += 1;
-                let beat = pb::Heartbeat { sent_ns: 1000 + beats, echo_ns: beat.sent_ns };
+                let beat =
+                    pb::Heartbeat { sent_ns: 1000 + beats, echo_ns: beat.sent_ns, held_ns: 0 };
+                said.push(Instant::now());
                 alive.say(Say::Heartbeat(beat)).await;
             }
             Message::Abort(abort) => break abort.failure.unwrap(),
@@ -309,6 +320,7 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
         }
     };
     assert!(beats >= 3 && echoed > 1000, "{beats} beats, {echoed} echoed");
+    assert!(!held.is_zero(), "every echo came back at once");
     assert_eq!(kind(&failure), FailureKind::NodeLost);
     assert_eq!(failure.host, "host1");
     assert!(failure.what.contains("nothing has come from it for"), "{failure:?}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gradwire_proto::{Collective, FailureKind};
+use gradwire_proto::{Collective, FailureKind, clock::Measured};
 use gradwire_shm::control::Origin;
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -22,7 +22,9 @@ const SENT: &str = "gradwire_daemon_network_sent_bytes_total";
 const RECEIVED: &str = "gradwire_daemon_network_received_bytes_total";
 const REJECTED: &str = "gradwire_daemon_rejected_connections_total";
 const FAILURES: &str = "gradwire_daemon_failures_total";
-const HEARTBEAT: &str = "gradwire_daemon_heartbeat_seconds";
+const ROUND_TRIP: &str = "gradwire_daemon_heartbeat_round_trip_seconds";
+const CLOCK_OFFSET: &str = "gradwire_daemon_clock_offset_seconds";
+const CLOCK_ERROR: &str = "gradwire_daemon_clock_offset_error_seconds";
 
 /// Describes each metric to the recorder. Call this once, after the recorder is installed.
 pub fn describe() {
@@ -59,7 +61,17 @@ pub fn describe() {
     );
     describe_counter!(REJECTED, Unit::Count, "Connections that did not pass their handshake");
     describe_counter!(FAILURES, Unit::Count, "Failures that ended tensors or the job, by kind");
-    describe_histogram!(HEARTBEAT, Unit::Seconds, "Round trip of a heartbeat to the coordinator");
+    describe_histogram!(
+        ROUND_TRIP,
+        Unit::Seconds,
+        "Round trip of a heartbeat to the coordinator and back, without the time at the coordinator"
+    );
+    describe_gauge!(
+        CLOCK_OFFSET,
+        Unit::Seconds,
+        "How far this node's clock is ahead of the coordinator's"
+    );
+    describe_gauge!(CLOCK_ERROR, Unit::Seconds, "The most by which the clock offset may be wrong");
 }
 
 pub(crate) fn submission(collective: Collective, origin: Origin) {
@@ -108,6 +120,9 @@ pub(crate) fn failure(kind: FailureKind) {
     counter!(FAILURES, "kind" => format!("{kind:?}")).increment(1);
 }
 
-pub(crate) fn heartbeat(round_trip: Duration) {
-    histogram!(HEARTBEAT).record(round_trip.as_secs_f64());
+/// A round trip, and the best estimate of the clock's offset.
+pub(crate) fn heartbeat(round_trip: Duration, clock: Measured) {
+    histogram!(ROUND_TRIP).record(round_trip.as_secs_f64());
+    gauge!(CLOCK_OFFSET).set(clock.offset_ns as f64 / 1e9);
+    gauge!(CLOCK_ERROR).set(clock.error.as_secs_f64());
 }

@@ -17,10 +17,12 @@
 //! - [`convert`]: from wire to domain types, the only place where wire values are checked
 //! - [`auth`]: proofs of the job's secret
 //! - [`beat`]: heartbeats as datagrams
+//! - [`clock`]: round trips and clock offsets, from heartbeats
 
 pub mod agreed;
 pub mod auth;
 pub mod beat;
+pub mod clock;
 pub mod compression;
 pub mod convert;
 pub mod failure;

@@ -299,7 +299,8 @@ pub async fn beat(nodes: Vec<Sender>, every: Duration) {
         for node in &nodes {
             // The coordinator measures round trips with the echo, which this measurement does not
             // need.
-            let heartbeat = ToCoordinator::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0 });
+            let heartbeat =
+                ToCoordinator::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0, held_ns: 0 });
             // A node whose queue is full is alive without the heartbeat.
             let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
         }

@@ -4,10 +4,7 @@
 //! the coordinator is lost. A failure of this node goes to the coordinator first, which has the
 //! reports of all nodes. The node ends with its own failure only if no answer comes in time (WAIT).
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
     Ending, Failure, FailureKind, MAX_CONTROL_MESSAGE, TensorId,
@@ -26,11 +23,14 @@ use super::{
     liveness::Liveness,
     registry,
 };
-use crate::model::{
-    job::{Job, Outgoing},
-    operation::Instruction,
-    tensor::Announced,
-    world::World,
+use crate::{
+    metrics,
+    model::{
+        job::{Job, Outgoing},
+        operation::Instruction,
+        tensor::Announced,
+        world::World,
+    },
 };
 
 /// How long the coordinator may take to report the end of the job after this node has failed.
@@ -210,10 +210,9 @@ impl Session<'_> {
                     let ids = ids.iter().map(|id| id.0).collect();
                     rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));
                 }
-                Outgoing::Heartbeat => rest.push(node_message::Message::Heartbeat(pb::Heartbeat {
-                    sent_ns: self.liveness.now_ns(),
-                    echo_ns: self.liveness.echo_ns.load(Ordering::Relaxed),
-                })),
+                Outgoing::Heartbeat => {
+                    rest.push(node_message::Message::Heartbeat(self.liveness.heartbeat()));
+                }
                 Outgoing::Left { ranks, absent } => {
                     let ranks = ranks.iter().map(|r| r.0).collect();
                     rest.push(node_message::Message::Leave(pb::Leave { ranks, absent }));
@@ -296,10 +295,9 @@ impl Session<'_> {
             }
             Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
             Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
-                self.liveness.echo_ns.store(heartbeat.sent_ns, Ordering::Relaxed);
-                if heartbeat.echo_ns > 0 {
-                    let round_trip = self.liveness.now_ns().saturating_sub(heartbeat.echo_ns);
-                    crate::metrics::heartbeat(Duration::from_nanos(round_trip));
+                let received = self.liveness.heartbeat_received(&heartbeat);
+                if let Some((round_trip, clock)) = received {
+                    metrics::heartbeat(round_trip, clock);
                 }
             }
             // A message of a later release. It has joined with the same protocol, so the message

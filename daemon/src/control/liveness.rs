@@ -1,11 +1,17 @@
-//! When the last messages of the coordinator arrived. The heartbeat thread and the stream share it.
+//! When the last messages of the coordinator arrived, and the echo of its heartbeats. The heartbeat
+//! thread and the stream share it.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-use gradwire_proto::beat::{LastReceived, Limits, Silence};
+use gradwire_proto::{
+    beat::{LastReceived, Limits, Silence},
+    clock::{Clock, Estimate, Exchange, Measured, nanoseconds},
+    pb::Heartbeat,
+};
+use parking_lot::Mutex;
 
 /// When the last messages of the coordinator arrived.
 #[derive(Debug)]
@@ -13,21 +19,60 @@ pub(crate) struct Liveness {
     begin: Instant,
     stream_ns: AtomicU64,
     datagram_ns: AtomicU64,
-    pub(super) echo_ns: AtomicU64,
+    clock: Clock,
+    heartbeats: Mutex<Heartbeats>,
+}
+
+/// The heartbeats that were received on the stream.
+#[derive(Debug, Default)]
+struct Heartbeats {
+    /// The coordinator's clock in the last one, and when that was received.
+    last: Option<(u64, Instant)>,
+    estimate: Estimate,
 }
 
 impl Liveness {
     pub(crate) fn new() -> Self {
-        let [stream_ns, datagram_ns, echo_ns] = [0; 3].map(AtomicU64::new);
-        Self { begin: Instant::now(), stream_ns, datagram_ns, echo_ns }
+        Self {
+            begin: Instant::now(),
+            stream_ns: AtomicU64::new(0),
+            datagram_ns: AtomicU64::new(0),
+            clock: Clock::new(),
+            heartbeats: Mutex::default(),
+        }
     }
 
-    pub(super) fn now_ns(&self) -> u64 {
+    fn now_ns(&self) -> u64 {
         self.begin.elapsed().as_nanos() as u64
     }
 
     pub(super) fn stream_received(&self) {
         self.stream_ns.store(self.now_ns(), Ordering::Relaxed);
+    }
+
+    /// The next heartbeat for the coordinator, which echoes its last one.
+    pub(super) fn heartbeat(&self) -> Heartbeat {
+        let last = self.heartbeats.lock().last;
+        Heartbeat {
+            sent_ns: self.clock.now_ns(),
+            echo_ns: last.map_or(0, |(sent_ns, _)| sent_ns),
+            held_ns: last.map_or(0, |(_, received)| nanoseconds(received.elapsed())),
+        }
+    }
+
+    /// A heartbeat of the coordinator was received. Returns the round trip, if it echoes one of
+    /// this node, and the best estimate of the offset of the clocks.
+    pub(super) fn heartbeat_received(&self, heartbeat: &Heartbeat) -> Option<(Duration, Measured)> {
+        let (now, arrived_ns) = (Instant::now(), self.clock.now_ns());
+        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns } = *heartbeat;
+        let mut heartbeats = self.heartbeats.lock();
+        heartbeats.last = Some((answered_ns, now));
+        if echo_ns == 0 {
+            return None;
+        }
+        let exchange = Exchange { sent_ns: echo_ns, held_ns, answered_ns, arrived_ns };
+        let measured = exchange.measure()?;
+        Some((measured.round_trip, heartbeats.estimate.add(measured, now)))
     }
 
     /// The coordinator has answered a datagram.

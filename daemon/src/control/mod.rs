@@ -1,7 +1,7 @@
 //! Executes what is decided elsewhere: the stream to the coordinator, and what depends on it. Runs
 //! on the control thread, except `heartbeat`.
 //!
-//! - `liveness`: when the coordinator last sent something
+//! - `liveness`: when the coordinator last sent something, and the clocks of both
 //! - `connect`: opens the stream to the coordinator
 //! - `registry`: ids and names, messages and domain types; the only place where the coordinator's
 //!   messages are checked (TRUST)
