@@ -22,7 +22,7 @@ BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(P
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-torch lint stubs \
-    generated-stubs docs soak sanitize clean
+    generated-stubs docs metrics-docs soak sanitize clean
 
 demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
 	@# PyTorch is fetched while Gradwire is built.
@@ -66,7 +66,12 @@ generated-stubs:
 	.venv-lint/bin/ruff check --quiet --fix --select I,UP --config python/pyproject.toml $(STUBS)
 	.venv-lint/bin/ruff format --quiet --config python/pyproject.toml $(STUBS)
 
-docs: ## the reference of the Python package and of the crates, in target/docs
+metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
+	@mkdir -p target
+	$(CARGO) run --quiet -p gradwire-telemetry --example metrics_reference > target/metrics.md
+	cp target/metrics.md docs/metrics.md
+
+docs: metrics-docs ## the reference of the Python package and of the crates, in target/docs
 	$(MAKE) wheel PROFILE=dev
 	python3 python/make_venv.py
 	.venv-python/bin/pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/dist/gradwire-*.whl

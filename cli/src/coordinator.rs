@@ -42,14 +42,18 @@ pub async fn run(
     environment: &HashMap<String, String>,
 ) -> Result<(), CommandError> {
     let hosted = Hosted::bind(environment, settings).await.map_err(failed)?;
+    let reached_at = hosted.address().ip();
     let endpoint = Endpoint::start(EndpointConfig {
         service: "coordinator",
         version: gradwire_proto::VERSION,
-        listen: settings.coordinator.metrics_listen,
+        job: hosted.job().to_string(),
+        host: environment.get("GRADWIRE_HOST").cloned().unwrap_or_else(|| reached_at.to_string()),
+        listen: settings.coordinator.metrics_listen.ip,
+        ports: settings.coordinator.metrics_listen.ports.clone(),
         setting: "coordinator.metrics_listen",
+        reached_at,
         ready: hosted.readiness(),
     })
-    .await
     .map_err(CommandError::failed)?;
     let cancel = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::failed)?;

@@ -107,6 +107,7 @@ fn readiness(health: &Health) -> Readiness {
 #[derive(Debug)]
 pub struct Hosted {
     coordinator: Coordinator,
+    job: JobId,
     address: SocketAddr,
     readiness: watch::Receiver<Readiness>,
 }
@@ -144,7 +145,12 @@ impl Hosted {
             }
         });
         let coordinator = Coordinator::new(configuration(&job, settings, health_in)?, listener)?;
-        Ok(Self { coordinator, address, readiness: readiness_now })
+        Ok(Self { coordinator, job: job.job, address, readiness: readiness_now })
+    }
+
+    /// The job.
+    pub fn job(&self) -> &JobId {
+        &self.job
     }
 
     /// The address at which daemons of other nodes reach it.

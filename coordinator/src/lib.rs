@@ -14,7 +14,7 @@
 //! - `dispatch`: what goes out next, how much at a time, and how
 //! - [`engine`]: passes events to these three handlers; pure
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
-//! - [`metrics`]: every metric, declared once
+//! - [`metrics`]: what is recorded of it
 //! - `inbox`: what goes from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats that come as datagrams

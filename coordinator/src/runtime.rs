@@ -26,7 +26,7 @@ use crate::{
     convert,
     engine::Engine,
     inbox::{Inbound, OUTBOX, OVER, Peer},
-    metrics,
+    metrics::{self, NodeLags},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
         command::{Execute, Node, RefusalKind, Severity},
@@ -114,7 +114,7 @@ pub(crate) struct Runtime {
     start: Instant,
     clock: Clock,
     nodes: BTreeMap<ConnectionId, Session>,
-    hosts: Vec<String>,
+    node_lags: NodeLags,
     health: Option<watch::Sender<Health>>,
     tasks: TaskTracker,
     outcome: Option<Ending>,
@@ -141,7 +141,7 @@ impl Runtime {
             start: Instant::now(),
             clock: Clock::new(),
             nodes: BTreeMap::new(),
-            hosts: Vec::new(),
+            node_lags: NodeLags::default(),
             health: config.health,
             tasks,
             outcome: None,
@@ -222,7 +222,7 @@ impl Runtime {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let output = self.engine.step(event, self.start.elapsed());
-            metrics::measures(&output.measures, |node| self.hosts.get(node as usize).cloned());
+            metrics::measures(&output.measures, &self.node_lags);
             if !output.reason.is_empty() {
                 tracing::debug!(reason = output.reason, "decided");
             }
@@ -241,7 +241,8 @@ impl Runtime {
     fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
         match command {
             Command::Welcome { connection, node, world } => {
-                self.hosts = world.nodes.iter().map(|node| node.host.clone()).collect();
+                let hosts = world.nodes.iter().map(|node| node.host.as_str());
+                self.node_lags = NodeLags::new(hosts);
                 self.recall(&world.nodes);
                 let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };
                 there.welcomed = true;

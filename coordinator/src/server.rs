@@ -94,7 +94,7 @@ impl Coordinator {
     /// [`CoordinatorError`] if the socket can't be served.
     pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
         let Self { config, listener, inbox, sessions, stop_sessions, acceptor } = self;
-        metrics::describe();
+        metrics::start();
         let inbox_in = acceptor.context().inbox.clone();
         let address = listener.local_addr()?;
         let (job, nodes) = (&config.engine.job, config.engine.nodes);

@@ -104,6 +104,18 @@ impl DaemonConfig {
     }
 }
 
+impl DaemonConfig {
+    /// The address at which others reach this host.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The job and the host, as all metrics name them.
+    pub fn labels(&self) -> (String, String) {
+        (self.identity.job.to_string(), self.host.clone())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use gradwire_settings::Layers;

@@ -18,7 +18,7 @@ use gradwire_proto::{
     Failure, VERSION,
     launch::{Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
 };
-use gradwire_settings::{Layers, Loaded, Settings, table::LogFormat};
+use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat};
 use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
@@ -148,18 +148,30 @@ async fn serve(
     let show = |service, listen, setting| {
         // The daemon that hosts the coordinator knows which ranks are missing.
         let ready = hosted.as_ref().map_or_else(|| ready.clone(), Hosted::readiness);
-        Endpoint::start(EndpointConfig { service, version: VERSION, listen, setting, ready })
+        let AddressRange { ip: listen, ports } = listen;
+        let (job, host) = config.labels();
+        Endpoint::start(EndpointConfig {
+            service,
+            version: VERSION,
+            job,
+            host,
+            listen,
+            ports,
+            setting,
+            reached_at: config.address(),
+            ready,
+        })
     };
-    let endpoint = show("gradwired", settings.metrics.listen, "metrics.listen").await?;
+    let endpoint = show("gradwired", settings.metrics.listen.clone(), "metrics.listen")?;
     // The daemon's endpoint also shows the coordinator's metrics. The coordinator has an endpoint
     // of its own only if the settings ask for it.
-    let coordinators = settings.coordinator.metrics_listen;
-    let coordinators = if hosted.is_some() && coordinators.port() != 0 {
-        Some(show("coordinator", coordinators, "coordinator.metrics_listen").await?)
+    let coordinators = settings.coordinator.metrics_listen.clone();
+    let coordinators = if hosted.is_some() && *coordinators.ports.end() != 0 {
+        Some(show("coordinator", coordinators, "coordinator.metrics_listen")?)
     } else {
         None
     };
-    metrics::describe();
+    metrics::start();
     let mut daemon = Daemon::bind(config).await?;
     // Everything that the system may refuse is done before other processes rely on this daemon.
     let (mut terminate, mut interrupt) =

@@ -10,8 +10,22 @@ use crate::{pb, types::Rank};
 /// Who or what caused a failure. When several are reported at once, the one with the largest
 /// [`FailureKind::rootness`] is the cause: a lost connection is how others notice that a worker or
 /// a node has died.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 #[expect(missing_docs, reason = "the comments of types.proto are the documentation")]
 pub enum FailureKind {
     Disagreement,
@@ -29,6 +43,14 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
+    /// Every kind.
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
+
+    /// Its name in reports and metrics.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
     const TABLE: [(Self, pb::FailureKind); 12] = [
         (Self::Disagreement, pb::FailureKind::Disagreement),
         (Self::Invalid, pb::FailureKind::Invalid),
@@ -208,6 +230,13 @@ impl From<pb::Failure> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kind_has_one_name() {
+        for kind in FailureKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
 
     #[test]
     fn the_text_names_rank_host_tensor_and_what_to_do() {

@@ -1,6 +1,10 @@
 //! What a key is, and how a written value becomes a checked one.
 
-use std::{fmt, net::SocketAddr};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
+};
 
 use bytesize::ByteSize;
 use config::{Value, ValueKind};
@@ -60,10 +64,42 @@ pub enum Kind {
     Text,
     /// Words: a list, or a text that is split at white space.
     Words,
-    /// `ip:port`; port 0 lets the system choose.
-    Address,
-    /// `ip:port`, or empty.
+    /// `ip:port`, or empty; port 0 lets the system choose.
     AddressOrNone,
+    /// `ip:port` or `ip:first-last`; port 0 lets the system choose.
+    AddressRange,
+}
+
+/// One address of this machine, and the ports of which the first free one is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressRange {
+    /// The address.
+    pub ip: IpAddr,
+    /// The ports, in this order.
+    pub ports: RangeInclusive<u16>,
+}
+
+impl AddressRange {
+    fn parse(text: &str) -> Option<Self> {
+        let (first, last) = match text.rsplit_once('-') {
+            Some((first, last)) => (first, Some(last.parse().ok()?)),
+            None => (text, None),
+        };
+        let first: SocketAddr = first.parse().ok()?;
+        let last = last.unwrap_or(first.port());
+        // A range from port 0 would be any port at all.
+        let is_range = last > first.port() && first.port() > 0;
+        let ports = first.port()..=last;
+        (last == first.port() || is_range).then_some(Self { ip: first.ip(), ports })
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, last) = (*self.ports.start(), *self.ports.end());
+        write!(f, "{}", SocketAddr::new(self.ip, first))?;
+        if last == first { Ok(()) } else { write!(f, "-{last}") }
+    }
 }
 
 /// A value that its key accepts.
@@ -73,6 +109,7 @@ pub(crate) enum Checked {
     Text(String),
     Words(Vec<String>),
     Address(Option<SocketAddr>),
+    AddressRange(AddressRange),
     Rules(Rules),
 }
 
@@ -107,9 +144,9 @@ impl Kind {
             Self::Rules => Rules::parse(text?).ok().map(Checked::Rules),
             Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
             Self::Words => words(text, value).map(Checked::Words),
-            Self::Address => text?.parse().ok().map(|at| Checked::Address(Some(at))),
             Self::AddressOrNone if text?.is_empty() => Some(Checked::Address(None)),
-            Self::AddressOrNone => Self::Address.parse(text, value),
+            Self::AddressOrNone => text?.parse().ok().map(|at| Checked::Address(Some(at))),
+            Self::AddressRange => AddressRange::parse(text?).map(Checked::AddressRange),
         }
     }
 
@@ -123,6 +160,7 @@ impl Kind {
             (_, Checked::Words(words)) => words.join(" "),
             (_, Checked::Address(Some(address))) => address.to_string(),
             (_, Checked::Address(None)) => String::new(),
+            (_, Checked::AddressRange(range)) => range.to_string(),
             (_, Checked::Rules(rules)) => rules.to_string(),
         }
     }
@@ -149,10 +187,13 @@ impl fmt::Display for Kind {
             ),
             Self::Text => f.write_str("a text without control characters"),
             Self::Words => f.write_str("a list of words"),
-            Self::Address => f.write_str("an address ip:port, such as 127.0.0.1:0 or [::1]:9401"),
             Self::AddressOrNone => {
                 f.write_str("an address ip:port, such as 10.0.0.1:7000, or nothing")
             }
+            Self::AddressRange => f.write_str(
+                "an address with a port or several, ip:port or ip:first-last, such as \
+                 0.0.0.0:9401-9499",
+            ),
         }
     }
 }
@@ -208,6 +249,30 @@ mod tests {
         for bad in ["", "4Zonk", "-1", "1KiB", "65MiB", "nan", "99999999999999999999999"] {
             let error = check(kind, bad).unwrap_err();
             assert!(error.starts_with("expected a number of bytes from 64KiB to 64MiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn ports_are_one_or_a_range() {
+        let kind = Kind::AddressRange;
+        for text in ["0.0.0.0:9401-9499", "127.0.0.1:0", "[::1]:9401", "[::]:1-65535"] {
+            assert_eq!(check(kind, text).map(|checked| kind.write(&checked)), Ok(text.to_owned()));
+        }
+        let same = check(kind, "10.0.0.1:7-7").unwrap();
+        assert_eq!(kind.write(&same), "10.0.0.1:7");
+        for bad in [
+            "",
+            "9401-9499",
+            "a:1-2",
+            "::1:9401",
+            "1.2.3.4:9-8",
+            "1.2.3.4:0-9",
+            "1.2.3.4:1-",
+            "1.2.3.4:1-2-3",
+            "1.2.3.4:1-65536",
+        ] {
+            let error = check(kind, bad).unwrap_err();
+            assert!(error.contains("ip:port or ip:first-last"), "{bad}: {error}");
         }
     }
 

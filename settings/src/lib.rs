@@ -30,7 +30,7 @@ pub mod table;
 pub mod variables;
 
 pub use error::SettingsError;
-pub use key::{Key, Kind};
+pub use key::{AddressRange, Key, Kind};
 pub use layers::{Layers, Loaded, RESERVED_VARIABLES, Row};
 pub use origin::Origin;
 pub use table::{HugePages, KEYS, LogFormat, Settings};

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use gradwire_collectives::Rules;
 
-use crate::key::{Checked, Key, Kind};
+use crate::key::{AddressRange, Checked, Key, Kind};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -109,9 +109,9 @@ impl Field for Option<SocketAddr> {
     }
 }
 
-impl Field for SocketAddr {
-    fn read(value: &Checked, unit: &str) -> Option<Self> {
-        Option::<Self>::read(value, unit)?
+impl Field for AddressRange {
+    fn read(value: &Checked, _unit: &str) -> Option<Self> {
+        if let Checked::AddressRange(range) = value { Some(range.clone()) } else { None }
     }
 }
 
@@ -206,9 +206,11 @@ settings! {
     coordinator: Coordinator {
         /// Where it listens for daemons; empty: the first host's address and a free port.
         listen: Option<SocketAddr> = "coordinator.listen", Kind::AddressOrNone, "", "";
-        /// Where it serves /metrics, /healthz and /readyz. The daemon that hosts it shows them at
-        /// its own address (metrics.listen), and here too if this has a port.
-        metrics_listen: SocketAddr = "coordinator.metrics_listen", Kind::Address, "127.0.0.1:0", "";
+        /// Where it serves /metrics, /healthz and /readyz: the first free port. The daemon that
+        /// hosts it shows them at its own address (metrics.listen), and here too if this has a
+        /// port.
+        metrics_listen: AddressRange =
+            "coordinator.metrics_listen", Kind::AddressRange, "127.0.0.1:0", "";
         /// How long reports of a failure are collected before the most likely one is named as the
         /// cause.
         cause_window: Duration =
@@ -366,8 +368,10 @@ settings! {
     }
     /// A daemon's metrics.
     metrics: Metrics {
-        /// Where it serves /metrics, /healthz and /readyz.
-        listen: SocketAddr = "metrics.listen", Kind::Address, "127.0.0.1:0", "";
+        /// Where it serves /metrics, /healthz and /readyz: the first free port. An address of
+        /// 0.0.0.0 lets other hosts read them, too.
+        listen: AddressRange =
+            "metrics.listen", Kind::AddressRange, "127.0.0.1:9401-9499", "";
     }
     /// `gradwire run`.
     launch: Launch {

@@ -1,6 +1,16 @@
-//! The process's metrics recorder, its upkeep, and the HTTP server that shows it.
+//! The HTTP server that shows the metrics of this process.
+//!
+//! It has a thread of its own (`gw-http`). So it answers while the threads of the service are busy,
+//! and a slow reader delays no operation.
 
-use std::{io::ErrorKind, net::SocketAddr, time::Duration};
+use std::{
+    io::{self, ErrorKind},
+    net::{IpAddr, SocketAddr, TcpListener},
+    ops::RangeInclusive,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -8,48 +18,21 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::{
-    net::TcpListener,
-    sync::watch,
-    time::{MissedTickBehavior, interval, timeout},
+    runtime::{self, Runtime},
+    sync::{oneshot, watch},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
-use crate::TelemetryError;
-
-/// How often histograms are drained into their buckets; between two drains they grow.
-const UPKEEP: Duration = Duration::from_secs(5);
+use crate::{
+    TelemetryError,
+    catalog::{GROUPS, HOST, JOB, PROCESS},
+    registry::Recorder,
+};
 
 /// How long open requests may take to end when the endpoint stops.
 const STOP: Duration = Duration::from_secs(1);
-
-/// Bounds of every histogram whose name ends in `_seconds`: 10 µs to a minute, times about 2.5.
-const SECONDS: &[f64] = &[
-    1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5,
-    1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-];
-
-/// Bounds of every histogram whose name ends in `_bytes`: 256 bytes to 1 GiB, times 4.
-const BYTES: &[f64] = &[
-    256.0,
-    1024.0,
-    4096.0,
-    16384.0,
-    65536.0,
-    262_144.0,
-    1_048_576.0,
-    4_194_304.0,
-    16_777_216.0,
-    67_108_864.0,
-    268_435_456.0,
-    1_073_741_824.0,
-];
-
-/// Bounds of every other histogram: counts.
-const COUNTS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0];
 
 /// Whether work may be sent to a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,10 +50,18 @@ pub struct EndpointConfig {
     pub service: &'static str,
     /// Its release.
     pub version: &'static str,
-    /// Where to listen; port 0 lets the system choose.
-    pub listen: SocketAddr,
-    /// The setting `listen` comes from, for the error if it is taken.
+    /// The job, as a label of every series.
+    pub job: String,
+    /// The host, as a label of every series.
+    pub host: String,
+    /// Where to listen.
+    pub listen: IpAddr,
+    /// The first free one of these ports is taken; port 0 lets the system choose.
+    pub ports: RangeInclusive<u16>,
+    /// The setting that these come from, for the error if they are taken.
     pub setting: &'static str,
+    /// The address of this host, at which others reach a listener on all addresses.
+    pub reached_at: IpAddr,
     /// The state that `/readyz` reports.
     pub ready: watch::Receiver<Readiness>,
 }
@@ -79,63 +70,58 @@ pub struct EndpointConfig {
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
-    tasks: TaskTracker,
     cancel: CancellationToken,
+    /// Ends with the thread.
+    ended: oneshot::Receiver<()>,
 }
 
 impl Endpoint {
     /// Installs the process's metrics recorder (once for the process, however many endpoints
-    /// it has), listens, and serves in tasks of the current tokio runtime.
+    /// it has), listens, and serves on a thread of its own.
     ///
     /// # Errors
-    /// [`TelemetryError::Listen`] with the address and its setting if it can't be listened on.
-    pub async fn start(config: EndpointConfig) -> Result<Self, TelemetryError> {
-        let failed = |reason: std::io::Error| TelemetryError::Listen {
-            address: config.listen,
-            setting: config.setting,
-            hint: match reason.kind() {
-                ErrorKind::AddrInUse => "; choose another port, or 0 for any free one",
-                ErrorKind::AddrNotAvailable => "; the address is not one of this machine",
-                ErrorKind::PermissionDenied => "; choose a port above 1023",
-                _ if Errno::from_io_error(&reason) == Some(Errno::MFILE) => {
-                    "; raise the limit of open files (ulimit -n)"
-                }
-                _ => "",
-            },
-            reason,
-        };
-        let recorder = recorder()?;
-        let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        describe_build(&config);
+    /// [`TelemetryError::Listen`] with the address and its setting if it can't be listened on, and
+    /// [`TelemetryError::Thread`] if the system refuses the thread.
+    pub fn start(config: EndpointConfig) -> Result<Self, TelemetryError> {
+        let labels = [(JOB.name, config.job.as_str()), (HOST.name, config.host.as_str())];
+        let recorder = Recorder::install(&labels, GROUPS)?;
+        PROCESS.build_info.series([config.service, config.version]).set(1.0);
+        let listener = listen(&config)?;
+        let mut address = listener.local_addr().map_err(|reason| refused(&config, reason))?;
+        if address.ip().is_unspecified() {
+            // A listener on all addresses is reached at the host's own.
+            address.set_ip(config.reached_at);
+        }
 
         let cancel = CancellationToken::new();
-        let tasks = TaskTracker::new();
-        tasks.spawn(upkeep(recorder.clone(), cancel.clone()));
-        let router = router(recorder, config.ready);
-        let stop = cancel.clone().cancelled_owned();
-        tasks.spawn(async move {
-            let serve = axum::serve(listener, router).with_graceful_shutdown(stop);
-            if let Err(error) = serve.await {
-                tracing::error!(%error, %address, "metrics endpoint ended");
-            }
-        });
-        tasks.close();
+        let (end, ended) = oneshot::channel();
+        let stop = cancel.clone();
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|reason| TelemetryError::Thread { reason })?;
+        let run = move || {
+            let _end = end;
+            serve(&runtime, listener, router(recorder, config.ready), stop);
+        };
+        thread::Builder::new()
+            .name("gw-http".to_owned())
+            .spawn(run)
+            .map_err(|reason| TelemetryError::Thread { reason })?;
         tracing::info!(%address, "serving metrics");
-        Ok(Self { address, tasks, cancel })
+        Ok(Self { address, cancel, ended })
     }
 
-    /// Where it listens, with the port the system chose.
+    /// Where others reach it, with the port that was free.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Stops listening and waits, for at most a second, until open requests are answered.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.cancel.cancel();
-        if timeout(STOP, self.tasks.wait()).await.is_err() {
-            tracing::debug!(address = %self.address, "metrics requests left unanswered");
-        }
+        // The thread sends nothing: it ends.
+        let _ = (&mut self.ended).await;
     }
 }
 
@@ -145,42 +131,66 @@ impl Drop for Endpoint {
     }
 }
 
-/// The process's recorder. Several services in one process (tests, a coordinator beside a daemon)
-/// share it.
-fn recorder() -> Result<PrometheusHandle, TelemetryError> {
-    static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
-    let mut installed = RECORDER.lock();
-    if let Some(handle) = installed.as_ref() {
-        return Ok(handle.clone());
+/// Listens at the first free port.
+fn listen(config: &EndpointConfig) -> Result<TcpListener, TelemetryError> {
+    let mut last = io::Error::from(ErrorKind::AddrInUse);
+    for port in config.ports.clone() {
+        match TcpListener::bind((config.listen, port)) {
+            Ok(listener) => match listener.set_nonblocking(true) {
+                Ok(()) => return Ok(listener),
+                Err(reason) => return Err(refused(config, reason)),
+            },
+            Err(taken) if taken.kind() == ErrorKind::AddrInUse => last = taken,
+            Err(reason) => return Err(refused(config, reason)),
+        }
     }
-    let builder = [("_seconds", SECONDS), ("_bytes", BYTES)].into_iter().try_fold(
-        PrometheusBuilder::new().set_buckets(COUNTS).map_err(|_| TelemetryError::Recorder)?,
-        |builder, (suffix, bounds)| {
-            builder
-                .set_buckets_for_metric(Matcher::Suffix(suffix.to_owned()), bounds)
-                .map_err(|_| TelemetryError::Recorder)
-        },
-    )?;
-    let handle = builder.install_recorder().map_err(|_| TelemetryError::Recorder)?;
-    *installed = Some(handle.clone());
-    Ok(handle)
+    Err(refused(config, last))
 }
 
-fn describe_build(config: &EndpointConfig) {
-    metrics::describe_gauge!("gradwire_build_info", "always 1; the labels say what is running");
-    metrics::gauge!("gradwire_build_info", "service" => config.service, "version" => config.version)
-        .set(1.0);
+fn refused(config: &EndpointConfig, reason: io::Error) -> TelemetryError {
+    let (first, last) = (*config.ports.start(), *config.ports.end());
+    let address = SocketAddr::new(config.listen, first);
+    let hint = match reason.kind() {
+        ErrorKind::AddrInUse if first == last => {
+            "; give a range such as 0.0.0.0:9401-9499, of which the first free port is taken"
+        }
+        ErrorKind::AddrInUse => "; all of these ports are taken, so give a larger range",
+        ErrorKind::AddrNotAvailable => "; the address is not one of this machine",
+        ErrorKind::PermissionDenied => "; choose a port above 1023",
+        _ if Errno::from_io_error(&reason) == Some(Errno::MFILE) => {
+            "; raise the limit of open files (ulimit -n)"
+        }
+        _ => "",
+    };
+    let address = if first == last { address.to_string() } else { format!("{address}-{last}") };
+    TelemetryError::Listen { address, setting: config.setting, reason, hint }
 }
 
-async fn upkeep(recorder: PrometheusHandle, cancel: CancellationToken) {
-    let mut ticks = interval(UPKEEP);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while cancel.run_until_cancelled(ticks.tick()).await.is_some() {
-        recorder.run_upkeep();
-    }
+/// Serves until it is stopped, and then for a moment those who have asked already.
+fn serve(runtime: &Runtime, listener: TcpListener, router: Router, stop: CancellationToken) {
+    runtime.block_on(async {
+        let listener = match tokio::net::TcpListener::from_std(listener) {
+            Ok(listener) => listener,
+            Err(error) => return tracing::error!(%error, "the metrics endpoint ended"),
+        };
+        let stopped = stop.clone().cancelled_owned();
+        let serve = axum::serve(listener, router).with_graceful_shutdown(stopped);
+        let late = async {
+            stop.cancelled().await;
+            tokio::time::sleep(STOP).await;
+        };
+        tokio::select! {
+            served = async { serve.await } => {
+                if let Err(error) = served {
+                    tracing::error!(%error, "the metrics endpoint ended");
+                }
+            }
+            () = late => tracing::debug!("requests for metrics were left unanswered"),
+        }
+    });
 }
 
-fn router(recorder: PrometheusHandle, ready: watch::Receiver<Readiness>) -> Router {
+fn router(recorder: Arc<Recorder>, ready: watch::Receiver<Readiness>) -> Router {
     let metrics = move || {
         let body = recorder.render();
         async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body) }

@@ -1,7 +1,5 @@
 //! Why telemetry can't start.
 
-use std::net::SocketAddr;
-
 /// Why telemetry can't start. The text names the setting to change, if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -19,14 +17,23 @@ pub enum TelemetryError {
     /// The address can't be listened on.
     #[error("can't serve metrics on {address} ({setting}): {reason}{hint}")]
     Listen {
-        /// The address.
-        address: SocketAddr,
+        /// The address, or several.
+        address: String,
         /// The setting it comes from.
         setting: &'static str,
         /// The error of the system.
         reason: std::io::Error,
         /// What to do, where that is known.
         hint: &'static str,
+    },
+    /// The system refuses the thread of the endpoint, or what it needs.
+    #[error(
+        "can't serve metrics: the system refuses a thread: {reason}; raise gradwired's limits of \
+         processes and open files (ulimit -u -n)"
+    )]
+    Thread {
+        /// The error of the system.
+        reason: std::io::Error,
     },
     /// Another recorder is in this process.
     #[error("another metrics recorder is already installed in this process")]

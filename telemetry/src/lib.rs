@@ -1,24 +1,38 @@
 //! Logs, metrics and the HTTP endpoint of Gradwire's services.
 //!
-//! A service declares its metrics where it measures them, with the `metrics` macros; this crate
-//! holds the one recorder of the process, runs its upkeep (without which histograms grow), and
-//! serves it. It also answers the two questions that an operator asks: is the service alive
-//! (`/healthz`), and may work be sent to it (`/readyz`, which gives the reason if not).
+//! Every metric is declared here, once. A service records with the handles that the declaration
+//! makes; this crate holds the one recorder of the process and serves it. It also answers the two
+//! questions that an operator asks: is the service alive (`/healthz`), and may work be sent to it
+//! (`/readyz`, which gives the reason if not).
 //!
 //! Nothing here changes what a service does, and nothing is served that could.
 //!
 //! - [`logging`]: `tracing` to standard error, as text or JSON
 //! - [`rate`]: a limit for lines that strangers cause
-//! - [`endpoint`]: the recorder, its upkeep, and the HTTP server
+//! - [`histogram`]: durations, in fixed arrays of atomics
+//! - [`metric`]: what a metric is
+//! - `registry`: the recorder, and the text for Prometheus
+//! - [`declare`]: how one is declared
+//! - [`catalog`]: every metric
+//! - [`mod@reference`]: the page about them
+//! - [`endpoint`]: the HTTP server, on its own thread
 
 #![forbid(unsafe_code)]
 
+pub mod catalog;
+pub mod declare;
 pub mod endpoint;
 pub mod error;
+pub mod histogram;
 pub mod logging;
+pub mod metric;
 pub mod rate;
+pub mod reference;
+mod registry;
 
 pub use endpoint::{Endpoint, EndpointConfig, Readiness};
 pub use error::TelemetryError;
+pub use histogram::{Histogram, TimeCounter};
 pub use logging::{LogConfig, init_logging};
+pub use metrics::{Counter, Gauge};
 pub use rate::Rate;

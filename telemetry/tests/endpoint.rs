@@ -1,80 +1,188 @@
 //! The endpoint over real sockets.
 
-use std::{net::SocketAddr, time::Duration};
-
-use gradwire_telemetry::{Endpoint, EndpointConfig, Readiness};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::watch,
-    time::timeout,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    ops::RangeInclusive,
+    sync::LazyLock,
+    time::Duration,
 };
 
-fn config(listen: &str, ready: watch::Receiver<Readiness>) -> EndpointConfig {
+use gradwire_telemetry::{
+    Endpoint, EndpointConfig, Readiness,
+    catalog::{COORDINATOR, DAEMON},
+};
+use prometheus_parse::{Scrape, Value};
+use tokio::{sync::watch, time::timeout};
+
+/// All endpoints of a process have the labels of the first.
+const HOST: &str = "node\"1\\";
+
+fn config(
+    listen: &str,
+    ports: RangeInclusive<u16>,
+    ready: watch::Receiver<Readiness>,
+) -> EndpointConfig {
     EndpointConfig {
         service: "test",
         version: "1.2.3",
+        job: "job-1".to_owned(),
+        host: HOST.to_owned(),
         listen: listen.parse().unwrap(),
+        ports,
         setting: "metrics.listen",
+        reached_at: [127, 0, 0, 7].into(),
         ready,
     }
 }
 
-async fn get(address: SocketAddr, path: &str) -> String {
-    let ask = async {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
-    };
-    timeout(Duration::from_secs(20), ask).await.expect("an answer")
+/// Asks without tokio: this thread is blocked meanwhile, as that of a busy service is.
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn scrape(address: SocketAddr) -> (Scrape, String) {
+    let answer = get(address, "/metrics");
+    let (_, text) = answer.split_once("\r\n\r\n").unwrap();
+    let lines = text.lines().map(|line| Ok(line.to_owned()));
+    (Scrape::parse(lines).unwrap(), text.to_owned())
 }
 
 #[tokio::test]
-async fn metrics_health_and_readiness_are_served() {
+async fn health_and_readiness_are_served_while_the_service_is_busy() {
     let (tell, ready) = watch::channel(Readiness::NotReady("2 of 3 nodes have joined".into()));
-    let endpoint = Endpoint::start(config("127.0.0.1:0", ready)).await.unwrap();
+    let endpoint = Endpoint::start(config("127.0.0.1", 0..=0, ready)).unwrap();
     let address = endpoint.address();
 
-    assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
-    let answer = get(address, "/readyz").await;
+    assert!(get(address, "/healthz").starts_with("HTTP/1.1 200"));
+    let answer = get(address, "/readyz");
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert!(answer.ends_with("not ready: 2 of 3 nodes have joined\n"), "{answer}");
     tell.send_replace(Readiness::Ready);
-    assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
-
-    metrics::histogram!("gradwire_test_wait_seconds").record(0.002);
-    metrics::histogram!("gradwire_test_piece_bytes").record(5000.0);
-    let answer = get(address, "/metrics").await;
-    for line in [
-        r#"gradwire_build_info{service="test",version="1.2.3"} 1"#,
-        r#"gradwire_test_wait_seconds_bucket{le="0.0025"} 1"#,
-        r#"gradwire_test_piece_bytes_bucket{le="16384"} 1"#,
-    ] {
-        assert!(answer.lines().any(|l| l == line), "no {line} in:\n{answer}");
-    }
-    assert!(get(address, "/nothing").await.starts_with("HTTP/1.1 404"));
+    assert!(get(address, "/readyz").starts_with("HTTP/1.1 200"));
+    assert!(get(address, "/nothing").starts_with("HTTP/1.1 404"));
 
     // CLEAN: after `stop` the port is free again.
     timeout(Duration::from_secs(20), endpoint.stop()).await.unwrap();
-    assert!(TcpStream::connect(address).await.is_err());
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[tokio::test]
+async fn every_series_is_valid_and_has_the_job_and_the_host() {
+    let (_tell, ready) = watch::channel(Readiness::Ready);
+    let endpoint = Endpoint::start(config("127.0.0.1", 0..=0, ready)).unwrap();
+    LazyLock::force(&DAEMON);
+    DAEMON.operations.increment(3);
+    DAEMON.submissions.series(["allreduce", "plain"]).increment(2);
+    DAEMON.clock_offset.set(-0.25);
+    for micros in [1, 7, 7, 90_000_000] {
+        DAEMON.operation.record(Duration::from_micros(micros));
+    }
+    for _ in 0..2 {
+        // A handle that is created again continues the series.
+        COORDINATOR.node_lag.series(["b\\c"]).add(Duration::from_millis(1250));
+    }
+    let (scraped, text) = scrape(endpoint.address());
+
+    let mut values = BTreeMap::new();
+    for sample in &scraped.samples {
+        assert_eq!(sample.labels.get("gradwire_job"), Some("job-1"), "{sample:?}");
+        assert!(sample.labels.get("host").is_some_and(|host| host.contains("node")), "{sample:?}");
+        // The parser leaves the sum and the count of a histogram apart.
+        let part = ["_sum", "_count"].iter().find_map(|end| sample.metric.strip_suffix(end));
+        let part = part.filter(|family| scraped.docs.contains_key(*family));
+        let has_type = part.is_some() || !matches!(sample.value, Value::Untyped(_));
+        assert!(has_type, "no type: {sample:?}");
+        let family = part.unwrap_or(&sample.metric);
+        assert!(scraped.docs.contains_key(family), "no description: {sample:?}");
+        values.insert(sample.metric.clone(), sample.value.clone());
+    }
+    assert!(text.contains(r#"host="node\"1\\""#), "{text}");
+    assert!(text.contains(r#"node_host="b\\c"} 2.5"#), "{text}");
+    assert_eq!(values["gradwire_build_info"], Value::Gauge(1.0));
+    assert_eq!(values["gradwire_daemon_operations_total"], Value::Counter(3.0));
+    assert_eq!(values["gradwire_daemon_submissions_total"], Value::Counter(2.0));
+    assert_eq!(values["gradwire_daemon_clock_offset_seconds"], Value::Gauge(-0.25));
+    assert_eq!(values["gradwire_coordinator_node_lag_seconds_total"], Value::Counter(2.5));
+    // What was not recorded yet is there, too.
+    assert_eq!(values["gradwire_daemon_rejected_connections_total"], Value::Counter(0.0));
+
+    let Value::Histogram(buckets) = &values["gradwire_daemon_operation_seconds"] else {
+        panic!("{values:?}");
+    };
+    let counts: Vec<(f64, f64)> = buckets.iter().map(|b| (b.less_than, b.count)).collect();
+    assert_eq!(counts[..2], [(5e-6, 1.0), (1e-5, 3.0)]);
+    assert_eq!(counts[counts.len() - 2..], [(83.88608, 3.0), (f64::INFINITY, 4.0)]);
+    let line = |end: &str| {
+        let name = format!("gradwire_daemon_operation_seconds_{end}{{");
+        let line = text.lines().find(|line| line.starts_with(&name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    assert_eq!((line("count"), line("sum")), (4.0, 90.000_015));
+
+    // Each series once, and each family in one place.
+    let series: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("gradwire_"))
+        .filter_map(|line| line.rsplit_once(' ').map(|(series, _)| series))
+        .collect();
+    assert_eq!(series.iter().collect::<BTreeSet<_>>().len(), series.len(), "{text}");
+    let types: Vec<&str> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
+    assert_eq!(types.iter().collect::<BTreeSet<_>>().len(), types.len(), "{text}");
+    endpoint.stop().await;
+}
+
+#[tokio::test]
+async fn the_first_free_port_of_a_range_is_taken() {
+    let (_tell, ready) = watch::channel(Readiness::Ready);
+    // Two ports that follow each other and are free.
+    let (first, second) = loop {
+        let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let Some(second) = first.checked_add(1) else { continue };
+        if let (Ok(_), Ok(_)) =
+            (TcpListener::bind(("0.0.0.0", first)), TcpListener::bind(("0.0.0.0", second)))
+        {
+            break (first, second);
+        }
+    };
+    let start = || Endpoint::start(config("0.0.0.0", first..=second, ready.clone()));
+    let (one, other) = (start().unwrap(), start().unwrap());
+    // Others can't reach 0.0.0.0.
+    let at = |port| SocketAddr::new(IpAddr::from([127, 0, 0, 7]), port);
+    assert_eq!((one.address(), other.address()), (at(first), at(second)));
+    assert!(get(other.address(), "/healthz").starts_with("HTTP/1.1 200"));
+
+    let text = start().unwrap_err().to_string();
+    let begin = format!("can't serve metrics on 0.0.0.0:{first}-{second} (metrics.listen): ");
+    assert!(text.starts_with(&begin), "{text}");
+    assert!(text.ends_with("give a larger range"), "{text}");
+    one.stop().await;
+    let again = start().unwrap();
+    assert_eq!(again.address(), at(first));
+    again.stop().await;
+    other.stop().await;
 }
 
 #[tokio::test]
 async fn a_port_in_use_is_named_with_its_setting() {
     let (_tell, ready) = watch::channel(Readiness::Ready);
-    let first = Endpoint::start(config("127.0.0.1:0", ready.clone())).await.unwrap();
+    let first = Endpoint::start(config("127.0.0.1", 0..=0, ready.clone())).unwrap();
     let taken = first.address();
-    let error = Endpoint::start(config(&taken.to_string(), ready.clone())).await.unwrap_err();
+    let port = taken.port();
+    let error = Endpoint::start(config("127.0.0.1", port..=port, ready.clone())).unwrap_err();
     let text = error.to_string();
     assert!(
         text.starts_with(&format!("can't serve metrics on {taken} (metrics.listen): ")),
         "{text}"
     );
-    assert!(text.ends_with("choose another port, or 0 for any free one"), "{text}");
-    let error = Endpoint::start(config("192.0.2.1:0", ready)).await.unwrap_err().to_string();
+    assert!(text.ends_with("of which the first free port is taken"), "{text}");
+    let error = Endpoint::start(config("192.0.2.1", 0..=0, ready)).unwrap_err().to_string();
     assert!(error.ends_with("not one of this machine"), "{error}");
     first.stop().await;
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     data::lane::{Lane, LaneConfig, LaneEvents},
-    metrics,
+    metrics::{self, PeerTraffic},
     model::{
         members::Members,
         operation::Instruction,
@@ -103,7 +103,8 @@ impl Dispatch for Dispatcher {
         let connector = Arc::new(mesh.clone());
         let operations =
             OperationManager::new(&world, queue.clone(), lanes.clone(), connector, events);
-        node.run(Running { world, queue, operations, lanes, mesh });
+        let traffic = world.nodes.iter().map(|node| PeerTraffic::new(&node.host)).collect();
+        node.run(Running { world, queue, operations, lanes, mesh, traffic });
         Ok(())
     }
 
@@ -174,7 +175,7 @@ impl Dispatcher {
                 self.node.left_before_allocating(answer.local_rank, &name);
                 continue;
             };
-            metrics::allocate_request();
+            metrics::allocation_request();
             self.node.ensure_sent(&worker, worker.allocate(answer.ticket, &outputs));
         }
     }

@@ -18,7 +18,7 @@ use crate::{
         lane::{Disconnected, Lane, LaneEvents},
         piece::Piece,
     },
-    metrics,
+    metrics::{self, PeerTraffic},
     model::{
         job::{Job, Outgoing, ReportPanic},
         tensor::{LocalTensor, TensorKey, Ticket},
@@ -43,6 +43,8 @@ pub(crate) struct Running {
     pub(crate) operations: OperationManager,
     pub(crate) lanes: Arc<[Lane]>,
     pub(crate) mesh: Arc<Mesh>,
+    /// What is exchanged with each node, by its number.
+    pub(crate) traffic: Vec<PeerTraffic>,
 }
 
 /// Submits requests that had to wait until their name was free. All submissions go through one
@@ -409,7 +411,6 @@ impl LaneEvents for Weak<Node> {
             node.complete(key, removed, 0);
         }
         metrics::operation(piece.bytes, piece.ordered.elapsed());
-        metrics::queued(running.queue.len());
     }
 
     fn failed(&self, failure: Failure) {
@@ -421,7 +422,7 @@ impl LaneEvents for Weak<Node> {
     fn moved(&self, peer: NodeId, sent: u64, received: u64) {
         let Some(node) = self.upgrade() else { return };
         let Some(running) = node.running.get() else { return };
-        metrics::moved(&running.world.nodes[peer.0 as usize].host, sent, received);
+        running.traffic[peer.0 as usize].moved(sent, received);
     }
 
     fn disconnected(&self, connection: Disconnected) {

@@ -24,9 +24,12 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use self::sets::Refusal;
 use self::sets::{Sets, State};
-use crate::model::{
-    members::Members,
-    tensor::{Announced, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair},
+use crate::{
+    metrics,
+    model::{
+        members::Members,
+        tensor::{Announced, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair},
+    },
 };
 
 #[derive(Debug, Default)]
@@ -202,7 +205,10 @@ impl TensorQueue {
         if let Some(gone) = gone {
             return Submitted::RankLeft(self.rank(gone));
         }
-        let mut entry = self.entries.entry(key.clone()).or_default();
+        let mut entry = self.entries.entry(key.clone()).or_insert_with(|| {
+            metrics::queued();
+            Entry::default()
+        });
         let is_own = |l: &LocalTensor| l.local_rank == local.local_rank;
         if entry.later.iter().any(is_own) {
             return Submitted::Refused(Refusal::Twice);
@@ -341,6 +347,7 @@ impl TensorQueue {
             return Removed::default();
         };
         let entry = entry.remove();
+        metrics::unqueued(1);
         let tickets = entry.submitted().iter().map(LocalTensor::answer).collect();
         let Entry { duplicates, later, .. } = entry;
         Removed { tickets, duplicates, later, missing: Vec::new() }
@@ -396,6 +403,7 @@ impl TensorQueue {
 
     /// Removes everything: the job is over. Its ranks are notified in other ways.
     pub(crate) fn clear(&self) {
+        metrics::unqueued(self.len());
         self.entries.clear();
     }
 }

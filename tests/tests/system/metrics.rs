@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use gradwire_telemetry::catalog::GROUPS;
 use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
 use serde_json::Value;
 
@@ -23,14 +24,25 @@ fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// The series of Gradwire in a service's metrics, by name and labels as they are written.
+/// The series of Gradwire in a service's metrics, by name and labels as they are written. The job
+/// and the host, which every series has, are checked and left out.
 fn series(address: &str) -> BTreeMap<String, f64> {
     let (code, text) = get(address, "/metrics");
     assert_eq!(code, 200, "{text}");
     let lines = text.lines().filter(|line| line.starts_with("gradwire_"));
     let pair = |line: &str| {
-        let (name, value) = line.rsplit_once(' ').expect(line);
-        (name.to_owned(), value.parse().expect(line))
+        let (series, value) = line.rsplit_once(' ').expect(line);
+        let (name, labels) = series.split_once('{').expect(line);
+        let is_common = |label: &&str| {
+            label.starts_with("gradwire_job=\"")
+                || label.starts_with("host=\"127.0.0.")
+                || *label == "host=\"localhost\""
+        };
+        let labels = labels.trim_end_matches('}').split(',');
+        let (common, own): (Vec<_>, Vec<_>) = labels.partition(is_common);
+        assert_eq!(common.len(), 2, "{line}");
+        let own = if own.is_empty() { String::new() } else { format!("{{{}}}", own.join(",")) };
+        (format!("{name}{own}"), value.parse().expect(line))
     };
     lines.map(pair).collect()
 }
@@ -57,12 +69,14 @@ fn assert_well_formed(address: &str) {
     for family in &families {
         assert!(described.contains(family) && typed.contains(family), "{family}: {text}");
     }
-    let allowed = ["collective", "host", "kind", "le", "origin", "peer_host", "service", "version"];
+    let declared = GROUPS.iter().flat_map(|(_, metrics)| *metrics);
+    let labels = declared.flat_map(|metric| metric.labels).map(|label| label.name);
+    let allowed: BTreeSet<&str> = labels.chain(["le"]).collect();
     for key in series(address).into_keys() {
         let labels = key.split_once('{').map(|(_, labels)| labels.trim_end_matches('}'));
         for label in labels.unwrap_or_default().split(',').filter(|label| !label.is_empty()) {
             let (name, _) = label.split_once('=').expect(label);
-            assert!(allowed.contains(&name), "BOUND: {key}");
+            assert!(allowed.contains(name), "BOUND: {key}");
         }
         assert!(!key.contains("loop."), "BOUND: a tensor's name in {key}");
     }
@@ -130,15 +144,35 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
             assert!(moved(&after, key) < 60_000.0, "{key} moved too much: {after:?}");
         }
         // Two ranks submit one more tensor each, which may have arrived by now or not.
-        let submissions = "gradwire_daemon_submissions_total{collective=\"allreduce\"}";
+        let submissions =
+            "gradwire_daemon_submissions_total{collective=\"allreduce\",origin=\"plain\"}";
         assert!((20.0..=22.0).contains(&moved(&after, submissions)), "{after:?}");
         assert_eq!(after["gradwire_daemon_workers"], 2.0, "{after:?}");
         assert!(after["gradwire_daemon_shared_memory_bytes"] >= 2.0 * 1_048_576.0, "{after:?}");
+        // Node 0 waits for the other one, and no piece ends meanwhile. Both know.
+        if node == 0 {
+            job.wait_for("a tensor that waits for another node", || {
+                (series(&daemons[0])["gradwire_daemon_queued_tensors"] == 1.0).then_some(())
+            });
+        }
+        let clock = job.wait_for("the clocks compared", || {
+            let now = series(&daemons[node]);
+            let round_trips = now["gradwire_daemon_heartbeat_round_trip_seconds_count"];
+            (round_trips >= 3.0).then_some(now)
+        });
+        // All nodes are of one machine, and its clock may have been set a little meanwhile.
+        let [offset, error] = ["offset", "offset_error"]
+            .map(|what| clock[&format!("gradwire_daemon_clock_{what}_seconds")]);
+        assert!(error > 0.0 && offset.abs() <= error + 1.0, "{offset} s, at most {error} s off");
     }
     let after = series(&coordinator);
     assert_eq!(after["gradwire_coordinator_operations_total"] - operations, 10.0, "{after:?}");
     assert_eq!(after["gradwire_coordinator_nodes"], 2.0);
     assert_eq!(after["gradwire_coordinator_ranks"], 4.0);
+    for host in ["127.0.0.1", "127.0.0.2"] {
+        let lag = format!("gradwire_coordinator_node_lag_seconds_total{{node_host=\"{host}\"}}");
+        assert!(after[&lag] >= 0.0, "{after:?}");
+    }
 
     let grpc = job.served("grpc").remove(0);
     let text = job.wait_for("a tensor that waits", || {

@@ -1,0 +1,167 @@
+//! Every metric of Gradwire, declared once: name, type, unit, meaning and labels. `docs/metrics.md`
+//! is generated from this (`make metrics-docs`).
+//!
+//! The rules, which the tests check: names begin with `gradwire_` and the part that shows them, and
+//! end in the base unit; counters end in `_total`. Labels are bounded, and no tensor's name is one
+//! (BOUND). A histogram is 28 series, so it has no label but `phase` or `collective`.
+
+use std::sync::LazyLock;
+
+use metrics::{Counter, Gauge, Unit};
+
+use crate::{
+    declare::{Declared, Family, metrics},
+    histogram::{Histogram, TimeCounter},
+    metric::{Label, Metric},
+};
+
+/// The job, on every series.
+pub const JOB: Label = Label { name: "gradwire_job", values: "the id of the job" };
+
+/// The host, on every series.
+pub const HOST: Label = Label {
+    name: "host",
+    values: "the host of the service that shows the series, as the job names it",
+};
+
+/// A collective.
+pub const COLLECTIVE: Label =
+    Label { name: "collective", values: "`allreduce`, `broadcast` and the like" };
+
+/// What a submission is a part of.
+pub const ORIGIN: Label = Label {
+    name: "origin",
+    values: "`plain` for the collective itself; else the call that it is a part of: \
+             `sparse-rows`, `sparse-dense`, `object`, `adasum`, or `count` for what ranks exchange \
+             before one of these",
+};
+
+/// A kind of failure.
+pub const KIND: Label = Label {
+    name: "kind",
+    values: "`worker_lost`, `disagreement` and the like, as in reports of failures",
+};
+
+/// Another node.
+pub const PEER_HOST: Label = Label { name: "peer_host", values: "the host of another node" };
+
+/// A node, as the coordinator sees it.
+pub const NODE_HOST: Label = Label {
+    name: "node_host",
+    values: "the host of a node of the job, as the coordinator sees it",
+};
+
+/// What is running.
+pub const SERVICE: Label = Label { name: "service", values: "`gradwired` or `coordinator`" };
+
+/// Its release.
+pub const VERSION: Label = Label { name: "version", values: "the release of Gradwire" };
+
+metrics! {
+    /// Of every service.
+    PROCESS: Process {
+        /// Always 1. The labels tell what is running.
+        build_info: Family<Gauge, 2> = "gradwire_build_info", Count, [SERVICE, VERSION];
+    }
+    /// Of a daemon.
+    DAEMON: Daemon {
+        /// Local ranks that are attached.
+        workers: Gauge = "gradwire_daemon_workers", Count, [];
+        /// Shared memory that local ranks have handed over.
+        shared_memory: Gauge = "gradwire_daemon_shared_memory_bytes", Bytes, [];
+        /// Process sets, that of all ranks included.
+        process_sets: Gauge = "gradwire_daemon_process_sets", Count, [];
+        /// Submissions of local ranks.
+        submissions: Family<Counter, 2> =
+            "gradwire_daemon_submissions_total", Count, [COLLECTIVE, ORIGIN];
+        /// Tensors that local ranks have submitted and that are not done.
+        queued_tensors: Gauge = "gradwire_daemon_queued_tensors", Count, [];
+        /// Times that a local rank had to allocate memory for a result that it could not expect.
+        allocation_requests: Counter = "gradwire_daemon_allocation_requests_total", Count, [];
+        /// Operations (pieces) that are complete on this node.
+        operations: Counter = "gradwire_daemon_operations_total", Count, [];
+        /// Bytes of these operations.
+        published: Counter = "gradwire_daemon_published_bytes_total", Bytes, [];
+        /// Time from the coordinator's order to the end of an operation on this node.
+        operation: Histogram = "gradwire_daemon_operation_seconds", Seconds, [];
+        /// Bytes sent to the data plane of a peer.
+        sent: Family<Counter, 1> =
+            "gradwire_daemon_network_sent_bytes_total", Bytes, [PEER_HOST];
+        /// Bytes received from the data plane of a peer.
+        received: Family<Counter, 1> =
+            "gradwire_daemon_network_received_bytes_total", Bytes, [PEER_HOST];
+        /// Connections that did not pass their handshake.
+        rejected_connections: Counter = "gradwire_daemon_rejected_connections_total", Count, [];
+        /// Failures that ended tensors or the job.
+        failures: Family<Counter, 1> = "gradwire_daemon_failures_total", Count, [KIND];
+        /// Round trip of a heartbeat to the coordinator and back, without the time for which the
+        /// coordinator held it.
+        round_trip: Histogram = "gradwire_daemon_heartbeat_round_trip_seconds", Seconds, [];
+        /// How far the clock of this node is ahead of the coordinator's.
+        clock_offset: Gauge = "gradwire_daemon_clock_offset_seconds", Seconds, [];
+        /// The most by which the clock offset may be wrong.
+        clock_offset_error: Gauge = "gradwire_daemon_clock_offset_error_seconds", Seconds, [];
+    }
+    /// Of the coordinator.
+    COORDINATOR: Coordinator {
+        /// Nodes that have joined.
+        nodes: Gauge = "gradwire_coordinator_nodes", Count, [];
+        /// Ranks of the complete world. 0 before it is complete.
+        ranks: Gauge = "gradwire_coordinator_ranks", Count, [];
+        /// The number of the formation of the world.
+        epoch: Gauge = "gradwire_coordinator_epoch", Count, [];
+        /// Tensors that some nodes have announced and others have not.
+        pending_tensors: Gauge = "gradwire_coordinator_pending_tensors", Count, [];
+        /// Tensors on which all ranks agree and that wait for credit.
+        queued_tensors: Gauge = "gradwire_coordinator_queued_tensors", Count, [];
+        /// Tensors that wait for longer than negotiation.stall_warning_ms.
+        stalled_tensors: Gauge = "gradwire_coordinator_stalled_tensors", Count, [];
+        /// Operations that have started and are not done by all nodes.
+        operations_in_flight: Gauge = "gradwire_coordinator_operations_in_flight", Count, [];
+        /// Operations that have started.
+        operations: Counter = "gradwire_coordinator_operations_total", Count, [];
+        /// Tensors on which ranks disagreed.
+        disagreements: Counter = "gradwire_coordinator_disagreements_total", Count, [];
+        /// Bytes of the answers to all nodes together.
+        messages: Counter = "gradwire_coordinator_message_bytes_total", Bytes, [];
+        /// Time from the first announcement of a tensor to its first operation.
+        negotiation: Histogram = "gradwire_coordinator_negotiation_seconds", Seconds, [];
+        /// How long others waited for tensors that this node was the last to announce. Waits at the
+        /// same time count once.
+        node_lag: Family<TimeCounter, 1> =
+            "gradwire_coordinator_node_lag_seconds_total", Seconds, [NODE_HOST];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::metric::Kind;
+
+    #[test]
+    fn names_and_labels_follow_the_rules() {
+        let mut names = BTreeSet::new();
+        for metric in GROUPS.iter().flat_map(|(_, metrics)| *metrics) {
+            let Metric { name, kind, unit, help, labels } = *metric;
+            assert!(names.insert(name), "{name} is declared twice");
+            let plain = |c: char| c.is_ascii_lowercase() || c == '_';
+            assert!(name.starts_with("gradwire_") && name.chars().all(plain), "{name}");
+            assert!(help.ends_with('.') && help.len() > 10, "{name}: {help}");
+            let stem = name.strip_suffix("_total");
+            assert_eq!(stem.is_some(), kind == Kind::Counter, "{name}");
+            let stem = stem.unwrap_or(name);
+            for (suffix, of) in [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)] {
+                assert_eq!(stem.ends_with(suffix), unit == of, "{name}");
+            }
+            for label in labels {
+                assert!(![JOB, HOST].contains(label), "{name}: every series has {}", label.name);
+                if kind == Kind::Histogram {
+                    assert!(["phase", "collective"].contains(&label.name), "{name}: {label:?}");
+                }
+            }
+        }
+        assert!(names.len() >= 29, "{names:?}");
+    }
+}

@@ -1,0 +1,125 @@
+//! Histograms and counters of durations, as fixed arrays of atomics.
+//!
+//! To record is two additions and no search: the bounds double, so a bucket follows from the number
+//! of leading zeros. Nothing grows between two reads, so nothing needs upkeep.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// The upper bound of the first bucket, in nanoseconds.
+const FIRST_NS: u64 = 5_000;
+
+/// The number of bounds: from 5 µs they double up to 84 s. One more bucket has what is longer.
+pub const BOUNDS: usize = 25;
+
+#[derive(Debug, Default)]
+struct Buckets {
+    /// What was recorded in each, not cumulative.
+    counts: [AtomicU64; BOUNDS + 1],
+    sum_ns: AtomicU64,
+}
+
+/// How long things took. Clones record into the same buckets.
+#[derive(Debug, Clone, Default)]
+pub struct Histogram(Arc<Buckets>);
+
+/// What a histogram has recorded at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Recorded {
+    /// For each bound, in seconds, how many were at most as long.
+    pub(crate) cumulative: [(f64, u64); BOUNDS],
+    pub(crate) count: u64,
+    pub(crate) sum: Duration,
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The first bucket whose bound is not smaller.
+fn bucket(ns: u64) -> usize {
+    let multiple = ns.saturating_sub(1) / FIRST_NS;
+    ((u64::BITS - multiple.leading_zeros()) as usize).min(BOUNDS)
+}
+
+impl Histogram {
+    /// Records one duration.
+    pub fn record(&self, time: Duration) {
+        let ns = nanoseconds(time);
+        self.0.counts[bucket(ns)].fetch_add(1, Ordering::Relaxed);
+        self.0.sum_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The count is that of the buckets, so they agree even while others record.
+    pub(crate) fn recorded(&self) -> Recorded {
+        let sum = Duration::from_nanos(self.0.sum_ns.load(Ordering::Relaxed));
+        let mut count = 0;
+        let cumulative = std::array::from_fn(|index| {
+            count += self.0.counts[index].load(Ordering::Relaxed);
+            ((FIRST_NS << index) as f64 / 1e9, count)
+        });
+        count += self.0.counts[BOUNDS].load(Ordering::Relaxed);
+        Recorded { cumulative, count, sum }
+    }
+}
+
+/// A sum of durations. Clones add to the same sum.
+#[derive(Debug, Clone, Default)]
+pub struct TimeCounter(Arc<AtomicU64>);
+
+impl TimeCounter {
+    /// Adds a duration.
+    pub fn add(&self, time: Duration) {
+        self.0.fetch_add(nanoseconds(time), Ordering::Relaxed);
+    }
+
+    pub(crate) fn sum(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bounds_double_from_5_us_to_more_than_80_s() {
+        let bounds = Histogram::default().recorded().cumulative.map(|(bound, _)| bound);
+        assert_eq!((bounds[0], bounds[1], bounds[BOUNDS - 1]), (5e-6, 1e-5, 83.88608));
+        assert!(bounds.windows(2).all(|two| two[1] == 2.0 * two[0]), "{bounds:?}");
+    }
+
+    #[test]
+    fn a_duration_is_in_the_first_bucket_that_holds_it() {
+        for index in 0..BOUNDS {
+            let bound = FIRST_NS << index;
+            assert_eq!(bucket(bound), index, "{bound}");
+            assert_eq!(bucket(bound + 1), index + 1, "{bound}");
+        }
+        assert_eq!((bucket(0), bucket(u64::MAX)), (0, BOUNDS));
+    }
+
+    #[test]
+    fn what_is_recorded_is_counted_once_in_every_bound_above_it() {
+        let histogram = Histogram::default();
+        let threads = [7_u64, 700, 70_000].map(|micros| {
+            let histogram = histogram.clone();
+            std::thread::spawn(move || {
+                (0..1000).for_each(|_| histogram.record(Duration::from_micros(micros)));
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        histogram.record(Duration::from_secs(100));
+        let Recorded { cumulative, count, sum } = histogram.recorded();
+        for (bound, below) in cumulative {
+            let expected = [7e-6, 7e-4, 7e-2].iter().filter(|time| **time <= bound).count();
+            assert_eq!(below, 1000 * expected as u64, "{bound}");
+        }
+        assert_eq!((count, sum), (3001, Duration::from_micros(70_707_000 + 100_000_000)));
+    }
+}

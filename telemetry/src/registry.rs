@@ -1,0 +1,148 @@
+//! The metrics of this process, and their text for Prometheus.
+//!
+//! Counters and gauges are those of the `metrics` crate, with its exporter. Histograms and counters
+//! of durations are our own: the exporter's histograms grow between two reads, and its counters are
+//! whole numbers.
+
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
+
+use metrics::{Unit, describe_counter, describe_gauge};
+use metrics_exporter_prometheus::{
+    PrometheusBuilder, PrometheusHandle,
+    formatting::{sanitize_label_value, write_help_line, write_type_line},
+};
+use parking_lot::Mutex;
+
+use crate::{
+    TelemetryError,
+    histogram::{Histogram, TimeCounter},
+    metric::{Kind, Metric},
+};
+
+/// A series of our own instruments.
+#[derive(Debug, Clone)]
+enum Own {
+    Histogram(Histogram),
+    TimeCounter(TimeCounter),
+}
+
+/// The series of one metric, by their labels as they are written.
+type Series = BTreeMap<String, Own>;
+
+/// Our own series, by the name of the metric.
+static OWN: Mutex<BTreeMap<&'static str, (&'static Metric, Series)>> = Mutex::new(BTreeMap::new());
+
+/// The recorder of this process.
+static RECORDER: Mutex<Option<Arc<Recorder>>> = Mutex::new(None);
+
+/// What can be shown of this process.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    exporter: PrometheusHandle,
+    /// The labels of every series, as they are written.
+    common: String,
+}
+
+/// Labels as they are written, without braces.
+fn written<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let label = |(name, value)| format!("{name}=\"{}\"", sanitize_label_value(value));
+    labels.map(label).collect::<Vec<_>>().join(",")
+}
+
+/// The handle of one of our own series; a series that exists is shared.
+fn own(metric: &'static Metric, values: &[&str], new: impl FnOnce() -> Own) -> Own {
+    let values = values.iter().copied();
+    let labels = written(metric.labels.iter().map(|label| label.name).zip(values));
+    let mut own = OWN.lock();
+    let (_, series) = own.entry(metric.name).or_insert_with(|| (metric, Series::new()));
+    series.entry(labels).or_insert_with(new).clone()
+}
+
+pub(crate) fn histogram(metric: &'static Metric, values: &[&str]) -> Histogram {
+    match own(metric, values, || Own::Histogram(Histogram::default())) {
+        Own::Histogram(histogram) => histogram,
+        // Each name is declared once, with one type.
+        Own::TimeCounter(_) => Histogram::default(),
+    }
+}
+
+pub(crate) fn time_counter(metric: &'static Metric, values: &[&str]) -> TimeCounter {
+    match own(metric, values, || Own::TimeCounter(TimeCounter::default())) {
+        Own::TimeCounter(counter) => counter,
+        Own::Histogram(_) => TimeCounter::default(),
+    }
+}
+
+impl Recorder {
+    /// Installs the recorder of this process. Services that share a process (tests, a coordinator
+    /// in a daemon) share it, with the labels of the first.
+    ///
+    /// # Errors
+    /// [`TelemetryError::Recorder`] if the process has one of another kind.
+    pub(crate) fn install(
+        common: &[(&'static str, &str)],
+        groups: &[(&str, &'static [Metric])],
+    ) -> Result<Arc<Self>, TelemetryError> {
+        let mut installed = RECORDER.lock();
+        if let Some(recorder) = installed.as_ref() {
+            return Ok(recorder.clone());
+        }
+        let builder = common.iter().fold(PrometheusBuilder::new(), |builder, (name, value)| {
+            builder.add_global_label(*name, *value)
+        });
+        let exporter = builder.install_recorder().map_err(|_| TelemetryError::Recorder)?;
+        for metric in groups.iter().flat_map(|(_, metrics)| *metrics) {
+            match metric.kind {
+                Kind::Counter => describe_counter!(metric.name, metric.unit, metric.help),
+                Kind::Gauge => describe_gauge!(metric.name, metric.unit, metric.help),
+                // Described where they are written.
+                Kind::Histogram => {}
+            }
+        }
+        let common = written(common.iter().copied());
+        let recorder = Arc::new(Self { exporter, common });
+        *installed = Some(recorder.clone());
+        Ok(recorder)
+    }
+
+    /// All series, in the text format of Prometheus.
+    pub(crate) fn render(&self) -> String {
+        let mut text = self.exporter.render();
+        // Handles are created rarely, and recording takes no lock.
+        for (metric, series) in OWN.lock().values() {
+            write_help_line(&mut text, metric.name, None::<Unit>, None, metric.help);
+            write_type_line(&mut text, metric.name, None::<Unit>, None, metric.kind.name());
+            for (own_labels, instrument) in series {
+                let labels = match (&*self.common, &**own_labels) {
+                    (common, "") => common.to_owned(),
+                    ("", own) => own.to_owned(),
+                    (common, own) => format!("{common},{own}"),
+                };
+                write_series(&mut text, metric.name, &labels, instrument);
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+fn write_series(text: &mut String, name: &str, labels: &str, instrument: &Own) {
+    let braced = if labels.is_empty() { String::new() } else { format!("{{{labels}}}") };
+    // Writing to a string can't fail.
+    let _ = match instrument {
+        Own::TimeCounter(counter) => {
+            writeln!(text, "{name}{braced} {}", counter.sum().as_secs_f64())
+        }
+        Own::Histogram(histogram) => {
+            let recorded = histogram.recorded();
+            let comma = if labels.is_empty() { "" } else { "," };
+            for (bound, count) in recorded.cumulative {
+                let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {count}");
+            }
+            let (count, sum) = (recorded.count, recorded.sum.as_secs_f64());
+            let _ = writeln!(text, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {count}");
+            let _ = writeln!(text, "{name}_sum{braced} {sum}");
+            writeln!(text, "{name}_count{braced} {count}")
+        }
+    };
+}
