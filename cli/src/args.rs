@@ -34,9 +34,9 @@ pub enum Command {
     Explain(explain::Options),
     /// Show what a running coordinator knows.
     Status {
-        /// The coordinator's address.
+        /// The coordinator's address; not needed on a host of a job if there is no other.
         #[arg(value_name = "IP:PORT")]
-        address: String,
+        address: Option<String>,
     },
     /// Serve one launcher on standard input and output.
     #[command(hide = true)]

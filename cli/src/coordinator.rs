@@ -52,6 +52,7 @@ pub async fn run(
         ports: settings.coordinator.metrics_listen.ports.clone(),
         setting: "coordinator.metrics_listen",
         reached_at,
+        coordinator: hosted.address(),
         ready: hosted.readiness(),
     })
     .map_err(CommandError::failed)?;

@@ -6,6 +6,7 @@
 //! - [`cluster`]: nodes in racks, collectives and tables
 //! - [`algorithms`]: `gradwire algorithms`
 //! - [`explain`]: `gradwire explain`
+//! - [`find`]: finds the jobs of this host
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
 //! - [`coordinator`]: `gradwire coordinator`
@@ -18,5 +19,6 @@ pub mod args;
 pub mod cluster;
 pub mod coordinator;
 pub mod explain;
+pub mod find;
 pub mod show;
 pub mod status;

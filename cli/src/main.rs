@@ -18,7 +18,7 @@ use gradwire_bench::{
 use gradwire_cli::{
     algorithms,
     args::{Cli, Command, Config, Run, normalise},
-    coordinator, explain, show, status,
+    coordinator, explain, find, show, status,
 };
 use gradwire_launcher::{
     agent,
@@ -68,7 +68,10 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let nodes = nodes.unwrap_or(1);
             print(&explain::on_cluster(nodes, racks.as_ref(), &settings, json)?)
         }
-        Command::Status { address } => print(&status::show(&block_on(status::ask(&address))??)),
+        Command::Status { address } => {
+            let address = address.map_or_else(find::coordinator, Ok)?;
+            print(&status::show(&block_on(status::ask(&address))??))
+        }
         Command::Agent => {
             // One thread, the main one: the tie of a child's life is to the thread that started it.
             let work = agent::run(tokio::io::stdin(), tokio::io::stdout());

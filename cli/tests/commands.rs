@@ -126,7 +126,13 @@ fn a_coordinator_serves_status_and_readiness_until_it_is_asked_to_end() {
     assert!(get("/healthz").starts_with("HTTP/1.1 200"));
     let ready = get("/readyz");
     assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("not ready: forming: "), "{ready}");
-    assert!(get("/metrics").contains("gradwire_build_info{service=\"coordinator\""));
+    let metrics = get("/metrics");
+    for label in ["gradwire_job=\"j1\"", "host=\"127.0.0.1\"", "service=\"coordinator\""] {
+        let is_it = |line: &str| line.starts_with("gradwire_build_info{") && line.contains(label);
+        assert!(metrics.lines().any(is_it), "no {label} in {metrics}");
+    }
+    let address = serving["grpc"].as_str().unwrap();
+    assert!(get("/coordinator").ends_with(&format!("\r\n\r\ncoordinator {address}\n")));
 
     kill("TERM", child.id());
     assert!(wait(&mut child).success());

@@ -110,6 +110,11 @@ impl DaemonConfig {
         self.address
     }
 
+    /// The address of the coordinator.
+    pub fn coordinator(&self) -> SocketAddr {
+        self.coordinator
+    }
+
     /// The job and the host, as all metrics name them.
     pub fn labels(&self) -> (String, String) {
         (self.identity.job.to_string(), self.host.clone())

@@ -159,6 +159,7 @@ async fn serve(
             ports,
             setting,
             reached_at: config.address(),
+            coordinator: config.coordinator(),
             ready,
         })
     };

@@ -62,11 +62,13 @@ pub struct EndpointConfig {
     pub setting: &'static str,
     /// The address of this host, at which others reach a listener on all addresses.
     pub reached_at: IpAddr,
+    /// The address of the job's coordinator, for `/coordinator`.
+    pub coordinator: SocketAddr,
     /// The state that `/readyz` reports.
     pub ready: watch::Receiver<Readiness>,
 }
 
-/// A running endpoint: `/metrics`, `/healthz`, `/readyz`. Dropping it stops it.
+/// A running endpoint: `/metrics`, `/healthz`, `/readyz`, `/coordinator`. Dropping it stops it.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -102,7 +104,7 @@ impl Endpoint {
             .map_err(|reason| TelemetryError::Thread { reason })?;
         let run = move || {
             let _end = end;
-            serve(&runtime, listener, router(recorder, config.ready), stop);
+            serve(&runtime, listener, router(recorder, config.ready, config.coordinator), stop);
         };
         thread::Builder::new()
             .name("gw-http".to_owned())
@@ -190,7 +192,16 @@ fn serve(runtime: &Runtime, listener: TcpListener, router: Router, stop: Cancell
     });
 }
 
-fn router(recorder: Arc<Recorder>, ready: watch::Receiver<Readiness>) -> Router {
+fn router(
+    recorder: Arc<Recorder>,
+    ready: watch::Receiver<Readiness>,
+    coordinator: SocketAddr,
+) -> Router {
+    // `gradwire status` looks for this at the usual ports.
+    let where_it_is = format!(
+        "coordinator {coordinator}
+"
+    );
     let metrics = move || {
         let body = recorder.render();
         async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body) }
@@ -211,4 +222,5 @@ fn router(recorder: Arc<Recorder>, ready: watch::Receiver<Readiness>) -> Router 
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| std::future::ready("ok\n")))
         .route("/readyz", get(readyz))
+        .route("/coordinator", get(move || std::future::ready(where_it_is)))
 }

@@ -25,7 +25,8 @@ curl http://node1:9401/metrics
 The default is `127.0.0.1:9401-9499`, which only programs of the same host can reach. Nothing is
 secret there, but anybody who can reach the port can read it. The ranks of a host find the address
 of its daemon in `GRADWIRE_DAEMON_METRICS`. The same port serves `/healthz` (is the service alive?)
-and `/readyz` (may work be sent to it? if not, why).
+and `/readyz` (may work be sent to it? if not, why). `/coordinator` is the address that
+`gradwire status` takes; on a host of a job, with the default ports, it finds that by itself.
 
 The daemon of the first node also shows the metrics of the coordinator.
 ";

@@ -33,6 +33,7 @@ fn config(
         ports,
         setting: "metrics.listen",
         reached_at: [127, 0, 0, 7].into(),
+        coordinator: ([10, 0, 0, 1], 7000).into(),
         ready,
     }
 }
@@ -66,6 +67,7 @@ async fn health_and_readiness_are_served_while_the_service_is_busy() {
     assert!(answer.ends_with("not ready: 2 of 3 nodes have joined\n"), "{answer}");
     tell.send_replace(Readiness::Ready);
     assert!(get(address, "/readyz").starts_with("HTTP/1.1 200"));
+    assert!(get(address, "/coordinator").ends_with("\r\n\r\ncoordinator 10.0.0.1:7000\n"));
     assert!(get(address, "/nothing").starts_with("HTTP/1.1 404"));
 
     // CLEAN: after `stop` the port is free again.
