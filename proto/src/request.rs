@@ -153,14 +153,21 @@ impl Request {
 
     /// Whether each of its tensors consists of several flows ([`Agreed`](crate::Agreed)).
     pub fn has_many_flows(&self) -> bool {
-        matches!(
-            self.collective,
+        match self.collective {
             Collective::Allgather
-                | Collective::Gather
-                | Collective::Scatter
-                | Collective::ReduceScatter
-                | Collective::Alltoall
-        )
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::ReduceScatter
+            | Collective::Alltoall => true,
+            Collective::Allreduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::SendReceive
+            | Collective::Barrier
+            | Collective::Join
+            | Collective::AddProcessSet
+            | Collective::RemoveProcessSet => false,
+        }
     }
 
     /// The part of the request that must be the same on all ranks. First dimensions are 0 where

@@ -401,9 +401,11 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
                 Trees::Racks(_) => 2.0 - cluster.largest / nodes - 1.0 / cluster.largest,
                 Trees::Direct | Trees::Aligned => cluster.share(),
             };
+            // What is passed on lies apart in memory, and takes a frame for each place.
+            let messages = half.messages.max(nodes - 1.0);
             let outside = (nodes - cluster.smallest) / nodes;
             let uplink = if cluster.racks > 1.0 { outside.max(half.uplink) / nodes } else { 0.0 };
-            Shape { line: sends / nodes, uplink, blocks: nodes * nodes, ..half }
+            Shape { line: sends / nodes, uplink, messages, blocks: nodes * nodes, ..half }
         }
         // All that the root gets or has crosses its line.
         Kind::Gather { .. } | Kind::Scatter { .. } => Shape {

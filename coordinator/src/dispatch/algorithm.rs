@@ -171,7 +171,7 @@ impl Chooser {
         };
         let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
         let topology = Topology { racks: racks.collect() };
-        let size = bytes.next_power_of_two().ilog2();
+        let size = bytes.min(1 << 62).next_power_of_two().ilog2();
         let rules = &self.policy.rules;
         let rule = rules.rule_for(kind, bytes);
         // A fixed choice does not depend on the class, and a move has only one way.

@@ -20,6 +20,7 @@ use gradwire_proto::{NodeId, Priority};
 
 use crate::model::{
     config::MIN_PIECE_BYTES,
+    lengths::Lengths,
     plan::{Kind, Load, MAX_FLOWS, MAX_SEGMENTS},
     process_set::ProcessSet,
     round::{Round, Slot},
@@ -133,7 +134,8 @@ impl Queue {
             let urgency = (Reverse(round.priority), self.arrivals);
             self.arrivals += 1;
             let elements = load.busiest().within(0..u64::MAX);
-            self.bytes += elements * load.kind.dtype.size() as u64;
+            let bytes = elements.saturating_mul(load.kind.dtype.size() as u64);
+            self.bytes = self.bytes.saturating_add(bytes);
             let item = Item { round: Arc::clone(round), load: at, next: 0 };
             let items = self.kinds.entry(Arc::clone(&load.kind)).or_default();
             let before = items.first_key_value().map(|(urgency, _)| *urgency);
@@ -158,12 +160,13 @@ impl Queue {
         (first, last)
     }
 
-    /// Cuts the next piece; `None` if nothing waits. No node has more of it than `piece_bytes`,
-    /// which is at least [`MIN_PIECE_BYTES`], or a cache line of each flow if that is more.
+    /// Cuts the next piece; `None` if nothing waits. No node sends and receives more of it than
+    /// `piece_bytes`, which is at least [`MIN_PIECE_BYTES`], or than a cache line of each flow if
+    /// that is more (BOUND).
     pub(crate) fn cut(&mut self, piece_bytes: u64) -> Option<Piece> {
         let (_, kind) = self.heads.pop_first()?;
         let size = kind.dtype.size() as u64;
-        let (mut room, mut bytes, mut flows, mut text) = (piece_bytes, 0, 0, 0);
+        let (mut room, mut bytes, mut flows, mut text) = (piece_bytes, 0u64, 0, 0);
         let mut cuts: Vec<Cut> = Vec::new();
         let mut items = self.kinds.remove(&kind)?;
         while cuts.len() < MAX_SEGMENTS
@@ -179,7 +182,10 @@ impl Queue {
             }
             let load = item.load();
             let left = load.all.longest() - item.next;
-            let busiest = |count: u64| load.busiest().within(item.next..item.next + count) * size;
+            let bytes_of = |lengths: &Lengths, count: u64| {
+                lengths.within(item.next..item.next + count).saturating_mul(size)
+            };
+            let busiest = |count: u64| bytes_of(load.busiest(), count);
             let count = if busiest(left) <= room {
                 left
             } else {
@@ -192,14 +198,14 @@ impl Queue {
                 break;
             }
             let taken = busiest(count);
-            bytes += load.all.within(item.next..item.next + count) * size;
+            bytes = bytes.saturating_add(bytes_of(&load.all, count));
             let (offset, part, ends) = (item.next, load.part, count == left);
             item.next += count;
             let round = Arc::clone(&item.round);
             let (first, last) = self.note_cut(round.slot, ends);
             cuts.push(Cut { round, part, offset, count, last, first, opens });
             room = room.saturating_sub(taken);
-            self.bytes -= taken;
+            self.bytes = self.bytes.saturating_sub(taken);
             if !ends {
                 break;
             }

@@ -80,32 +80,29 @@ pub(crate) struct Load {
     pub(crate) part: u32,
     /// All flows.
     pub(crate) all: Lengths,
-    /// Those of the node that has the most elements of them, if these are not all.
+    /// What one node sends and receives at most, if no node has all of them.
     busiest: Option<Lengths>,
 }
 
 impl Load {
-    /// The flows that one node has at most: as much of a piece is in its memory.
+    /// What one node sends and receives of any range at most. It may also pass something on.
     pub(crate) fn busiest(&self) -> &Lengths {
         self.busiest.as_ref().unwrap_or(&self.all)
     }
 }
 
-/// The flows that the busiest node has, if no node has all of them.
+/// What a node has of any range at most, if no node has all flows.
 fn busiest(flows: &[Flow], set: &ProcessSet) -> Option<Lengths> {
-    let ends = |flow: &Flow| Some([set.node_of(flow.source?)?, set.node_of(flow.target?)?]);
-    let mut elements: BTreeMap<NodeId, u64> = BTreeMap::new();
+    let mut by_node: BTreeMap<NodeId, Vec<u64>> = BTreeMap::new();
     for flow in flows {
         // What all get or give concerns every node.
-        let [from, to] = ends(flow)?;
-        *elements.entry(from).or_default() += flow.count;
+        let (from, to) = (set.node_of(flow.source?)?, set.node_of(flow.target?)?);
+        by_node.entry(from).or_default().push(flow.count);
         if from != to {
-            *elements.entry(to).or_default() += flow.count;
+            by_node.entry(to).or_default().push(flow.count);
         }
     }
-    let (&busiest, _) = elements.iter().max_by_key(|(_, elements)| **elements)?;
-    let is_its = |flow: &&Flow| ends(flow).is_some_and(|ends| ends.contains(&busiest));
-    Some(Lengths::new(flows.iter().filter(is_its).map(|flow| flow.count)))
+    Some(Lengths::most(by_node.into_values()))
 }
 
 /// Everything that has to be sent out for one tensor.
@@ -257,6 +254,7 @@ mod tests {
         let (_, even) = plan(&plain(Collective::Alltoall), &[4; 4]);
         assert_eq!((even.loads[0].all.flows(), even.loads[0].busiest().flows()), (16, 12));
         let (_, uneven) = plan(&plain(Collective::Alltoall), &[4, 0, 16, 0]);
+        // Node 0 has four short flows and two long ones, node 1 two and four.
         assert_eq!(uneven.loads[0].busiest(), &Lengths::new([4, 4, 4, 4, 1, 1]));
         let (_, all) = plan(&plain(Collective::Allgather), &[1, 0, 2, 0]);
         assert_eq!(all.loads[0].busiest(), &Lengths::new([1, 2]));

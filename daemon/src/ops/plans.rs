@@ -116,10 +116,13 @@ impl Plans {
         }
         let racks = key.nodes.iter().map(|node| self.topology.racks[node.0 as usize]).collect();
         let new = schedule(&key, &Topology { racks }, me);
+        // A training step repeats itself. If shapes change all the time, no schedule is better to
+        // keep than another. Those of exchanges, which change most, don't drive out the others.
         let sections: usize = planned.keys().map(|key| key.sections.len()).sum();
-        if planned.len() >= PLANS || sections >= SECTIONS {
-            // A training step repeats itself. If shapes change all the time, no schedule is better
-            // to keep than another.
+        if key.is_exchange && sections + key.sections.len() > SECTIONS {
+            planned.retain(|key, _| !key.is_exchange);
+        }
+        if planned.len() >= PLANS {
             planned.clear();
         }
         planned.insert(key, new.clone());

@@ -100,6 +100,53 @@ fn what_goes_from_all_to_all_is_cut_across() {
     assert!(queue.cut(4096).is_none());
 }
 
+proptest! {
+    /// BOUND: no node has more of a piece than its size, however uneven an alltoall is.
+    #[test]
+    fn no_node_has_more_of_a_piece_than_its_size(
+        rows in prop::collection::vec(prop_oneof![0..20u64, 0..3000u64], 16),
+        piece_bytes in 64..9000u64,
+    ) {
+        let members: Vec<Rank> = (0..4).map(Rank).collect();
+        let set = ProcessSet::new(members.clone(), |rank| NodeId(rank.0));
+        let requests: Vec<Request> = rows
+            .chunks(4)
+            .map(|list| Request {
+                list: list.to_vec(),
+                ..Request::plain(
+                    Collective::Alltoall,
+                    DType::F32,
+                    Shape::new(&[list.iter().sum()]).unwrap(),
+                )
+            })
+            .collect();
+        let agreed = Agreed::of(&members, &requests.iter().collect::<Vec<_>>()).unwrap();
+        let flows = agreed.flows(&members);
+        let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+        let other = Arc::into_inner(round(0, &request(DType::F32, 1), 0)).unwrap();
+        let mut queue = Queue::default();
+        queue.push(&Arc::new(Round { plan: Arc::new(plan), ..other }));
+        let longest = flows.iter().map(|flow| flow.count).max().unwrap();
+        let mut next = 0;
+        while let Some(piece) = queue.cut(piece_bytes) {
+            let [cut] = &piece.cuts[..] else { panic!("{piece:?}") };
+            prop_assert_eq!(cut.offset, next, "ONE");
+            next += cut.count;
+            for rank in &members {
+                let own = flows.iter().filter(|flow| {
+                    flow.source == Some(*rank) || flow.target == Some(*rank)
+                });
+                let end = cut.offset + cut.count;
+                let has = own.map(|flow| flow.count.min(end) - flow.count.min(cut.offset));
+                let bytes = 4 * has.sum::<u64>();
+                prop_assert!(bytes <= piece_bytes.max(7 * ALIGNMENT), "{bytes} bytes");
+            }
+        }
+        prop_assert_eq!(next, longest);
+        prop_assert_eq!(queue.bytes, 0);
+    }
+}
+
 #[test]
 fn who_waits_for_what_is_known() {
     let set = ProcessSet::new(vec![Rank(0), Rank(1)], |rank| NodeId(rank.0));
