@@ -44,6 +44,7 @@ pub async fn run(
     let hosted = Hosted::bind(environment, settings).await.map_err(failed)?;
     let reached_at = hosted.address().ip();
     let endpoint = Endpoint::start(EndpointConfig {
+        or_any: false,
         service: "coordinator",
         version: gradwire_proto::VERSION,
         job: hosted.job().to_string(),

@@ -4,17 +4,18 @@ use std::{
     collections::BTreeSet,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use gradwire_launcher::error::CommandError;
 use gradwire_settings::{AddressRange, Settings};
 
-/// How long a daemon may take to answer (WAIT). A port at which nobody listens answers at once.
+/// How long all daemons may take to answer (WAIT). A port at which nobody listens answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// The most bytes that are read of an answer.
-const MAX_ANSWER: u64 = 4096;
+const MAX_ANSWER: usize = 4096;
 
 /// What an answer contains before the address.
 const TYPE: &str = "coordinator ";
@@ -27,8 +28,13 @@ pub fn coordinator() -> Result<String, CommandError> {
     // Daemons listen there if nobody has set another place.
     let AddressRange { ip, ports } = Settings::default().metrics.listen;
     let place = AddressRange { ip, ports: ports.clone() };
-    let found: BTreeSet<SocketAddr> =
-        ports.filter_map(|port| ask(SocketAddr::new(ip, port))).collect();
+    // All at once: what listens there and says nothing delays no other.
+    let end = Instant::now() + ANSWER;
+    let found: BTreeSet<SocketAddr> = thread::scope(|scope| {
+        let asked: Vec<_> =
+            ports.map(|port| scope.spawn(move || ask(SocketAddr::new(ip, port), end))).collect();
+        asked.into_iter().filter_map(|answer| answer.join().ok().flatten()).collect()
+    });
     let mut all = found.iter().map(ToString::to_string);
     match (all.next(), all.next()) {
         (Some(only), None) => Ok(only),
@@ -48,13 +54,22 @@ pub fn coordinator() -> Result<String, CommandError> {
 }
 
 /// Asks the daemon at an address, if there is one.
-fn ask(daemon: SocketAddr) -> Option<SocketAddr> {
-    let mut stream = TcpStream::connect_timeout(&daemon, ANSWER).ok()?;
-    stream.set_read_timeout(Some(ANSWER)).ok()?;
+fn ask(daemon: SocketAddr, end: Instant) -> Option<SocketAddr> {
+    // None once the time is over, which would otherwise mean no limit.
+    let left = || end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+    let mut stream = TcpStream::connect_timeout(&daemon, left()?).ok()?;
+    stream.set_write_timeout(left()).ok()?;
     write!(stream, "GET /coordinator HTTP/1.0\r\nHost: {daemon}\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut answer).ok()?;
-    address(&answer)
+    let mut answer = Vec::new();
+    let mut buffer = [0; MAX_ANSWER];
+    while answer.len() < MAX_ANSWER {
+        stream.set_read_timeout(Some(left()?)).ok()?;
+        match stream.read(&mut buffer).ok()? {
+            0 => break,
+            read => answer.extend_from_slice(&buffer[..read]),
+        }
+    }
+    address(std::str::from_utf8(&answer).ok()?)
 }
 
 /// The address in an answer (TRUST).
@@ -80,5 +95,14 @@ mod tests {
         ] {
             assert_eq!(address(&other), None, "TRUST: {other}");
         }
+    }
+
+    /// Who accepts and says nothing is waited for until the time is over, not for ever.
+    #[test]
+    fn a_listener_that_says_nothing_is_no_daemon() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        assert_eq!(ask(address, Instant::now() + Duration::from_millis(100)), None);
+        assert_eq!(ask(address, Instant::now()), None);
     }
 }

@@ -34,6 +34,11 @@ impl NodeLags {
         Self(hosts.map(|host| COORDINATOR.node_lag.series([host])).collect())
     }
 
+    /// Whether there is no world yet.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn add(&self, node: u32, lag: Duration) {
         if let Some(waited) = self.0.get(node as usize) {
             waited.add(lag);

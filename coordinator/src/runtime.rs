@@ -241,8 +241,11 @@ impl Runtime {
     fn execute(&mut self, command: Command) -> Vec<ConnectionId> {
         match command {
             Command::Welcome { connection, node, world } => {
-                let hosts = world.nodes.iter().map(|node| node.host.as_str());
-                self.node_lags = NodeLags::new(hosts);
+                // The same world is sent to every node.
+                if self.node_lags.is_empty() {
+                    let hosts = world.nodes.iter().map(|node| node.host.as_str());
+                    self.node_lags = NodeLags::new(hosts);
+                }
                 self.recall(&world.nodes);
                 let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };
                 there.welcomed = true;

@@ -145,7 +145,7 @@ async fn serve(
     let own_host = environment.get("GRADWIRE_HOST").cloned().unwrap_or_default();
     let forming = || Readiness::NotReady("the world has not formed".into());
     let (readiness, ready) = watch::channel(forming());
-    let show = |service, listen, setting| {
+    let show = |service, listen, setting, is_default| {
         // The daemon that hosts the coordinator knows which ranks are missing.
         let ready = hosted.as_ref().map_or_else(|| ready.clone(), Hosted::readiness);
         let AddressRange { ip: listen, ports } = listen;
@@ -157,18 +157,22 @@ async fn serve(
             host,
             listen,
             ports,
+            or_any: is_default,
             setting,
             reached_at: config.address(),
             coordinator: config.coordinator(),
             ready,
         })
     };
-    let endpoint = show("gradwired", settings.metrics.listen.clone(), "metrics.listen")?;
+    // Nobody has asked for these ports, so no job fails because others have them.
+    let is_default = settings.metrics.listen == Settings::default().metrics.listen;
+    let listen = settings.metrics.listen.clone();
+    let endpoint = show("gradwired", listen, "metrics.listen", is_default)?;
     // The daemon's endpoint also shows the coordinator's metrics. The coordinator has an endpoint
     // of its own only if the settings ask for it.
     let coordinators = settings.coordinator.metrics_listen.clone();
     let coordinators = if hosted.is_some() && *coordinators.ports.end() != 0 {
-        Some(show("coordinator", coordinators, "coordinator.metrics_listen")?)
+        Some(show("coordinator", coordinators, "coordinator.metrics_listen", false)?)
     } else {
         None
     };

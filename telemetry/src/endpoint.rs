@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     TelemetryError,
     catalog::{GROUPS, HOST, JOB, PROCESS},
+    guard::Guard,
     registry::Recorder,
 };
 
@@ -58,6 +59,8 @@ pub struct EndpointConfig {
     pub listen: IpAddr,
     /// The first free one of these ports is taken; port 0 lets the system choose.
     pub ports: RangeInclusive<u16>,
+    /// Whether any other port will do if all of these are taken.
+    pub or_any: bool,
     /// The setting that these come from, for the error if they are taken.
     pub setting: &'static str,
     /// The address of this host, at which others reach a listener on all addresses.
@@ -136,10 +139,21 @@ impl Drop for Endpoint {
 /// Listens at the first free port.
 fn listen(config: &EndpointConfig) -> Result<TcpListener, TelemetryError> {
     let mut last = io::Error::from(ErrorKind::AddrInUse);
-    for port in config.ports.clone() {
+    let any = config.or_any.then_some(0);
+    for port in config.ports.clone().chain(any) {
         match TcpListener::bind((config.listen, port)) {
             Ok(listener) => match listener.set_nonblocking(true) {
-                Ok(()) => return Ok(listener),
+                Ok(()) => {
+                    if Some(port) == any {
+                        let (setting, ports) = (config.setting, &config.ports);
+                        tracing::warn!(
+                            setting,
+                            ?ports,
+                            "all of these ports are taken: using another"
+                        );
+                    }
+                    return Ok(listener);
+                }
                 Err(reason) => return Err(refused(config, reason)),
             },
             Err(taken) if taken.kind() == ErrorKind::AddrInUse => last = taken,
@@ -176,7 +190,7 @@ fn serve(runtime: &Runtime, listener: TcpListener, router: Router, stop: Cancell
             Err(error) => return tracing::error!(%error, "the metrics endpoint ended"),
         };
         let stopped = stop.clone().cancelled_owned();
-        let serve = axum::serve(listener, router).with_graceful_shutdown(stopped);
+        let serve = axum::serve(Guard::new(listener), router).with_graceful_shutdown(stopped);
         let late = async {
             stop.cancelled().await;
             tokio::time::sleep(STOP).await;
@@ -198,10 +212,7 @@ fn router(
     coordinator: SocketAddr,
 ) -> Router {
     // `gradwire status` looks for this at the usual ports.
-    let where_it_is = format!(
-        "coordinator {coordinator}
-"
-    );
+    let where_it_is = format!("coordinator {coordinator}\n");
     let metrics = move || {
         let body = recorder.render();
         async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body) }

@@ -11,6 +11,7 @@
 //! - [`rate`]: a limit for lines that strangers cause
 //! - [`histogram`]: durations, in fixed arrays of atomics
 //! - [`metric`]: what a metric is
+//! - `guard`: connections that are neither many nor long
 //! - `registry`: the recorder, and the text for Prometheus
 //! - [`declare`]: how one is declared
 //! - [`catalog`]: every metric
@@ -23,6 +24,7 @@ pub mod catalog;
 pub mod declare;
 pub mod endpoint;
 pub mod error;
+mod guard;
 pub mod histogram;
 pub mod logging;
 pub mod metric;

@@ -25,6 +25,7 @@ fn config(
     ready: watch::Receiver<Readiness>,
 ) -> EndpointConfig {
     EndpointConfig {
+        or_any: false,
         service: "test",
         version: "1.2.3",
         job: "job-1".to_owned(),
@@ -143,16 +144,13 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
 #[tokio::test]
 async fn the_first_free_port_of_a_range_is_taken() {
     let (_tell, ready) = watch::channel(Readiness::Ready);
-    // Two ports that follow each other and are free.
-    let (first, second) = loop {
-        let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let Some(second) = first.checked_add(1) else { continue };
-        if let (Ok(_), Ok(_)) =
-            (TcpListener::bind(("0.0.0.0", first)), TcpListener::bind(("0.0.0.0", second)))
-        {
-            break (first, second);
-        }
-    };
+    // Two ports that follow each other and are free. The system gives these to nobody by itself.
+    let begin = 20_000 + (std::process::id() % 5_000) as u16 * 2;
+    let is_free = |port: u16| TcpListener::bind(("0.0.0.0", port)).is_ok();
+    let (first, second) = (begin..)
+        .map(|port| (port, port + 1))
+        .find(|&(first, second)| is_free(first) && is_free(second))
+        .unwrap();
     let start = || Endpoint::start(config("0.0.0.0", first..=second, ready.clone()));
     let (one, other) = (start().unwrap(), start().unwrap());
     // Others can't reach 0.0.0.0.
@@ -164,6 +162,10 @@ async fn the_first_free_port_of_a_range_is_taken() {
     let begin = format!("can't serve metrics on 0.0.0.0:{first}-{second} (metrics.listen): ");
     assert!(text.starts_with(&begin), "{text}");
     assert!(text.ends_with("give a larger range"), "{text}");
+    let any = EndpointConfig { or_any: true, ..config("0.0.0.0", first..=second, ready.clone()) };
+    let any = Endpoint::start(any).unwrap();
+    assert!(![first, second].contains(&any.address().port()));
+    any.stop().await;
     one.stop().await;
     let again = start().unwrap();
     assert_eq!(again.address(), at(first));

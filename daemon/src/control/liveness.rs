@@ -82,6 +82,8 @@ impl Liveness {
 
     /// Ignores all silence up to now: this process itself was suspended.
     pub(super) fn restart(&self) {
+        // While this process was stopped, the clocks may have gone apart.
+        self.heartbeats.lock().estimate = Estimate::default();
         self.stream_received();
         self.datagram_received();
     }
