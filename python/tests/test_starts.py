@@ -101,7 +101,8 @@ if gw.rank() == {who}:
 try:
     gw.barrier()
 except gw.GradwireError as error:
-    print("TOLD", error.rank, error, flush=True)
+    # In one piece: the ranks share the output of torchrun, which does not buffer.
+    os.write(1, f"TOLD {{error.rank}} {{error}}\\n".encode())
     sys.exit(8)
 """
     done = torchrun(program, tmp_path, 3)

@@ -21,7 +21,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gradwire import _native, _world
-from gradwire._errors import GradwireError, InvalidRequest
+from gradwire._errors import InvalidRequest
 from gradwire._ops import Average, ReduceOp, Sum
 from gradwire._staging import session
 from gradwire._world import ProcessSet, global_process_set, members, native_set
@@ -29,6 +29,7 @@ from gradwire.torch import _agreement
 from gradwire.torch._adapter import collectives
 from gradwire.torch._agreement import Agreement
 from gradwire.torch._compression import Compressor, NoneCompressor
+from gradwire.torch._handles import Waiting
 from gradwire.torch._slots import Content, Kind, Slot, layout_of
 from gradwire.torch._sparse import sparse_allreduce_async
 
@@ -313,17 +314,12 @@ class Exchange:
     def _wait(self) -> list[Slot]:
         """Waits for the requests; returns the slots whose gradients were changed meanwhile.
 
-        It waits for all of them before it raises the first failure: no name stays in flight, so the
-        caller may try again.
+        It raises the first failure when the others have ended, too.
         """
         changed = []
-        failure: GradwireError | None = None
+        waiting = Waiting()
         for handle, slots in self.handles:
-            try:
-                handle.wait()
-            except GradwireError as error:
-                failure = failure or error
-            if failure is not None:
+            if not waiting.wait(handle):
                 continue
             changed += [slot for slot in slots if slot.changed]
             for slot in slots:
@@ -331,14 +327,10 @@ class Exchange:
                     with torch.no_grad():
                         slot.store(self.compression)
         for slot in self.submitted:
-            if slot.sparse is not None:
-                try:
-                    with torch.no_grad():
-                        slot.store(self.compression)
-                except GradwireError as error:
-                    failure = failure or error
-        if failure is not None:
-            raise failure
+            if slot.sparse is not None and waiting.wait(slot.sparse):
+                with torch.no_grad():
+                    slot.store(self.compression)
+        waiting.check()
         return changed
 
     def _check(self, words: dict[Slot, int], changed: list[Slot]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,19 +10,44 @@ from gradwire._errors import GradwireError
 from gradwire._ops import Handle
 
 
-def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
-    """Waits for all handles, and raises the first failure afterwards.
+class Waiting:
+    """Waits for many handles, and keeps the first failure.
 
-    So no name stays in flight, and the caller may try again.
+    After a failure it waits for the others for a few seconds more. If all ranks have started the
+    same, no name stays in flight, and the caller may try again. Ranks that differ may never start
+    what others wait for.
     """
-    failure: GradwireError | None = None
-    for handle in handles:
+
+    AFTER_FAILURE = 5.0
+
+    def __init__(self) -> None:
+        self._failure: GradwireError | None = None
+        self._end = 0.0
+
+    def wait(self, handle: Any) -> bool:
+        """Waits for a handle; returns whether none has failed so far."""
         try:
-            handle.wait()
+            if self._failure is None:
+                handle.wait()
+            else:
+                handle.wait(max(0.0, self._end - time.monotonic()))
         except GradwireError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+            if self._failure is None:
+                self._failure, self._end = error, time.monotonic() + self.AFTER_FAILURE
+        return self._failure is None
+
+    def check(self) -> None:
+        """Raises the first failure."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def wait_for_all(handles: Iterable[Handle[Any]]) -> None:
+    """Waits for all handles, and raises the first failure afterwards."""
+    waiting = Waiting()
+    for handle in handles:
+        waiting.wait(handle)
+    waiting.check()
 
 
 def derived(handle: Handle[Any], make: Any) -> Handle[Any]:

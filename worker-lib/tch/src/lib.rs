@@ -30,7 +30,11 @@
 
 #![deny(unsafe_code)]
 
-use std::{collections::HashMap, num::NonZeroU32};
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
 
 use gradwire_worker::{
     AllreduceOptions, BroadcastOptions, GradwireError, ReduceOp, Session, TensorName,
@@ -179,6 +183,10 @@ impl DistributedOptimizer {
     }
 }
 
+/// How long other exchanges may take to end when one has failed (WAIT): ranks that differ may never
+/// start them.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
+
 /// Exchanges under way, and why the next one was not started, if it could not be.
 struct Started {
     exchanges: Vec<Exchange>,
@@ -203,25 +211,29 @@ fn start_all<T>(
 }
 
 impl Started {
-    /// Waits for all exchanges and stores their results for their items. It waits for the others
-    /// after a failure, too: no name stays in flight, so the caller may try again.
+    /// Waits for all exchanges and stores their results for their items. After a failure it waits
+    /// for the others for a few seconds more: if all ranks have started the same, no name stays in
+    /// flight, and the caller may try again.
     ///
     /// # Errors
-    /// The first failure. What comes after it is not stored.
+    /// Why an exchange was not started, or the first failure. What comes after it is not stored.
     fn finish<T>(
         self,
         items: impl Iterator<Item = T>,
         mut store: impl FnMut(T, Mirror) -> Result<()>,
     ) -> Result<()> {
         let Self { exchanges, failure } = self;
-        let mut result = Ok(());
+        let mut result = failure.map_or(Ok(()), Err);
+        let mut end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
         for (item, exchange) in items.zip(exchanges) {
-            let waited = exchange.wait();
-            if result.is_ok() {
-                result = waited.and_then(|memory| store(item, memory));
+            if let Some(end) = end {
+                exchange.wait_until(end);
+                continue;
             }
+            result = exchange.wait().and_then(|memory| store(item, memory));
+            end = result.is_err().then(|| Instant::now() + AFTER_FAILURE);
         }
-        result.and(failure.map_or(Ok(()), Err))
+        result
     }
 }
 

@@ -1,6 +1,8 @@
 //! A tch tensor over a buffer of shared memory: the only place of this crate where libtorch gets an
 //! address of ours.
 
+use std::time::Instant;
+
 use gradwire_worker::{Buffer, DType, GradwireError, Handle, Session, Shape};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -91,6 +93,12 @@ impl Mirror {
 }
 
 impl Exchange {
+    /// Waits for the end of the collective, whatever it is, but not for ever.
+    pub(crate) fn wait_until(self, end: Instant) {
+        // The memory stays with the session.
+        let _ = self.handle.wait_deadline(end.saturating_duration_since(Instant::now()));
+    }
+
     /// Waits for the collective and gives the memory back.
     ///
     /// # Errors
