@@ -131,10 +131,12 @@ def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
             shell.chmod(0o755)
             if scenario.delay_ms:
                 relay = _join_by_relay(nodes, scenario.delay_ms)
+            elif scenario.racks > 1:
+                _join_racks(nodes, made, scenario)
             elif scenario.nodes == 2:
                 _join_by_veth(nodes)
             elif scenario.nodes > 2:
-                _join_by_bridge(nodes, made, scenario.rate)
+                _join_by_bridge(nodes, _switch("switch", made), scenario.rate)
             if scenario.rate and scenario.nodes > 1:
                 for node in nodes:
                     _shape(str(node.namespace), DEVICE, scenario.rate)
@@ -144,6 +146,11 @@ def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
                 end([relay])
             for name in made:
                 _delete(name)
+
+
+def measure_round_trip(net: Network) -> float:
+    """Returns the milliseconds that a small message between the first two nodes takes and back."""
+    return _round_trip(*net.nodes[:2])
 
 
 def measure_line(net: Network) -> Line:
@@ -228,12 +235,33 @@ def _join_by_veth(nodes: list[Node]) -> None:
         _up(node)
 
 
-def _join_by_bridge(nodes: list[Node], made: list[str], rate: int | None) -> None:
-    switch = f"{PREFIX}-{os.getpid()}-switch"
+def _switch(name: str, made: list[str]) -> str:
+    """Makes a namespace with a bridge; returns its name."""
+    switch = f"{PREFIX}-{os.getpid()}-{name}"
     call(["ip", "netns", "add", switch])
     made.append(switch)
     _ip(switch, "link", "add", "bridge", "type", "bridge", "forward_delay", "0")
     _ip(switch, "link", "set", "bridge", "up")
+    return switch
+
+
+def _join_racks(nodes: list[Node], made: list[str], scenario: Scenario) -> None:
+    """Joins racks of nodes that follow each other: a bridge for each, and one between them."""
+    core = _switch("core", made)
+    size = len(nodes) // scenario.racks
+    for rack in range(scenario.racks):
+        switch = _switch(f"rack{rack}", made)
+        own = nodes[rack * size : (rack + 1) * size]
+        _join_by_bridge(own, switch, scenario.rate)
+        up, down = "uplink", f"rack{rack}"
+        _ip(switch, "link", "add", up, "type", "veth", "peer", "name", down, "netns", core)
+        for namespace, port in ((switch, up), (core, down)):
+            _ip(namespace, "link", "set", port, "master", "bridge", "up")
+            if scenario.rate:
+                _shape(namespace, port, scenario.rate * size // 4)
+
+
+def _join_by_bridge(nodes: list[Node], switch: str, rate: int | None) -> None:
     for i, node in enumerate(nodes):
         port = f"port{i}"
         _ip(

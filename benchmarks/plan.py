@@ -36,6 +36,9 @@ class Scenario:
     model: bool = False
     # The names of the systems that run; empty for all that can run.
     systems: tuple[str, ...] = ()
+    # The racks of the nodes, each of as many. The link of a rack with the others has a quarter of
+    # the rate of its nodes together.
+    racks: int = 1
 
     @property
     def ranks(self) -> int:

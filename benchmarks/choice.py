@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+"""How good the choice of algorithms is: every algorithm, and what `auto` takes, on the same links.
+
+The nodes are network namespaces of this machine with one rank each. The rates are so low that the
+lines are the limit and not the processors. The cost model gets the rates and the latency of the
+links as settings (`network.*`). The regret of a size is how much longer `auto` takes than the
+fastest algorithm. Every system is measured in several rounds, all algorithms in turn, and the
+median of the rounds counts.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from net import Network, measure_round_trip, network
+from plan import GBIT, Scenario
+from shell import Process, Trouble, call, run_job, say
+
+AUTO = "auto"
+KIB = 1 << 10
+SECONDS = 300
+# What is different for collectives of which each node has a share: others have the same messages.
+EXCHANGES = ("direct", "circulant", "circulant(radix=4)", "hierarchical", "ring")
+COLLECTIVES = ("allreduce", "allgather", "reducescatter", "alltoall")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Nodes, their racks, and the rate of each node's link. An uplink has a quarter of the rate of
+    the nodes of its rack together."""
+
+    nodes: int
+    rate: float
+    racks: int = 1
+
+    @property
+    def name(self) -> str:
+        """Returns its name in tables."""
+        racks = f" in {self.racks} racks" if self.racks > 1 else ""
+        return f"{self.nodes} nodes{racks}, {self.rate:g} Gbit/s"
+
+    @property
+    def scenario(self) -> Scenario:
+        """Returns the links."""
+        rate = int(self.rate * GBIT)
+        return Scenario(self.name, self.name, self.nodes, 1, (), rate=rate, racks=self.racks)
+
+
+PLACES = (
+    Place(2, 0.2),
+    Place(4, 0.2),
+    Place(8, 0.2),
+    Place(2, 1),
+    Place(4, 1),
+    Place(8, 1),
+    Place(2, 10),
+    Place(4, 1, racks=2),
+    Place(8, 1, racks=2),
+)
+
+
+@dataclass
+class Cell:
+    """The times of one collective and size in seconds: by algorithm, and of each round."""
+
+    place: str
+    collective: str
+    size: int
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    def typical(self, algorithm: str) -> float:
+        """Returns the median of the rounds."""
+        return statistics.median(self.times[algorithm])
+
+    @property
+    def best(self) -> str:
+        """Returns the fastest algorithm."""
+        named = [name for name in self.times if name != AUTO]
+        return min(named, key=self.typical)
+
+    @property
+    def regret(self) -> float:
+        """Returns how much longer the choice takes than the best, as a share; never less than 0.
+
+        A choice that was measured to be faster than all others is one of them.
+        """
+        return max(0.0, self.typical(AUTO) / self.typical(self.best) - 1)
+
+
+def mean_regret(cells: list[Cell]) -> float:
+    """Returns the mean of all cells."""
+    return statistics.fmean(cell.regret for cell in cells)
+
+
+def as_markdown(cells: list[Cell]) -> str:
+    """Returns a table of all cells, and the mean regret of each collective."""
+    lines = [
+        "| links | collective | size | `auto` | fastest | | regret |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in cells:
+        lines.append(
+            f"| {cell.place} | {cell.collective} | {_size(cell.size)} "
+            f"| {_time(cell.typical(AUTO))} | `{cell.best}` | {_time(cell.typical(cell.best))} "
+            f"| {cell.regret:.0%} |"
+        )
+    lines.append("")
+    for collective in dict.fromkeys(cell.collective for cell in cells):
+        own = [cell for cell in cells if cell.collective == collective]
+        worst = max(cell.regret for cell in own)
+        lines.append(f"- {collective}: mean regret {mean_regret(own):.1%}, worst {worst:.0%}")
+    return "\n".join(lines)
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def algorithms(gradwire: Path, collective: str, nodes: int) -> list[str]:
+    """Returns what runs a collective differently between so many nodes."""
+    if collective != "allreduce":
+        return [*EXCHANGES, AUTO]
+    words = [str(gradwire), "algorithms", "--nodes", str(nodes), "--json"]
+    found = json.loads(call(words))
+    return [row["algorithm"] for row in found["schedules"]] + [AUTO]
+
+
+def measure(
+    place: Place, collectives: list[str], sizes: list[int], rounds: int, gradwire: Path
+) -> Iterator[Cell]:
+    """Measures all algorithms between some nodes, in turn."""
+    with network(place.scenario, True) as net, tempfile.TemporaryDirectory() as folder:
+        settings = _model(place, net)
+        hosts = Path(folder) / "hosts"
+        hosts.write_text(_hosts(place, net))
+        for collective in collectives:
+            cells = {size: Cell(place.name, collective, size) for size in sizes}
+            names = algorithms(gradwire, collective, place.nodes)
+            for turn in range(rounds):
+                say(f"{place.name}: {collective}, round {turn + 1} of {rounds}")
+                for name in names:
+                    answer = Path(folder) / "answer.json"
+                    words = [str(gradwire), "bench", collective, "--hostfile", str(hosts)]
+                    words += ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
+                    words += ["-w", "3", "-i", "15", "--json", str(answer)]
+                    words += ["--set", f"launch.ssh={net.remote_shell}"]
+                    words += ["--set", f"launch.remote_gradwire={gradwire}"]
+                    words += ["--set", f"negotiation.algorithm={name}", *settings]
+                    run_job([Process(net.nodes[0].inside(words))], SECONDS)
+                    for row in json.loads(answer.read_text())["rows"]:
+                        cell = min(cells.values(), key=lambda cell: abs(cell.size - row["bytes"]))
+                        cell.times.setdefault(name, []).append(row["median_us"] / 1e6)
+            yield from cells.values()
+
+
+def _model(place: Place, net: Network) -> list[str]:
+    """Returns the settings that describe the links."""
+    latency_us = max(1, round(measure_round_trip(net) * 1000 / 2))
+    rate = round(place.rate * 1000)
+    values = {
+        "network.rate_mbit": rate,
+        "network.latency_us": latency_us,
+        "network.rack_latency_us": latency_us,
+        # For each node of a rack.
+        "network.rack_rate_mbit": max(1, rate // 4) if place.racks > 1 else rate,
+    }
+    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+
+
+def _hosts(place: Place, net: Network) -> str:
+    racks = (at * place.racks // place.nodes for at in range(place.nodes))
+    lines = zip(net.nodes, racks, strict=True)
+    return "".join(f"{node.address} slots=1 rack=r{rack}\n" for node, rack in lines)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("gradwire", type=Path, help="the program")
+    parser.add_argument("--quick", action="store_true", help="4 and 8 nodes at 1 Gbit/s alone")
+    parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
+    parser.add_argument("--largest", type=int, default=4096, help="in KiB [%(default)s]")
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES), help="[%(default)s]")
+    parser.add_argument("--json", type=Path, help="a file for all times")
+    options = parser.parse_args()
+    sizes = [size for size in (4 * KIB << shift for shift in range(0, 20, 4))]
+    sizes = [size for size in sizes if size <= options.largest * KIB]
+    places = [Place(4, 1), Place(8, 1)] if options.quick else list(PLACES)
+    cells: list[Cell] = []
+    try:
+        for place in places:
+            collectives = options.collectives.split(",")
+            cells += measure(place, collectives, sizes, options.rounds, options.gradwire.resolve())
+    except Trouble as trouble:
+        sys.exit(f"bench: {trouble}")
+    if options.json:
+        options.json.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
+    print(as_markdown(cells))
+
+
+if __name__ == "__main__":
+    main()
