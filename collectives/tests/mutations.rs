@@ -268,7 +268,14 @@ fn each_kind_holds_what_it_should_and_nothing_else() {
         Kind::Move { from: 1, to: 3 },
         Kind::Move { from: 1, to: 1 },
         Kind::Move { from: 2, to: 2 },
+        Kind::Allgather,
+        Kind::Gather { root: 1 },
+        Kind::Gather { root: 2 },
+        Kind::Scatter { root: 2 },
+        Kind::ReduceScatter,
+        Kind::Alltoall,
         // These aren't there at all.
+        Kind::Gather { root: 77 },
         Kind::Broadcast { root: 77 },
         Kind::Reduce { root: 77 },
         Kind::Move { from: 1, to: 77 },
@@ -287,9 +294,53 @@ fn each_kind_holds_what_it_should_and_nothing_else() {
                     VerifyError::Result { .. }
                         | VerifyError::Published { .. }
                         | VerifyError::Uncalled { .. }
+                        | VerifyError::Section { .. }
                 );
                 assert!(reported, "{algorithm}: {made:?} as {claimed:?}: {error}");
             }
+        }
+    }
+}
+
+/// Of exchanges, too: every dependency is needed, and every step has to be what it is (ONE, SAME).
+#[test]
+fn no_step_of_an_exchange_can_be_another() {
+    let kinds = [
+        Kind::Allgather,
+        Kind::Gather { root: 3 },
+        Kind::Scatter { root: 3 },
+        Kind::ReduceScatter,
+        Kind::Alltoall,
+    ];
+    let algorithms = [
+        Algorithm::Ring,
+        Algorithm::Direct,
+        Algorithm::Circulant,
+        Algorithm::Hierarchical,
+        Algorithm::RecursiveDoubling,
+    ];
+    for (kind, algorithm) in kinds.into_iter().flat_map(|k| algorithms.map(|a| (k, a))) {
+        let schedules = made(kind, algorithm, 7);
+        let wrong = |mutant: &[Schedule]| {
+            verify(mutant, kind).expect_err(&format!("{algorithm} {kind:?} is wrong"))
+        };
+        for (p, s) in steps(&schedules, |_| true) {
+            for dependency in 0..schedules[p].steps[s].after.len() {
+                let mut mutant = schedules.clone();
+                mutant[p].steps[s].after.remove(dependency);
+                let error = wrong(&mutant);
+                assert!(matches!(error, VerifyError::Race { .. }), "{algorithm}: {error}");
+            }
+            let mut mutant = schedules.clone();
+            let action = &mut mutant[p].steps[s].action;
+            *action = match *action {
+                Action::ReduceLocal => Action::Publish,
+                Action::Publish => Action::ReduceLocal,
+                Action::RecvReduce { peer, message, .. } => Action::RecvCopy { peer, message },
+                Action::RecvCopy { peer, message } => reduce(peer, message),
+                Action::Send { .. } => Action::Publish,
+            };
+            wrong(&mutant);
         }
     }
 }

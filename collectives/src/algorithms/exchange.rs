@@ -138,7 +138,7 @@ struct Turn {
 /// At one time a participant does first what others may need. What is reduced and what is copied
 /// are messages of their own.
 #[derive(Debug, Clone, Copy)]
-enum Slot {
+enum Phase {
     Local,
     SendSum,
     SendCopy,
@@ -146,7 +146,7 @@ enum Slot {
     Copy,
 }
 
-impl Slot {
+impl Phase {
     const ALL: u32 = 5;
 
     fn of(self, time: u32) -> u32 {
@@ -251,17 +251,17 @@ impl Exchange {
         self.order[at as usize]
     }
 
-    fn send(&self, slot: Slot, time: u32, to: u32) -> Turn {
-        Turn { time: slot.of(time), action: Action::send(self.peer(to)) }
+    fn send(&self, phase: Phase, time: u32, to: u32) -> Turn {
+        Turn { time: phase.of(time), action: Action::send(self.peer(to)) }
     }
 
     fn copy(&self, time: u32, from: u32) -> Turn {
-        Turn { time: Slot::Copy.of(time), action: Action::copy(self.peer(from)) }
+        Turn { time: Phase::Copy.of(time), action: Action::copy(self.peer(from)) }
     }
 
     fn reduce(&self, time: u32, from: u32) -> Turn {
         let action = Action::reduce(self.peer(from), from < self.at);
-        Turn { time: Slot::Reduce.of(time), action }
+        Turn { time: Phase::Reduce.of(time), action }
     }
 
     /// The reduction of all contributions goes up the tree of an owner. Returns what it takes, with
@@ -272,7 +272,7 @@ impl Exchange {
         children.sort_by_key(|link| (link.up, link.peer));
         let mut turns: Vec<Turn> =
             children.iter().map(|link| self.reduce(link.up, link.peer)).collect();
-        turns.extend(parent.map(|link| self.send(Slot::SendSum, link.up, link.peer)));
+        turns.extend(parent.map(|link| self.send(Phase::SendSum, link.up, link.peer)));
         local(turns)
     }
 
@@ -282,7 +282,7 @@ impl Exchange {
         children.sort_by_key(|link| (link.down, link.peer));
         let mut turns: Vec<Turn> =
             parent.iter().map(|link| self.copy(link.down, link.peer)).collect();
-        turns.extend(children.iter().map(|link| self.send(Slot::SendCopy, link.down, link.peer)));
+        turns.extend(children.iter().map(|link| self.send(Phase::SendCopy, link.down, link.peer)));
         turns
     }
 
@@ -293,7 +293,7 @@ impl Exchange {
         while at != owner {
             let hop = self.next(at, owner);
             if at == self.at {
-                turns.push(self.send(Slot::SendCopy, hop.time, hop.to));
+                turns.push(self.send(Phase::SendCopy, hop.time, hop.to));
             } else if hop.to == self.at {
                 turns.push(self.copy(hop.time, at));
             }
@@ -324,7 +324,7 @@ impl Exchange {
 
 /// The same after the reduction of the own contributions, which is done when it is needed.
 fn local(turns: Vec<Turn>) -> Vec<Turn> {
-    let time = turns.first().map_or(0, |first| Slot::Local.of(first.time / Slot::ALL));
+    let time = turns.first().map_or(0, |first| Phase::Local.of(first.time / Phase::ALL));
     [Turn { time, action: Action::ReduceLocal }].into_iter().chain(turns).collect()
 }
 
