@@ -10,7 +10,10 @@ use crate::schedule::{Schedule, Step};
 pub struct Graph {
     /// The first node of each participant, and the end.
     offsets: Vec<usize>,
-    successors: Vec<Vec<usize>>,
+    /// Where each edge leads, by the node that it comes from.
+    edges: Vec<usize>,
+    /// The first edge of each node, and the end.
+    first_edges: Vec<usize>,
     /// How many edges lead to each node.
     incoming: Vec<u32>,
     /// For a receive, the send that it takes.
@@ -31,26 +34,41 @@ impl Graph {
         let nodes = offsets[schedules.len()];
         let mut graph = Self {
             offsets,
-            successors: vec![Vec::new(); nodes],
+            edges: Vec::new(),
+            first_edges: Vec::new(),
             incoming: vec![0; nodes],
             senders: vec![None; nodes],
         };
-        for (participant, schedule) in schedules.iter().enumerate() {
-            for (at, step) in schedule.steps.iter().enumerate() {
-                for &after in &step.after {
-                    let (from, to) =
-                        (graph.node(participant, after as usize), graph.node(participant, at));
-                    graph.connect(from, to);
-                }
-            }
-        }
         graph.pair(schedules)?;
+        graph.connect(schedules);
         Ok(graph)
     }
 
-    fn connect(&mut self, from: usize, to: usize) {
-        self.successors[from].push(to);
-        self.incoming[to] += 1;
+    /// Makes the edges of all dependencies and messages.
+    fn connect(&mut self, schedules: &[Schedule]) {
+        let messages = (0..).zip(&self.senders).filter_map(|(to, from)| Some(((*from)?, to)));
+        let mut pairs: Vec<(usize, usize)> = messages.collect();
+        for (schedule, first) in schedules.iter().zip(&self.offsets) {
+            for (at, step) in schedule.steps.iter().enumerate() {
+                let before = step.after.iter().map(|&after| (first + after as usize, first + at));
+                pairs.extend(before);
+            }
+        }
+        let nodes = self.senders.len();
+        let mut next = vec![0; nodes + 1];
+        for &(from, to) in &pairs {
+            next[from + 1] += 1;
+            self.incoming[to] += 1;
+        }
+        for node in 0..nodes {
+            next[node + 1] += next[node];
+        }
+        self.first_edges = next.clone();
+        self.edges = vec![0; pairs.len()];
+        for (from, to) in pairs {
+            self.edges[next[from]] = to;
+            next[from] += 1;
+        }
     }
 
     /// Connects each send with its receive: same pair, same number, same blocks in the same order.
@@ -90,7 +108,6 @@ impl Graph {
                 received += 1;
                 let (from, to) =
                     (self.node(peer as usize, send), self.node(schedule.me as usize, at));
-                self.connect(from, to);
                 self.senders[to] = Some(from);
             }
         }
@@ -113,7 +130,7 @@ impl Graph {
 
     /// How many steps there are.
     pub fn steps(&self) -> usize {
-        self.successors.len()
+        self.senders.len()
     }
 
     /// The node of a participant's step.
@@ -129,7 +146,7 @@ impl Graph {
 
     /// The nodes that wait for this one.
     pub fn successors(&self, node: usize) -> &[usize] {
-        &self.successors[node]
+        &self.edges[self.first_edges[node]..self.first_edges[node + 1]]
     }
 
     /// For each node, how many it waits for.
@@ -153,7 +170,7 @@ impl Graph {
         let mut order: Vec<usize> = (0..self.steps()).filter(|&node| waiting[node] == 0).collect();
         let mut next = 0;
         while let Some(&node) = order.get(next) {
-            for &successor in &self.successors[node] {
+            for &successor in self.successors(node) {
                 waiting[successor] -= 1;
                 if waiting[successor] == 0 {
                     order.push(successor);
@@ -173,10 +190,8 @@ impl Graph {
     /// A node that waits for itself, where some of `waiting` are left over.
     fn on_a_cycle(&self, waiting: &[u32]) -> usize {
         let mut blocker = vec![0; self.steps()];
-        for (node, successors) in self.successors.iter().enumerate() {
-            if waiting[node] > 0 {
-                successors.iter().for_each(|&successor| blocker[successor] = node);
-            }
+        for node in (0..self.steps()).filter(|&node| waiting[node] > 0) {
+            self.successors(node).iter().for_each(|&successor| blocker[successor] = node);
         }
         // Whoever is left over has a blocker that is left over; after enough steps back it is one
         // on a cycle.
@@ -191,7 +206,7 @@ impl Graph {
     pub(super) fn longest_chain(&self, order: &[usize]) -> u64 {
         let mut chain = vec![0u64; self.steps()];
         for &node in order {
-            for &successor in &self.successors[node] {
+            for &successor in self.successors(node) {
                 let message = u64::from(self.senders[successor] == Some(node));
                 chain[successor] = chain[successor].max(chain[node] + message);
             }

@@ -2,9 +2,8 @@
 //! which order they were added up (SAME).
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
-    rc::Rc,
 };
 
 use super::{error::VerifyError, graph::Graph};
@@ -56,50 +55,76 @@ pub(super) fn canonical(participants: &[u32]) -> u64 {
 }
 
 /// What a block holds.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Value {
-    contributors: Contributors,
-    /// A hash of the order in which they were added up.
-    order: u64,
-    /// The same, and what was rounded meanwhile.
-    association: u64,
+    /// Its number among all sums.
+    sum: u32,
     /// Where what is sent is rounded, both ends go on with the rounded value.
     is_rounded: bool,
 }
 
-impl Value {
-    /// A participant's own contribution.
-    fn of(participant: u32, words: usize) -> Self {
-        let order = leaf(participant);
-        let contributors = only(participant, words);
-        Self { contributors, order, association: order, is_rounded: false }
+/// All sums that some block has held. Blocks that are added up alike share them.
+struct Sums {
+    /// How many words a set of contributors has.
+    words: usize,
+    /// Of each sum, whose contributions are in it.
+    contributors: Vec<u64>,
+    /// Of each sum, a hash of the order in which they were added up.
+    orders: Vec<u64>,
+    /// The same, and what was rounded meanwhile.
+    associations: Vec<u64>,
+    /// The sums of two.
+    of: HashMap<(Value, Value), u32>,
+}
+
+impl Sums {
+    /// The contributions alone, numbered as their participants.
+    fn new(participants: u32) -> Self {
+        let words = (participants as usize).div_ceil(64);
+        let orders: Vec<u64> = (0..participants).map(leaf).collect();
+        Self {
+            words,
+            contributors: (0..participants).flat_map(|one| only(one, words)).collect(),
+            associations: orders.clone(),
+            orders,
+            of: HashMap::new(),
+        }
     }
 
-    fn rounded(&self) -> Self {
-        Self { is_rounded: true, ..self.clone() }
+    fn contributors(&self, sum: u32) -> &[u64] {
+        &self.contributors[sum as usize * self.words..][..self.words]
     }
 
     /// The sum of two, or whose contribution is in both.
-    fn plus(&self, right: &Self) -> Result<Self, u32> {
-        let pairs = || self.contributors.iter().zip(&right.contributors);
+    fn plus(&mut self, left: Value, right: Value) -> Result<Value, u32> {
+        if let Some(&sum) = self.of.get(&(left, right)) {
+            return Ok(Value { sum, is_rounded: false });
+        }
+        let pairs = || self.contributors(left.sum).iter().zip(self.contributors(right.sum));
         if let Some(contributor) = lowest(pairs().map(|(left, right)| left & right)) {
             return Err(contributor);
         }
+        let both: Contributors = pairs().map(|(left, right)| left | right).collect();
         let mut hasher = DefaultHasher::new();
-        for value in [self, right] {
-            (value.association, value.is_rounded).hash(&mut hasher);
+        for value in [left, right] {
+            (self.associations[value.sum as usize], value.is_rounded).hash(&mut hasher);
         }
-        let contributors = pairs().map(|(left, right)| left | right).collect();
-        let (order, association) = (sum(self.order, right.order), hasher.finish());
-        Ok(Self { contributors, order, association, is_rounded: false })
+        let order = sum(self.orders[left.sum as usize], self.orders[right.sum as usize]);
+        let number = self.orders.len() as u32;
+        self.contributors.extend(both);
+        self.orders.push(order);
+        self.associations.push(hasher.finish());
+        self.of.insert((left, right), number);
+        Ok(Value { sum: number, is_rounded: false })
     }
 }
 
-/// What all participants hold, have sent and have published.
+/// What all participants hold and have published.
 struct State {
     blocks: usize,
+    sums: Sums,
     /// By participant and block.
-    work: Vec<Option<Rc<Value>>>,
+    work: Vec<Option<Value>>,
     published: Vec<bool>,
     /// Who published a block first, and how it was added up.
     first: Vec<Option<(u32, u64)>>,
@@ -117,8 +142,8 @@ impl State {
         &mut self,
         action: Action,
         (participant, step, block): (u32, u32, u32),
-        received: Option<Rc<Value>>,
-    ) -> Result<Option<Rc<Value>>, VerifyError> {
+        received: Option<Value>,
+    ) -> Result<Option<Value>, VerifyError> {
         let at = participant as usize * self.blocks + block as usize;
         let nothing = VerifyError::Nothing { participant, step, block };
         if action.writes() && self.published[at] {
@@ -126,27 +151,23 @@ impl State {
         }
         match action {
             Action::ReduceLocal => {
-                self.work[at] = Some(Rc::new(Value::of(participant, self.all.len())));
+                self.work[at] = Some(Value { sum: participant, is_rounded: false });
             }
             Action::Send { .. } => {
-                let held = self.work[at].as_ref().ok_or(nothing)?;
-                let sent = Rc::new(held.rounded());
-                self.work[at] = Some(sent.clone());
-                return Ok(Some(sent));
+                let held = self.work[at].as_mut().ok_or(nothing)?;
+                held.is_rounded = true;
+                return Ok(Some(*held));
             }
             Action::RecvCopy { .. } => self.work[at] = Some(received.ok_or(nothing)?),
             Action::RecvReduce { theirs_first, .. } => {
-                let (Some(mine), Some(theirs)) = (&self.work[at], received) else {
+                let (Some(mine), Some(theirs)) = (self.work[at], received) else {
                     return Err(nothing);
                 };
-                let (left, right) = if theirs_first { (&theirs, mine) } else { (mine, &theirs) };
-                let sum = left.plus(right).map_err(|contributor| VerifyError::Twice {
-                    participant,
-                    step,
-                    block,
-                    contributor,
+                let (left, right) = if theirs_first { (theirs, mine) } else { (mine, theirs) };
+                let sum = self.sums.plus(left, right).map_err(|contributor| {
+                    VerifyError::Twice { participant, step, block, contributor }
                 })?;
-                self.work[at] = Some(Rc::new(sum));
+                self.work[at] = Some(sum);
             }
             Action::Publish => self.publish((participant, step, block), at)?,
         }
@@ -159,22 +180,25 @@ impl State {
         at: usize,
     ) -> Result<(), VerifyError> {
         let nothing = VerifyError::Nothing { participant, step, block };
-        let held = self.work[at].as_ref().ok_or(nothing)?;
-        let one = self.wanted[block as usize].map(|one| only(one, self.all.len()));
-        let wanted = one.as_ref().unwrap_or(&self.all);
-        let pairs = || held.contributors.iter().zip(wanted);
+        let held = self.work[at].ok_or(nothing)?.sum;
+        let wanted = match self.wanted[block as usize] {
+            Some(one) => self.sums.contributors(one),
+            None => &self.all,
+        };
+        let pairs = || self.sums.contributors(held).iter().zip(wanted);
         let missing = lowest(pairs().map(|(held, all)| all & !held));
         let extra = lowest(pairs().map(|(held, all)| held & !all));
         let fault = missing.map(|c| (c, "missing")).or(extra.map(|c| (c, "too much")));
         if let Some((contributor, fault)) = fault {
             return Err(VerifyError::Result { participant, step, block, contributor, fault });
         }
+        let added_up = self.sums.associations[held as usize];
         let first = &mut self.first[block as usize];
-        let &mut (other, association) = first.get_or_insert((participant, held.association));
-        if association != held.association {
+        let &mut (other, association) = first.get_or_insert((participant, added_up));
+        if association != added_up {
             return Err(VerifyError::Association { participant, step, block, other });
         }
-        self.orders.insert(held.order);
+        self.orders.insert(self.sums.orders[held as usize]);
         self.published[at] = true;
         Ok(())
     }
@@ -189,14 +213,15 @@ pub(super) fn run(
     order: &[usize],
 ) -> Result<Option<u64>, VerifyError> {
     let participants = schedules.len() as u32;
-    let words = schedules.len().div_ceil(64);
-    let mut all = vec![0; words];
+    let sums = Sums::new(participants);
+    let mut all = vec![0; sums.words];
     for contributor in 0..participants {
         all[contributor as usize / 64] |= 1 << (contributor % 64);
     }
     let blocks = schedules.first().map_or(0, |schedule| schedule.blocks.len());
     let mut state = State {
         blocks,
+        sums,
         work: vec![None; schedules.len() * blocks],
         published: vec![false; schedules.len() * blocks],
         first: vec![None; blocks],
@@ -204,22 +229,23 @@ pub(super) fn run(
         wanted: roles.iter().map(|roles| roles.from).collect(),
         all,
     };
-    let mut on_the_way: Vec<Vec<Option<Rc<Value>>>> = vec![Vec::new(); graph.steps()];
+    // Of each send, where what it sends begins in `sent`.
+    let mut starts = vec![0; graph.steps()];
+    let mut sent: Vec<Option<Value>> = Vec::new();
     for &node in order {
         let (participant, at) = graph.step(node);
         let schedule = &schedules[participant];
         let step = &schedule.steps[at];
-        let mut received = graph.sender(node).map(|send| std::mem::take(&mut on_the_way[send]));
+        let from = graph.sender(node).map(|sender| starts[sender]);
+        starts[node] = sent.len();
         for (nth, block) in step.blocks().enumerate() {
-            let received = received.as_mut().and_then(|all| all.get_mut(nth)?.take());
-            if schedule.blocks[block as usize].count == 0 {
-                on_the_way[node].push(None); // nothing is in it, and nothing has to be
-                continue;
-            }
+            let is_empty = schedule.blocks[block as usize].count == 0;
+            let received = from.and_then(|from| sent[from + nth]);
             let place = (participant as u32, at as u32, block);
-            let sent = state.act(step.action, place, received)?;
-            if sent.is_some() {
-                on_the_way[node].push(sent);
+            // Of an empty block nothing is in it, and nothing has to be.
+            let value = if is_empty { None } else { state.act(step.action, place, received)? };
+            if step.action.sends_to().is_some() {
+                sent.push(value);
             }
         }
     }

@@ -1,11 +1,12 @@
-//! Every algorithm, proven and run: for 1 to 64 participants in racks of all shapes.
+//! Every algorithm, proven and run: for 1 to 64 participants in racks of all shapes, and for some
+//! of those up to 130.
 
 mod exchanges;
 mod interpret;
 
 use std::{
     collections::HashMap,
-    hash::{DefaultHasher, Hash, Hasher},
+    hash::{Hash, Hasher},
     iter::once,
 };
 
@@ -73,6 +74,38 @@ fn proven(kind: Kind, spec: Spec, topology: &Topology, schedules: &[Schedule]) -
     })
 }
 
+/// A fast hash of many small numbers; the default one takes as long as a proof.
+#[derive(Default)]
+struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = u128::from(self.0 ^ number ^ 0x9e37_79b9_7f4a_7c15);
+        let mixed = mixed * 0xd129_0d3a_7f4a_7c15;
+        self.0 = (mixed as u64 ^ (mixed >> 64) as u64).rotate_left(23);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// What has been proven. Many layouts and sizes lead to the same steps. A proof is about the steps
 /// and about which blocks are empty, so one is enough for all of them.
 #[derive(Default)]
@@ -88,7 +121,7 @@ impl Proofs {
         assert!(count == 0 || blocks.iter().all(|block| block.count > 0));
         let ends = blocks.iter().map(|block| block.offset + block.count);
         assert!(blocks.iter().map(|block| block.offset).eq(once(0).chain(ends).take(blocks.len())));
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = Mixer::default();
         (kind, blocks.len(), count == 0).hash(&mut hasher);
         for schedule in &schedules {
             assert_eq!(schedule.blocks, *blocks);
@@ -124,10 +157,27 @@ fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
     if nodes <= FEW || is_chosen { all.to_vec() } else { vec![all[one]] }
 }
 
+/// Every number of nodes from 65 to 130 with some specs, and every spec with one in six of these
+/// numbers, each with another layout and another choice of `each`.
+fn many(each: u32) -> impl Iterator<Item = (Spec, Topology, usize)> {
+    let in_turn = move |nodes: u32| {
+        let specs = (0..).zip(specs()).filter(move |(place, _)| (nodes + place).is_multiple_of(6));
+        specs.map(move |(place, spec): (u32, Spec)| {
+            let turn = (nodes + place) / 6;
+            let topology = layouts(nodes).swap_remove((turn % 7) as usize);
+            (spec, topology, ((turn / 7 + turn) % each) as usize)
+        })
+    };
+    (65..=130).flat_map(in_turn)
+}
+
 /// ONE, SAME, WAIT: proven for every number of nodes, not only powers of two.
 #[test]
 fn every_allreduce_is_proven() {
     let mut proofs = Proofs::default();
+    for (spec, topology, turn) in many(COUNTS.len() as u32) {
+        proofs.prove(Kind::Allreduce, spec, &topology, COUNTS[turn]);
+    }
     for nodes in 1..=64 {
         for (layout, topology) in (0..).zip(layouts(nodes)) {
             for algorithm in specs() {
@@ -148,6 +198,10 @@ fn some(nodes: u32) -> Vec<u32> {
 
 fn prove_rooted(kind: fn(u32) -> Kind, counts: &[u64]) {
     let mut proofs = Proofs::default();
+    for (spec, topology, turn) in many(counts.len() as u32) {
+        let roots = some(topology.participants());
+        proofs.prove(kind(roots[turn % 3]), spec, &topology, counts[turn]);
+    }
     for nodes in 1..=64 {
         for (layout, topology) in (0..).zip(layouts(nodes)) {
             for algorithm in specs() {
