@@ -142,6 +142,13 @@ impl Algorithm {
                 "Jia et al., \"Highly Scalable Deep Learning Training System with \
                  Mixed-Precision\", 2018 (arXiv:1807.11205)",
             ),
+            Self::Bine => (
+                "halving and doubling, or a tree, at distances 1, 1, 3, 5, 11, … to either side",
+                "as halving-doubling",
+                "racks that are not known",
+                "De Sensi et al., \"Bine Trees: Enhancing Collective Operations by Optimizing \
+                 Communication Locality\", SC 2025",
+            ),
         };
         About { idea, cost, when, source }
     }

@@ -124,7 +124,8 @@ fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
         | Algorithm::Binomial
         | Algorithm::Torus
         | Algorithm::Blueconnect
-        | Algorithm::Hips => circulant(),
+        | Algorithm::Hips
+        | Algorithm::Bine => circulant(),
     }
 }
 

@@ -19,6 +19,7 @@
 //! | [`trees`] | linear, binomial, k-nomial, chain | to or from one participant |
 //! | [`grid`] | torus, blueconnect, hips | nodes in a grid, links of different rates |
 //! | [`leaders`] | leader-ring | few connections between racks |
+//! | [`bine`] | bine | racks that are not known |
 //!
 //! Where each block has roles of its own, as in an allgather, all participants are roots of trees:
 //! [`exchange`].
@@ -29,6 +30,7 @@
 //! its parameters.
 
 pub mod aligned;
+pub mod bine;
 pub mod circulant;
 pub mod double_tree;
 pub mod exchange;
@@ -144,6 +146,7 @@ fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule 
         Algorithm::HalvingDoubling => pairs(Partners::Near, Fold::Whole),
         Algorithm::Rabenseifner => pairs(Partners::Near, Fold::Halves),
         Algorithm::Swing => pairs(Partners::Swing, Fold::Whole),
+        Algorithm::Bine => pairs(Partners::Bine, Fold::Whole),
         Algorithm::Linear | Algorithm::Binomial | Algorithm::KNomial | Algorithm::Chain => {
             trees::there_and_back(topology, me, |root| rooted(spec, topology, root, me, count))
         }
@@ -170,6 +173,8 @@ enum Trees {
     /// The root sends to everybody.
     Star,
     KNomial(u32),
+    /// At the distances of Bine.
+    Bine,
 }
 
 fn trees_of(spec: &Spec) -> Trees {
@@ -178,6 +183,7 @@ fn trees_of(spec: &Spec) -> Trees {
         Algorithm::DoubleTree => Trees::Two,
         Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks,
         Algorithm::Linear | Algorithm::Direct => Trees::Star,
+        Algorithm::Bine => Trees::Bine,
         Algorithm::KNomial => Trees::KNomial(spec.number("radix")),
         Algorithm::RecursiveDoubling
         | Algorithm::Circulant
@@ -199,6 +205,7 @@ fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> R
         Trees::Racks => hierarchical::rooted(topology, root, me, count),
         Trees::Star => trees::linear(topology, root, me, count),
         Trees::KNomial(radix) => trees::k_nomial(radix, topology, root, me, count),
+        Trees::Bine => bine::rooted(topology, root, me, count),
     }
 }
 
@@ -232,6 +239,7 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
         Algorithm::HalvingDoubling => pairs::shape(cluster, Partners::Near, Fold::Whole),
         Algorithm::Rabenseifner => pairs::shape(cluster, Partners::Near, Fold::Halves),
         Algorithm::Swing => pairs::shape(cluster, Partners::Swing, Fold::Whole),
+        Algorithm::Bine => pairs::shape(cluster, Partners::Bine, Fold::Whole),
         Algorithm::Linear | Algorithm::Binomial | Algorithm::KNomial | Algorithm::Chain => {
             shape::there_and_back(up(spec, cluster), down(spec, cluster))
         }
@@ -251,6 +259,7 @@ fn down(spec: &Spec, cluster: &Cluster) -> Shape {
         Trees::Racks => hierarchical::down(cluster),
         Trees::Star => trees::linear_down(cluster),
         Trees::KNomial(radix) => trees::k_nomial_down(cluster, radix),
+        Trees::Bine => bine::down(cluster),
     }
 }
 
@@ -265,6 +274,6 @@ fn up(spec: &Spec, cluster: &Cluster) -> Shape {
         Trees::Two => Shape { line: double_tree::line_up(cluster), ..down },
         Trees::Racks => Shape { line: hierarchical::line_up(cluster), ..down },
         Trees::Star => Shape { senders: cluster.others() as u32, ..down },
-        Trees::Chain | Trees::KNomial(_) => down,
+        Trees::Chain | Trees::KNomial(_) | Trees::Bine => down,
     }
 }

@@ -103,6 +103,9 @@ pub enum Algorithm {
     Hips,
     /// A ring of one participant for each rack.
     LeaderRing,
+    /// Halving and doubling at Swing's distances, in messages of one range; to or from one
+    /// participant along a tree of such distances.
+    Bine,
 }
 
 const RADIX: Parameter = Parameter {
@@ -180,7 +183,8 @@ impl Algorithm {
             | Self::Linear
             | Self::Binomial
             | Self::Chain
-            | Self::LeaderRing => &[],
+            | Self::LeaderRing
+            | Self::Bine => &[],
         }
     }
 }

@@ -11,16 +11,19 @@
 //!   the order of the owners' numbers with their bits reversed, so each message is one range.
 //! - `swing`: at distances 1, 1, 3, 5, 11, 21, … in turns to either side, so that on a torus the
 //!   partners are nearer than at doubling distance (De Sensi, Bonato, Saam & Hoefler, NSDI 2024).
+//! - `bine`: with Swing's partners, and blocks in an order in which each message is one range
+//!   ([`bine`]).
 //!
 //! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs, of which one
 //! takes part. The other one gives it the whole piece, and gets the result at the end
-//! (`halving-doubling`, `swing`). Or both reduce a half, and the one that takes part gets the other
-//! half back: two messages of half the size one after the other, but half the reducing
+//! (`halving-doubling`, `swing`, `bine`). Or both reduce a half, and the one that takes part gets
+//! the other half back: two messages of half the size one after the other, but half the reducing
 //! (`rabenseifner`). The [circulant](super::circulant) needs no folding.
 
 use std::ops::Range;
 
 use super::{
+    bine,
     build::{self, Builder},
     shape::{Cluster, Shape},
 };
@@ -36,6 +39,8 @@ pub(super) enum Partners {
     Near,
     /// At Swing's distances.
     Swing,
+    /// The same, of which each message is one range.
+    Bine,
 }
 
 /// What of a pair that folds is reduced where.
@@ -52,7 +57,7 @@ impl Partners {
     fn of(self, number: u32, round: u32, rounds: u32) -> u32 {
         match self {
             Self::Near => number ^ (1 << round),
-            Self::Swing => {
+            Self::Swing | Self::Bine => {
                 // (1 − (−2)^(t+1)) / 3: 1, −1, 3, −5, 11, …
                 let distance = (1 - (-2i64).pow(round + 1)) / 3;
                 let distance = if number.is_multiple_of(2) { distance } else { -distance };
@@ -66,6 +71,7 @@ impl Partners {
         match self {
             Self::Near if rounds > 0 => number.reverse_bits() >> (32 - rounds),
             Self::Near | Self::Swing => number,
+            Self::Bine => bine::owned(number, rounds),
         }
     }
 

@@ -1,0 +1,221 @@
+//! Bine, binomial negabinary: partners and trees whose distances are about two thirds of those of
+//! butterflies and binomial trees, so more messages stay near their sender, whatever is near (De
+//! Sensi et al., "Bine Trees: Enhancing Collective Operations by Optimizing Communication
+//! Locality", SC 2025).
+//!
+//! A number in base −2 (negabinary) has bits of weight 1, −2, 4, −8, …: its neighbours on both
+//! sides differ from it in low bits. To flip the lowest t + 1 bits, which are all 0 or all 1, is to
+//! go the distance (1 − (−2)^(t+1)) / 3 to one side or the other: 1, 1, 3, 5, 11, 21, …
+//!
+//! - The allreduce is that of [`pairs`](super::pairs) with partners at these distances, the nearest
+//!   first: they are Swing's. Here the blocks lie in the order in which they are halved, so each
+//!   message is one range ([`owned`]).
+//! - To or from one participant it is a tree: in round t everybody who has the block sends it to
+//!   who differs in all bits but the highest t, the farthest first. Numbers count from the root
+//!   around the order of the racks, to both sides.
+//!
+//! Where M is not a power of two, the first 2(M − 2^⌊log2 M⌋) positions fold in pairs.
+
+use super::{
+    build::{self, Link, Place, Rooted},
+    shape::{Cluster, Shape},
+    trees,
+};
+use crate::{schedule::split, topology::Topology};
+
+/// The bits with a negative weight.
+const NEGATIVE: u32 = 0xaaaa_aaaa;
+
+/// A number modulo 2^`bits` in base −2.
+fn negabinary(number: u32, bits: u32) -> u32 {
+    (number.wrapping_add(NEGATIVE) ^ NEGATIVE) & ((1 << bits) - 1)
+}
+
+/// The number modulo 2^`bits` that these are the bits of in base −2.
+fn number(negabinary: u32, bits: u32) -> u32 {
+    (negabinary ^ NEGATIVE).wrapping_sub(NEGATIVE) & ((1 << bits) - 1)
+}
+
+/// Which block a number owns, of 2^`rounds`. Blocks that are sent together follow each other. In
+/// round t a pair differs in bit t of the Gray code of the negabinary number, which counts to the
+/// other side for even numbers; and what is sent first is halved first.
+pub(super) fn owned(number: u32, rounds: u32) -> u32 {
+    if rounds == 0 {
+        return 0;
+    }
+    let number = if number.is_multiple_of(2) { number.wrapping_neg() } else { number };
+    let bits = negabinary(number, rounds);
+    (bits ^ (bits >> 1)).reverse_bits() >> (32 - rounds)
+}
+
+/// A tree over positions, of which 0 is the root.
+#[derive(Debug, Clone, Copy)]
+struct BineTree {
+    rounds: u32,
+    folded: u32,
+}
+
+impl BineTree {
+    fn new(nodes: u32) -> Self {
+        let rounds = nodes.ilog2();
+        Self { rounds, folded: nodes - (1 << rounds) }
+    }
+
+    /// The one of a pair that takes part, or a single position, by number.
+    fn position(self, number: u32) -> u32 {
+        if number < self.folded { 2 * number } else { number + self.folded }
+    }
+
+    /// Who is one round farther down: the other one of a pair.
+    fn is_folded(self, at: u32) -> bool {
+        at < 2 * self.folded && !at.is_multiple_of(2)
+    }
+
+    fn number(self, at: u32) -> u32 {
+        if at < 2 * self.folded { at / 2 } else { at - self.folded }
+    }
+
+    /// How many of the lowest bits of a number are the same; one more for the root.
+    fn same_bits(self, number: u32) -> u32 {
+        let bits = negabinary(number, self.rounds);
+        match bits {
+            0 => self.rounds + 1,
+            _ => bits.trailing_ones().max(bits.trailing_zeros()),
+        }
+    }
+
+    /// Who differs from a number in this many of the lowest bits.
+    fn flipped(self, of: u32, bits: u32) -> u32 {
+        number(negabinary(of, self.rounds) ^ ((1 << bits) - 1), self.rounds)
+    }
+
+    /// The parent of a position, and the round in which it sends.
+    fn parent(self, at: u32) -> Option<(u32, u32)> {
+        if self.is_folded(at) {
+            return Some((at - 1, self.rounds));
+        }
+        let (number, same) = (self.number(at), self.same_bits(self.number(at)));
+        let sender = || self.position(self.flipped(number, same));
+        (number > 0).then(|| (sender(), self.rounds - same))
+    }
+
+    /// The children of a position, and the rounds in which it sends to them.
+    fn children(self, at: u32) -> Vec<(u32, u32)> {
+        if self.is_folded(at) {
+            return Vec::new();
+        }
+        let number = self.number(at);
+        let smaller = (1..self.same_bits(number)).rev();
+        let below =
+            smaller.map(|bits| (self.position(self.flipped(number, bits)), self.rounds - bits));
+        let other = (at < 2 * self.folded).then_some((at + 1, self.rounds));
+        below.chain(other).collect()
+    }
+}
+
+pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    let mut order = topology.order();
+    let first = build::position(&order, root);
+    order.rotate_left(first as usize);
+    let at = build::position(&order, me);
+    let tree = BineTree::new(order.len() as u32);
+    Rooted::new(split(count, trees::blocks_for(count)), move |block| {
+        let link = |(peer, round): (u32, u32)| Link {
+            peer: order[peer as usize],
+            up: block + tree.rounds - round,
+            down: block + tree.rounds + round,
+        };
+        Place {
+            parent: tree.parent(at).map(link),
+            children: tree.children(at).into_iter().map(link).collect(),
+        }
+    })
+}
+
+/// The cost of a broadcast: ⌈log2 M⌉(α + S·β).
+pub(super) fn down(cluster: &Cluster) -> Shape {
+    let rounds = cluster.nodes.log2().ceil();
+    let across = cluster.racks.log2().ceil();
+    Shape {
+        line: rounds,
+        uplink: cluster.uplink(across + 1.0),
+        messages: rounds,
+        // A pair is seldom at the end of the longest way.
+        ..cluster.hops(cluster.nodes.log2().floor(), across + 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edges(nodes: u32) -> Vec<(u32, u32)> {
+        let tree = BineTree::new(nodes);
+        (0..nodes).filter_map(|at| tree.parent(at).map(|(parent, _)| (parent, at))).collect()
+    }
+
+    /// The tree of the paper's kind, for every number of participants: both ends know a link and
+    /// its round, a participant has the block before it sends it, and nobody sends twice in a
+    /// round.
+    #[test]
+    fn trees_are_binomial() {
+        for nodes in 1..=1030 {
+            let tree = BineTree::new(nodes);
+            let found = edges(nodes);
+            assert_eq!(found.len() as u32, nodes - 1);
+            for &(parent, at) in &found {
+                let (_, round) = tree.parent(at).unwrap();
+                assert!(tree.children(parent).contains(&(at, round)), "{nodes}: {parent} {at}");
+                let earlier = tree.parent(parent).is_none_or(|(_, received)| received < round);
+                assert!(earlier && round < nodes.next_power_of_two().ilog2(), "{nodes}: {at}");
+            }
+            for at in 0..nodes {
+                let rounds: Vec<u32> = tree.children(at).iter().map(|(_, round)| *round).collect();
+                assert!(rounds.is_sorted_by(|a, b| a < b), "{nodes}: {at}");
+            }
+        }
+    }
+
+    /// The distances of the rounds are 1, 1, 3, 5, 11, 21, …, where a binomial tree has 1, 2, 4, …
+    #[test]
+    fn distances_are_two_thirds() {
+        let nodes = 1 << 10;
+        let tree = BineTree::new(nodes);
+        let mut distances = [0; 10];
+        for (parent, at) in edges(nodes) {
+            let (_, round) = tree.parent(at).unwrap();
+            let far = parent.abs_diff(at);
+            let found = std::mem::replace(&mut distances[round as usize], far.min(nodes - far));
+            assert!(found == 0 || found == far.min(nodes - far));
+        }
+        assert_eq!(distances, [341, 171, 85, 43, 21, 11, 5, 3, 1, 1]);
+    }
+
+    /// With racks one after the other, broadcasts cross between them less often than those of a
+    /// binomial tree over the same numbers: on average over all roots, and from the worst root.
+    #[test]
+    fn racks_are_crossed_less_often_than_by_binomial_trees() {
+        let crossings = |edges: &[(u32, u32)], nodes: u32, size: u32| -> Vec<usize> {
+            let rack = |at: u32, root: u32| (at + root) % nodes / size;
+            let from = |root| {
+                let crosses = |(a, b): &&(u32, u32)| rack(*a, root) != rack(*b, root);
+                edges.iter().filter(crosses).count()
+            };
+            (0..nodes).map(from).collect()
+        };
+        for (size, racks) in
+            [(8, 4), (4, 8), (16, 2), (2, 16), (3, 5), (6, 4), (5, 5), (7, 9), (12, 5), (16, 8)]
+        {
+            let nodes = size * racks;
+            let binomial: Vec<_> = (1..nodes).map(|at| (at & (at - 1), at)).collect();
+            let bine = crossings(&edges(nodes), nodes, size);
+            let binomial = crossings(&binomial, nodes, size);
+            let sum = |all: &[usize]| all.iter().sum::<usize>();
+            assert!(sum(&bine) < sum(&binomial), "{racks} racks of {size}");
+            assert!(bine.iter().max() <= binomial.iter().max(), "{racks} racks of {size}");
+        }
+        // But a binomial tree from the first of a rack is aligned with racks of a power of two.
+        let binomial: Vec<_> = (1..32).map(|at: u32| (at & (at - 1), at)).collect();
+        assert_eq!((crossings(&edges(32), 32, 8)[0], crossings(&binomial, 32, 8)[0]), (7, 3));
+    }
+}
