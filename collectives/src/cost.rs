@@ -105,13 +105,15 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     let shape = algorithms::shape(kind, &spec, topology);
     let (inside, across) = (model.in_rack, model.cross_rack);
     // The least that is in a hop: what the pipeline has to fill with.
-    let fill = (size / shape.blocks).min(model.chunk as f64);
+    let fits = if shape.least_block > 0.0 { size / shape.least_block } else { shape.blocks };
+    let blocks = shape.blocks.min(fits.max(1.0));
+    let fill = (size / blocks).min(model.chunk as f64);
     let chunk = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);
     let hops =
         shape.hops_in * (inside.latency + chunk) + shape.hops_across * (across.latency + chunk);
     let line = size * shape.line * inside.per_byte * model.incast(shape.senders);
     let uplink = size * shape.uplink * across.per_byte;
-    let messages = shape.messages + shape.hops_in + shape.hops_across;
+    let messages = shape.messages * blocks / shape.blocks + shape.hops_in + shape.hops_across;
     let processor = size * shape.reduced * model.reduce_per_byte + messages * model.per_message;
     let alone = hops + line.max(uplink) + processor;
     Cost { alone, busy: line.max(uplink).max(processor) }

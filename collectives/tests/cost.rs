@@ -11,7 +11,13 @@ fn all(kind: Kind, algorithm: Spec, topology: &Topology, count: u64) -> Vec<Sche
 
 /// Every algorithm with its usual parameters, and some with others.
 fn specs() -> Vec<Spec> {
-    let others = ["ring(way=around)", "circulant(radix=4)", "bcube(radix=3)", "hips(along=ring)"];
+    let others = [
+        "ring(way=around)",
+        "circulant(radix=4)",
+        "bcube(radix=3)",
+        "hips(along=ring)",
+        "circulant-blocks(blocks=4)",
+    ];
     let others = others.iter().map(|text| Spec::parse(text).unwrap());
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()
 }

@@ -149,6 +149,21 @@ impl Algorithm {
                 "De Sensi et al., \"Bine Trees: Enhancing Collective Operations by Optimizing \
                  Communication Locality\", SC 2025",
             ),
+            Self::CirculantBlocks => (
+                "sends n blocks from one to all in the fewest rounds; before that, backwards",
+                "2(n−1+⌈log₂ M⌉)(α + S/n·β), n blocks",
+                "large broadcasts, any number of nodes",
+                "Träff, \"Optimal Broadcast Schedules in Logarithmic Time\", 2024 \
+                 (arXiv:2407.18004)",
+            ),
+            Self::Mesh => (
+                "along the rows of a grid from both ends towards each owner, then along its \
+                 columns",
+                "2(A+B−2)α + 2(M−1)/M·S·β",
+                "nodes with links to their neighbours only",
+                "Barnett et al., \"Global Combine Algorithms for 2-D Meshes with Wormhole \
+                 Routing\", 1995",
+            ),
         };
         About { idea, cost, when, source }
     }

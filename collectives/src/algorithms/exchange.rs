@@ -125,7 +125,9 @@ fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
         | Algorithm::Torus
         | Algorithm::Blueconnect
         | Algorithm::Hips
-        | Algorithm::Bine => circulant(),
+        | Algorithm::Bine
+        | Algorithm::CirculantBlocks
+        | Algorithm::Mesh => circulant(),
     }
 }
 

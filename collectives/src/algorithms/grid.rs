@@ -11,14 +11,18 @@
 //! | `torus` | two | a ring (Mikami et al., 2018, arXiv:1811.05233) |
 //! | `blueconnect` | any, as factors | a ring (Cho, Finkler, Kung & Hunter, MLSys 2019) |
 //! | `hips` | any, as factors | direct exchange, or a ring (Geng et al., NetAI 2018) |
+//! | `mesh` | two | a line towards the owner (Barnett et al., JPDC 1995) |
 //!
 //! Rings have a chain of 2Σ(p−1) messages over the sizes p of the dimensions. Direct exchange has
-//! one of two for each dimension, with up to p−1 senders at once.
+//! one of two for each dimension, with up to p−1 senders at once. A line is a ring without the link
+//! that closes it: at most 2Σ(p−1) messages, too, and as many bytes, but only between neighbours on
+//! a mesh. A broadcast or reduction of `mesh` goes along the tree of a block that the root owns.
 
 use super::{
-    build::{self, Link, Place},
+    build::{self, Link, Place, Rooted},
     shape::{Cluster, Shape},
     spec::Spec,
+    trees,
 };
 use crate::{
     schedule::{Schedule, split},
@@ -32,6 +36,8 @@ pub(super) enum Along {
     Ring,
     /// From everybody to the owner.
     Direct,
+    /// From neighbour to neighbour, the shorter way, and never from the last to the first.
+    Line,
 }
 
 /// The sizes of the dimensions, first the one that is nearest; none of them 1.
@@ -88,6 +94,7 @@ impl Grid {
                 let turn = match self.along {
                     Along::Ring => (from + size - root - 1) % size,
                     Along::Direct => (root + size - from) % size - 1,
+                    Along::Line => size - 1 - from.abs_diff(root),
                 };
                 let up = start + turn;
                 let peer = name(self.moved(at, dimension, own, peer));
@@ -101,10 +108,20 @@ impl Grid {
                     let others = (0..size).filter(|other| *other != root);
                     place.children.extend(others.map(|other| link(other, other)));
                 }
+                Along::Line => {
+                    let lower = own.checked_sub(1).filter(|_| own <= root);
+                    let upper = (own + 1 < size && own >= root).then_some(own + 1);
+                    place.children.extend([lower, upper].into_iter().flatten().map(|c| link(c, c)));
+                }
                 Along::Ring | Along::Direct => {}
             }
             if own != root {
-                let towards = if self.along == Along::Ring { next } else { root };
+                let towards = match self.along {
+                    Along::Ring => next,
+                    Along::Direct => root,
+                    Along::Line if own < root => own + 1,
+                    Along::Line => own - 1,
+                };
                 place.parent = Some(link(towards, own));
                 break;
             }
@@ -137,12 +154,12 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
     let links: f64 = sizes.iter().map(|&size| f64::from(size) - 1.0).sum();
     let share = cluster.share();
     let (hops, senders) = match along {
-        Along::Ring => (links, 1),
+        Along::Ring | Along::Line => (links, 1),
         Along::Direct => (sizes.len() as f64, sizes.iter().max().map_or(0, |size| size - 1)),
     };
     let aligned = cluster.is_even() && f64::from(sizes[0]) == cluster.largest;
     let across = match along {
-        Along::Ring => cluster.racks - 1.0,
+        Along::Ring | Along::Line => cluster.racks - 1.0,
         Along::Direct => 1.0,
     };
     Shape {
@@ -157,5 +174,31 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
         messages: 2.0 * links,
         blocks: f64::from(sizes[0]),
         ..cluster.hops(2.0 * hops, 2.0 * across)
+    }
+}
+
+/// The trees of a mesh.
+pub(super) fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    let order = topology.order();
+    let (at, owner) = (build::position(&order, me), build::position(&order, root));
+    let grid = Grid { sizes: dimensions(spec, topology), along: Along::Line };
+    Rooted::new(split(count, trees::blocks_for(count)), move |block| {
+        let delayed = |link: Link| Link { up: block + link.up, down: block + link.down, ..link };
+        let Place { parent, children } = grid.place(at, owner, |position| order[position as usize]);
+        Place { parent: parent.map(delayed), children: children.into_iter().map(delayed).collect() }
+    })
+}
+
+/// The cost of a broadcast along a mesh: up to Σ(p−1)·α + 2d·S·β, from the middle of d dimensions.
+pub(super) fn down(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
+    let sizes = dimensions(spec, topology);
+    let links: f64 = sizes.iter().map(|&size| f64::from(size) - 1.0).sum();
+    // The first of each line has one neighbour.
+    let neighbours = sizes.len() as f64;
+    Shape {
+        line: neighbours,
+        uplink: cluster.uplink(cluster.largest.min(f64::from(sizes[0]))),
+        messages: neighbours,
+        ..cluster.hops(links, cluster.racks - 1.0)
     }
 }

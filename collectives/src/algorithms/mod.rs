@@ -17,9 +17,10 @@
 //! | [`circulant`] | circulant, bcube, direct | many nodes; few nodes |
 //! | [`pairs`] | halving-doubling, rabenseifner, swing | powers of two |
 //! | [`trees`] | linear, binomial, k-nomial, chain | to or from one participant |
-//! | [`grid`] | torus, blueconnect, hips | nodes in a grid, links of different rates |
+//! | [`grid`] | torus, blueconnect, hips, mesh | nodes in a grid, links of different rates |
 //! | [`leaders`] | leader-ring | few connections between racks |
 //! | [`bine`] | bine | racks that are not known |
+//! | [`circulant_blocks`] | circulant-blocks | large broadcasts |
 //!
 //! Where each block has roles of its own, as in an allgather, all participants are roots of trees:
 //! [`exchange`].
@@ -32,6 +33,7 @@
 pub mod aligned;
 pub mod bine;
 pub mod circulant;
+pub mod circulant_blocks;
 pub mod double_tree;
 pub mod exchange;
 pub mod grid;
@@ -147,13 +149,18 @@ fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule 
         Algorithm::Rabenseifner => pairs(Partners::Near, Fold::Halves),
         Algorithm::Swing => pairs(Partners::Swing, Fold::Whole),
         Algorithm::Bine => pairs(Partners::Bine, Fold::Whole),
-        Algorithm::Linear | Algorithm::Binomial | Algorithm::KNomial | Algorithm::Chain => {
+        Algorithm::Linear
+        | Algorithm::Binomial
+        | Algorithm::KNomial
+        | Algorithm::Chain
+        | Algorithm::CirculantBlocks => {
             trees::there_and_back(topology, me, |root| rooted(spec, topology, root, me, count))
         }
         Algorithm::Torus | Algorithm::Blueconnect => {
             grid::allreduce(spec, Along::Ring, topology, me, count)
         }
         Algorithm::Hips => grid::allreduce(spec, along(spec), topology, me, count),
+        Algorithm::Mesh => grid::allreduce(spec, Along::Line, topology, me, count),
         Algorithm::LeaderRing => leaders::allreduce(topology, me, count),
     }
 }
@@ -175,6 +182,10 @@ enum Trees {
     KNomial(u32),
     /// At the distances of Bine.
     Bine,
+    /// One for each of so many blocks.
+    CirculantBlocks(u32),
+    /// Between neighbours on a grid.
+    Mesh,
 }
 
 fn trees_of(spec: &Spec) -> Trees {
@@ -184,6 +195,8 @@ fn trees_of(spec: &Spec) -> Trees {
         Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks,
         Algorithm::Linear | Algorithm::Direct => Trees::Star,
         Algorithm::Bine => Trees::Bine,
+        Algorithm::Mesh => Trees::Mesh,
+        Algorithm::CirculantBlocks => Trees::CirculantBlocks(spec.number("blocks")),
         Algorithm::KNomial => Trees::KNomial(spec.number("radix")),
         Algorithm::RecursiveDoubling
         | Algorithm::Circulant
@@ -206,6 +219,10 @@ fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> R
         Trees::Star => trees::linear(topology, root, me, count),
         Trees::KNomial(radix) => trees::k_nomial(radix, topology, root, me, count),
         Trees::Bine => bine::rooted(topology, root, me, count),
+        Trees::Mesh => grid::rooted(spec, topology, root, me, count),
+        Trees::CirculantBlocks(blocks) => {
+            circulant_blocks::rooted(topology, blocks, root, me, count)
+        }
     }
 }
 
@@ -214,8 +231,8 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
     let cluster = Cluster::new(topology);
     match kind {
         Kind::Allreduce => allreduce_shape(spec, topology, &cluster),
-        Kind::Broadcast { .. } => down(spec, &cluster),
-        Kind::Reduce { .. } => up(spec, &cluster),
+        Kind::Broadcast { .. } => down(spec, topology, &cluster),
+        Kind::Reduce { .. } => up(spec, topology, &cluster),
         Kind::Move { from, to } if from == to => Shape { blocks: 1.0, ..Shape::default() },
         Kind::Move { from, to } => moved::shape(topology, from, to),
         Kind::Allgather
@@ -240,19 +257,24 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
         Algorithm::Rabenseifner => pairs::shape(cluster, Partners::Near, Fold::Halves),
         Algorithm::Swing => pairs::shape(cluster, Partners::Swing, Fold::Whole),
         Algorithm::Bine => pairs::shape(cluster, Partners::Bine, Fold::Whole),
-        Algorithm::Linear | Algorithm::Binomial | Algorithm::KNomial | Algorithm::Chain => {
-            shape::there_and_back(up(spec, cluster), down(spec, cluster))
+        Algorithm::Linear
+        | Algorithm::Binomial
+        | Algorithm::KNomial
+        | Algorithm::Chain
+        | Algorithm::CirculantBlocks => {
+            shape::there_and_back(up(spec, topology, cluster), down(spec, topology, cluster))
         }
         Algorithm::Torus | Algorithm::Blueconnect => {
             grid::shape(spec, Along::Ring, topology, cluster)
         }
         Algorithm::Hips => grid::shape(spec, along(spec), topology, cluster),
+        Algorithm::Mesh => grid::shape(spec, Along::Line, topology, cluster),
         Algorithm::LeaderRing => leaders::shape(cluster),
     }
 }
 
 /// A broadcast.
-fn down(spec: &Spec, cluster: &Cluster) -> Shape {
+fn down(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
     match trees_of(spec) {
         Trees::Chain => ring::down(cluster),
         Trees::Two => double_tree::down(cluster),
@@ -260,20 +282,26 @@ fn down(spec: &Spec, cluster: &Cluster) -> Shape {
         Trees::Star => trees::linear_down(cluster),
         Trees::KNomial(radix) => trees::k_nomial_down(cluster, radix),
         Trees::Bine => bine::down(cluster),
+        Trees::Mesh => grid::down(spec, topology, cluster),
+        Trees::CirculantBlocks(blocks) => circulant_blocks::down(cluster, blocks),
     }
 }
 
 /// The way of a broadcast backwards, with a reduction of every chunk at every hop. What a node has
 /// to send of its own is ready from the beginning, and goes before what it passes on.
-fn up(spec: &Spec, cluster: &Cluster) -> Shape {
+fn up(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {
     if spec.algorithm().is_canonical() {
         return aligned::up(cluster);
     }
-    let down = Shape { streamed: 1.0, ..down(spec, cluster) };
+    let down = Shape { streamed: 1.0, ..down(spec, topology, cluster) };
     match trees_of(spec) {
         Trees::Two => Shape { line: double_tree::line_up(cluster), ..down },
         Trees::Racks => Shape { line: hierarchical::line_up(cluster), ..down },
         Trees::Star => Shape { senders: cluster.others() as u32, ..down },
-        Trees::Chain | Trees::KNomial(_) | Trees::Bine => down,
+        Trees::Chain
+        | Trees::KNomial(_)
+        | Trees::Bine
+        | Trees::CirculantBlocks(_)
+        | Trees::Mesh => down,
     }
 }

@@ -106,12 +106,21 @@ pub enum Algorithm {
     /// Halving and doubling at Swing's distances, in messages of one range; to or from one
     /// participant along a tree of such distances.
     Bine,
+    /// A broadcast of blocks in the fewest rounds, and the same backwards.
+    CirculantBlocks,
+    /// Lines along two dimensions.
+    Mesh,
 }
 
 const RADIX: Parameter = Parameter {
     name: "radix",
     about: "among how many each round shares out",
     values: Values::Number { least: 2, most: 64, usual: 2 },
+};
+const BLOCKS: Parameter = Parameter {
+    name: "blocks",
+    about: "into how many blocks a piece is cut, if it is large enough",
+    values: Values::Number { least: 1, most: 256, usual: 16 },
 };
 const DEGREE: Parameter = Parameter {
     name: "radix",
@@ -170,7 +179,8 @@ impl Algorithm {
             Self::MultiRing => &[RINGS],
             Self::Circulant | Self::Bcube => &[RADIX],
             Self::KNomial => &[DEGREE],
-            Self::Torus => &[TWO],
+            Self::CirculantBlocks => &[BLOCKS],
+            Self::Torus | Self::Mesh => &[TWO],
             Self::Blueconnect => &[ANY],
             Self::Hips => &[ALONG, ANY],
             Self::RecursiveDoubling

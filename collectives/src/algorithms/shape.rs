@@ -23,6 +23,8 @@ pub(crate) struct Shape {
     pub(crate) messages: f64,
     /// The piece is in this many blocks.
     pub(crate) blocks: f64,
+    /// The blocks of small pieces have this many bytes, and there are fewer of them.
+    pub(crate) least_block: f64,
 }
 
 /// The numbers of a topology that costs depend on.

@@ -1,0 +1,132 @@
+//! What schedules cost: the length of their chains, what each participant sends, and what crosses
+//! between racks.
+
+use gradwire_collectives::{Algorithm, Kind, Spec, Topology, verify::cross_rack_elements};
+
+use crate::{all, prove, proven};
+
+/// What the literature promises of each algorithm, for the schedules as they are.
+#[test]
+fn costs_are_those_of_the_papers() {
+    let count = 64 * 5040 * 4;
+    for nodes in 2..=64u32 {
+        let log = nodes.next_power_of_two().ilog2();
+        let least = 2 * count * u64::from(nodes - 1) / u64::from(nodes);
+        let slack = 64 * 1024;
+        let flat = Topology::flat(nodes);
+        let report = |algorithm| prove(Kind::Allreduce, algorithm, &flat, count);
+
+        let ring = report(Algorithm::Ring);
+        assert_eq!(ring.longest_chain, 2 * u64::from(nodes - 1));
+        assert!(ring.most_elements_sent <= least + slack, "{nodes}: {ring:?}");
+
+        let direct = report(Algorithm::Hierarchical);
+        assert_eq!(direct.longest_chain, 2);
+        assert!(direct.most_elements_sent <= least + slack, "{nodes}: {direct:?}");
+
+        let tree = report(Algorithm::DoubleTree);
+        assert!(tree.longest_chain <= u64::from(2 * log), "{nodes}: {tree:?}");
+        assert!(tree.most_elements_sent <= 2 * count + slack, "{nodes}: {tree:?}");
+
+        let circulant = report(Algorithm::Circulant);
+        assert!(circulant.longest_chain <= u64::from(2 * log), "{nodes}: {circulant:?}");
+        assert!(circulant.most_elements_sent <= least + slack, "{nodes}: {circulant:?}");
+        // One message for each round, whatever it holds.
+        assert_eq!(circulant.messages, u64::from(2 * log * nodes), "{nodes}");
+
+        let doubling = report(Algorithm::RecursiveDoubling);
+        let fold = if nodes.is_power_of_two() { 0 } else { 2 };
+        let longest = u64::from(nodes.ilog2() + fold);
+        assert!((longest - u64::from(fold / 2)..=longest).contains(&doubling.longest_chain));
+        assert!(doubling.most_elements_sent <= u64::from(log) * count, "{nodes}: {doubling:?}");
+    }
+}
+
+/// What crosses between racks is the least there is; a ring crosses each boundary once.
+#[test]
+fn racks_are_crossed_as_rarely_as_can_be() {
+    let count = 64 * 5040;
+    for (racks, size) in [(2u32, 4u32), (3, 5), (4, 8), (8, 3)] {
+        let nodes = racks * size;
+        // Striped, so that an order by number would cross all the time.
+        let topology = Topology { racks: (0..nodes).map(|node| node % racks).collect() };
+        let crossing = |kind, algorithm| {
+            cross_rack_elements(&all(kind, algorithm, &topology, count), &topology)
+        };
+        let least = 2 * u64::from(racks - 1) * count;
+        assert_eq!(crossing(Kind::Allreduce, Algorithm::Hierarchical), least);
+        assert_eq!(crossing(Kind::Allreduce, Algorithm::Circulant), least);
+        let ring = 2 * u64::from(racks) * count * u64::from(nodes - 1) / u64::from(nodes);
+        assert!(crossing(Kind::Allreduce, Algorithm::Ring) <= ring + 64 * u64::from(nodes));
+        let once = u64::from(racks - 1) * count;
+        let down = Kind::Broadcast { root: nodes / 2 };
+        assert_eq!(crossing(down, Algorithm::Hierarchical), once);
+        assert_eq!(crossing(down, Algorithm::Ring), once);
+        let up = Kind::Reduce { root: nodes / 2 };
+        assert_eq!(crossing(up, Algorithm::Hierarchical), once);
+        assert_eq!(crossing(up, Algorithm::Ring), once);
+    }
+}
+
+/// A mesh has no links but those between neighbours of its rows and columns.
+#[test]
+fn meshes_use_links_of_neighbours() {
+    for (wide, high) in [(2, 2), (4, 3), (3, 5), (8, 4), (7, 1)] {
+        let nodes = wide * high;
+        let topology = Topology::flat(nodes);
+        let given = Spec::parse(&format!("mesh(dims={wide}x{high})"));
+        let spec = given.unwrap_or(Algorithm::Mesh.into());
+        let root = nodes / 3;
+        for kind in [Kind::Allreduce, Kind::Broadcast { root }, Kind::Reduce { root }] {
+            let schedules = all(kind, spec, &topology, 100_000);
+            let report = proven(kind, spec, &topology, &schedules);
+            let farthest = u64::from(wide - 1 + high - 1);
+            let ways = if kind == Kind::Allreduce { 2 } else { 1 };
+            assert!(report.longest_chain <= ways * farthest, "{spec} {kind:?}: {report:?}");
+            for schedule in &schedules {
+                let sends = schedule.steps.iter().filter_map(|step| step.action.sends_to());
+                for (peer, _) in sends {
+                    let (dx, dy) = (
+                        (peer % wide).abs_diff(schedule.me % wide),
+                        (peer / wide).abs_diff(schedule.me / wide),
+                    );
+                    assert_eq!(dx + dy, 1, "{spec} {kind:?}: {} sends to {peer}", schedule.me);
+                }
+            }
+        }
+    }
+}
+
+/// What the literature counts for 32 nodes in 4 racks, in pieces that cross between racks, and in
+/// messages that follow from each other.
+#[test]
+fn traffic_is_that_of_the_table() {
+    // All shares are equal, also of grids.
+    let count = 64 * 32 * 30;
+    let in_order = Topology { racks: (0..32).map(|node| node / 8).collect() };
+    for (text, across, chain) in [
+        // A parameter server on each node.
+        ("direct", 48.0, 2),
+        ("ring", 7.75, 62),
+        ("ring(way=around)", 7.75, 62),
+        // RAT, and PLink: they are the same schedule.
+        ("hierarchical", 6.0, 4),
+        ("blueconnect", 6.0, 20),
+        ("halving-doubling", 6.0, 10),
+        ("circulant", 6.0, 10),
+        ("circulant(radix=8)", 6.0, 4),
+        ("swing", 11.0, 10),
+        ("bine", 11.0, 10),
+    ] {
+        let spec = Spec::parse(text).unwrap();
+        let schedules = all(Kind::Allreduce, spec, &in_order, count);
+        let found = cross_rack_elements(&schedules, &in_order) as f64 / count as f64;
+        assert_eq!(found, across, "{text}");
+        let report = proven(Kind::Allreduce, spec, &in_order, &schedules);
+        assert_eq!(report.longest_chain, chain, "{text}");
+    }
+    // Distances without a thought of racks.
+    let plain = all(Kind::Allreduce, Algorithm::Bcube, &in_order, count);
+    let found = cross_rack_elements(&plain, &in_order) as f64 / count as f64;
+    assert!((53.25..53.35).contains(&found), "{found}");
+}
