@@ -321,66 +321,6 @@ fn hand_out(builder: &mut Builder, block: u32, now: u32, mut children: Vec<Link>
     builder.add(children.last().map_or(now, |link| link.down), Action::Publish, block);
 }
 
-/// A tree given by parents, with the times of its links: up by height, down by depth.
-#[derive(Debug)]
-pub(super) struct Tree {
-    parents: Vec<Option<u32>>,
-    children: Vec<Vec<u32>>,
-    heights: Vec<u32>,
-    depths: Vec<u32>,
-}
-
-impl Tree {
-    /// A tree over positions 0..n; exactly one has no parent, and following parents leads to it.
-    pub(super) fn new(parents: Vec<Option<u32>>) -> Self {
-        let n = parents.len();
-        let mut children = vec![Vec::new(); n];
-        let mut queue = Vec::with_capacity(n);
-        for (at, parent) in (0..).zip(&parents) {
-            match parent {
-                Some(parent) => children[*parent as usize].push(at),
-                None => queue.push(at),
-            }
-        }
-        let (mut heights, mut depths) = (vec![0; n], vec![0; n]);
-        let mut next = 0;
-        while let Some(&at) = queue.get(next) {
-            for &child in &children[at as usize] {
-                depths[child as usize] = depths[at as usize] + 1;
-                queue.push(child);
-            }
-            next += 1;
-        }
-        for &at in queue.iter().rev() {
-            if let Some(parent) = parents[at as usize] {
-                let above: u32 = heights[at as usize] + 1;
-                let height = &mut heights[parent as usize];
-                *height = above.max(*height);
-            }
-        }
-        Self { parents, children, heights, depths }
-    }
-
-    /// How long the longest path from a leaf to the root is.
-    pub(super) fn height(&self) -> u32 {
-        self.heights.iter().copied().max().unwrap_or(0)
-    }
-
-    /// The place of position `at`, its links used `delay` later than those of the first block;
-    /// `name` turns positions into participants.
-    pub(super) fn place(&self, at: u32, delay: u32, name: impl Fn(u32) -> u32) -> Place {
-        let link = |peer: u32, below: u32| Link {
-            peer: name(peer),
-            up: delay + self.heights[below as usize],
-            down: delay + self.height() + self.depths[below as usize] - 1,
-        };
-        Place {
-            parent: self.parents[at as usize].map(|parent| link(parent, at)),
-            children: self.children[at as usize].iter().map(|&c| link(c, c)).collect(),
-        }
-    }
-}
-
 /// Where a participant is in an order of them.
 pub(super) fn position(order: &[u32], participant: u32) -> u32 {
     (0..).zip(order).find(|&(_, &p)| p == participant).map_or(0, |(at, _)| at)

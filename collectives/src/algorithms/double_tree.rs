@@ -2,12 +2,14 @@
 //! is busy inside one is a leaf of the other (Sanders, Speck & Träff, 2009; NCCL 2.4).
 //!
 //! Nobody has more than three peers per tree, nobody sends more than twice the piece, and the
-//! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline. For
+//! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline, in
+//! rounds in which everybody sends and receives at most once ([`colours`](super::colours)). For
 //! a broadcast or a reduction to one participant both trees are made over everybody but the root,
 //! and hang below it.
 
 use super::{
-    build::{self, Rooted, Tree},
+    build::{self, Rooted},
+    colours::ColouredTrees,
     shape::{Cluster, Shape},
 };
 use crate::{
@@ -51,9 +53,9 @@ pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
-    let trees = parents(nodes).map(Tree::new);
+    let trees = ColouredTrees::new(parents(nodes));
     build::reduce_and_return(nodes, me, split(count, blocks_for(count)), |block| {
-        trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
+        trees.place(block, at, |p| order[p as usize])
     })
 }
 
@@ -61,14 +63,19 @@ pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
     let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
-    // Position 0 is the root; the trees of the others move up by one and hang below it.
-    let trees = parents(nodes - 1).map(|below| {
-        let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));
-        Tree::new([None].into_iter().chain(below).collect())
-    });
+    let trees = below_root(nodes);
     Rooted::new(split(count, blocks_for(count)), move |block| {
-        trees[block as usize % 2].place(at, block / 2, |p| order[p as usize])
+        trees.place(block, at, |p| order[p as usize])
     })
+}
+
+/// Both trees with one root, which is position 0. The trees of the others move up by one, and hang
+/// below it.
+fn below_root(nodes: u32) -> ColouredTrees {
+    ColouredTrees::new(parents(nodes - 1).map(|below| {
+        let below = below.into_iter().map(|parent| Some(parent.map_or(0, |p| p + 1)));
+        [None].into_iter().chain(below).collect()
+    }))
 }
 
 /// The cost of an allreduce: 4hα + 2S·β and less, h = ⌈log2 M⌉.
@@ -113,21 +120,38 @@ mod tests {
     /// What makes two trees better than one, for every number of participants.
     #[test]
     fn trees_are_shallow_and_complementary() {
-        for n in 2..=300u32 {
+        for n in 2..=2048u32 {
             let both = parents(n);
             let mut inner = [vec![0; n as usize], vec![0; n as usize]];
-            for (tree, parents) in both.iter().enumerate() {
+            for (inner, parents) in inner.iter_mut().zip(&both) {
                 assert_eq!(parents.iter().filter(|p| p.is_none()).count(), 1);
                 for parent in parents.iter().flatten() {
-                    inner[tree][*parent as usize] += 1;
+                    inner[*parent as usize] += 1;
                 }
-                let depth = Tree::new(parents.clone()).height();
-                assert!(depth <= n.next_power_of_two().trailing_zeros(), "{n}: {depth}");
             }
+            let trees = ColouredTrees::new(both);
+            let height = n.next_power_of_two().ilog2();
+            assert_eq!([0, 1].map(|tree| trees.height(tree)), [height; 2], "{n}");
             let children: Vec<u32> = (0..n as usize).map(|p| inner[0][p] + inner[1][p]).collect();
             assert!(children.iter().all(|&c| c <= 2), "{n}: {children:?}");
             let busy = (0..n as usize).filter(|&p| inner[0][p] > 0 && inner[1][p] > 0).count();
             assert!(busy <= (n % 2) as usize, "{n}: {busy} are inside both trees");
+        }
+    }
+
+    /// With one block sent and one received in a round by each, k blocks for each tree reach
+    /// everybody in 2h + 2k rounds; from the roots of both trees, and from one root above them.
+    #[test]
+    fn two_colours_are_enough() {
+        for n in 2..=2048u32 {
+            let height = n.next_power_of_two().ilog2();
+            let many = if n <= 130 || n.is_multiple_of(128) { &[1, 2, 7, 64][..] } else { &[1, 3] };
+            for &blocks in many {
+                let rounds = ColouredTrees::new(parents(n)).broadcast(blocks).unwrap();
+                assert!(rounds <= 2 * height + 2 * blocks - 2, "{n} nodes, {blocks}: {rounds}");
+                let rounds = below_root(n).broadcast(blocks).unwrap();
+                assert!(rounds <= 2 * height + 2 * blocks, "{n} nodes, {blocks}: {rounds}");
+            }
         }
     }
 }

@@ -47,6 +47,7 @@ pub mod trees;
 
 mod about;
 mod build;
+mod colours;
 mod kind;
 mod name;
 mod shape;
