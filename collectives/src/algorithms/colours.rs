@@ -8,8 +8,8 @@
 //! everybody in 2h + 2k rounds: a block waits for its turn at most once in each of h levels, and
 //! the next one follows two rounds later.
 //!
-//! A link takes part in at most two such pairs. So pairs form paths and cycles, and for the trees of
-//! [`double_tree`](super::double_tree) all cycles are even: a test shows it for up to 2048
+//! A link takes part in at most two such pairs. So pairs form paths and cycles, and for the trees
+//! of [`double_tree`](super::double_tree) all cycles are even: a test shows it for up to 2048
 //! participants.
 
 use super::build::{Link, Place};

@@ -27,8 +27,8 @@
 //!
 //! The reduction to one participant of those with a canonical order of additions
 //! ([`Algorithm::is_canonical`]) is [`aligned`]. A move from one participant to another has no
-//! choice: [`moved`], whatever the algorithm. What people ask for is a [`Spec`]: an algorithm with
-//! its parameters.
+//! choice: [`moved`], whatever the algorithm. Nobody can ask for [`late`](mod@late). What people
+//! ask for is a [`Spec`]: an algorithm with its parameters.
 
 pub mod aligned;
 pub mod bine;
@@ -38,6 +38,7 @@ pub mod double_tree;
 pub mod exchange;
 pub mod grid;
 pub mod hierarchical;
+pub mod late;
 pub mod leaders;
 pub mod moved;
 pub mod pairs;
@@ -132,6 +133,21 @@ pub fn generate_sections(
     let stranger = sections.iter().find(|section| !section.roles.fits(participants));
     assert_eq!(stranger, None, "a section names one that is not of {participants} participants");
     exchange::exchange(sections, &spec.into(), topology, me)
+}
+
+/// The schedule of participant `me` for an allreduce to which participant `late` comes late: see
+/// [`late`](mod@late). No spec leads to it.
+///
+/// # Panics
+/// If `me` or `late` isn't one of the topology's participants.
+#[doc(hidden)]
+pub fn generate_late(topology: &Topology, late: u32, me: u32, count: u64) -> Schedule {
+    let participants = topology.participants();
+    assert!(me.max(late) < participants, "{me} or {late} is not one of {participants}");
+    if participants == 1 || count == 0 {
+        return build::alone(participants, me, count, Roles::default());
+    }
+    late::allreduce(topology, late, me, count)
 }
 
 fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {

@@ -1,7 +1,9 @@
 //! What schedules cost: the length of their chains, what each participant sends, and what crosses
 //! between racks.
 
-use gradwire_collectives::{Algorithm, Kind, Spec, Topology, verify::cross_rack_elements};
+use gradwire_collectives::{
+    Algorithm, Kind, Schedule, Spec, Topology, verify::cross_rack_elements,
+};
 
 use crate::{all, prove, proven};
 
@@ -125,6 +127,23 @@ fn traffic_is_that_of_the_table() {
         let report = proven(Kind::Allreduce, spec, &in_order, &schedules);
         assert_eq!(report.longest_chain, chain, "{text}");
     }
+    // PLink as a circulant: distances over all racks, then between them. Each node sends as much
+    // inside its rack and out of it as in RAT, but to two nodes of each other rack.
+    let sent = |text: &str| -> Vec<[u64; 2]> {
+        let schedules = all(Kind::Allreduce, Spec::parse(text).unwrap(), &in_order, count);
+        let of = |schedule: &Schedule| {
+            let mut sent = [0; 2];
+            for step in &schedule.steps {
+                if let Some((peer, _)) = step.action.sends_to() {
+                    let inside = in_order.same_rack(schedule.me, peer);
+                    sent[usize::from(inside)] += schedule.elements(step);
+                }
+            }
+            sent
+        };
+        schedules.iter().map(of).collect()
+    };
+    assert_eq!(sent("hierarchical"), sent("circulant(radix=8)"));
     // Distances without a thought of racks.
     let plain = all(Kind::Allreduce, Algorithm::Bcube, &in_order, count);
     let found = cross_rack_elements(&plain, &in_order) as f64 / count as f64;

@@ -12,8 +12,9 @@ use std::{
 };
 
 use gradwire_collectives::{
-    Algorithm, Block, Kind, Report, Roles, Schedule, Section, Spec, Topology, generate,
-    generate_sections,
+    Action, Algorithm, Block, Kind, Report, Roles, Schedule, Section, Spec, Topology,
+    algorithms::generate_late,
+    generate, generate_sections,
     verify::{canonical_order, verify},
 };
 use gradwire_kernels::{Combine, Finish};
@@ -186,6 +187,32 @@ fn every_allreduce_is_proven() {
                 for count in in_turn(algorithm, nodes, layout, &COUNTS) {
                     proofs.prove(Kind::Allreduce, algorithm, &topology, count);
                 }
+            }
+        }
+    }
+}
+
+/// ONE, SAME, WAIT: also where one node may be late. Its contributions are the last that each owner
+/// adds, and two messages follow from its arrival.
+#[test]
+fn who_is_late_comes_last() {
+    for nodes in 1..=130 {
+        let topology = Topology::flat(nodes);
+        let all_of_them = (0..nodes).flat_map(|late| COUNTS.map(|count| (late, count))).collect();
+        let one = vec![(some(nodes)[nodes as usize % some(nodes).len()], 1_000_003)];
+        for (late, count) in if nodes <= 12 { all_of_them } else { one } {
+            let schedules: Vec<Schedule> =
+                (0..nodes).map(|me| generate_late(&topology, late, me, count)).collect();
+            let report = verify(&schedules, Kind::Allreduce).unwrap();
+            assert_eq!(report.longest_chain, if nodes > 1 && count > 0 { 2 } else { 0 });
+            for schedule in &schedules {
+                let reductions = schedule.steps.iter().filter_map(|step| match step.action {
+                    Action::RecvReduce { peer, .. } => Some(peer),
+                    _ => None,
+                });
+                let reductions: Vec<u32> = reductions.collect();
+                assert!(schedule.me != late || reductions.is_empty());
+                assert_eq!(reductions.last(), Some(&late).filter(|_| !reductions.is_empty()));
             }
         }
     }

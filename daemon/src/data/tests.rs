@@ -377,6 +377,36 @@ proptest! {
     }
 }
 
+/// A schedule in which one node may be late runs as the others do: nobody has a result before that
+/// node comes, and all have it then.
+#[test]
+fn who_is_late_is_waited_for() {
+    for (nodes, late) in (2..=5).flat_map(|nodes| (0..nodes).map(move |late| (nodes, late))) {
+        let cluster = Cluster::new(nodes, 1, 4096, Duration::from_secs(10));
+        cluster.connect(1, None);
+        let topology = Topology::flat(nodes);
+        let job = Job::new("t", nodes, 2, 30_000, SUM);
+        let start = |node: u32| {
+            let schedule = algorithms::generate_late(&topology, late, node, job.count);
+            let plan = Arc::new(Plan::new(&schedule, 4));
+            let piece = piece(0, &[&job], node, nodes, Algorithm::Direct, &topology);
+            cluster.lanes[node as usize][0].send(Order::Start(Piece { plan, ..piece }));
+        };
+        (0..nodes).filter(|&node| node != late).for_each(start);
+        for events in &cluster.events {
+            let early = events.recv_timeout(Duration::from_millis(5));
+            assert!(early.is_err(), "{early:?}");
+        }
+        start(late);
+        for node in 0..nodes {
+            let event = cluster.wait_for(node as usize);
+            assert!(matches!(event, Event::Finished), "{event:?}");
+        }
+        cluster.stop();
+        job.check();
+    }
+}
+
 /// A piece whose result has no memory yet runs to its end. Neither its peers nor later pieces wait
 /// for that, and its lane does not count it as late. It is published when there is memory.
 #[test]

@@ -1,0 +1,32 @@
+//! Late: direct exchange in which one participant may be late. It owns no block, and its
+//! contribution to each block is added last: all others have reduced theirs when it comes, and one
+//! message to each owner and one back are left (the idea of Devraj et al., "Efficient AllReduce
+//! with Stragglers", 2025, arXiv:2505.23523, on top of direct exchange).
+//!
+//! Nobody can ask for it: whoever plans a piece does not know who will be late. It is there to run
+//! the executor with a schedule in which a participant has a part of its own.
+
+use super::build::{self, Link, Place};
+use crate::{
+    schedule::{Schedule, split},
+    topology::Topology,
+};
+
+pub(super) fn allreduce(topology: &Topology, late: u32, me: u32, count: u64) -> Schedule {
+    let nodes = topology.participants();
+    let blocks = split(count, u64::from(nodes - 1));
+    build::reduce_and_return(nodes, me, blocks, |block| {
+        let owner = if block < late { block } else { block + 1 };
+        // At one time everybody sends to another owner. The late one has times of its own.
+        let link = |peer: u32, other: u32| {
+            let distance = (owner + nodes - other) % nodes;
+            let up = if other == late { nodes + distance } else { distance };
+            Link { peer, up, down: 2 * nodes + distance }
+        };
+        if me != owner {
+            return Place { parent: Some(link(owner, me)), children: Vec::new() };
+        }
+        let others = (0..nodes).filter(|&other| other != owner);
+        Place { parent: None, children: others.map(|other| link(other, other)).collect() }
+    })
+}
