@@ -17,6 +17,11 @@ fn specs() -> Vec<Spec> {
         "bcube(radix=3)",
         "hips(along=ring)",
         "circulant-blocks(blocks=4)",
+        "ring(segments=4)",
+        "chain(segments=8)",
+        "k-nomial(segments=8)",
+        "linear(segments=4)",
+        "double-tree(segments=40)",
     ];
     let others = others.iter().map(|text| Spec::parse(text).unwrap());
     Algorithm::ALL.iter().map(|algorithm| Spec::usual(*algorithm)).chain(others).collect()

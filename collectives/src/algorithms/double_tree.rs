@@ -44,27 +44,27 @@ fn parents(n: u32) -> [Vec<Option<u32>>; 2] {
     [first, second]
 }
 
-fn blocks_for(count: u64) -> u64 {
-    // At least one per tree.
-    count.div_ceil(BLOCK).clamp(2, MAX_BLOCKS)
+/// At least as many segments for each tree, and one.
+fn blocks_for(segments: u32, count: u64) -> u64 {
+    count.div_ceil(BLOCK).clamp(2, MAX_BLOCKS).max(2 * u64::from(segments))
 }
 
-pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
+pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
     let trees = ColouredTrees::new(parents(nodes));
-    build::reduce_and_return(nodes, me, split(count, blocks_for(count)), |block| {
+    build::reduce_and_return(nodes, me, split(count, blocks_for(segments, count)), |block| {
         trees.place(block, at, |p| order[p as usize])
     })
 }
 
-pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+pub(super) fn rooted(topology: &Topology, segments: u32, root: u32, me: u32, count: u64) -> Rooted {
     let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
     let trees = below_root(nodes);
-    Rooted::new(split(count, blocks_for(count)), move |block| {
+    Rooted::new(split(count, blocks_for(segments, count)), move |block| {
         trees.place(block, at, |p| order[p as usize])
     })
 }

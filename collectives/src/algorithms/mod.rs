@@ -67,7 +67,10 @@ use self::{
     grid::Along,
     pairs::{Fold, Partners},
 };
-use crate::{schedule::Schedule, topology::Topology};
+use crate::{
+    schedule::{GRAIN, Schedule},
+    topology::Topology,
+};
 
 /// The schedule of participant `me` for a piece of `count` elements. Deterministic; every
 /// participant that calls it with the same other arguments gets a matching schedule.
@@ -152,12 +155,13 @@ pub fn generate_late(topology: &Topology, late: u32, me: u32, count: u64) -> Sch
 
 fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule {
     let pairs = |partners, fold| pairs::allreduce(topology, partners, fold, me, count);
+    let segments = spec.segments();
     match spec.algorithm() {
-        Algorithm::Ring if spec.number("way") == 0 => ring::back(topology, me, count),
-        Algorithm::Ring => ring::around(topology, me, count),
-        Algorithm::MultiRing => ring::several(topology, spec.number("rings"), me, count),
+        Algorithm::Ring if spec.number("way") == 0 => ring::back(topology, segments, me, count),
+        Algorithm::Ring => ring::around(topology, segments, me, count),
+        Algorithm::MultiRing => ring::several(topology, spec.number("rings"), segments, me, count),
         Algorithm::RecursiveDoubling => recursive_doubling::allreduce(topology, me, count),
-        Algorithm::DoubleTree => double_tree::allreduce(topology, me, count),
+        Algorithm::DoubleTree => double_tree::allreduce(topology, segments, me, count),
         Algorithm::Hierarchical => hierarchical::allreduce(topology, me, count),
         Algorithm::Circulant => circulant::over_racks(topology, spec.number("radix"), me, count),
         Algorithm::Bcube => circulant::plain(topology, spec.number("radix"), me, count),
@@ -229,12 +233,13 @@ fn trees_of(spec: &Spec) -> Trees {
 }
 
 fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+    let segments = spec.segments();
     match trees_of(spec) {
-        Trees::Chain => ring::rooted(topology, root, me, count),
-        Trees::Two => double_tree::rooted(topology, root, me, count),
+        Trees::Chain => ring::rooted(topology, segments, root, me, count),
+        Trees::Two => double_tree::rooted(topology, segments, root, me, count),
         Trees::Racks => hierarchical::rooted(topology, root, me, count),
-        Trees::Star => trees::linear(topology, root, me, count),
-        Trees::KNomial(radix) => trees::k_nomial(radix, topology, root, me, count),
+        Trees::Star => trees::linear(topology, segments, root, me, count),
+        Trees::KNomial(radix) => trees::k_nomial((radix, segments), topology, root, me, count),
         Trees::Bine => bine::rooted(topology, root, me, count),
         Trees::Mesh => grid::rooted(spec, topology, root, me, count),
         Trees::CirculantBlocks(blocks) => {
@@ -247,9 +252,9 @@ fn rooted(spec: &Spec, topology: &Topology, root: u32, me: u32, count: u64) -> R
 pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
     let cluster = Cluster::new(topology);
     match kind {
-        Kind::Allreduce => allreduce_shape(spec, topology, &cluster),
-        Kind::Broadcast { .. } => down(spec, topology, &cluster),
-        Kind::Reduce { .. } => up(spec, topology, &cluster),
+        Kind::Allreduce => in_segments(spec, kind, allreduce_shape(spec, topology, &cluster)),
+        Kind::Broadcast { .. } => in_segments(spec, kind, down(spec, topology, &cluster)),
+        Kind::Reduce { .. } => in_segments(spec, kind, up(spec, topology, &cluster)),
         Kind::Move { from, to } if from == to => Shape { blocks: 1.0, ..Shape::default() },
         Kind::Move { from, to } => moved::shape(topology, from, to),
         Kind::Allgather
@@ -258,6 +263,24 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
         | Kind::ReduceScatter
         | Kind::Alltoall => exchange::shape(kind, spec, topology, &cluster),
     }
+}
+
+/// The cost with more blocks, which have a message each: what is in a hop is smaller.
+fn in_segments(spec: &Spec, kind: Kind, shape: Shape) -> Shape {
+    let segments = f64::from(spec.segments());
+    if segments == 1.0 {
+        return shape;
+    }
+    let (blocks, messages) = match (spec.algorithm(), kind) {
+        // There are as many in each tree.
+        (Algorithm::DoubleTree, _) => {
+            (shape.blocks.max(2.0 * segments), shape.messages * (segments / 2.0).max(1.0))
+        }
+        // Each sends its own, at the same time.
+        (Algorithm::Linear, Kind::Reduce { .. }) => (segments, shape.messages + segments),
+        _ => (shape.blocks * segments, shape.messages * segments),
+    };
+    Shape { blocks, messages, least_block: 4.0 * GRAIN as f64, ..shape }
 }
 
 fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape {

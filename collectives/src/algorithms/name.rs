@@ -122,6 +122,11 @@ const BLOCKS: Parameter = Parameter {
     about: "into how many blocks a piece is cut, if it is large enough",
     values: Values::Number { least: 1, most: 256, usual: 16 },
 };
+const SEGMENTS: Parameter = Parameter {
+    name: "segments",
+    about: "into how many segments at least what follows one path is cut; its size decides if 1",
+    values: Values::Number { least: 1, most: 256, usual: 1 },
+};
 const DEGREE: Parameter = Parameter {
     name: "radix",
     about: "each participant sends to one less in a round",
@@ -175,24 +180,21 @@ impl Algorithm {
     /// Its parameters.
     pub fn parameters(self) -> &'static [Parameter] {
         match self {
-            Self::Ring => &[WAY],
-            Self::MultiRing => &[RINGS],
+            Self::Ring => &[WAY, SEGMENTS],
+            Self::MultiRing => &[RINGS, SEGMENTS],
             Self::Circulant | Self::Bcube => &[RADIX],
-            Self::KNomial => &[DEGREE],
+            Self::KNomial => &[DEGREE, SEGMENTS],
+            Self::DoubleTree | Self::Linear | Self::Binomial | Self::Chain => &[SEGMENTS],
             Self::CirculantBlocks => &[BLOCKS],
             Self::Torus | Self::Mesh => &[TWO],
             Self::Blueconnect => &[ANY],
             Self::Hips => &[ALONG, ANY],
             Self::RecursiveDoubling
-            | Self::DoubleTree
             | Self::Hierarchical
             | Self::Direct
             | Self::HalvingDoubling
             | Self::Rabenseifner
             | Self::Swing
-            | Self::Linear
-            | Self::Binomial
-            | Self::Chain
             | Self::LeaderRing
             | Self::Bine => &[],
         }

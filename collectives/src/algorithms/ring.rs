@@ -39,10 +39,12 @@ fn on_path(at: u32, nodes: u32, delay: u32, name: impl Fn(u32) -> u32) -> Place 
     }
 }
 
-/// The same number of blocks for each participant, several for a large share.
-fn blocks(nodes: u32, count: u64) -> Vec<Block> {
+/// The same number of blocks for each participant, several for a large share, and at least so many
+/// segments.
+fn blocks(nodes: u32, segments: u32, count: u64) -> Vec<Block> {
     let share = count / u64::from(nodes);
-    let per_share = share.div_ceil(BLOCK).clamp(1, (MAX_BLOCKS / u64::from(nodes)).max(1));
+    let most = (MAX_BLOCKS / u64::from(nodes)).max(1);
+    let per_share = share.div_ceil(BLOCK).max(segments.into()).clamp(1, most);
     split(count, u64::from(nodes) * per_share)
 }
 
@@ -72,16 +74,16 @@ impl<'a> Round<'a> {
 }
 
 /// The result goes back.
-pub(super) fn back(topology: &Topology, me: u32, count: u64) -> Schedule {
-    several(topology, 1, me, count)
+pub(super) fn back(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
+    several(topology, 1, segments, me, count)
 }
 
 /// The result goes on around.
-pub(super) fn around(topology: &Topology, me: u32, count: u64) -> Schedule {
+pub(super) fn around(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let order = topology.order();
     let ring = Round::new(&order, me);
     let nodes = ring.nodes();
-    let blocks = blocks(nodes, count);
+    let blocks = blocks(nodes, segments, count);
     let mut builder = Builder::new(blocks.len());
     for block in 0..blocks.len() as u32 {
         let along = ring.along(block);
@@ -109,14 +111,20 @@ pub(super) fn around(topology: &Topology, me: u32, count: u64) -> Schedule {
 }
 
 /// `rings` of them, each for as many blocks.
-pub(super) fn several(topology: &Topology, rings: u32, me: u32, count: u64) -> Schedule {
+pub(super) fn several(
+    topology: &Topology,
+    rings: u32,
+    segments: u32,
+    me: u32,
+    count: u64,
+) -> Schedule {
     let racks = topology.members();
     let orders: Vec<Vec<u32>> = (0..rings)
         .map(|ring| racks.iter().flat_map(|rack| with_stride(rack, ring)).collect())
         .collect();
     let rounds: Vec<Round<'_>> = orders.iter().map(|order| Round::new(order, me)).collect();
     let nodes = topology.participants();
-    let blocks = blocks(nodes, count / u64::from(rings));
+    let blocks = blocks(nodes, segments, count / u64::from(rings));
     let blocks =
         if rings == 1 { blocks } else { split(count, blocks.len() as u64 * u64::from(rings)) };
     build::reduce_and_return(nodes, me, blocks, |block| {
@@ -137,12 +145,12 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+pub(super) fn rooted(topology: &Topology, segments: u32, root: u32, me: u32, count: u64) -> Rooted {
     let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     // The root is the end of the path.
     let at = nodes - 1 - build::position(&order, me);
-    let blocks = split(count, count.div_ceil(BLOCK).clamp(1, MAX_BLOCKS));
+    let blocks = split(count, count.div_ceil(BLOCK).max(segments.into()).clamp(1, MAX_BLOCKS));
     Rooted::new(blocks, move |block| on_path(at, nodes, block, |p| order[(nodes - 1 - p) as usize]))
 }
 

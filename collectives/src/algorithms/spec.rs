@@ -207,6 +207,13 @@ impl Spec {
         at.map_or(0, |at| self.numbers[at])
     }
 
+    /// Into how many segments at least what follows one path is cut; 1 for algorithms without this
+    /// parameter.
+    pub(super) fn segments(&self) -> u32 {
+        let has_it = self.algorithm.parameters().iter().any(|one| one.name == "segments");
+        if has_it { self.number("segments") } else { 1 }
+    }
+
     /// The factors, if they are given.
     pub(super) fn factors(&self) -> Option<&[u32]> {
         let many = self.factors.iter().position(|&factor| factor == 0).unwrap_or(FACTORS);
@@ -298,7 +305,7 @@ mod tests {
             ("circulant(radix=+4)", "radix=+4 is not possible"),
             ("circulant(radix=4,radix=4)", "radix is given twice"),
             ("circulant(radix=99999999999)", "is not possible"),
-            ("ring(radix=4)", "ring has no parameter \"radix\"; it has way"),
+            ("ring(radix=4)", "ring has no parameter \"radix\"; it has way and segments"),
             ("recursive-doubling(radix=4)", "it has none"),
             ("ring(way=up)", "way is back or around"),
             ("torus(dims=4)", "two numbers from 2 on"),

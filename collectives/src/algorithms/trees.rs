@@ -38,11 +38,12 @@ pub(super) fn there_and_back(
     build::reduce_and_return(topology.participants(), me, blocks, place)
 }
 
-pub(super) fn linear(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+pub(super) fn linear(topology: &Topology, segments: u32, root: u32, me: u32, count: u64) -> Rooted {
     let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
-    Rooted::new(split(count, blocks_for(count)), move |block| {
+    let blocks = split(count, blocks_for(count).max(segments.into()));
+    Rooted::new(blocks, move |block| {
         let link = |peer: u32, child: u32| Link {
             peer: order[peer as usize],
             up: block + child - 1,
@@ -59,7 +60,13 @@ pub(super) fn linear(topology: &Topology, root: u32, me: u32, count: u64) -> Roo
 }
 
 /// The tree of degree `radix`.
-pub(super) fn k_nomial(radix: u32, topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
+pub(super) fn k_nomial(
+    (radix, segments): (u32, u32),
+    topology: &Topology,
+    root: u32,
+    me: u32,
+    count: u64,
+) -> Rooted {
     let order = build::order_from(topology, root);
     let nodes = order.len() as u32;
     let at = build::position(&order, me);
@@ -71,7 +78,8 @@ pub(super) fn k_nomial(radix: u32, topology: &Topology, root: u32, me: u32, coun
     // The lowest digit that is not 0; the root has none.
     let own = powers.iter().take_while(|power| at.is_multiple_of(*power * radix)).count() as u32;
     let own = if at == 0 { rounds } else { own };
-    Rooted::new(split(count, blocks_for(count)), move |block| {
+    let blocks = split(count, blocks_for(count).max(segments.into()));
+    Rooted::new(blocks, move |block| {
         // The parent of a position is that without its lowest digit. A far link (high digit) is
         // early on the way down, and late on the way up.
         let link = |peer: u32, digit: u32, value: u32| Link {

@@ -37,6 +37,10 @@ fn specs() -> Vec<Spec> {
         "bcube(radix=4)",
         "k-nomial(radix=3)",
         "circulant-blocks(blocks=5)",
+        "ring(segments=3)",
+        "chain(segments=9)",
+        "binomial(segments=5)",
+        "double-tree(segments=20)",
         "hips(along=ring)",
     ];
     let others = others.iter().map(|text| Spec::parse(text).unwrap());
