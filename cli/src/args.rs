@@ -6,7 +6,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use gradwire_bench::args::Measurement;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
-use crate::{algorithms, explain};
+use crate::{algorithms, explain, probe};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -32,6 +32,8 @@ pub enum Command {
     Algorithms(algorithms::Options),
     /// Show what the cost model chooses on a cluster, and what it predicts.
     Explain(explain::Options),
+    /// Measure the links between hosts, as every job does when it starts.
+    Probe(probe::Options),
     /// Show what a running coordinator knows.
     Status {
         /// The coordinator's address; not needed on a host of a job if there is no other.
@@ -96,7 +98,7 @@ pub struct Run {
 pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
     match words.get(1).and_then(|word| word.to_str()) {
         Some("run") => {}
-        Some("bench") => {
+        Some("bench" | "probe") => {
             words.iter_mut().filter(|word| *word == "-np").for_each(|word| *word = "--np".into());
             return words;
         }

@@ -1,8 +1,12 @@
 //! `gradwire explain`: which algorithms are chosen, and why. By the cost model on a cluster, or by
 //! a running job, with the times that were observed there.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
-use gradwire_collectives::{Choice, Pipeline, Rules, RulesError, Topology, select, select::time};
+use gradwire_collectives::{
+    Choice, CostModel, Pipeline, Rules, RulesError, Topology, select, select::time,
+};
 use gradwire_launcher::{args::SettingsOptions, error::CommandError};
 use gradwire_proto::pb::{self, StatusResponse};
 use gradwire_settings::Settings;
@@ -20,11 +24,14 @@ const MANY: u32 = 64;
 #[derive(Debug, Args)]
 pub struct Options {
     /// The coordinator of a running job: what it has chosen, and how long that has taken.
-    #[arg(value_name = "IP:PORT", conflicts_with_all = ["nodes", "racks"])]
+    #[arg(value_name = "IP:PORT", conflicts_with_all = ["cluster", "nodes", "racks"])]
     pub address: Option<String>,
+    /// A file that gradwire probe --out has written: hosts, racks and costs.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "racks"])]
+    pub cluster: Option<PathBuf>,
     /// How many nodes there are.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
-          required_unless_present = "address")]
+          required_unless_present_any = ["address", "cluster"])]
     pub nodes: Option<u32>,
     /// Their racks: how many, or the nodes of each, such as 4,4,2.
     #[arg(long, value_name = "R")]
@@ -124,26 +131,26 @@ fn observed_as_json(choice: &pb::Choice) -> Value {
 /// What the cost model chooses on a cluster.
 ///
 /// # Errors
-/// [`CommandError`] if the racks or the rules are for another number of nodes.
+/// [`CommandError`] if the rules are for another number of nodes.
 pub fn on_cluster(
-    nodes: u32,
-    racks: Option<&Racks>,
+    topology: &Topology,
+    cost: &CostModel,
     settings: &Settings,
     json: bool,
 ) -> Result<String, CommandError> {
-    let topology = cluster::topology(nodes, racks)?;
+    let nodes = topology.participants();
     let rules = &settings.negotiation.algorithm;
     let refused = |error: RulesError| {
         CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
     };
     rules.fits(nodes).map_err(refused)?;
     let allowed = settings.algorithms().map_err(refused)?;
-    let rows = choose(&topology, &allowed, settings);
+    let rows = choose(topology, cost, &allowed, settings);
     if json {
         let rows: Vec<Value> = rows.iter().map(Row::as_json).collect();
         let all = json!({
             "nodes": nodes,
-            "racks": cluster::racks(&topology),
+            "racks": cluster::racks(topology),
             "choices": rows,
         });
         return Ok(format!("{all:#}\n"));
@@ -152,16 +159,15 @@ pub fn on_cluster(
     let mut table = vec![head.map(str::to_owned)];
     table.extend(rows.iter().map(Row::as_text));
     Ok(format!(
-        "Choices on {}, by the settings network.*:\nfor a piece by itself, and for one of {MANY} \
+        "Choices on {}, by the costs of its links:\nfor a piece by itself, and for one of {MANY} \
          that follow each other, {} in flight. Times are per piece.\n\n{}",
-        cluster::in_words(&topology),
+        cluster::in_words(topology),
         settings.negotiation.credit_pieces,
         aligned(&table)
     ))
 }
 
-fn choose(topology: &Topology, rules: &Rules, settings: &Settings) -> Vec<Row> {
-    let model = settings.cost_model();
+fn choose(topology: &Topology, cost: &CostModel, rules: &Rules, settings: &Settings) -> Vec<Row> {
     let in_flight = settings.negotiation.credit_pieces;
     let most = settings.negotiation.piece_bytes;
     let sizes = std::iter::successors(Some(SMALLEST), |bytes| Some(bytes * 4));
@@ -174,7 +180,7 @@ fn choose(topology: &Topology, rules: &Rules, settings: &Settings) -> Vec<Row> {
                 let rule = rules.rule_for(kind, bytes);
                 let (rule, allowed) = rules.allowed(kind, rule, topology.participants());
                 let pipeline = Pipeline { pieces, in_flight: in_flight.min(pieces) };
-                let choice = select(kind, topology, bytes, pipeline, (rule, &allowed), &model);
+                let choice = select(kind, topology, bytes, pipeline, (rule, &allowed), cost);
                 rows.push(Row { collective, bytes, pieces, rule, choice });
             }
         }
@@ -224,7 +230,8 @@ mod tests {
         let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
         let racks = racks.map(|racks| racks.parse().unwrap());
-        on_cluster(nodes, racks.as_ref(), &loaded.settings, json)
+        let (settings, topology) = (&loaded.settings, cluster::topology(nodes, racks.as_ref()));
+        on_cluster(&topology.unwrap(), &settings.cost_model(), settings, json)
             .unwrap_or_else(|error| error.to_string())
     }
 

@@ -53,6 +53,16 @@ pub fn coordinator() -> Result<String, CommandError> {
     }
 }
 
+/// The address of the coordinator, by the daemon that serves its metrics at `metrics`.
+///
+/// # Errors
+/// [`CommandError`] if no daemon answers there.
+pub fn coordinator_by(metrics: &str) -> Result<String, CommandError> {
+    let answer = metrics.parse().ok().and_then(|daemon| ask(daemon, Instant::now() + ANSWER));
+    let none = || CommandError::failed(format!("no daemon answers at '{metrics}'"));
+    answer.map(|address| address.to_string()).ok_or_else(none)
+}
+
 /// Asks the daemon at an address, if there is one.
 fn ask(daemon: SocketAddr, end: Instant) -> Option<SocketAddr> {
     // None once the time is over, which would otherwise mean no limit.

@@ -4,9 +4,11 @@
 //! Modules, lowest first:
 //!
 //! - [`cluster`]: nodes in racks, collectives and tables
+//! - [`cluster_file`]: a measured cluster as a file
 //! - [`algorithms`]: `gradwire algorithms`
 //! - [`explain`]: `gradwire explain`
 //! - [`find`]: finds the jobs of this host
+//! - [`probe`]: `gradwire probe`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
 //! - [`coordinator`]: `gradwire coordinator`
@@ -17,8 +19,10 @@
 pub mod algorithms;
 pub mod args;
 pub mod cluster;
+pub mod cluster_file;
 pub mod coordinator;
 pub mod explain;
 pub mod find;
+pub mod probe;
 pub mod show;
 pub mod status;

@@ -18,7 +18,9 @@ use gradwire_bench::{
 use gradwire_cli::{
     algorithms,
     args::{Cli, Command, Config, Run, normalise},
-    coordinator, explain, find, show, status,
+    cluster,
+    cluster_file::ClusterFile,
+    coordinator, explain, find, probe, show, status,
 };
 use gradwire_launcher::{
     agent,
@@ -59,14 +61,35 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         }
         Command::Algorithms(options) => print(&algorithms::show(&options)?),
         Command::Explain(options) => {
-            let explain::Options { address, nodes, racks, json, settings } = options;
+            let explain::Options { address, cluster, nodes, racks, json, settings } = options;
             if let Some(address) = address {
                 return print(&explain::of_job(&block_on(status::ask(&address))??, json));
             }
             let settings = load(&settings, &[])?.settings;
-            // Without an address it is required.
-            let nodes = nodes.unwrap_or(1);
-            print(&explain::on_cluster(nodes, racks.as_ref(), &settings, json)?)
+            let (topology, cost) = match cluster {
+                Some(path) => {
+                    let file = ClusterFile::read(&path)?;
+                    (file.topology(), file.network.cost().map_err(CommandError::usage)?)
+                }
+                // Without an address or a file the number is required.
+                None => {
+                    let nodes = nodes.unwrap_or(1);
+                    (cluster::topology(nodes, racks.as_ref())?, settings.cost_model())
+                }
+            };
+            print(&explain::on_cluster(&topology, &cost, &settings, json)?)
+        }
+        Command::Probe(options) if options.started => {
+            let ask = |metrics: &str| block_on(status::ask(&find::coordinator_by(metrics)?))?;
+            probe::rank(&options, &environment(), ask)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Probe(options) => {
+            let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()])?;
+            options.spread(&mut hosts)?;
+            let nodes = Plan::nodes(&hosts, None)?;
+            let plan = Plan::new(nodes, ITSELF.to_owned(), options.words()?, &loaded)?;
+            start(plan, &loaded, &options.at, None, true)
         }
         Command::Status { address } => {
             let address = address.map_or_else(find::coordinator, Ok)?;

@@ -65,6 +65,11 @@ pub fn show(status: &StatusResponse) -> String {
         "operations: {} started, {} done",
         status.operations_started, status.operations_done
     ));
+    if let Some(network) = &status.network {
+        let (links, seconds) = (network.links.len(), network.took_seconds);
+        let cut = if network.complete { "" } else { ", as far as there was time" };
+        line(format!("network: links measured: {links}, in {seconds:.3} s{cut}"));
+    }
     if let Some(failure) = &status.failure {
         line(format!("failure: {}", Failure::from(failure.clone())));
     }
@@ -124,7 +129,7 @@ fn list(ranks: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_proto::pb::{NodeStatus, PendingTensor, ProcessSetStatus};
+    use gradwire_proto::pb::{Link, Network, NodeStatus, PendingTensor, ProcessSetStatus};
 
     use super::*;
 
@@ -168,11 +173,19 @@ mod tests {
             operations_started: 5,
             operations_done: 4,
             failure: None,
+            network: Some(Network {
+                took_seconds: 0.25,
+                complete: false,
+                links: vec![Link::default()],
+                costs: None,
+            }),
+            costs: None,
         };
         assert_eq!(
             show(&status),
             "job j1 (0.1.0), epoch 1, running: 2 of 2 nodes\n\
              operations: 5 started, 4 done\n\
+             network: links measured: 1, in 0.250 s, as far as there was time\n\
              host n1: ranks 2-3, rack r1, silent for 12 ms, left: 3\n\
              all ranks, joined: 3\n\
              process set 4: ranks 0, 2\n\

@@ -7,8 +7,12 @@
 //!   time, whoever of them sends.
 //! - γ: seconds per byte reduced
 //! - a cost per message for the processor, which direct exchange has many of
+//! - the rate of one data thread, which is the limit of a piece that is alone
 //! - a loss of goodput when several send to one at once (incast): their bursts meet in the last
 //!   queue before it. Without it the model would never choose a ring, which wins by not doing that.
+//!
+//! What all algorithms have in common is counted, too, so that predicted times can be compared with
+//! measured ones: the order of the coordinator, and the result's way to the ranks.
 //!
 //! Pieces of a large tensor follow each other, as many of them under way as there is credit, and
 //! hide each other's latency. What counts then is how long a piece keeps the busiest line or
@@ -94,8 +98,9 @@ pub fn price_in_pipeline(
 
 fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u64) -> Cost {
     let size = bytes as f64;
+    let besides = model.operation + size * model.publish_per_byte;
     let here = size * model.reduce_per_byte;
-    let here = Cost { alone: here, busy: here };
+    let here = Cost { alone: besides + here, busy: here };
     if topology.participants() <= 1 {
         return here;
     }
@@ -115,6 +120,7 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     let uplink = size * shape.uplink * across.per_byte;
     let messages = shape.messages * blocks / shape.blocks + shape.hops_in + shape.hops_across;
     let processor = size * shape.reduced * model.reduce_per_byte + messages * model.per_message;
-    let alone = hops + line.max(uplink) + processor;
+    let lane = size * shape.line * model.lane_per_byte;
+    let alone = besides + hops + line.max(uplink).max(lane) + processor;
     Cost { alone, busy: line.max(uplink).max(processor) }
 }

@@ -351,6 +351,11 @@ impl Rules {
         (if self.is_plain() { 0 } else { rule }, fitting)
     }
 
+    /// Whether there is anything to choose among so many nodes: it is not one spec for everything.
+    pub fn is_choice(&self, nodes: u32) -> bool {
+        !self.is_plain() || self.forced(1, nodes).is_none()
+    }
+
     /// Whether it is one list for everything.
     fn is_plain(&self) -> bool {
         match &self.rules[..] {

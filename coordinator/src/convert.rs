@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
+use gradwire_collectives::CostModel;
 use gradwire_proto::{
-    Failure, MAX_CONTROL_MESSAGE, Priority, ProcessSetId, Rank, Request, Sequence, TensorId,
-    VERSION, WireError,
+    Failure, MAX_CONTROL_MESSAGE, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
+    TensorId, VERSION, WireError,
     pb::{self, coordinator_message::Message},
 };
 use prost::Message as _;
@@ -13,10 +14,11 @@ use prost::Message as _;
 use crate::model::{
     ConnectionId, Event, Status,
     command::{
-        Execute, Joined, KnownSpec, Operation, Registration, SetCreated, SetRemoved, TensorFailure,
-        World,
+        Execute, Joined, KnownSpec, Operation, Probe, Registration, SetCreated, SetRemoved,
+        TensorFailure, World,
     },
     event::{Announcement, Join, Submitted},
+    network::Network,
     status::ChoiceStatus,
 };
 
@@ -67,6 +69,11 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         Message::Done(done) => Event::Done {
             connection,
             sequences: done.sequences.into_iter().map(Sequence).collect(),
+        },
+        Message::Probed(probed) => Event::Probed {
+            connection,
+            sequence: Sequence(probed.sequence),
+            time: Duration::from_nanos(probed.nanoseconds),
         },
         Message::Forgotten(forgotten) => {
             Event::Forgotten { connection, ids: forgotten.ids.into_iter().map(TensorId).collect() }
@@ -172,6 +179,17 @@ fn operation(operation: Operation) -> pb::Operation {
     }
 }
 
+fn probe(probe: Probe) -> pb::Probe {
+    let group = |nodes: Vec<NodeId>| pb::ProbeGroup {
+        nodes: nodes.into_iter().map(|node| node.0).collect(),
+    };
+    pb::Probe {
+        sequence: probe.sequence.0,
+        pattern: probe.pattern.to_string(),
+        groups: probe.groups.into_iter().map(group).collect(),
+    }
+}
+
 fn numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|rank| rank.0).collect()
 }
@@ -245,6 +263,9 @@ pub fn execute(execute: Execute) -> Vec<pb::CoordinatorMessage> {
     for part in execute.failures.into_iter().map(tensor_failure) {
         splitter.room_for(part.encoded_len()).failures.push(part);
     }
+    for part in execute.probes.into_iter().map(probe) {
+        splitter.room_for(part.encoded_len()).probes.push(part);
+    }
     for part in execute.operations.into_iter().map(operation) {
         splitter.room_for(part.encoded_len()).operations.push(part);
     }
@@ -301,6 +322,42 @@ pub fn status(job: &str, status: Status) -> pb::StatusResponse {
         process_sets: process_sets.collect(),
         process_set_count: status.counts.sets as u64,
         choices: status.choices.into_iter().map(choice).collect(),
+        network: status.network.map(network),
+        costs: Some(costs(&status.cost)),
+    }
+}
+
+fn network(network: Network) -> pb::Network {
+    let links = network.links.iter().map(|link| pb::Link {
+        from: link.from.0,
+        to: link.to.0,
+        latency_seconds: link.latency,
+        lane_bytes_per_second: link.lane_rate,
+        bytes_per_second: link.rate,
+    });
+    pb::Network {
+        took_seconds: network.took.as_secs_f64(),
+        complete: network.is_complete,
+        links: links.collect(),
+        costs: Some(costs(&network.cost)),
+    }
+}
+
+fn costs(cost: &CostModel) -> pb::Costs {
+    pb::Costs {
+        latency: cost.in_rack.latency,
+        per_byte: cost.in_rack.per_byte,
+        rack_latency: cost.cross_rack.latency,
+        rack_per_byte: cost.cross_rack.per_byte,
+        reduce_per_byte: cost.reduce_per_byte,
+        per_message: cost.per_message,
+        lane_per_byte: cost.lane_per_byte,
+        publish_per_byte: cost.publish_per_byte,
+        operation: cost.operation,
+        chunk: cost.chunk,
+        burst_loss: cost.burst_loss,
+        free_fan_in: cost.free_fan_in,
+        incast_loss: cost.incast_loss,
     }
 }
 
@@ -406,6 +463,7 @@ mod tests {
             joined: vec![Joined { set: ProcessSetId(4), last: Rank(3) }],
             sets_removed: vec![SetRemoved { set: ProcessSetId(2), tensor: tensor() }],
             evicted: vec![TensorId(u32::MAX)],
+            probes: Vec::new(),
         });
         assert!(messages.len() > 4, "{}", messages.len());
         let (mut ids, mut sequences) = (Vec::new(), Vec::new());

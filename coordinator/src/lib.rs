@@ -12,7 +12,8 @@
 //! - `membership`: who is in the job, how it begins and ends
 //! - `agreement`: who has announced which tensor, and whether all ranks ask for the same
 //! - `dispatch`: what goes out next, how much at a time, and how
-//! - [`engine`]: passes events to these three handlers; pure
+//! - `probe`: what the links between nodes are measured with, and what follows from it; pure
+//! - [`engine`]: passes events to these handlers; pure
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
 //! - [`metrics`]: what is recorded of it
 //! - `inbox`: what goes from sessions to the runtime
@@ -44,6 +45,7 @@ mod error;
 mod heartbeat;
 mod inbox;
 mod membership;
+mod probe;
 mod tuning;
 
 pub use error::CoordinatorError;

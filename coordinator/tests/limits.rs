@@ -33,6 +33,7 @@ impl Job {
         let mut config =
             EngineConfig::new(JobId::new("job").unwrap(), nodes, &Settings::default()).unwrap();
         config.max_tensors = max_tensors;
+        config.probe = false;
         let mut engine = Engine::new(config);
         for node in 0..nodes {
             Self::join(&mut engine, node, slots);
@@ -144,6 +145,7 @@ fn a_job_has_not_more_ranks_than_a_list_has_entries() {
         let mut config =
             EngineConfig::new(JobId::new("job").unwrap(), 2, &Settings::default()).unwrap();
         config.ranks = None;
+        config.probe = false;
         let mut engine = Engine::new(config);
         Job::join(&mut engine, 0, 4095);
         Job::join(&mut engine, 1, last)

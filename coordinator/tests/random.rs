@@ -189,6 +189,7 @@ impl Play {
         let mut config =
             EngineConfig::new(JobId::new("job").unwrap(), nodes, &Settings::default()).unwrap();
         config.credit_pieces = job.credit;
+        config.probe = false;
         config.piece_bytes = job.piece_bytes;
         config.max_tensors = job.max_tensors;
         config.rules = Rules::parse("ring").unwrap();

@@ -90,6 +90,7 @@ scenarios! {
     priority,
     packing,
     credit,
+    probe,
     leaving,
     failures,
     violations,

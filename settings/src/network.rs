@@ -23,6 +23,17 @@ impl Settings {
             },
             reduce_per_byte: 1.0 / (f64::from(network.reduce_mb) * MEGA),
             per_message: f64::from(network.message_ns) / 1e9,
+            lane_per_byte: if network.lane_rate_mbit == 0 {
+                0.0
+            } else {
+                per_byte(network.lane_rate_mbit)
+            },
+            publish_per_byte: if network.publish_mb == 0 {
+                0.0
+            } else {
+                1.0 / (f64::from(network.publish_mb) * MEGA)
+            },
+            operation: network.operation.as_secs_f64(),
             chunk: network.chunk_bytes,
             burst_loss: f64::from(network.burst_loss) / 100.0,
             free_fan_in: network.free_senders,
@@ -51,6 +62,10 @@ mod tests {
                 model.burst_loss,
                 f64::from(model.free_fan_in),
                 model.incast_loss,
+                // Zeros can't be divided.
+                1.0 + model.lane_per_byte,
+                1.0 + model.publish_per_byte,
+                1.0 + model.operation,
             ]
         };
         for (ours, theirs) in numbers(ours).into_iter().zip(numbers(theirs)) {

@@ -38,6 +38,17 @@ pub enum HugePages {
     Require,
 }
 
+/// Whether the links between nodes are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeEnabled {
+    /// With two nodes or more, if there is a choice between algorithms.
+    Auto,
+    /// With two nodes or more.
+    True,
+    /// Never.
+    False,
+}
+
 /// A type that a checked value becomes. `None` means that a key's declaration contradicts itself,
 /// which the test of the defaults finds.
 trait Field: Sized {
@@ -126,6 +137,17 @@ impl Field for LogFormat {
         match String::read(value, unit)?.as_str() {
             "text" => Some(Self::Text),
             "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+impl Field for ProbeEnabled {
+    fn read(value: &Checked, unit: &str) -> Option<Self> {
+        match String::read(value, unit)?.as_str() {
+            "auto" => Some(Self::Auto),
+            "true" => Some(Self::True),
+            "false" => Some(Self::False),
             _ => None,
         }
     }
@@ -271,7 +293,8 @@ settings! {
         listen: Option<SocketAddr> = "data.listen", Kind::AddressOrNone, "", "";
     }
     /// The links between nodes, as the cost model assumes them. They decide which algorithm is
-    /// chosen, and nothing else.
+    /// chosen, and nothing else. What differs from its default here is not replaced by what was
+    /// measured (probe.enabled).
     network: Network {
         /// From the end of a send to the first byte at the receiver, inside a rack.
         latency: Duration =
@@ -304,6 +327,23 @@ settings! {
         /// The part of the rate that is lost for each sender beyond network.free_senders.
         sender_loss: u32 =
             "network.sender_loss_percent", Kind::Number { min: 0, max: 1000 }, "3", "percent";
+        /// How fast one data thread sends and receives; a piece that is alone has one. 0: as fast
+        /// as the line.
+        lane_rate_mbit: u32 =
+            "network.lane_rate_mbit", Kind::Number { min: 0, max: 10_000_000 }, "0", "Mbit/s";
+        /// How fast results are handed to the ranks. 0: at once.
+        publish_mb: u32 =
+            "network.publish_mb_per_s", Kind::Number { min: 0, max: 10_000_000 }, "0", "MB/s";
+        /// What an operation takes besides: its order, and the reports that it is done.
+        operation: Duration =
+            "network.operation_us", Kind::Number { min: 0, max: 10_000_000 }, "0", "us";
+    }
+    /// How the links between nodes are measured when a job starts.
+    probe: Probe {
+        /// Whether they are measured. auto: with two nodes or more, if there is a choice between
+        /// algorithms. It takes at most one second. Operations wait until it is over.
+        enabled: ProbeEnabled =
+            "probe.enabled", Kind::Choice(&["auto", "true", "false"]), "auto", "";
     }
     /// How measured times correct the cost model.
     tuning: Tuning {

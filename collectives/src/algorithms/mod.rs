@@ -27,8 +27,8 @@
 //!
 //! The reduction to one participant of those with a canonical order of additions
 //! ([`Algorithm::is_canonical`]) is [`aligned`]. A move from one participant to another has no
-//! choice: [`moved`], whatever the algorithm. Nobody can ask for [`late`](mod@late). What people
-//! ask for is a [`Spec`]: an algorithm with its parameters.
+//! choice: [`moved`], whatever the algorithm. Nobody can ask for [`late`](mod@late). What measures
+//! links is [`probe`]. What people ask for is a [`Spec`]: an algorithm with its parameters.
 
 pub mod aligned;
 pub mod bine;
@@ -42,6 +42,7 @@ pub mod late;
 pub mod leaders;
 pub mod moved;
 pub mod pairs;
+pub mod probe;
 pub mod recursive_doubling;
 pub mod ring;
 pub mod trees;

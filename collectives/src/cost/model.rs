@@ -21,6 +21,15 @@ pub struct CostModel {
     pub reduce_per_byte: f64,
     /// Seconds of processor time for each message sent and received. Default 3 µs.
     pub per_message: f64,
+    /// Seconds that one data thread takes for each byte that it sends and receives. A piece is run
+    /// by one thread, and pieces that follow each other by all of them. Default 0: the line is the
+    /// limit.
+    pub lane_per_byte: f64,
+    /// Seconds to hand a byte of the result to the ranks, once all of it is there. Default 0.
+    pub publish_per_byte: f64,
+    /// Seconds that an operation takes besides: the order of the coordinator and the reports that
+    /// it is done. The same for all algorithms. Default 0.
+    pub operation: f64,
     /// Bytes after which the next hop can begin. Default 128 KiB.
     pub chunk: u64,
     /// Goodput lost where several send to one, as a fraction: all but the share of one of them.
@@ -40,6 +49,9 @@ impl Default for CostModel {
             cross_rack: LinkCost { latency: 60e-6, per_byte: 8.0 / 8.333e9 },
             reduce_per_byte: 1.0 / 10e9,
             per_message: 3e-6,
+            lane_per_byte: 0.0,
+            publish_per_byte: 0.0,
+            operation: 0.0,
             chunk: 128 << 10,
             burst_loss: 0.07,
             free_fan_in: 8,

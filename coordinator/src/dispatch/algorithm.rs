@@ -135,6 +135,16 @@ impl Chooser {
         }
     }
 
+    /// Chooses by these costs from now on. Choices that were made stay.
+    pub(crate) fn set_cost(&mut self, cost: CostModel) {
+        self.policy.cost = cost;
+    }
+
+    /// The costs by which algorithms are chosen.
+    pub(crate) fn cost(&self) -> &CostModel {
+        &self.policy.cost
+    }
+
     /// The specs of operations that have to be sent to the nodes first.
     pub(crate) fn take_unannounced(&mut self) -> Vec<KnownSpec> {
         std::mem::take(&mut self.unannounced)

@@ -55,18 +55,28 @@ pub(crate) struct Flight {
     /// How many of them there are of each choice.
     choices: BTreeMap<Option<ChoiceId>, usize>,
     credit: usize,
+    /// The last number that was given.
+    last: Sequence,
     started: u64,
     done: u64,
 }
 
 impl Flight {
     pub(crate) fn new(credit: usize) -> Self {
-        Self { flying: BTreeMap::new(), choices: BTreeMap::new(), credit, started: 0, done: 0 }
+        let (flying, choices) = (BTreeMap::new(), BTreeMap::new());
+        Self { flying, choices, credit, last: Sequence(0), started: 0, done: 0 }
     }
 
     /// Whether one more operation may start.
     pub(crate) fn has_credit(&self) -> bool {
         self.flying.len() < self.credit
+    }
+
+    /// The next number of the one order over all process sets (ORD), for something that is not in
+    /// flight here.
+    pub(crate) fn number(&mut self) -> Sequence {
+        self.last.0 += 1;
+        self.last
     }
 
     /// Starts an operation, with the next number of the one order over all process sets (ORD).
@@ -79,7 +89,7 @@ impl Flight {
     ) -> Sequence {
         slots.sort_unstable();
         self.started += 1;
-        let sequence = Sequence(self.started);
+        let sequence = self.number();
         *self.choices.entry(choice).or_default() += 1;
         let in_flight = self.is_uniform().then(|| self.flying.len() + 1);
         let flying = Flying { nodes, slots, since: now, choice, in_flight };

@@ -18,6 +18,7 @@ mod queue;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fixedbitset::FixedBitSet;
+use gradwire_collectives::CostModel;
 use gradwire_proto::{Compression, NodeId, ProcessSetId, Sequence, convert::TensorRef};
 
 use self::{
@@ -82,6 +83,21 @@ impl Dispatch {
     /// The operations in flight.
     pub(crate) fn flight(&self) -> &Flight {
         &self.flight
+    }
+
+    /// The next number of the one order, for a probe.
+    pub(crate) fn number(&mut self) -> Sequence {
+        self.flight.number()
+    }
+
+    /// Chooses by these costs from now on.
+    pub(crate) fn set_cost(&mut self, cost: CostModel) {
+        self.chooser.set_cost(cost);
+    }
+
+    /// The costs by which algorithms are chosen.
+    pub(crate) fn cost(&self) -> &CostModel {
+        self.chooser.cost()
     }
 
     /// Whether a node takes part in an operation that it has not done.

@@ -11,6 +11,7 @@ mod stall;
 
 use std::{sync::Arc, time::Duration};
 
+use gradwire_collectives::Topology;
 use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId};
 
 use self::stall::Stall;
@@ -23,10 +24,12 @@ use crate::{
         command::{Execute, Severity},
         event::Announcement,
         learned::Learned,
+        network::Network,
         status::Counts,
         text,
         violation::Violation,
     },
+    probe::{Probing, without_set},
 };
 
 /// How many tensors a failure names.
@@ -39,6 +42,9 @@ pub struct Engine {
     membership: Membership,
     agreement: Agreement,
     dispatch: Dispatch,
+    probing: Probing,
+    /// What was measured, once it is.
+    network: Option<Network>,
     stall: Stall,
 }
 
@@ -50,6 +56,8 @@ impl Engine {
             membership: Membership::new(Arc::clone(&config)),
             agreement: Agreement::new(&Members::default(), &config),
             dispatch: Dispatch::new(&[], &config),
+            probing: Probing::none(),
+            network: None,
             stall: Stall::new(config.stall_warning),
             config,
         }
@@ -87,6 +95,7 @@ impl Engine {
             Event::Nonsense { connection, .. }
             | Event::Ready { connection, .. }
             | Event::Done { connection, .. }
+            | Event::Probed { connection, .. }
             | Event::Forgotten { connection, .. }
             | Event::Left { connection, .. } => {
                 if let Some(node) = self.membership.member(connection, &mut out)
@@ -105,7 +114,8 @@ impl Engine {
     /// The time at which an [`Event::Tick`] is due, unless another event comes before.
     pub fn next_deadline(&self) -> Option<Duration> {
         let stall = self.stall.deadline().filter(|_| self.phase() == Phase::Running);
-        [self.membership.deadline(), stall].into_iter().flatten().min()
+        let probe = self.probing.deadline().filter(|_| self.phase() == Phase::Running);
+        [self.membership.deadline(), stall, probe].into_iter().flatten().min()
     }
 
     /// The phase of the job.
@@ -124,6 +134,9 @@ impl Engine {
         let racks: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
         self.agreement = Agreement::new(members, &self.config);
         self.dispatch = Dispatch::new(&racks, &self.config);
+        if self.config.probe {
+            self.probing = Probing::new(Topology::from_labels(&racks), self.config.lanes);
+        }
     }
 
     /// Handles events that only a node of the world may send.
@@ -143,6 +156,7 @@ impl Engine {
                 let agreement = &mut self.agreement;
                 self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
             }
+            Event::Probed { sequence, time, .. } => self.probing.done(node, sequence, time, now),
             Event::Forgotten { ids, .. } => self.agreement.forgotten(node, &ids),
             Event::Left { ranks, absent, .. } => {
                 let agreement = &self.agreement;
@@ -223,9 +237,12 @@ impl Engine {
         }
         let mut execute = self.agreement.take_answer();
         let mut choices = Vec::new();
+        choices.extend(self.probe(&mut execute, now));
         let piece_bytes = self.dispatch.piece_bytes();
-        let Self { agreement, dispatch, .. } = self;
-        while let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set)) {
+        let Self { agreement, dispatch, probing, .. } = self;
+        while probing.is_over()
+            && let Some(sent) = dispatch.next(piece_bytes, now, |set| agreement.sets().get(set))
+        {
             for cut in &sent.cuts {
                 execute.registrations.extend(agreement.sent(&cut.round, cut.last));
                 if cut.first {
@@ -243,6 +260,19 @@ impl Engine {
         choices.extend(self.dispatch.take_corrections());
         out.reason = self.reason(&execute, choices);
         out.commands.push(Command::Execute(execute));
+    }
+
+    /// Measures what is to be measured next. Returns the result as text once there is one.
+    fn probe(&mut self, execute: &mut Execute, now: Duration) -> Option<String> {
+        let Self { probing, dispatch, .. } = self;
+        execute.probes = probing.next(now, || dispatch.number());
+        let network = probing.finish(now)?;
+        dispatch.set_cost(without_set(network.cost, self.config.cost));
+        let took = network.took.as_secs_f64();
+        let links = text::count(network.links.len(), "link");
+        let cut = if network.is_complete { "" } else { ", as far as there was time" };
+        self.network = Some(network);
+        Some(format!("{links} measured in {took:.3} s{cut}"))
     }
 
     /// The reason for an answer.
@@ -266,7 +296,18 @@ impl Engine {
             execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
         let evicted = execute.evicted.len();
         let evicted = (evicted > 0).then(|| format!("{} evicted", text::count(evicted, "id")));
-        for more in created.chain(joined).chain(gone).chain(evicted).chain(choices) {
+        let probes = execute.probes.first().map(|probe| {
+            let groups = text::count(probe.groups.len(), "group");
+            format!("probe {} of {groups}, {} at a time", probe.pattern, execute.probes.len())
+        });
+        for more in probes
+            .into_iter()
+            .chain(created)
+            .chain(joined)
+            .chain(gone)
+            .chain(evicted)
+            .chain(choices)
+        {
             reason.push_str("; ");
             reason.push_str(&more);
         }
@@ -304,6 +345,8 @@ impl Engine {
             sets: self.agreement.set_status(),
             pending: self.agreement.pending_status(now),
             choices: self.dispatch.choices(),
+            network: self.network.clone(),
+            cost: *self.dispatch.cost(),
             counts: self.counts(),
             failure: self.membership.failure().cloned(),
         }

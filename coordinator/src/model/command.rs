@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_collectives::Spec;
+use gradwire_collectives::{Spec, algorithms::probe::Pattern};
 use gradwire_proto::{
     Agreed, Compression, Ending, Epoch, Failure, NodeId, Priority, ProcessSetId, Rank, Request,
     Sequence, SpecId, TensorId, TensorName, convert::TensorRef,
@@ -157,6 +157,17 @@ pub struct TensorFailure {
     pub failure: Failure,
 }
 
+/// Moves bytes that mean nothing, to measure links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probe {
+    /// Its number in the job's one total order (ORD).
+    pub sequence: Sequence,
+    /// What each group does.
+    pub pattern: Pattern,
+    /// Groups of nodes, which have no node in common.
+    pub groups: Vec<Vec<NodeId>>,
+}
+
 /// One answer to all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Execute {
@@ -178,6 +189,8 @@ pub struct Execute {
     /// them ([`Event::Forgotten`](super::event::Event::Forgotten)). An id may have been removed
     /// before, with its process set or because another id has replaced it.
     pub evicted: Vec<TensorId>,
+    /// To be run before the operations.
+    pub probes: Vec<Probe>,
 }
 
 impl Execute {
@@ -192,6 +205,7 @@ impl Execute {
             joined,
             sets_removed,
             evicted,
+            probes,
         } = self;
         sets_created.is_empty()
             && registrations.is_empty()
@@ -201,6 +215,7 @@ impl Execute {
             && joined.is_empty()
             && sets_removed.is_empty()
             && evicted.is_empty()
+            && probes.is_empty()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fmt::Display, time::Duration};
 
 use gradwire_collectives::{CostModel, Rules, RulesError};
 use gradwire_proto::{Compression, Epoch, JobId, MAX_LANES, Rank, beat::Limits};
-use gradwire_settings::{Settings, variables::VariableError};
+use gradwire_settings::{ProbeEnabled, Settings, variables::VariableError};
 
 use crate::error::CoordinatorError;
 
@@ -63,6 +63,8 @@ pub struct EngineConfig {
     pub rules: Rules,
     /// The costs of the links.
     pub cost: CostModel,
+    /// Whether the links between nodes are measured before the first operation.
+    pub probe: bool,
     /// Whether other algorithms than the cheapest by the cost model are tried now and then, so that
     /// measured times can correct it.
     pub may_explore: bool,
@@ -105,6 +107,12 @@ impl EngineConfig {
             credit_pieces: negotiation.credit_pieces,
             max_tensors: negotiation.max_tensors,
             max_pending: MAX_PENDING.max(negotiation.max_tensors),
+            probe: nodes > 1
+                && match settings.probe.enabled {
+                    ProbeEnabled::Auto => rules.is_choice(nodes),
+                    ProbeEnabled::True => true,
+                    ProbeEnabled::False => false,
+                },
             rules,
             cost: settings.cost_model(),
             may_explore: settings.tuning.enabled && !negotiation.strict,

@@ -100,6 +100,15 @@ pub enum Event {
         /// The operations.
         sequences: Vec<Sequence>,
     },
+    /// A node has run a probe.
+    Probed {
+        /// Its stream.
+        connection: ConnectionId,
+        /// The probe.
+        sequence: Sequence,
+        /// The time that it took there.
+        time: Duration,
+    },
     /// A node has read that ids are not valid any more, and no longer uses them.
     Forgotten {
         /// Its stream.
@@ -160,6 +169,7 @@ impl Event {
             | Self::Nonsense { connection, .. }
             | Self::Ready { connection, .. }
             | Self::Done { connection, .. }
+            | Self::Probed { connection, .. }
             | Self::Forgotten { connection, .. }
             | Self::Failed { connection, .. }
             | Self::Left { connection, .. }

@@ -4,6 +4,7 @@
 //! - [`config`]: what is fixed before the start
 //! - [`status`]: what people see
 //! - [`learned`]: what jobs have measured, for the next one
+//! - [`network`]: what was measured of the links between nodes
 //! - `process_set`: groups of ranks, by node
 //! - `plan`: the flows of a tensor with their routes; `lengths`: how long they are; `round`: one
 //!   tensor on its way
@@ -16,6 +17,7 @@ pub mod command;
 pub mod config;
 pub mod event;
 pub mod learned;
+pub mod network;
 pub mod status;
 
 pub(crate) mod lengths;

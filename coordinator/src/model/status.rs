@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use gradwire_collectives::Spec;
+use gradwire_collectives::{CostModel, Spec};
 use gradwire_proto::{Epoch, Failure, ProcessSetId, Rank, TensorName};
 
-use super::command::Node;
+use super::{command::Node, network::Network};
 
 /// The most tensors that one status lists.
 pub(crate) const MAX_PENDING: usize = 100;
@@ -148,6 +148,10 @@ pub struct Status {
     pub pending: Vec<PendingTensor>,
     /// The algorithms of at most 256 kinds of pieces.
     pub choices: Vec<ChoiceStatus>,
+    /// What was measured of the links between nodes, once it is.
+    pub network: Option<Network>,
+    /// The costs with which algorithms are chosen.
+    pub cost: CostModel,
     /// The counts.
     pub counts: Counts,
     /// The failure, if the job has failed.

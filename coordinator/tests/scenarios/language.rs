@@ -59,9 +59,11 @@ fn config(text: &str) -> Parsed<EngineConfig> {
     let mut config = EngineConfig::new(job, 2, &Settings::default()).map_err(|e| e.to_string())?;
     // One algorithm, so that the numbers of the cost model can change.
     config.rules = Rules::parse("ring").expect("an algorithm");
+    config.probe = false;
     for pair in pairs(text) {
         let (key, value) = pair?;
         match key {
+            "probe" => config.probe = value == "true",
             "nodes" => config.nodes = number(value)?,
             "ranks" => config.ranks = Some(number(value)?),
             "piece_bytes" => config.piece_bytes = number(value)?,
@@ -261,6 +263,11 @@ impl Scenario {
                     .map(|s| number(s).map(Sequence))
                     .collect::<Parsed<_>>()?,
             },
+            "probed" => {
+                let (sequence, taken) = rest.split_once(' ').ok_or("probed NUMBER TIME")?;
+                let (sequence, time) = (Sequence(number(sequence)?), time(taken)?);
+                Event::Probed { connection, sequence, time }
+            }
             "forgotten" => Event::Forgotten {
                 connection,
                 ids: rest

@@ -7,7 +7,7 @@ use gradwire_coordinator::model::{
     command::{Execute, Operation, Segment, Severity},
 };
 use gradwire_proto::{
-    Agreed, Collective, Ending, Failure, NO_PART, ProcessSetId, Request, convert::TensorRef,
+    Agreed, Collective, Ending, Failure, NO_PART, NodeId, ProcessSetId, Request, convert::TensorRef,
 };
 
 /// With its process set, unless that is the one of all ranks.
@@ -108,6 +108,14 @@ fn execute(text: &mut String, execute: &Execute) {
         let name = tensor(r.set, &TensorRef::Name(r.name.clone()));
         let (what, priority) = (agreed(&r.agreed), r.priority);
         let _ = writeln!(text, "register #{} = {name} {what} prio={priority}", r.id);
+    }
+    for p in &execute.probes {
+        let group = |group: &Vec<NodeId>| {
+            let nodes: Vec<String> = group.iter().map(|node| node.0.to_string()).collect();
+            nodes.join("+")
+        };
+        let groups: Vec<String> = p.groups.iter().map(group).collect();
+        let _ = writeln!(text, "  probe {} {} of {}", p.sequence, p.pattern, groups.join(" "));
     }
     for o in &execute.operations {
         operation(text, o);

@@ -11,7 +11,7 @@ use gradwire_proto::{
         node_message::Message as Say, tensor_ref::Tensor,
     },
 };
-use gradwire_settings::Settings;
+use gradwire_settings::{ProbeEnabled, Settings};
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -32,7 +32,8 @@ impl Served {
     pub(crate) async fn start(nodes: u32, change: impl FnOnce(&mut CoordinatorConfig)) -> Self {
         let secret = Secret::generate();
         let job = JobId::new("job").unwrap();
-        let settings = Settings::default();
+        let mut settings = Settings::default();
+        settings.probe.enabled = ProbeEnabled::False;
         let mut config = CoordinatorConfig::new(job, secret.clone(), nodes, &settings).unwrap();
         change(&mut config);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

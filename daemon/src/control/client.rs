@@ -206,6 +206,11 @@ impl Session<'_> {
                     }
                 }
                 Outgoing::Done(sequence) => done.sequences.push(sequence.0),
+                Outgoing::Probed(sequence, time) => {
+                    let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                    let probed = pb::Probed { sequence: sequence.0, nanoseconds };
+                    rest.push(node_message::Message::Probed(probed));
+                }
                 Outgoing::Forgotten(ids) => {
                     let ids = ids.iter().map(|id| id.0).collect();
                     rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));

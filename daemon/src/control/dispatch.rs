@@ -120,6 +120,10 @@ impl Dispatch for Dispatcher {
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
                 if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
             }
+            Instruction::Probe(probe) => {
+                operations.probe(&probe);
+                Ok(())
+            }
             Instruction::Start(operation) => {
                 self.request_allocations(operations.start(operation)?);
                 Ok(())

@@ -35,7 +35,7 @@ use crate::{
     },
     ops::Connector,
     transport::{
-        connections::Connections,
+        connections::{Connections, Demand},
         frame::Totals,
         handshake::{self, Attempt, ConnectionId, Identity},
         window::Window,
@@ -369,16 +369,26 @@ impl Mesh {
     }
 }
 
-impl Connector for Arc<Mesh> {
+impl Mesh {
     /// Dials the missing connections, if this node is the one that dials.
-    fn connect(&self, peer: NodeId) {
+    fn reach_all(self: &Arc<Self>, peer: NodeId, demand: Demand) {
         if peer <= self.identity.node {
             return;
         }
         let count = self.identity.lanes * self.config.streams;
-        for (id, totals) in self.dialled().need(peer, count) {
+        for (id, totals) in self.dialled().need(peer, count, demand) {
             self.start(id, totals);
         }
+    }
+}
+
+impl Connector for Arc<Mesh> {
+    fn connect(&self, peer: NodeId) {
+        self.reach_all(peer, Demand::Schedule);
+    }
+
+    fn try_connect(&self, peer: NodeId) {
+        self.reach_all(peer, Demand::Probe);
     }
 }
 

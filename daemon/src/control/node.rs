@@ -6,7 +6,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    Ending, Failure, FailureKind, NodeId, Rank, TensorName,
+    Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName,
     launch::{Notice, ProcessEnd},
 };
 use tokio::task::JoinHandle;
@@ -411,6 +411,11 @@ impl LaneEvents for Weak<Node> {
             node.complete(key, removed, 0);
         }
         metrics::operation(piece.bytes, piece.ordered.elapsed());
+    }
+
+    fn measured(&self, sequence: Sequence, time: Duration) {
+        let Some(node) = self.upgrade() else { return };
+        node.job.send(Outgoing::Probed(sequence, time));
     }
 
     fn failed(&self, failure: Failure) {

@@ -8,16 +8,19 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use gradwire_collectives::algorithms::{Algorithm, MAX_SPEC, Spec};
+use gradwire_collectives::algorithms::{
+    Algorithm, MAX_SPEC, Spec,
+    probe::{Pattern, UnknownPattern},
+};
 use gradwire_proto::{
-    Agreed, Failure, NO_PART, Priority, ProcessSetId, Rank, Request, Route, Sequence, SpecId,
-    TensorId, TensorName, WireError, convert, convert::TensorRef, pb,
+    Agreed, Failure, NO_PART, NodeId, Priority, ProcessSetId, Rank, Request, Route, Sequence,
+    SpecId, TensorId, TensorName, WireError, convert, convert::TensorRef, pb,
 };
 
 use crate::model::{
     agreement::Agreement,
     members::Members,
-    operation::{Instruction, Operation, OperationSegment, PartRange},
+    operation::{Instruction, Operation, OperationSegment, PartRange, Probe},
     tensor::{Announced, TensorKey, pair},
     world::{World, invalid},
 };
@@ -340,6 +343,30 @@ impl Registry {
         Ok(takes_part.then_some(operation))
     }
 
+    /// The probe, or none where this node takes no part in it.
+    fn probe(&self, wire: pb::Probe) -> Result<Option<Probe>, WireError> {
+        let pattern: Pattern = wire
+            .pattern
+            .parse()
+            .map_err(|error: UnknownPattern| invalid("pattern", error.to_string()))?;
+        let me = self.world.node.0;
+        let Some(group) = wire.groups.into_iter().find(|group| group.nodes.contains(&me)) else {
+            return Ok(None);
+        };
+        let mut different = group.nodes.clone();
+        different.sort_unstable();
+        different.dedup();
+        let nodes = self.world.nodes.len() as u32;
+        let are_nodes = different.len() == group.nodes.len()
+            && different.last().is_some_and(|last| *last < nodes);
+        if !are_nodes || !pattern.fits(group.nodes.len() as u32) {
+            let reason = format!("{pattern} of nodes {:?} can't be run", group.nodes);
+            return Err(invalid("probe", reason));
+        }
+        let nodes = group.nodes.into_iter().map(NodeId).collect();
+        Ok(Some(Probe { sequence: Sequence(wire.sequence), pattern, nodes }))
+    }
+
     /// What an `Execute` orders, in the order in which it is to be carried out.
     ///
     /// # Errors
@@ -357,6 +384,9 @@ impl Registry {
         }
         for spec in &wire.specs {
             self.register_spec(spec)?;
+        }
+        for probe in wire.probes {
+            instructions.extend(self.probe(probe)?.map(Instruction::Probe));
         }
         for operation in wire.operations {
             instructions.extend(self.operation(operation)?.map(Instruction::Start));

@@ -14,12 +14,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_collectives::algorithms::probe::Pattern;
 use gradwire_kernels::Store;
 use gradwire_proto::{Failure, FailureKind, NodeId, Sequence, beat::Suspension};
 use mio::{Events, Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 
 use super::{
+    in_memory,
     link::{Broken, Link, LinkConfig, LinkError},
     piece::Piece,
     running::{Ordered, Pieces, Running},
@@ -36,6 +38,8 @@ use crate::transport::{
 pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
     /// The piece has been published on this node.
     fn finished(&self, piece: &Piece);
+    /// A probe has taken this time on this node.
+    fn measured(&self, sequence: Sequence, time: Duration);
     /// The lane can't go on.
     fn failed(&self, failure: Failure);
     /// Bytes went to and came from a peer since the last call.
@@ -78,6 +82,11 @@ pub(crate) struct Connected {
 #[derive(Debug)]
 pub(crate) enum Order {
     Start(Piece),
+    /// Measures memory.
+    Measure {
+        sequence: Sequence,
+        pattern: Pattern,
+    },
     /// Ranks have allocated memory for their results: pieces that waited for it can be published.
     Allocated,
     /// A connection with a peer is ready.
@@ -239,6 +248,10 @@ impl Runner {
             while let Ok(order) = self.orders.try_recv() {
                 match order {
                     Order::Start(piece) => self.start(piece),
+                    Order::Measure { sequence, pattern } => {
+                        self.ordered.start(sequence);
+                        self.events.measured(sequence, in_memory::measure(pattern));
+                    }
                     // `finish_complete` finds the pieces.
                     Order::Allocated => {}
                     Order::Connected(connected) => self.connect(connected)?,
@@ -369,7 +382,11 @@ impl Runner {
             running.publish(self.store(&running.piece));
             let (piece, staging) = running.into_parts();
             self.spare.push(staging);
-            self.events.finished(&piece);
+            if piece.is_probe() {
+                self.events.measured(piece.sequence, piece.ordered.elapsed());
+            } else {
+                self.events.finished(&piece);
+            }
         }
         if !complete.is_empty() {
             for link in self.links.iter_mut().flatten() {
@@ -384,15 +401,17 @@ impl Runner {
         let names: Vec<String> = self
             .pieces
             .values()
-            .filter(|p| of(p))
+            .filter(|p| of(p) && !p.piece.is_probe())
             .take(MAX_NAMES)
             .map(|p| p.piece.names())
             .collect();
         names.join(", ")
     }
 
+    /// Whether an operation needs this peer. Nobody waits for a probe.
     fn concerns(&self, peer: NodeId) -> bool {
-        self.pieces.values().any(|running| running.piece.nodes.contains(&peer))
+        let is_there = |piece: &Piece| !piece.is_probe() && piece.nodes.contains(&peer);
+        self.pieces.values().any(|running| is_there(&running.piece))
     }
 
     /// A connection is lost. Where no frame was under way, another one may replace it: the acceptor
@@ -450,7 +469,9 @@ impl Runner {
         let me = self.config.me;
         let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();
         // A piece that is complete waits for a rank of this node, which has a deadline of its own.
-        let unfinished = |running: &&Running| !running.progress.is_complete();
+        // The coordinator waits for a probe for a limited time.
+        let unfinished =
+            |running: &&Running| !running.progress.is_complete() && !running.piece.is_probe();
         for running in self.pieces.values().filter(unfinished) {
             let waits = self.waits(running);
             let stall = Stall::of(me, running.last_progress, &waits, limit, now);

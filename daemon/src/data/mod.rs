@@ -13,8 +13,10 @@
 //! - `running`: a piece in flight
 //! - `stall`: when a piece is late, and which node is at fault (pure)
 //! - `link`: a lane's connections to one peer, which share what is to be sent
+//! - `in_memory`: how fast this machine reduces and copies
 //! - `lane`: the thread
 
+mod in_memory;
 pub(crate) mod lane;
 mod link;
 pub(crate) mod piece;

@@ -82,6 +82,11 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
+    /// Whether it only measures links: it has no tensors, and nobody waits for it.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
     /// Whether all local ranks have made room for its results.
     pub(crate) fn is_allocated(&self) -> bool {
         self.tensors.iter().all(|(tensor, _)| tensor.is_allocated())

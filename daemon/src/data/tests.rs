@@ -3,6 +3,7 @@
 
 mod links;
 mod peer;
+mod probes;
 mod short;
 
 use std::{
@@ -45,6 +46,7 @@ enum Event {
     Finished,
     Failed(Failure),
     Disconnected(Disconnected),
+    Measured(Sequence, Duration),
 }
 
 #[derive(Debug)]
@@ -53,6 +55,9 @@ struct Events(Sender<Event>);
 impl LaneEvents for Events {
     fn finished(&self, _: &Piece) {
         let _ = self.0.send(Event::Finished);
+    }
+    fn measured(&self, sequence: Sequence, time: Duration) {
+        let _ = self.0.send(Event::Measured(sequence, time));
     }
     fn failed(&self, failure: Failure) {
         let _ = self.0.send(Event::Failed(failure));

@@ -4,7 +4,7 @@
 //! with the first ending that is set: later ones change nothing, so every rank gets the same cause
 //! (TELL).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{Ending, Failure, FailureKind, JobId, Rank, Secret, Sequence, TensorId};
 use tokio::sync::{mpsc, watch};
@@ -28,6 +28,8 @@ pub(crate) enum Outgoing {
     Joined(Vec<Announced>),
     /// An operation is complete here.
     Done(Sequence),
+    /// A probe has taken this time here.
+    Probed(Sequence, Duration),
     /// The registry has forgotten these ids: no later message uses them.
     Forgotten(Vec<TensorId>),
     /// This node can't go on.

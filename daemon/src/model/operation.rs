@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::algorithms::Spec;
-use gradwire_proto::{Failure, ProcessSetId, Rank, Request, Route, Sequence};
+use gradwire_collectives::algorithms::{Spec, probe::Pattern};
+use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequence};
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
 
@@ -40,6 +40,16 @@ pub(crate) struct Operation {
     pub(crate) segments: Vec<OperationSegment>,
 }
 
+/// What this node does to measure links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) sequence: Sequence,
+    /// It fits the nodes.
+    pub(crate) pattern: Pattern,
+    /// Who does it together with this node, which is one of them.
+    pub(crate) nodes: Arc<[NodeId]>,
+}
+
 /// One order of the coordinator. They are executed in sequence.
 #[derive(Debug, Clone)]
 pub(crate) enum Instruction {
@@ -49,6 +59,7 @@ pub(crate) enum Instruction {
         members: Arc<Members>,
         tensor: TensorKey,
     },
+    Probe(Probe),
     Start(Operation),
     Fail {
         tensor: TensorKey,

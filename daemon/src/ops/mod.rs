@@ -6,11 +6,13 @@
 //!
 //! - `build`: from an operation to its piece
 //! - `plans`: from the route of a piece to its schedule
+//! - `probe`: from a probe to its piece
 //! - `pending`: allocations that ranks have to make, and the pieces that wait for them
 
 mod build;
 mod pending;
 mod plans;
+mod probe;
 
 use std::{
     sync::Arc,
@@ -26,7 +28,7 @@ use crate::{
     data::lane::{Lane, LaneEvents, Order},
     model::{
         memory::Span,
-        operation::Operation,
+        operation::{Operation, Probe},
         tensor::{AllocationRequest, Ticket},
         world::World,
     },
@@ -41,11 +43,15 @@ const QUICK_BYTES: u64 = 32 << 10;
 pub(crate) trait Connector: std::fmt::Debug + Send + Sync {
     /// A schedule needs this peer. Connects to it, if this node is the one that connects.
     fn connect(&self, peer: NodeId);
+
+    /// A probe would like to have this peer. The same, but it may stay out of reach.
+    fn try_connect(&self, peer: NodeId);
 }
 
 /// Starts operations.
 #[derive(Debug)]
 pub(crate) struct OperationManager {
+    me: NodeId,
     builder: Builder,
     lanes: Arc<[Lane]>,
     connector: Arc<dyn Connector>,
@@ -64,7 +70,8 @@ impl OperationManager {
     ) -> Self {
         let plans = Plans::new(world);
         let builder = Builder { queue, plans, compression: world.compression };
-        Self { builder, lanes, connector, events, pending: PendingAllocations::default() }
+        let me = world.node;
+        Self { me, builder, lanes, connector, events, pending: PendingAllocations::default() }
     }
 
     /// Starts an operation, or runs it at once where that is faster than handing it over. Returns
@@ -86,6 +93,20 @@ impl OperationManager {
         }
         self.pending.admit(piece, &wanted, |order| self.send(sequence, order));
         Ok(wanted)
+    }
+
+    /// Starts to measure. What can't be measured is left out.
+    pub(crate) fn probe(&self, probe: &Probe) {
+        let Some(piece) = probe::piece(self.me, probe) else { return };
+        let sequence = piece.sequence;
+        if piece.nodes.len() == 1 {
+            self.send(sequence, Order::Measure { sequence, pattern: probe.pattern });
+            return;
+        }
+        for &peer in &piece.plan.peers {
+            self.connector.try_connect(piece.nodes[peer as usize]);
+        }
+        self.send(sequence, Order::Start(piece));
     }
 
     fn send(&self, sequence: Sequence, order: Order) {

@@ -52,6 +52,7 @@ impl LaneEvents for Events {
         let last = piece.tensors.iter().filter(|(tensor, elements)| tensor.published(*elements));
         let _ = self.0.send(Event::Finished(last.map(|(tensor, _)| tensor.key.clone()).collect()));
     }
+    fn measured(&self, _: Sequence, _: Duration) {}
     fn failed(&self, failure: Failure) {
         let _ = self.0.send(Event::Failed(failure));
     }

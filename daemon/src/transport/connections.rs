@@ -10,6 +10,15 @@ use gradwire_proto::NodeId;
 
 use super::{frame::Totals, handshake::ConnectionId};
 
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Demand {
+    /// A schedule needs it: the job fails without.
+    Schedule,
+    /// A probe would like to have it.
+    Probe,
+}
+
 #[derive(Debug, Clone, Copy)]
 enum State {
     /// There is no connection. The counts of the earlier ones.
@@ -41,17 +50,24 @@ struct Peer {
 pub(crate) struct Connections(HashMap<NodeId, Peer>);
 
 impl Connections {
-    /// A schedule needs a peer, with which there are `count` connections. Returns those to dial
-    /// now, with their counts.
-    pub(crate) fn need(&mut self, peer: NodeId, count: u32) -> Vec<(ConnectionId, Totals)> {
+    /// A schedule needs a peer, or a probe would like to have it, with which there are `count`
+    /// connections. Returns those to dial now, with their counts.
+    pub(crate) fn need(
+        &mut self,
+        peer: NodeId,
+        count: u32,
+        demand: Demand,
+    ) -> Vec<(ConnectionId, Totals)> {
         let none = || {
             let down = || Entry { state: State::Down(Totals::default()), attempts: 0 };
             Peer { connections: (0..count).map(|_| down()).collect(), is_settled: false }
         };
         let there = self.0.entry(peer).or_insert_with(none);
-        if std::mem::replace(&mut there.is_settled, true) {
+        if there.is_settled {
             return Vec::new();
         }
+        let is_schedule = demand == Demand::Schedule;
+        there.is_settled = is_schedule;
         let mut due = Vec::new();
         for (number, entry) in (0..).zip(&mut there.connections) {
             match entry.state {
@@ -59,7 +75,8 @@ impl Connections {
                 State::Down(totals) => due.push((ConnectionId { peer, number }, totals)),
                 State::Dialling { .. } => {}
             }
-            entry.state = State::Dialling { is_needed: true };
+            let was_needed = matches!(entry.state, State::Dialling { is_needed: true });
+            entry.state = State::Dialling { is_needed: is_schedule || was_needed };
         }
         due
     }
@@ -117,7 +134,7 @@ mod tests {
     fn up() -> Connections {
         let mut connections = Connections::default();
         let none = Totals::default();
-        assert_eq!(connections.need(PEER, 2), [(FIRST, none), (SECOND, none)]);
+        assert_eq!(connections.need(PEER, 2, Demand::Schedule), [(FIRST, none), (SECOND, none)]);
         connections.connected(FIRST);
         connections.connected(SECOND);
         connections
@@ -125,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_peer_is_dialled_once() {
-        assert_eq!(up().need(PEER, 2), []);
+        assert_eq!(up().need(PEER, 2, Demand::Schedule), []);
     }
 
     #[test]
@@ -133,8 +150,8 @@ mod tests {
         let mut connections = up();
         assert!(connections.lost(FIRST, SOME, false));
         assert!(!connections.lost(SECOND, SOME, true));
-        assert_eq!(connections.need(PEER, 2), [(SECOND, SOME)]);
-        assert_eq!(connections.need(PEER, 2), []);
+        assert_eq!(connections.need(PEER, 2, Demand::Schedule), [(SECOND, SOME)]);
+        assert_eq!(connections.need(PEER, 2, Demand::Schedule), []);
     }
 
     #[test]
@@ -142,7 +159,7 @@ mod tests {
         let mut connections = up();
         assert!(connections.lost(FIRST, SOME, false));
         assert!(!connections.failed(FIRST, SOME));
-        assert_eq!(connections.need(PEER, 2), [(FIRST, SOME)]);
+        assert_eq!(connections.need(PEER, 2, Demand::Schedule), [(FIRST, SOME)]);
         assert!(connections.failed(FIRST, SOME), "now it is needed");
     }
 
@@ -150,8 +167,22 @@ mod tests {
     fn what_is_needed_while_it_is_dialled_must_be_reached() {
         let mut connections = up();
         assert!(connections.lost(FIRST, SOME, false));
-        assert_eq!(connections.need(PEER, 2), []);
+        assert_eq!(connections.need(PEER, 2, Demand::Schedule), []);
         assert!(connections.failed(FIRST, SOME));
+    }
+
+    /// A probe must not fail the job, and takes nothing away from a schedule.
+    #[test]
+    fn what_only_a_probe_wants_may_stay_unreachable() {
+        let mut connections = Connections::default();
+        let none = Totals::default();
+        let both = [(FIRST, none), (SECOND, none)];
+        assert_eq!(connections.need(PEER, 2, Demand::Probe), both);
+        assert_eq!(connections.need(PEER, 2, Demand::Probe), []);
+        assert!(!connections.failed(FIRST, none));
+        assert_eq!(connections.need(PEER, 2, Demand::Schedule), [(FIRST, none)]);
+        assert_eq!(connections.need(PEER, 2, Demand::Probe), []);
+        assert!(connections.failed(FIRST, none) && connections.failed(SECOND, none));
     }
 
     #[test]

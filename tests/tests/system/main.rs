@@ -24,6 +24,7 @@ mod metrics;
 mod network;
 mod network_matrix;
 mod precision;
+mod probe;
 mod process_sets;
 mod random_collectives;
 mod resources;

@@ -1,0 +1,368 @@
+//! The file that describes a measured cluster: `gradwire probe --out` writes it, and `gradwire
+//! explain --cluster` reads it. It is TOML: what the links cost, the hosts, and what was measured of
+//! each link.
+
+use std::{io::Read, path::Path};
+
+use gradwire_collectives::{CostModel, LinkCost, Topology};
+use gradwire_launcher::error::CommandError;
+use gradwire_proto::pb;
+use serde::{Deserialize, Serialize};
+
+/// The largest file that is read (BOUND).
+const MAX_BYTES: u64 = 4 << 20;
+
+/// The most hosts.
+const MAX_HOSTS: usize = 4096;
+
+const MICRO: f64 = 1e-6;
+const MEGA: f64 = 1e6;
+const PERCENT: f64 = 100.0;
+
+/// A cluster with its costs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFile {
+    /// What links, reductions and messages cost.
+    #[serde(default)]
+    pub network: Network,
+    /// The hosts, in the order of their ranks.
+    #[serde(default, rename = "host")]
+    pub hosts: Vec<Host>,
+    /// What was measured of each link.
+    #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
+}
+
+/// A host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Its name.
+    pub name: String,
+    /// Its rack.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rack: String,
+}
+
+/// What was measured between two hosts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// A host.
+    pub from: String,
+    /// Another one.
+    pub to: String,
+    /// Of a small message, in microseconds.
+    pub latency_us: f64,
+    /// In each direction at once, by one data thread, in Mbit/s.
+    pub lane_rate_mbit: f64,
+    /// The same by all data threads.
+    pub rate_mbit: f64,
+}
+
+/// The settings `network.*`, with fractions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[expect(missing_docs, reason = "gradwire config show --explain has the same names")]
+pub struct Network {
+    pub latency_us: f64,
+    pub rate_mbit: f64,
+    pub rack_latency_us: f64,
+    pub rack_rate_mbit: f64,
+    pub reduce_mb_per_s: f64,
+    pub chunk_bytes: u64,
+    pub message_ns: f64,
+    pub burst_loss_percent: f64,
+    pub free_senders: u32,
+    pub sender_loss_percent: f64,
+    pub lane_rate_mbit: f64,
+    pub publish_mb_per_s: f64,
+    pub operation_us: f64,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::from(&CostModel::default())
+    }
+}
+
+/// Seconds per byte as Mbit/s; 0 for no time.
+fn mbit(per_byte: f64) -> f64 {
+    if per_byte > 0.0 { 8.0 / per_byte / MEGA } else { 0.0 }
+}
+
+/// Seconds per byte as MB/s; 0 for no time.
+fn megabytes(per_byte: f64) -> f64 {
+    mbit(per_byte) / 8.0
+}
+
+/// The inverse of [`mbit`].
+fn per_byte(mbit: f64) -> f64 {
+    if mbit > 0.0 { 8.0 / (mbit * MEGA) } else { 0.0 }
+}
+
+/// Four digits are more than what measurements are worth.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.3e}").parse().unwrap_or(value)
+}
+
+impl From<&CostModel> for Network {
+    fn from(cost: &CostModel) -> Self {
+        Self {
+            latency_us: rounded(cost.in_rack.latency / MICRO),
+            rate_mbit: rounded(mbit(cost.in_rack.per_byte)),
+            rack_latency_us: rounded(cost.cross_rack.latency / MICRO),
+            rack_rate_mbit: rounded(mbit(cost.cross_rack.per_byte)),
+            reduce_mb_per_s: rounded(megabytes(cost.reduce_per_byte)),
+            chunk_bytes: cost.chunk,
+            message_ns: rounded(cost.per_message * 1e9),
+            burst_loss_percent: rounded(cost.burst_loss * PERCENT),
+            free_senders: cost.free_fan_in,
+            sender_loss_percent: rounded(cost.incast_loss * PERCENT),
+            lane_rate_mbit: rounded(mbit(cost.lane_per_byte)),
+            publish_mb_per_s: rounded(megabytes(cost.publish_per_byte)),
+            operation_us: rounded(cost.operation / MICRO),
+        }
+    }
+}
+
+impl Network {
+    /// The cost model.
+    ///
+    /// # Errors
+    /// The name of a key and what it may be, if its value is out of range (TRUST).
+    pub fn cost(&self) -> Result<CostModel, String> {
+        let positive = [
+            ("rate_mbit", self.rate_mbit),
+            ("rack_rate_mbit", self.rack_rate_mbit),
+            ("reduce_mb_per_s", self.reduce_mb_per_s),
+        ];
+        let others = [
+            ("latency_us", self.latency_us),
+            ("rack_latency_us", self.rack_latency_us),
+            ("message_ns", self.message_ns),
+            ("burst_loss_percent", self.burst_loss_percent),
+            ("sender_loss_percent", self.sender_loss_percent),
+            ("lane_rate_mbit", self.lane_rate_mbit),
+            ("publish_mb_per_s", self.publish_mb_per_s),
+            ("operation_us", self.operation_us),
+        ];
+        let is_number = |value: f64| value.is_finite() && value < 1e12;
+        if let Some((key, value)) =
+            positive.into_iter().find(|(_, value)| !is_number(*value) || *value <= 0.0)
+        {
+            return Err(format!("network.{key} is {value}: it must be more than 0"));
+        }
+        if let Some((key, value)) =
+            others.into_iter().find(|(_, value)| !is_number(*value) || *value < 0.0)
+        {
+            return Err(format!("network.{key} is {value}: it must be at least 0"));
+        }
+        for (key, value) in
+            [("chunk_bytes", self.chunk_bytes), ("free_senders", self.free_senders.into())]
+        {
+            if value == 0 {
+                return Err(format!("network.{key} is 0: it must be more than 0"));
+            }
+        }
+        Ok(CostModel {
+            in_rack: LinkCost {
+                latency: self.latency_us * MICRO,
+                per_byte: per_byte(self.rate_mbit),
+            },
+            cross_rack: LinkCost {
+                latency: self.rack_latency_us * MICRO,
+                per_byte: per_byte(self.rack_rate_mbit),
+            },
+            reduce_per_byte: per_byte(self.reduce_mb_per_s * 8.0),
+            per_message: self.message_ns / 1e9,
+            lane_per_byte: per_byte(self.lane_rate_mbit),
+            publish_per_byte: per_byte(self.publish_mb_per_s * 8.0),
+            operation: self.operation_us * MICRO,
+            chunk: self.chunk_bytes,
+            burst_loss: self.burst_loss_percent / PERCENT,
+            free_fan_in: self.free_senders,
+            incast_loss: self.sender_loss_percent / PERCENT,
+        })
+    }
+}
+
+/// The cost model of a coordinator's answer.
+fn cost_of(costs: &pb::Costs) -> CostModel {
+    CostModel {
+        in_rack: LinkCost { latency: costs.latency, per_byte: costs.per_byte },
+        cross_rack: LinkCost { latency: costs.rack_latency, per_byte: costs.rack_per_byte },
+        reduce_per_byte: costs.reduce_per_byte,
+        per_message: costs.per_message,
+        lane_per_byte: costs.lane_per_byte,
+        publish_per_byte: costs.publish_per_byte,
+        operation: costs.operation,
+        chunk: costs.chunk,
+        burst_loss: costs.burst_loss,
+        free_fan_in: costs.free_fan_in,
+        incast_loss: costs.incast_loss,
+    }
+}
+
+impl ClusterFile {
+    /// What a coordinator has measured, and the costs with which it chooses.
+    pub fn of_job(status: &pb::StatusResponse) -> Self {
+        let name = |node: u32| {
+            let node = status.nodes.get(node as usize);
+            node.map_or_else(String::new, |node| node.host.clone())
+        };
+        let links = status.network.iter().flat_map(|network| &network.links).map(|link| Link {
+            from: name(link.from),
+            to: name(link.to),
+            latency_us: rounded(link.latency_seconds / MICRO),
+            lane_rate_mbit: rounded(link.lane_bytes_per_second * 8.0 / MEGA),
+            rate_mbit: rounded(link.bytes_per_second * 8.0 / MEGA),
+        });
+        let host =
+            |node: &pb::NodeStatus| Host { name: node.host.clone(), rack: node.rack.clone() };
+        Self {
+            network: status
+                .costs
+                .as_ref()
+                .map(cost_of)
+                .as_ref()
+                .map(Network::from)
+                .unwrap_or_default(),
+            hosts: status.nodes.iter().map(host).collect(),
+            links: links.collect(),
+        }
+    }
+
+    /// The text of the file.
+    ///
+    /// # Errors
+    /// [`CommandError`] if it can't be written as TOML, which is a defect.
+    pub fn to_toml(&self) -> Result<String, CommandError> {
+        let text = toml::to_string(self).map_err(CommandError::failed)?;
+        Ok(format!("# Written by gradwire probe. gradwire explain --cluster reads it.\n{text}"))
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`CommandError`] with the file, the place and what is accepted.
+    pub fn read(path: &Path) -> Result<Self, CommandError> {
+        let name = path.display();
+        let refused = |what: String| CommandError::usage(format!("cluster file {name}: {what}"));
+        let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
+        let mut text = String::new();
+        let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
+        read.map_err(|error| refused(error.to_string()))?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(refused(format!("it has more than {MAX_BYTES} bytes")));
+        }
+        Self::parse(&text).map_err(refused)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let file: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            let line = text.get(..at).map_or(1, |before| before.matches('\n').count() + 1);
+            format!("line {line}: {}", error.message().replace('\n', "; "))
+        })?;
+        file.network.cost()?;
+        if file.hosts.is_empty() || file.hosts.len() > MAX_HOSTS {
+            let what = "it must have a section [[host]] with a name for each host";
+            return Err(format!("{what}, 1 to {MAX_HOSTS}; it has {}", file.hosts.len()));
+        }
+        let mut names: Vec<&str> = file.hosts.iter().map(|host| host.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("there are two hosts {:?}", pair[0]));
+        }
+        for link in &file.links {
+            for end in [&link.from, &link.to] {
+                if names.binary_search(&end.as_str()).is_err() {
+                    return Err(format!("a link names {end:?}, which is not one of the hosts"));
+                }
+            }
+        }
+        Ok(file)
+    }
+
+    /// The hosts in their racks.
+    pub fn topology(&self) -> Topology {
+        let labels: Vec<&str> = self.hosts.iter().map(|host| host.rack.as_str()).collect();
+        Topology::from_labels(&labels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured() -> ClusterFile {
+        let host = |name: &str| Host { name: name.into(), rack: "r1".into() };
+        let cost = CostModel { operation: 1.5e-4, lane_per_byte: 1e-9, ..CostModel::default() };
+        ClusterFile {
+            network: Network::from(&cost),
+            hosts: vec![host("a"), host("b")],
+            links: vec![Link {
+                from: "a".into(),
+                to: "b".into(),
+                latency_us: 12.5,
+                lane_rate_mbit: 900.0,
+                rate_mbit: 940.0,
+            }],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let written = measured();
+        let text = written.to_toml().unwrap();
+        assert_eq!(ClusterFile::parse(&text), Ok(written.clone()), "{text}");
+        assert!(text.contains("latency_us = 12.5"), "{text}");
+        let cost = written.network.cost().unwrap();
+        for (read, was) in [
+            (cost.in_rack.per_byte, CostModel::default().in_rack.per_byte),
+            (cost.operation, 1.5e-4),
+            (cost.lane_per_byte, 1e-9),
+            (cost.burst_loss, CostModel::default().burst_loss),
+        ] {
+            assert!((read / was - 1.0).abs() < 1e-3, "{read} {was}");
+        }
+    }
+
+    /// What is left out is as usual.
+    #[test]
+    fn hosts_are_enough() {
+        let file =
+            ClusterFile::parse("[[host]]\nname = \"a\"\n[network]\nrate_mbit = 100").unwrap();
+        assert_eq!(file.network, Network { rate_mbit: 100.0, ..Network::default() });
+        assert_eq!(file.topology().participants(), 1);
+    }
+
+    #[test]
+    fn each_mistake_is_named_with_its_place() {
+        let host = "[[host]]\nname = \"a\"\n";
+        for (text, expected) in [
+            ("[network]\nrate_mbits = 1", "line 2: unknown field `rate_mbits`"),
+            ("[network\n", "line 1"),
+            ("[[host]]\nrack = \"r\"", "missing field `name`"),
+            ("", "it must have a section [[host]]"),
+            (&format!("{host}[network]\nrate_mbit = 0.0"), "network.rate_mbit is 0"),
+            (&format!("{host}[network]\nrate_mbit = nan"), "network.rate_mbit is NaN"),
+            (&format!("{host}[network]\nlatency_us = -1.0"), "network.latency_us is -1"),
+            (&format!("{host}[network]\nchunk_bytes = 0"), "network.chunk_bytes is 0"),
+            (&format!("{host}[network]\nlatency_us = \"x\""), "line 4: invalid type"),
+            (&format!("{host}{host}"), "there are two hosts \"a\""),
+            (
+                &format!(
+                    "{host}[[link]]\nfrom=\"a\"\nto=\"b\"\nlatency_us=1.0\nrate_mbit=1.0\n\
+                     lane_rate_mbit=1.0"
+                ),
+                "a link names \"b\"",
+            ),
+        ] {
+            let error = ClusterFile::parse(text).unwrap_err();
+            assert!(error.contains(expected) && !error.contains('\n'), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `gradwire probe`: measures the links between hosts, and what follows from that for the choice of
+//! algorithms.
+//!
+//! It is a job of one rank for each host that does nothing. Its coordinator measures the links as
+//! it does for every job, and rank 0 asks it for the result.
+
+use std::{collections::HashMap, fs, path::PathBuf};
+
+use clap::Args;
+use gradwire_launcher::{args::JobOptions, error::CommandError, launch::hosts::Host};
+use gradwire_proto::pb::StatusResponse;
+use gradwire_worker::Session;
+
+use crate::{
+    cluster::{aligned, printable},
+    cluster_file::{ClusterFile, Link},
+};
+
+/// The hosts, and what to do with the result.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Where it runs.
+    #[command(flatten)]
+    pub at: JobOptions,
+    /// Also write the result to a file, on the first host; gradwire explain --cluster reads it.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// This process is one of the ranks.
+    #[arg(long, hide = true)]
+    pub started: bool,
+}
+
+impl Options {
+    /// What the ranks of the job are started with.
+    ///
+    /// # Errors
+    /// [`CommandError`] if the file's name is not UTF-8 and so can't be passed on.
+    pub fn words(&self) -> Result<Vec<String>, CommandError> {
+        let mut words = vec!["probe".to_owned(), "--started".to_owned()];
+        if self.json {
+            words.push("--json".to_owned());
+        }
+        if let Some(path) = &self.out {
+            let name = path.to_str().ok_or_else(|| {
+                CommandError::usage(format!("--out '{}' is not UTF-8", path.display()))
+            })?;
+            words.extend(["--out".to_owned(), name.to_owned()]);
+        }
+        Ok(words)
+    }
+
+    /// Leaves one rank on each host.
+    ///
+    /// # Errors
+    /// [`CommandError`] if there are no two hosts, or a number of ranks is given.
+    pub fn spread(&self, hosts: &mut [Host]) -> Result<(), CommandError> {
+        if self.at.np.is_some() {
+            let what = "gradwire probe starts one rank on each host, and takes no -np";
+            return Err(CommandError::usage(what));
+        }
+        if hosts.len() < 2 {
+            let what = "links are between hosts, and there are no two";
+            let hint = "name them: -H host1,host2 or --hostfile FILE";
+            return Err(CommandError::usage(what).hint(hint));
+        }
+        hosts.iter_mut().for_each(|host| host.slots = 1);
+        Ok(())
+    }
+}
+
+/// Takes part as a rank. Rank 0 gets the result from `ask`, which is given the address of the
+/// metrics on the coordinator's host, and shows it.
+///
+/// # Errors
+/// [`CommandError`] if this process is no rank, or if the result can't be had or written.
+pub fn rank(
+    options: &Options,
+    environment: &HashMap<String, String>,
+    ask: impl FnOnce(&str) -> Result<StatusResponse, CommandError>,
+) -> Result<(), CommandError> {
+    let session = Session::from_env().map_err(CommandError::failed)?;
+    // Operations begin when the links are measured.
+    session.barrier().map_err(CommandError::failed)?;
+    let shown = if session.rank() == 0 {
+        let metrics = environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str);
+        ask(metrics).and_then(|status| show(options, &status))
+    } else {
+        Ok(())
+    };
+    // All have the same end, whatever becomes of the result.
+    session.shutdown().map_err(CommandError::failed)?;
+    shown
+}
+
+fn show(options: &Options, status: &StatusResponse) -> Result<(), CommandError> {
+    let file = ClusterFile::of_job(status);
+    if let Some(path) = &options.out {
+        fs::write(path, file.to_toml()?)
+            .map_err(|error| CommandError::failed(format!("{}: {error}", path.display())))?;
+    }
+    let text = if options.json {
+        let json = serde_json::to_string_pretty(&file).map_err(CommandError::failed)?;
+        format!("{json}\n")
+    } else {
+        as_text(&file, status)?
+    };
+    print!("{text}");
+    Ok(())
+}
+
+fn as_text(file: &ClusterFile, status: &StatusResponse) -> Result<String, CommandError> {
+    let network = status.network.as_ref().ok_or_else(|| {
+        CommandError::failed("the coordinator has measured nothing")
+            .hint("probe.enabled=true measures always")
+    })?;
+    let head = ["from", "to", "latency", "one thread", "all threads"].map(str::to_owned);
+    let row = |link: &Link| {
+        [
+            printable(&link.from),
+            printable(&link.to),
+            format!("{} µs", link.latency_us),
+            format!("{} Mbit/s", link.lane_rate_mbit),
+            format!("{} Mbit/s", link.rate_mbit),
+        ]
+    };
+    let table: Vec<_> = std::iter::once(head).chain(file.links.iter().map(row)).collect();
+    let cut = if network.complete { "" } else { "; there was not time for everything" };
+    let costs = toml::to_string(&file.network).map_err(CommandError::failed)?;
+    let costs: String = costs.lines().map(|line| format!("network.{line}\n")).collect();
+    Ok(format!(
+        "{} between {} hosts measured in {:.2} s{cut}. Rates are in each direction at once.\n\n\
+         {}\nFrom that follows for the choice of algorithms:\n\n{costs}",
+        if file.links.len() == 1 {
+            "1 link".to_owned()
+        } else {
+            format!("{} links", file.links.len())
+        },
+        file.hosts.len(),
+        network.took_seconds,
+        aligned(&table)
+    ))
+}

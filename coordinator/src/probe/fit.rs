@@ -1,0 +1,235 @@
+//! From measured times to the costs of the model. Pure arithmetic.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use gradwire_collectives::{CostModel, LinkCost, Topology, algorithms::probe::Pattern};
+use gradwire_proto::NodeId;
+
+use crate::model::network::{LinkMeasured, Network};
+
+/// A lane counts as slower than the line from this ratio on; less is noise.
+const SLOWER: f64 = 1.05;
+
+/// One measurement.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    pub(super) pattern: Pattern,
+    pub(super) nodes: Vec<NodeId>,
+    /// How many ran at the same time.
+    pub(super) lanes: u32,
+    /// Whether as many nodes as possible crossed from rack to rack at the same time.
+    pub(super) is_shared: bool,
+    /// Seconds that it took.
+    pub(super) time: f64,
+    /// Seconds from order to report, without those on the slowest node.
+    pub(super) besides: f64,
+}
+
+/// What is known of a link; `None` where nothing was measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct LinkTimes {
+    /// Seconds of a small message.
+    pub(super) latency: Option<f64>,
+    /// Seconds per byte of one lane, and of all lanes.
+    pub(super) lane_per_byte: Option<f64>,
+    pub(super) per_byte: Option<f64>,
+}
+
+fn least(times: impl Iterator<Item = f64>) -> Option<f64> {
+    times.reduce(f64::min)
+}
+
+/// The middle one; of two middle ones the smaller.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+/// What is known of the link between two nodes.
+pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
+    let of = |sample: &&Sample| {
+        sample.nodes.len() == 2 && sample.nodes.contains(&a) && !sample.is_shared
+    };
+    let here: Vec<&Sample> = samples.iter().filter(of).filter(|s| s.nodes.contains(&b)).collect();
+    // Of the longest series of round trips, the fastest.
+    let trips = here.iter().filter_map(|sample| match sample.pattern {
+        Pattern::RoundTrips(count) => Some((count, sample.time / f64::from(2 * count))),
+        _ => None,
+    });
+    let most = trips.clone().map(|(count, _)| count).max();
+    let latency = least(trips.filter(|(count, _)| Some(*count) == most).map(|(_, time)| time));
+    let exchanges = |several: bool| {
+        here.iter().filter_map(move |sample| match sample.pattern {
+            Pattern::Exchange(bytes) if (sample.lanes > 1) == several => {
+                Some((bytes, sample.time, sample.lanes))
+            }
+            _ => None,
+        })
+    };
+    let fastest = |several: bool, bytes: u64| {
+        let times = exchanges(several).filter(|(moved, ..)| *moved == bytes);
+        least(times.map(|(_, time, _)| time))
+    };
+    let small = exchanges(false).map(|(bytes, ..)| bytes).min();
+    let large = exchanges(false).map(|(bytes, ..)| bytes).max();
+    let lane = small.zip(large).and_then(|(small, large)| {
+        let (t_small, t_large) = (fastest(false, small)?, fastest(false, large)?);
+        let least = latency.unwrap_or(0.0);
+        if large >= 2 * small && t_large > t_small {
+            let per_byte = (t_large - t_small) / (large - small) as f64;
+            Some((per_byte, (t_small - small as f64 * per_byte).max(0.0)))
+        } else {
+            let moving = (t_large - least).max(t_large / 2.0);
+            Some((moving / large as f64, t_large - moving))
+        }
+    });
+    let all = exchanges(true).map(|(bytes, _, lanes)| (bytes, lanes)).max();
+    let all = all.and_then(|(bytes, lanes)| {
+        let time = fastest(true, bytes)?;
+        let fixed = lane.map_or(0.0, |(_, fixed)| fixed);
+        Some((time - fixed).max(time / 2.0) / (bytes * u64::from(lanes)) as f64)
+    });
+    let lane_per_byte = lane.map(|(per_byte, _)| per_byte);
+    // All lanes together are not slower than one.
+    let per_byte = all.into_iter().chain(lane_per_byte).reduce(f64::min);
+    LinkTimes { latency, lane_per_byte, per_byte }
+}
+
+/// What one more message costs among those that nobody waits for.
+fn per_message(samples: &[Sample]) -> Option<f64> {
+    let series = samples.iter().filter_map(|sample| match sample.pattern {
+        Pattern::Messages(count) => Some((count, sample.time)),
+        _ => None,
+    });
+    let (few, many) =
+        (series.clone().min_by_key(|s| s.0)?.0, series.clone().max_by_key(|s| s.0)?.0);
+    let of = |count| least(series.clone().filter(|s| s.0 == count).map(|(_, time)| time));
+    let more = of(many)? - of(few)?;
+    (many > few && more > 0.0).then(|| more / f64::from(many - few))
+}
+
+/// The part of the rate that is lost where several send to one, of all but the share of one.
+fn burst_loss(samples: &[Sample]) -> Option<f64> {
+    let gathers = samples.iter().filter_map(|sample| match sample.pattern {
+        Pattern::Gather(bytes) => {
+            let senders = sample.nodes.len() as f64 - 1.0;
+            Some((senders, sample.time / (bytes as f64 * senders)))
+        }
+        _ => None,
+    });
+    let gathers: Vec<(f64, f64)> = gathers.collect();
+    let of = |count: f64| {
+        let times = gathers.iter().filter(|(senders, _)| *senders == count);
+        median(times.map(|(_, per_byte)| *per_byte))
+    };
+    let one = of(1.0)?;
+    let losses = [2.0, 4.0, 8.0].into_iter().filter_map(|senders: f64| {
+        Some(((of(senders)? / one - 1.0) / (1.0 - 1.0 / senders)).clamp(0.0, 1.0))
+    });
+    median(losses)
+}
+
+/// The costs that follow from samples, and what was measured of each link.
+pub(super) fn fit(
+    topology: &Topology,
+    samples: &[Sample],
+    took: Duration,
+    is_complete: bool,
+) -> Network {
+    let pairs: BTreeSet<(NodeId, NodeId)> = samples
+        .iter()
+        .filter(|sample| sample.nodes.len() == 2)
+        .map(|sample| (sample.nodes[0], sample.nodes[1]))
+        .map(|(a, b)| (a.min(b), a.max(b)))
+        .collect();
+    let links: Vec<LinkMeasured> = pairs
+        .into_iter()
+        .filter_map(|(from, to)| {
+            let LinkTimes { latency, lane_per_byte, per_byte } = link(samples, from, to);
+            let (lane_rate, rate) = (1.0 / lane_per_byte?, 1.0 / per_byte?);
+            Some(LinkMeasured { from, to, latency: latency?, lane_rate, rate })
+        })
+        .collect();
+    let usual = CostModel::default();
+    let per_message = per_message(samples).unwrap_or(usual.per_message);
+    let class = |across: bool| {
+        let of = move |link: &&LinkMeasured| topology.same_rack(link.from.0, link.to.0) != across;
+        let links: Vec<&LinkMeasured> = links.iter().filter(of).collect();
+        // Of a hop, the model counts what its message costs on both ends by itself.
+        let alone = |link: &&LinkMeasured| (link.latency - 2.0 * per_message).max(0.0);
+        Some(LinkCost {
+            latency: median(links.iter().map(alone))?,
+            per_byte: median(links.iter().map(|link| 1.0 / link.rate))?,
+        })
+    };
+    let (inside, across) = (class(false), class(true));
+    // Where each node has a rack of its own, its line is what leaves the rack.
+    let in_rack = inside.or(across).unwrap_or(usual.in_rack);
+    let mut cross_rack = across.or(inside).unwrap_or(usual.cross_rack);
+    let shared = samples.iter().filter(|sample| sample.is_shared).filter_map(|sample| {
+        let Pattern::Exchange(bytes) = sample.pattern else { return None };
+        Some(sample.time / (bytes * u64::from(sample.lanes)) as f64)
+    });
+    if let Some(per_byte) = median(shared) {
+        cross_rack.per_byte = per_byte;
+    }
+    // Between racks the shared line hides the limit of a lane.
+    let is_near =
+        |link: &&LinkMeasured| inside.is_none() || topology.same_rack(link.from.0, link.to.0);
+    let near = links.iter().filter(is_near);
+    let lane = median(near.map(|link| 1.0 / link.lane_rate)).unwrap_or(0.0);
+    let line = in_rack.per_byte;
+    let in_memory = |of: fn(Pattern) -> Option<u64>| {
+        let nodes: BTreeSet<&NodeId> = samples.iter().flat_map(|sample| &sample.nodes).collect();
+        let fastest = |node: &NodeId| {
+            let own = samples.iter().filter(|sample| sample.nodes[..] == [*node]);
+            least(own.filter_map(|sample| Some(sample.time / of(sample.pattern)? as f64)))
+        };
+        median(nodes.into_iter().filter_map(fastest))
+    };
+    let reduced = |pattern| if let Pattern::Reduce(bytes) = pattern { Some(bytes) } else { None };
+    let copied = |pattern| if let Pattern::Copy(bytes) = pattern { Some(bytes) } else { None };
+    let cost = CostModel {
+        in_rack,
+        cross_rack,
+        reduce_per_byte: in_memory(reduced).unwrap_or(usual.reduce_per_byte),
+        per_message,
+        lane_per_byte: if lane > SLOWER * line { lane } else { 0.0 },
+        publish_per_byte: in_memory(copied).unwrap_or(usual.publish_per_byte),
+        operation: median(samples.iter().map(|sample| sample.besides)).unwrap_or(0.0),
+        burst_loss: burst_loss(samples).unwrap_or(usual.burst_loss),
+        ..usual
+    };
+    Network { took, is_complete, links, cost }
+}
+
+/// Measured costs, but for those that were set to something else than their default.
+pub(crate) fn without_set(measured: CostModel, set: CostModel) -> CostModel {
+    let usual = CostModel::default();
+    let is_usual = |set: f64, usual: f64| (set - usual).abs() <= 1e-9 * usual.abs();
+    let pick = |measured: f64, set: f64, usual: f64| {
+        if is_usual(set, usual) { measured } else { set }
+    };
+    let link = |measured: LinkCost, set: LinkCost, usual: LinkCost| LinkCost {
+        latency: pick(measured.latency, set.latency, usual.latency),
+        per_byte: pick(measured.per_byte, set.per_byte, usual.per_byte),
+    };
+    CostModel {
+        in_rack: link(measured.in_rack, set.in_rack, usual.in_rack),
+        cross_rack: link(measured.cross_rack, set.cross_rack, usual.cross_rack),
+        reduce_per_byte: pick(measured.reduce_per_byte, set.reduce_per_byte, usual.reduce_per_byte),
+        per_message: pick(measured.per_message, set.per_message, usual.per_message),
+        lane_per_byte: pick(measured.lane_per_byte, set.lane_per_byte, usual.lane_per_byte),
+        publish_per_byte: pick(
+            measured.publish_per_byte,
+            set.publish_per_byte,
+            usual.publish_per_byte,
+        ),
+        operation: pick(measured.operation, set.operation, usual.operation),
+        burst_loss: pick(measured.burst_loss, set.burst_loss, usual.burst_loss),
+        chunk: set.chunk,
+        free_fan_in: set.free_fan_in,
+        incast_loss: set.incast_loss,
+    }
+}

@@ -1,0 +1,194 @@
+//! Measures the links between nodes before the first operation, so that the cost model counts with
+//! the network that is there.
+//!
+//! - `steps`: what is measured, one thing after the other, and between which nodes at a time
+//! - `fit`: from times to costs
+//!
+//! [`Probing`] sends out one step after the other, and the next one when all nodes have done the
+//! last. It is over after [`LIMIT`], whatever has been measured until then, and never fails the
+//! job: a link that is not measured counts like the others.
+
+mod fit;
+mod steps;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use gradwire_collectives::{Topology, algorithms::probe::Pattern};
+use gradwire_proto::{NodeId, Sequence};
+
+pub(crate) use self::fit::without_set;
+use self::{
+    fit::{Sample, fit},
+    steps::{Step, steps},
+};
+use crate::model::{command::Probe, network::Network, violation::Violation};
+
+/// How long operations wait for the probe.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// A probe that some node has not done.
+#[derive(Debug)]
+struct Flying {
+    pattern: Pattern,
+    groups: Vec<Vec<NodeId>>,
+    /// How many run at the same time.
+    lanes: u32,
+    is_shared: bool,
+    since: Duration,
+    /// What the nodes have reported.
+    times: BTreeMap<NodeId, Duration>,
+}
+
+impl Flying {
+    fn nodes(&self) -> usize {
+        self.groups.iter().map(Vec::len).sum()
+    }
+}
+
+/// The measurement of a job's links.
+#[derive(Debug)]
+pub(crate) struct Probing {
+    topology: Topology,
+    lanes: u32,
+    left: VecDeque<Step>,
+    began: Option<Duration>,
+    flying: BTreeMap<Sequence, Flying>,
+    samples: Vec<Sample>,
+    is_over: bool,
+}
+
+impl Probing {
+    /// A measurement of the links between the nodes of a topology, with so many lanes.
+    pub(crate) fn new(topology: Topology, lanes: u32) -> Self {
+        let left = steps(&topology, lanes).into();
+        Self {
+            topology,
+            lanes,
+            left,
+            began: None,
+            flying: BTreeMap::new(),
+            samples: Vec::new(),
+            is_over: false,
+        }
+    }
+
+    /// No measurement.
+    pub(crate) fn none() -> Self {
+        let mut none = Self::new(Topology::flat(1), 1);
+        none.is_over = true;
+        none
+    }
+
+    /// Whether operations may go out.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// When it is over at the latest.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.began.filter(|_| !self.is_over).map(|began| began + LIMIT)
+    }
+
+    /// The probes to send out now; each gets its number from `number`.
+    pub(crate) fn next(
+        &mut self,
+        now: Duration,
+        mut number: impl FnMut() -> Sequence,
+    ) -> Vec<Probe> {
+        let began = *self.began.get_or_insert(now);
+        if self.is_over || now >= began + LIMIT || !self.flying.is_empty() {
+            return Vec::new();
+        }
+        let Some(step) = self.left.pop_front() else { return Vec::new() };
+        let pattern = step.pattern(&self.samples);
+        let lanes = if step.is_on_all_lanes { self.lanes } else { 1 };
+        let probes = (0..lanes).map(|_| {
+            let groups = step.groups.clone();
+            Probe { sequence: number(), pattern, groups }
+        });
+        let probes: Vec<Probe> = probes.collect();
+        for Probe { sequence, groups, .. } in &probes {
+            let (times, groups) = (BTreeMap::new(), groups.clone());
+            let is_shared = step.is_shared;
+            let flying = Flying { pattern, groups, lanes, is_shared, since: now, times };
+            self.flying.insert(*sequence, flying);
+        }
+        probes
+    }
+
+    /// A node has run a probe in this time.
+    pub(crate) fn done(
+        &mut self,
+        node: NodeId,
+        sequence: Sequence,
+        time: Duration,
+        now: Duration,
+    ) -> Result<(), Violation> {
+        let expected = self.flying.get_mut(&sequence).filter(|flying| {
+            flying.groups.iter().any(|group| group.contains(&node))
+                && !flying.times.contains_key(&node)
+        });
+        let Some(flying) = expected else {
+            let what = "which it was not doing";
+            let what = format!("says that it has done probe {sequence}, {what}");
+            return Err(Violation::Protocol(what));
+        };
+        flying.times.insert(node, time);
+        if flying.times.len() == flying.nodes()
+            && let Some(flying) = self.flying.remove(&sequence)
+        {
+            self.samples.extend(samples(&flying, now));
+        }
+        Ok(())
+    }
+
+    /// What was measured, once, as soon as it is over: when everything is measured, or at the
+    /// deadline.
+    pub(crate) fn finish(&mut self, now: Duration) -> Option<Network> {
+        let is_complete = self.left.is_empty() && self.flying.is_empty();
+        let is_due = self.deadline().is_some_and(|deadline| now >= deadline);
+        if self.is_over || !(is_complete || is_due) {
+            return None;
+        }
+        self.is_over = true;
+        let took = now.saturating_sub(self.began.unwrap_or(now));
+        let samples = std::mem::take(&mut self.samples);
+        self.left.clear();
+        Some(fit(&self.topology, &samples, took, is_complete))
+    }
+}
+
+/// The samples of a probe that all nodes have done. Orders do not arrive everywhere at the same
+/// time: who gets its order first waits for the others, and what it has sent is there when the last
+/// one begins. So of an exchange the mean counts: one node has measured as much too long as the
+/// other one too short. Of round trips it is the shorter time, and where some send to one, that of
+/// the one.
+fn samples(flying: &Flying, now: Duration) -> impl Iterator<Item = Sample> + '_ {
+    let longest = flying.times.values().max().copied().unwrap_or_default();
+    let besides = now.saturating_sub(flying.since).saturating_sub(longest);
+    flying.groups.iter().map(move |group| {
+        let mut times =
+            group.iter().filter_map(|node| flying.times.get(node)).map(Duration::as_secs_f64);
+        let time = match flying.pattern {
+            Pattern::Gather(_) => times.next(),
+            // The receiver.
+            Pattern::Messages(_) => times.nth(1),
+            Pattern::Exchange(_) => Some(times.sum::<f64>() / group.len() as f64),
+            _ => times.reduce(f64::min),
+        };
+        Sample {
+            pattern: flying.pattern,
+            nodes: group.clone(),
+            lanes: flying.lanes,
+            is_shared: flying.is_shared,
+            time: time.unwrap_or(0.0),
+            besides: besides.as_secs_f64(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! What is measured, and between which nodes at the same time. Steps that need it get their size
+//! from what was measured before: each transfer takes some milliseconds, on fast lines and slow
+//! ones.
+
+use gradwire_collectives::{Topology, algorithms::probe::Pattern};
+use gradwire_proto::NodeId;
+
+use super::fit::{Sample, link};
+
+/// Up to so many nodes all pairs are measured; of more, log₂ N + 1 pairs of each node.
+const ALL_PAIRS: u32 = 8;
+
+/// What the first transfer between two nodes moves.
+const SMALL: u64 = 64 << 10;
+
+/// The most that a node sends in one probe: as much as a piece of the usual size, so that lanes need
+/// no more memory than for these.
+const LARGE: u64 = 2 << 20;
+
+/// Bytes that are reduced, which are in the cache as those that have just been received.
+const REDUCED: u64 = 256 << 10;
+
+/// Bytes that are copied: a piece of the usual size, which is not in the cache.
+const COPIED: u64 = 4 << 20;
+
+/// How many messages are sent without waiting: the difference counts.
+const MESSAGES: [u32; 2] = [32, 256];
+
+/// How long the round trips between two nodes take together, at most and about.
+const TRIPS_TIME: f64 = 0.005;
+const MAX_TRIPS: f64 = 32.0;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    Reduce,
+    Copy,
+    /// One round trip, after the connections were made.
+    FirstTrip,
+    Trips,
+    /// An exchange of [`SMALL`] bytes.
+    Small,
+    /// An exchange that takes some milliseconds.
+    Large,
+    Messages(u32),
+    Gather,
+}
+
+/// One thing to measure, by groups of nodes that do it at the same time.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) what: What,
+    pub(super) groups: Vec<Vec<NodeId>>,
+    /// Whether each lane runs one at the same time.
+    pub(super) is_on_all_lanes: bool,
+    /// Whether as many nodes as possible cross from rack to rack at the same time.
+    pub(super) is_shared: bool,
+    /// How many seconds a transfer should take.
+    time: f64,
+}
+
+impl Step {
+    /// What the nodes do, after these samples.
+    pub(super) fn pattern(&self, samples: &[Sample]) -> Pattern {
+        let links = || self.groups.iter().map(|group| link(samples, group[0], group[1]));
+        // The slowest of them decides.
+        let latency = || links().filter_map(|link| link.latency).fold(0.0, f64::max);
+        let per_byte = || links().filter_map(|link| link.lane_per_byte).fold(0.0, f64::max);
+        let bytes = || {
+            let bytes = self.time / per_byte().max(1e-12);
+            (bytes.clamp(SMALL as f64, LARGE as f64) as u64) & !0xfff
+        };
+        match self.what {
+            What::Reduce => Pattern::Reduce(REDUCED),
+            What::Copy => Pattern::Copy(COPIED),
+            What::FirstTrip => Pattern::RoundTrips(1),
+            What::Trips => {
+                let trips = TRIPS_TIME / (2.0 * latency()).max(1e-9);
+                Pattern::RoundTrips(trips.clamp(1.0, MAX_TRIPS) as u32)
+            }
+            What::Small => Pattern::Exchange(SMALL),
+            What::Large => Pattern::Exchange(bytes()),
+            What::Messages(count) => Pattern::Messages(count),
+            What::Gather => {
+                let senders = self.groups[0].len() as u64 - 1;
+                Pattern::Gather((bytes() / senders).max(4096))
+            }
+        }
+    }
+}
+
+/// Rounds of disjoint pairs. Up to [`ALL_PAIRS`] nodes each meets each other one; of more, each
+/// meets those at distances 1, 2, 4, … in an order that keeps racks together.
+fn rounds(topology: &Topology) -> Vec<Vec<Vec<NodeId>>> {
+    let order = topology.order();
+    let nodes = order.len();
+    let pair = |a: usize, b: usize| {
+        let (a, b) = (order[a], order[b]);
+        vec![NodeId(a.min(b)), NodeId(a.max(b))]
+    };
+    if nodes as u32 <= ALL_PAIRS {
+        // A tournament: one stays, the others go around a circle. With an odd number, who meets
+        // nobody has a rest.
+        let seats = nodes.next_multiple_of(2);
+        let at = |seat: usize, round: usize| {
+            if seat == 0 { 0 } else { 1 + (seat - 1 + round) % (seats - 1) }
+        };
+        let meet = |round: usize| {
+            let pairs = (0..seats / 2).map(|i| (at(i, round), at(seats - 1 - i, round)));
+            let both_are_there = |&(a, b): &(usize, usize)| a < nodes && b < nodes;
+            pairs.filter(both_are_there).map(|(a, b)| pair(a, b)).collect()
+        };
+        return (0..seats.saturating_sub(1)).map(meet).collect();
+    }
+    let mut rounds = Vec::new();
+    let mut distance = 1;
+    while distance < nodes {
+        let free = |&at: &usize| at / distance % 2 == 0 && at + distance < nodes;
+        rounds.push((0..nodes).filter(free).map(|at| pair(at, at + distance)).collect());
+        distance *= 2;
+    }
+    // Neighbours that the first round left apart.
+    rounds.push((1..nodes - 1).step_by(2).map(|at| pair(at, at + 1)).collect());
+    rounds
+}
+
+/// Pairs of nodes of different racks, as many as there are at the same time: the first rack with
+/// the second, the third with the fourth.
+fn across(topology: &Topology) -> Vec<Vec<NodeId>> {
+    let members = topology.members();
+    let both = members.chunks_exact(2).flat_map(|racks| {
+        racks[0].iter().zip(&racks[1]).map(|(&a, &b)| vec![NodeId(a.min(b)), NodeId(a.max(b))])
+    });
+    both.collect()
+}
+
+/// All that is measured between the nodes of a topology.
+pub(super) fn steps(topology: &Topology, lanes: u32) -> Vec<Step> {
+    let nodes = topology.participants();
+    if nodes < 2 {
+        return Vec::new();
+    }
+    let rounds = rounds(topology);
+    // All transfers together take half of the time.
+    let several = lanes > 1;
+    let transfers = rounds.len() * (1 + usize::from(several)) + 6;
+    let repeats = (12 / transfers).clamp(1, 3);
+    let time = (0.5 / (transfers * repeats) as f64).clamp(0.002, 0.015);
+    let step = |what, groups: &[Vec<NodeId>], is_on_all_lanes| Step {
+        what,
+        groups: groups.to_vec(),
+        is_on_all_lanes,
+        is_shared: false,
+        time,
+    };
+    let each: Vec<_> = (0..nodes).map(|node| vec![NodeId(node)]).collect();
+    let mut steps = Vec::new();
+    steps.push(step(What::Reduce, &each, false));
+    steps.push(step(What::Copy, &each, false));
+    for pairs in &rounds {
+        steps.push(step(What::FirstTrip, pairs, false));
+        steps.push(step(What::FirstTrip, pairs, false));
+        (0..repeats).for_each(|_| steps.push(step(What::Trips, pairs, false)));
+        (0..repeats).for_each(|_| steps.push(step(What::Small, pairs, false)));
+        (0..repeats).for_each(|_| steps.push(step(What::Large, pairs, false)));
+        if several {
+            (0..repeats).for_each(|_| steps.push(step(What::Large, pairs, true)));
+        }
+    }
+    let first = &rounds[0][..1];
+    for count in MESSAGES {
+        (0..repeats).for_each(|_| steps.push(step(What::Messages(count), first, false)));
+    }
+    let across = across(topology);
+    if !across.is_empty() {
+        let shared = Step { is_shared: true, ..step(What::Large, &across, true) };
+        steps.extend(std::iter::repeat_n(shared, repeats));
+    }
+    let order: Vec<NodeId> = topology.order().into_iter().map(NodeId).collect();
+    for senders in [1, 2, 4, 8] {
+        if order.len() > senders && order.len() > 2 {
+            let group = [order[..=senders].to_vec()];
+            (0..repeats).for_each(|_| steps.push(step(What::Gather, &group, false)));
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn racks(nodes: u32, size: u32) -> Topology {
+        let labels: Vec<String> = (0..nodes).map(|node| (node / size).to_string()).collect();
+        Topology::from_labels(&labels)
+    }
+
+    #[test]
+    fn pairs_of_a_round_have_no_node_in_common() {
+        for nodes in 2..=40 {
+            for size in [1, 2, 3, 8, 40] {
+                for step in steps(&racks(nodes, size), 2) {
+                    let all: Vec<NodeId> = step.groups.iter().flatten().copied().collect();
+                    let different: BTreeSet<NodeId> = all.iter().copied().collect();
+                    assert_eq!(all.len(), different.len(), "{nodes} {size} {step:?}");
+                    assert!(!all.is_empty(), "{nodes} {size} {step:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_nodes_meet_all_others_and_many_meet_some() {
+        for nodes in 2..=40u32 {
+            let rounds = rounds(&racks(nodes, 4));
+            let pairs: BTreeSet<Vec<NodeId>> = rounds.iter().flatten().cloned().collect();
+            let met = rounds.iter().map(Vec::len).sum::<usize>();
+            assert_eq!(pairs.len(), met, "no pair meets twice");
+            if nodes <= ALL_PAIRS {
+                assert_eq!(met as u32, nodes * (nodes - 1) / 2);
+            } else {
+                assert!(rounds.len() as u32 <= nodes.next_power_of_two().ilog2() + 1, "{nodes}");
+                let neighbours = (0..nodes - 1).map(|at| vec![NodeId(at), NodeId(at + 1)]);
+                assert!(neighbours.into_iter().all(|pair| pairs.contains(&pair)), "{nodes}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_alone_measures_nothing() {
+        assert!(steps(&Topology::flat(1), 2).is_empty());
+    }
+}

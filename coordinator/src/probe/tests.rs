@@ -1,0 +1,217 @@
+//! A network of known costs, measured.
+
+use gradwire_collectives::{CostModel, LinkCost};
+
+use super::*;
+
+const MICRO: f64 = 1e-6;
+
+/// A network that takes as long as the model says.
+struct Simulated {
+    topology: Topology,
+    cost: CostModel,
+    lanes: u32,
+    /// The time of a byte on the line to other racks that the nodes of a rack share.
+    uplink_per_byte: f64,
+}
+
+impl Simulated {
+    /// The time of a group, if each of so many lanes runs the probe.
+    fn seconds(&self, probe: &Probe, group: &[NodeId], lanes: f64) -> f64 {
+        let Self { topology, cost, .. } = self;
+        let crosses = |group: &[NodeId]| !topology.same_rack(group[0].0, group[1].0);
+        let across = group.len() > 1 && crosses(group);
+        let link = if across { cost.cross_rack } else { cost.in_rack };
+        let hop = link.latency + 2.0 * cost.per_message;
+        let crossing = probe.groups.iter().filter(|g| g.len() > 1 && crosses(g)).count() as f64;
+        let racks = topology.members().len() as f64;
+        match probe.pattern {
+            Pattern::RoundTrips(count) => 2.0 * f64::from(count) * hop,
+            Pattern::Messages(count) => hop + f64::from(count) * cost.per_message,
+            Pattern::Exchange(bytes) => {
+                let line = lanes * cost.in_rack.per_byte;
+                // Each rack has a share of the pairs that cross.
+                let pairs = (2.0 * crossing / racks).max(1.0);
+                let uplink = if across { lanes * pairs * self.uplink_per_byte } else { 0.0 };
+                hop + bytes as f64 * line.max(uplink).max(cost.lane_per_byte)
+            }
+            Pattern::Gather(bytes) => {
+                let senders = group.len() as f64 - 1.0;
+                let loss = 1.0 + cost.burst_loss * (1.0 - 1.0 / senders);
+                let slowest = cost.in_rack.per_byte.max(cost.lane_per_byte);
+                bytes as f64 * senders * slowest * loss
+            }
+            Pattern::Reduce(bytes) => bytes as f64 * cost.reduce_per_byte,
+            Pattern::Copy(bytes) => bytes as f64 * cost.publish_per_byte,
+        }
+    }
+
+    /// Runs the probe, and returns its result and the time that it took.
+    fn measure(&self) -> Network {
+        let mut probing = Probing::new(self.topology.clone(), self.lanes);
+        let mut number = 0;
+        let mut now = Duration::from_secs(5);
+        loop {
+            let probes = probing.next(now, || {
+                number += 1;
+                Sequence(number)
+            });
+            if probes.is_empty() {
+                return probing.finish(now).expect("it is over when there is nothing to do");
+            }
+            assert_eq!(probing.finish(now), None);
+            let mut longest: f64 = 0.0;
+            let mut done = Vec::new();
+            for probe in &probes {
+                for group in &probe.groups {
+                    let seconds = self.seconds(probe, group, probes.len() as f64);
+                    longest = longest.max(seconds);
+                    for (late, node) in group.iter().enumerate() {
+                        // The others got their order earlier, and waited for the first.
+                        let waited = late as f64 * 30.0 * MICRO;
+                        let missed = match probe.pattern {
+                            Pattern::Exchange(_) if late == 0 => 30.0 * MICRO,
+                            _ => 0.0,
+                        };
+                        let time = Duration::from_secs_f64(seconds + waited - missed);
+                        done.push((*node, probe.sequence, time));
+                    }
+                }
+            }
+            now += Duration::from_secs_f64(longest + self.cost.operation);
+            for (node, sequence, time) in done {
+                probing.done(node, sequence, time, now).unwrap();
+            }
+        }
+    }
+}
+
+fn data_centre() -> CostModel {
+    CostModel {
+        in_rack: LinkCost { latency: 21.0 * MICRO, per_byte: 8.0 / 10e9 },
+        cross_rack: LinkCost { latency: 55.0 * MICRO, per_byte: 8.0 / 2.5e9 },
+        reduce_per_byte: 1.0 / 7e9,
+        per_message: 1.5 * MICRO,
+        lane_per_byte: 8.0 / 6e9,
+        publish_per_byte: 1.0 / 5e9,
+        operation: 180.0 * MICRO,
+        burst_loss: 0.12,
+        ..CostModel::default()
+    }
+}
+
+fn close(measured: f64, real: f64, what: &str) {
+    assert!((measured / real - 1.0).abs() < 0.06, "{what}: {measured:e}, not {real:e}");
+}
+
+fn compare(measured: &CostModel, real: &CostModel) {
+    close(measured.in_rack.latency, real.in_rack.latency, "latency");
+    close(measured.in_rack.per_byte, real.in_rack.per_byte, "rate");
+    close(measured.reduce_per_byte, real.reduce_per_byte, "reduce");
+    close(measured.publish_per_byte, real.publish_per_byte, "publish");
+    close(measured.per_message, real.per_message, "message");
+    close(measured.lane_per_byte, real.lane_per_byte, "lane");
+}
+
+#[test]
+fn costs_are_found_again() {
+    let labels = |nodes: u32, size: u32| -> Vec<String> {
+        (0..nodes).map(|node| (node / size).to_string()).collect()
+    };
+    for (nodes, size) in [(2, 2), (3, 3), (8, 8), (8, 4), (4, 2), (16, 16), (32, 8)] {
+        let topology = Topology::from_labels(&labels(nodes, size));
+        let cost = data_centre();
+        // So that each of the nodes gets its share if all of them cross.
+        let uplink_per_byte = cost.cross_rack.per_byte / f64::from(size);
+        let network = Simulated { topology, cost, lanes: 2, uplink_per_byte };
+        let measured = network.measure();
+        assert!(measured.is_complete, "{nodes} nodes: {:?}", measured.took);
+        assert!(measured.took < LIMIT, "{nodes} nodes: {:?}", measured.took);
+        compare(&measured.cost, &cost);
+        if nodes > 2 {
+            close(1.0 + measured.cost.burst_loss, 1.0 + cost.burst_loss, "bursts");
+        }
+        if size < nodes {
+            close(measured.cost.cross_rack.latency, cost.cross_rack.latency, "between racks");
+            close(measured.cost.cross_rack.per_byte, cost.cross_rack.per_byte, "share");
+        }
+        if nodes <= 8 {
+            assert_eq!(measured.links.len() as u32, nodes * (nodes - 1) / 2);
+        }
+    }
+}
+
+/// Slow lines take the same few milliseconds for each transfer, down to where one packet does not.
+#[test]
+fn any_line_is_measured_within_the_limit() {
+    for mbit in [10.0, 100.0, 1000.0, 100_000.0] {
+        let per_byte = 8.0 / (mbit * 1e6);
+        let in_rack = LinkCost { latency: 100.0 * MICRO, per_byte };
+        let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
+        let network =
+            Simulated { topology: Topology::flat(8), cost, lanes: 2, uplink_per_byte: 0.0 };
+        let measured = network.measure();
+        close(measured.cost.in_rack.per_byte, per_byte, "rate");
+        assert_eq!(measured.cost.lane_per_byte, 0.0);
+        // The last step may end after the limit.
+        assert!(measured.took < 2 * LIMIT, "{mbit} Mbit/s: {:?}", measured.took);
+    }
+}
+
+fn numbers() -> impl FnMut() -> Sequence {
+    let mut number = 0;
+    move || {
+        number += 1;
+        Sequence(number)
+    }
+}
+
+/// A node that never answers delays the job by the limit, and no longer.
+#[test]
+fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
+    let mut probing = Probing::new(Topology::flat(2), 1);
+    let second = Duration::from_secs(1);
+    let probes = probing.next(second, numbers());
+    assert_eq!(probes.len(), 1);
+    assert_eq!(probing.deadline(), Some(second + LIMIT));
+    let just_before = second + LIMIT - Duration::from_nanos(1);
+    assert_eq!(probing.finish(just_before), None);
+    assert!(!probing.is_over());
+    let network = probing.finish(second + LIMIT).unwrap();
+    assert!(!network.is_complete && network.links.is_empty() && probing.is_over());
+    assert_eq!(network.cost.in_rack, CostModel::default().in_rack);
+    assert_eq!((probing.finish(second + LIMIT), probing.deadline()), (None, None));
+    assert!(probing.next(3 * second, numbers()).is_empty());
+    let late = |node, sequence| (NodeId(node), sequence, second, 4 * second);
+    for (node, sequence, time, now) in [late(0, probes[0].sequence), late(1, probes[0].sequence)] {
+        probing.done(node, sequence, time, now).unwrap();
+    }
+}
+
+/// TRUST: a node may report anything.
+#[test]
+fn who_reports_what_it_was_not_doing_is_at_fault() {
+    let mut probing = Probing::new(Topology::flat(2), 1);
+    let probes = probing.next(Duration::ZERO, numbers());
+    let first = probes[0].sequence;
+    let mut report = |node, sequence| {
+        probing.done(NodeId(node), sequence, Duration::MAX, Duration::ZERO).is_ok()
+    };
+    assert!(!report(2, first), "who is not in it");
+    assert!(!report(0, Sequence(99)), "what there is not");
+    assert!(report(0, first));
+    assert!(!report(0, first), "twice");
+}
+
+#[test]
+fn what_was_set_stays() {
+    let set = CostModel {
+        in_rack: LinkCost { per_byte: 8.0 / 1e9, ..CostModel::default().in_rack },
+        ..CostModel::default()
+    };
+    let merged = without_set(data_centre(), set);
+    assert_eq!(merged.in_rack.per_byte, 8.0 / 1e9);
+    assert_eq!(merged.in_rack.latency, data_centre().in_rack.latency);
+    assert_eq!(merged.operation, data_centre().operation);
+    assert_eq!(merged.burst_loss, data_centre().burst_loss);
+}

@@ -1,0 +1,73 @@
+//! The links between nodes are measured when a job starts.
+
+use std::{collections::BTreeMap, fs, process::Command};
+
+use gradwire_tests::launched::{Launch, Report, network::Pair, programs};
+
+/// What was measured, by name, from the section of all links together.
+fn costs(launch: Launch) -> (BTreeMap<String, f64>, Report) {
+    let gradwire = programs::gradwire().display().to_string();
+    let path = launch.folder().join("cluster.toml");
+    let words = [gradwire.as_str(), "probe", "--started", "--out", "cluster.toml"];
+    let job = launch.program(&words).start();
+    let text = job.wait_for("the file", || {
+        let text = fs::read_to_string(&path).ok()?;
+        text.contains("[[link]]").then_some(text)
+    });
+    let mut explain = Command::new(programs::gradwire());
+    let explained = explain.arg("explain").arg("--cluster").arg(&path).output().unwrap();
+    assert!(explained.status.success(), "{explained:?}");
+    fs::remove_file(&path).unwrap();
+    let report = job.finish();
+    report.assert_code(0);
+    let network = text.split("[[host]]").next().unwrap();
+    let values = network.lines().filter_map(|line| line.split_once(" = "));
+    let values = values.map(|(key, value)| (key.to_owned(), value.parse().unwrap()));
+    (values.collect(), report)
+}
+
+#[test]
+fn links_are_measured_and_the_result_is_a_file() {
+    let hosts = "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1";
+    let (costs, report) = costs(Launch::new().hosts(hosts));
+    for name in ["latency_us", "rate_mbit", "reduce_mb_per_s", "message_ns", "operation_us"] {
+        assert!(costs[name] > 0.0, "{name} in {costs:?}");
+    }
+    let text = report.all();
+    assert!(text.contains("links between 3 hosts measured in "), "{text}");
+}
+
+/// The line is what limits the rate: no measurement is above it, but for what is on its way.
+#[test]
+fn a_slow_line_is_measured_as_it_is() {
+    let Some(pair) = Pair::new() else { return };
+    if pair.narrow(100).is_none() {
+        return;
+    }
+    let launch = Launch::new().hosts("10.213.0.1:1,10.213.0.2:1").ssh(&pair.ssh());
+    let (costs, _) = costs(launch.in_network(pair.first()));
+    let rate = costs["rate_mbit"];
+    assert!((30.0..125.0).contains(&rate), "{costs:?}");
+}
+
+/// With one algorithm for everything there is nothing to measure for.
+#[test]
+fn nothing_is_measured_where_there_is_no_choice() {
+    for (settings, expected) in [
+        (&["negotiation.algorithm=ring"][..], false),
+        (&["probe.enabled=false"], false),
+        (&["negotiation.algorithm=ring", "probe.enabled=true"], true),
+        (&[], true),
+    ] {
+        let launch = Launch::new().hosts("127.0.0.1:1,127.0.0.2:1").words(&["--verbose"]);
+        let launch = settings.iter().fold(launch, |launch, setting| launch.set(setting));
+        let mut job = launch.rank(&["attach", "loop:1:100", "until:end", "leave"]).start();
+        job.until_said("looped", 2);
+        let grpc = job.served("grpc").remove(0);
+        let status = Command::new(programs::gradwire()).args(["status", &grpc]).output().unwrap();
+        let text = String::from_utf8(status.stdout).unwrap();
+        assert_eq!(text.contains("network: links measured: 1, in "), expected, "{text}");
+        job.allow("end");
+        job.finish().assert_code(0);
+    }
+}
