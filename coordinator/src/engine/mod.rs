@@ -262,11 +262,15 @@ impl Engine {
         out.commands.push(Command::Execute(execute));
     }
 
-    /// Measures what is to be measured next. Returns the result as text once there is one.
+    /// Measures what is to be measured next. Returns as text what was measured last, and in the end
+    /// how long it took.
     fn probe(&mut self, execute: &mut Execute, now: Duration) -> Option<String> {
         let Self { probing, dispatch, .. } = self;
+        let last = probing.last();
         execute.probes = probing.next(now, || dispatch.number());
-        let network = probing.finish(now)?;
+        let Some(network) = probing.finish(now) else {
+            return last.filter(|_| !execute.probes.is_empty());
+        };
         dispatch.set_cost(without_set(network.cost, self.config.cost));
         let took = network.took.as_secs_f64();
         let links = text::count(network.links.len(), "link");

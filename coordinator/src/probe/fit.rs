@@ -152,7 +152,9 @@ pub(super) fn fit(
         })
         .collect();
     let usual = CostModel::default();
-    let per_message = per_message(samples).unwrap_or(usual.per_message);
+    // A message costs the processors on both ends less than its way takes.
+    let shortest = least(links.iter().map(|link| link.latency)).unwrap_or(f64::MAX);
+    let per_message = per_message(samples).unwrap_or(usual.per_message).min(shortest / 3.0);
     let class = |across: bool| {
         let of = move |link: &&LinkMeasured| topology.same_rack(link.from.0, link.to.0) != across;
         let links: Vec<&LinkMeasured> = links.iter().filter(of).collect();

@@ -29,23 +29,59 @@ use crate::model::{command::Probe, network::Network, violation::Violation};
 /// How long operations wait for the probe.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// A probe that some node has not done.
+/// The most groups whose times are logged.
+const NAMED_GROUPS: usize = 4;
+
+/// The probes of one step, which run at the same time, one on each of some lanes.
 #[derive(Debug)]
 struct Flying {
     pattern: Pattern,
     groups: Vec<Vec<NodeId>>,
-    /// How many run at the same time.
-    lanes: u32,
     is_shared: bool,
     since: Duration,
-    /// What the nodes have reported.
-    times: BTreeMap<NodeId, Duration>,
+    /// What the nodes have reported of each probe.
+    times: BTreeMap<Sequence, BTreeMap<NodeId, Duration>>,
 }
 
 impl Flying {
-    fn nodes(&self) -> usize {
-        self.groups.iter().map(Vec::len).sum()
+    fn is_done(&self) -> bool {
+        let nodes: usize = self.groups.iter().map(Vec::len).sum();
+        self.times.values().all(|times| times.len() == nodes)
     }
+
+    /// What follows from the times of all nodes. Of probes at the same time the slowest counts.
+    fn samples(&self, now: Duration) -> impl Iterator<Item = Sample> + '_ {
+        let longest = self.times.values().flat_map(BTreeMap::values).max();
+        let besides = now.saturating_sub(self.since).saturating_sub(*longest.unwrap_or(&now));
+        self.groups.iter().map(move |group| {
+            let times = self.times.values().map(|times| seconds(self.pattern, group, times));
+            Sample {
+                pattern: self.pattern,
+                nodes: group.clone(),
+                lanes: self.times.len() as u32,
+                is_shared: self.is_shared,
+                time: times.fold(0.0, f64::max),
+                besides: besides.as_secs_f64(),
+            }
+        })
+    }
+}
+
+/// How long a group took, by the times of its nodes. Orders do not arrive everywhere at the same
+/// time: who gets its order first waits for the others, and what it has sent is there when the last
+/// one begins. So of an exchange the mean counts: one node has measured as much too long as the
+/// other one too short. Of round trips it is the shorter time, and where some send to one, that of
+/// the one.
+fn seconds(pattern: Pattern, group: &[NodeId], times: &BTreeMap<NodeId, Duration>) -> f64 {
+    let mut times = group.iter().filter_map(|node| times.get(node)).map(Duration::as_secs_f64);
+    let time = match pattern {
+        Pattern::Gather(_) => times.next(),
+        // The receiver.
+        Pattern::Messages(_) => times.nth(1),
+        Pattern::Exchange(_) => Some(times.sum::<f64>() / group.len() as f64),
+        _ => times.reduce(f64::min),
+    };
+    time.unwrap_or(0.0)
 }
 
 /// The measurement of a job's links.
@@ -55,7 +91,8 @@ pub(crate) struct Probing {
     lanes: u32,
     left: VecDeque<Step>,
     began: Option<Duration>,
-    flying: BTreeMap<Sequence, Flying>,
+    /// The step that some node has not done.
+    flying: Option<Flying>,
     samples: Vec<Sample>,
     is_over: bool,
 }
@@ -69,7 +106,7 @@ impl Probing {
             lanes,
             left,
             began: None,
-            flying: BTreeMap::new(),
+            flying: None,
             samples: Vec::new(),
             is_over: false,
         }
@@ -99,7 +136,7 @@ impl Probing {
         mut number: impl FnMut() -> Sequence,
     ) -> Vec<Probe> {
         let began = *self.began.get_or_insert(now);
-        if self.is_over || now >= began + LIMIT || !self.flying.is_empty() {
+        if self.is_over || now >= began + LIMIT || self.flying.is_some() {
             return Vec::new();
         }
         let Some(step) = self.left.pop_front() else { return Vec::new() };
@@ -110,12 +147,13 @@ impl Probing {
             Probe { sequence: number(), pattern, groups }
         });
         let probes: Vec<Probe> = probes.collect();
-        for Probe { sequence, groups, .. } in &probes {
-            let (times, groups) = (BTreeMap::new(), groups.clone());
-            let is_shared = step.is_shared;
-            let flying = Flying { pattern, groups, lanes, is_shared, since: now, times };
-            self.flying.insert(*sequence, flying);
-        }
+        self.flying = Some(Flying {
+            pattern,
+            groups: step.groups,
+            is_shared: step.is_shared,
+            since: now,
+            times: probes.iter().map(|probe| (probe.sequence, BTreeMap::new())).collect(),
+        });
         probes
     }
 
@@ -127,28 +165,43 @@ impl Probing {
         time: Duration,
         now: Duration,
     ) -> Result<(), Violation> {
-        let expected = self.flying.get_mut(&sequence).filter(|flying| {
-            flying.groups.iter().any(|group| group.contains(&node))
-                && !flying.times.contains_key(&node)
-        });
-        let Some(flying) = expected else {
+        let flying = self.flying.as_mut();
+        let known = flying.filter(|flying| flying.groups.iter().any(|group| group.contains(&node)));
+        let times = known.and_then(|flying| flying.times.get_mut(&sequence));
+        let Some(times) = times.filter(|times| !times.contains_key(&node)) else {
             let what = "which it was not doing";
             let what = format!("says that it has done probe {sequence}, {what}");
             return Err(Violation::Protocol(what));
         };
-        flying.times.insert(node, time);
-        if flying.times.len() == flying.nodes()
-            && let Some(flying) = self.flying.remove(&sequence)
-        {
-            self.samples.extend(samples(&flying, now));
+        times.insert(node, time);
+        if let Some(flying) = self.flying.take_if(|flying| flying.is_done()) {
+            self.samples.extend(flying.samples(now));
         }
         Ok(())
+    }
+
+    /// The times of the last step, as text; only of its first groups. None if it is under way.
+    pub(crate) fn last(&self) -> Option<String> {
+        let of = |sample: &&Sample| (sample.pattern, sample.lanes);
+        let last = self.samples.iter().rev().filter(|_| self.flying.is_none()).peekable();
+        let pattern = last.clone().next().as_ref().map(of)?;
+        let last = last.take_while(|sample| of(sample) == pattern).take(NAMED_GROUPS);
+        let times = last.map(|sample| {
+            let nodes: Vec<String> = sample.nodes.iter().map(|node| node.0.to_string()).collect();
+            format!("{} {:.0} us", nodes.join("+"), sample.time * 1e6)
+        });
+        Some(format!(
+            "{} on {} took {}",
+            pattern.0,
+            pattern.1,
+            times.collect::<Vec<_>>().join(", ")
+        ))
     }
 
     /// What was measured, once, as soon as it is over: when everything is measured, or at the
     /// deadline.
     pub(crate) fn finish(&mut self, now: Duration) -> Option<Network> {
-        let is_complete = self.left.is_empty() && self.flying.is_empty();
+        let is_complete = self.left.is_empty() && self.flying.is_none();
         let is_due = self.deadline().is_some_and(|deadline| now >= deadline);
         if self.is_over || !(is_complete || is_due) {
             return None;
@@ -159,35 +212,6 @@ impl Probing {
         self.left.clear();
         Some(fit(&self.topology, &samples, took, is_complete))
     }
-}
-
-/// The samples of a probe that all nodes have done. Orders do not arrive everywhere at the same
-/// time: who gets its order first waits for the others, and what it has sent is there when the last
-/// one begins. So of an exchange the mean counts: one node has measured as much too long as the
-/// other one too short. Of round trips it is the shorter time, and where some send to one, that of
-/// the one.
-fn samples(flying: &Flying, now: Duration) -> impl Iterator<Item = Sample> + '_ {
-    let longest = flying.times.values().max().copied().unwrap_or_default();
-    let besides = now.saturating_sub(flying.since).saturating_sub(longest);
-    flying.groups.iter().map(move |group| {
-        let mut times =
-            group.iter().filter_map(|node| flying.times.get(node)).map(Duration::as_secs_f64);
-        let time = match flying.pattern {
-            Pattern::Gather(_) => times.next(),
-            // The receiver.
-            Pattern::Messages(_) => times.nth(1),
-            Pattern::Exchange(_) => Some(times.sum::<f64>() / group.len() as f64),
-            _ => times.reduce(f64::min),
-        };
-        Sample {
-            pattern: flying.pattern,
-            nodes: group.clone(),
-            lanes: flying.lanes,
-            is_shared: flying.is_shared,
-            time: time.unwrap_or(0.0),
-            besides: besides.as_secs_f64(),
-        }
-    })
 }
 
 #[cfg(test)]

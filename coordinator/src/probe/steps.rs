@@ -141,10 +141,11 @@ pub(super) fn steps(topology: &Topology, lanes: u32) -> Vec<Step> {
         return Vec::new();
     }
     let rounds = rounds(topology);
-    // All transfers together take half of the time.
+    // All transfers together take half of the time. Where there is time, they are repeated: the
+    // first one on a connection is slower.
     let several = lanes > 1;
     let transfers = rounds.len() * (1 + usize::from(several)) + 6;
-    let repeats = (12 / transfers).clamp(1, 3);
+    let repeats = (40 / transfers).clamp(1, 4);
     let time = (0.5 / (transfers * repeats) as f64).clamp(0.002, 0.015);
     let step = |what, groups: &[Vec<NodeId>], is_on_all_lanes| Step {
         what,

@@ -183,7 +183,7 @@ fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
     assert_eq!((probing.finish(second + LIMIT), probing.deadline()), (None, None));
     assert!(probing.next(3 * second, numbers()).is_empty());
     let late = |node, sequence| (NodeId(node), sequence, second, 4 * second);
-    for (node, sequence, time, now) in [late(0, probes[0].sequence), late(1, probes[0].sequence)] {
+    for (node, sequence, time, now) in [0, 1].map(|node| late(node, probes[0].sequence)) {
         probing.done(node, sequence, time, now).unwrap();
     }
 }
