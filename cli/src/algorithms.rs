@@ -7,7 +7,7 @@ use gradwire_collectives::{
     Algorithm, Kind, Schedule, Spec, Topology,
     algorithms::{About, in_short},
     generate,
-    verify::{cross_rack_elements, verify},
+    verify::{cross_tier_elements, verify},
 };
 use gradwire_launcher::error::CommandError;
 use serde_json::{Value, json};
@@ -26,7 +26,8 @@ pub struct Options {
     /// Prove their schedules for so many nodes, and count messages and bytes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
     pub nodes: Option<u32>,
-    /// The racks of these nodes: how many, or the nodes of each, such as 4,4,2.
+    /// The racks of these nodes: how many, or the nodes of each, such as 4,4,2. Racks may be in
+    /// groups, and these in others: 2x4 is two groups of four racks.
     #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
     /// What is counted.
@@ -44,7 +45,8 @@ struct Counted {
     chain: u64,
     /// In pieces.
     busiest: f64,
-    across: f64,
+    /// Out of the groups of each tier, the racks first.
+    across: Vec<f64>,
 }
 
 /// Makes the schedules of all nodes, proves them and counts.
@@ -63,7 +65,9 @@ fn count(spec: Spec, kind: Kind, topology: &Topology) -> Result<Counted, Command
         messages: report.messages,
         chain: report.longest_chain,
         busiest: pieces(report.most_elements_sent),
-        across: pieces(cross_rack_elements(&schedules, topology)),
+        across: (1..=topology.tiers().len())
+            .map(|tier| pieces(cross_tier_elements(&schedules, topology, tier)))
+            .collect(),
     })
 }
 
@@ -98,6 +102,7 @@ pub fn show(options: &Options) -> Result<String, CommandError> {
             "collective": options.collective.to_string(),
             "nodes": nodes,
             "racks": cluster::racks(&topology),
+            "tiers": cluster::tiers(&topology),
             "schedules": rows,
         }))
     } else {
@@ -113,7 +118,8 @@ impl Counted {
             "chain": self.chain,
             "messages": self.messages,
             "busiest_node_sends": self.busiest,
-            "across_racks": self.across,
+            "across_racks": self.across[0],
+            "across_tiers": self.across,
         })
     }
 }
@@ -146,26 +152,26 @@ fn in_full(spec: Spec) -> String {
         let _ = writeln!(text, "  {short}: {}", parameter.about);
     }
     text + "The cost is that of an allreduce: M nodes, S bytes, α for a message, β for a byte\n\
-            sent, γ for a byte reduced; r racks of w nodes. To use it: --set negotiation.algorithm="
+            sent, γ for a byte reduced; r racks of w nodes, l tiers of groups.\n\
+            To use it: --set negotiation.algorithm="
         + &format!("\"{spec}\"\n")
 }
 
 fn counts(counted: &[Counted], collective: Collective, topology: &Topology) -> String {
-    let mut rows = vec![
-        ["algorithm", "chain", "messages", "busiest sends", "across racks"].map(str::to_owned),
-    ];
-    rows.extend(counted.iter().map(|one| {
-        [
-            one.spec.to_string(),
-            one.chain.to_string(),
-            one.messages.to_string(),
-            format!("{:.2}", one.busiest),
-            format!("{:.2}", one.across),
-        ]
-    }));
+    let mut head = ["algorithm", "chain", "messages", "busiest sends", "across racks"]
+        .map(str::to_owned)
+        .to_vec();
+    let above = cluster::tiers(topology).split_off(1);
+    head.extend(above.iter().map(|groups| format!("across {groups} groups")));
+    let rows = counted.iter().map(|one| {
+        let mut row = vec![one.spec.to_string(), one.chain.to_string(), one.messages.to_string()];
+        row.extend([one.busiest].iter().chain(&one.across).map(|pieces| format!("{pieces:.2}")));
+        row
+    });
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     format!(
         "{collective} on {}: every schedule is proven.\nChain: messages that follow from each \
-         other. The last two columns are in sizes of the piece.\n\n{}",
+         other. The columns after the messages are in sizes of the piece.\n\n{}",
         cluster::in_words(topology),
         aligned(&rows)
     )
@@ -232,6 +238,26 @@ mod tests {
         assert_eq!((linear[1], linear[4]), ("2", "48.00"));
     }
 
+    /// What crosses is the least there is at every tier, and the chain has two messages for each.
+    #[test]
+    fn tiers_are_counted_one_by_one() {
+        let text = show(&options(None, Some(32), Some("2x4"))).unwrap();
+        assert!(
+            text.contains("32 nodes in 8 racks of 4, 4, 4, 4, 4, 4, 4, 4, in 2 groups"),
+            "{text}"
+        );
+        assert!(text.contains("across racks  across 2 groups"), "{text}");
+        assert_eq!(row(&text, "hierarchical")[4..], ["14.00", "2.00"]);
+        assert_eq!(row(&text, "hierarchical")[1], "6");
+        assert_eq!(row(&text, "circulant")[4..], ["14.00", "2.00"]);
+        assert_eq!(row(&text, "direct")[4..], ["56.00", "32.00"]);
+        let json = Options { json: true, ..options(Some("hierarchical"), Some(16), Some("2x2x2")) };
+        let json: Value = serde_json::from_str(&show(&json).unwrap()).unwrap();
+        assert_eq!(json["tiers"], json!([8, 4, 2]));
+        assert_eq!(json["schedules"][0]["across_tiers"], json!([14.0, 6.0, 2.0]));
+        assert_eq!(json["schedules"][0]["across_racks"], 14.0);
+    }
+
     #[test]
     fn racks_may_be_unequal_and_have_to_fit() {
         let text = show(&options(Some("Direct"), Some(3), Some("2,1"))).unwrap();
@@ -239,13 +265,14 @@ mod tests {
         for (name, nodes, racks, said) in [
             ("ring", 3, "2,2", "the racks have 4 nodes, and --nodes is 3"),
             ("ring", 3, "4", "3 nodes can't be in 4 racks"),
+            ("ring", 5, "2x3", "5 nodes can't be in 6 racks"),
             ("torus(dims=2x2)", 3, "1", "torus(dims=2x2) is for 4 nodes, and there are 3"),
             ("rng", 3, "1", "there is no algorithm \"rng\""),
         ] {
             let error = show(&options(Some(name), Some(nodes), Some(racks))).unwrap_err();
             assert!(error.to_string().contains(said), "{error}");
         }
-        for wrong in ["", "0", "2,0", "-1", "2,", "x"] {
+        for wrong in ["", "0", "2,0", "-1", "2,", "x", "2x", "2x0", "2x2,2", "1x1x1x1x1x1x1x1x1"] {
             assert!(wrong.parse::<Racks>().is_err(), "{wrong}");
         }
     }

@@ -6,6 +6,7 @@ use std::{fmt, str::FromStr};
 use clap::ValueEnum;
 use gradwire_collectives::{Kind, Topology};
 use gradwire_launcher::error::CommandError;
+use gradwire_proto::MAX_TIERS;
 
 /// A collective that has a choice of algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,9 +55,10 @@ impl Collective {
 /// The racks of a cluster, by how many nodes each has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Racks {
-    /// So many, as equal as they can be.
-    Number(u32),
-    /// These.
+    /// So many in each group, as equal as they can be: first how many groups there are of the
+    /// outermost tier, then how many are in each of them, and so on, up to the racks.
+    Number(Vec<u32>),
+    /// These, and no tier above them.
     Sizes(Vec<u32>),
 }
 
@@ -64,26 +66,37 @@ impl FromStr for Racks {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let numbers: Option<Vec<u32>> =
-            text.split(',').map(|size| size.trim().parse().ok().filter(|n| *n > 0)).collect();
-        match numbers.as_deref() {
-            Some([number]) => Ok(Self::Number(*number)),
-            Some(sizes) => Ok(Self::Sizes(sizes.to_vec())),
-            None => Err("give their number, or the nodes of each, such as 4,4,2"),
-        }
+        let numbers = |by: char| -> Option<Vec<u32>> {
+            text.split(by).map(|size| size.trim().parse().ok().filter(|n| *n > 0)).collect()
+        };
+        let tiers = numbers('x').filter(|tiers| tiers.len() <= MAX_TIERS).map(Self::Number);
+        tiers.or_else(|| numbers(',').map(Self::Sizes)).ok_or(
+            "give their number, or the nodes of each, such as 4,4,2, or 2x4 for two groups of four \
+             racks (up to 8 tiers)",
+        )
     }
 }
 
 impl Racks {
     fn topology(&self, nodes: u32) -> Result<Topology, CommandError> {
-        let racks = match self {
-            Self::Number(racks) if *racks <= nodes => {
-                let rack = |node| u64::from(node) * u64::from(*racks) / u64::from(nodes);
-                (0..nodes).map(|node| rack(node) as u32).collect()
-            }
-            Self::Number(racks) => {
-                let what = format!("{nodes} nodes can't be in {racks} racks");
-                return Err(CommandError::usage(what).hint("each rack has at least one node"));
+        match self {
+            Self::Number(parts) => {
+                let racks = parts.iter().fold(1u64, |all, &n| all.saturating_mul(n.into()));
+                if racks > u64::from(nodes) {
+                    let what = format!("{nodes} nodes can't be in {racks} racks");
+                    return Err(CommandError::usage(what).hint("each rack has at least one node"));
+                }
+                let label = |node: u32| {
+                    let mut rack = u64::from(node) * racks / u64::from(nodes);
+                    let mut names: Vec<String> = Vec::new();
+                    for &parts in parts.iter().rev() {
+                        names.push((rack % u64::from(parts)).to_string());
+                        rack /= u64::from(parts);
+                    }
+                    names.reverse();
+                    names.join("/")
+                };
+                Ok(Topology::from_labels(&(0..nodes).map(label).collect::<Vec<_>>()))
             }
             Self::Sizes(sizes) => {
                 let sum: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
@@ -91,10 +104,10 @@ impl Racks {
                     let what = format!("the racks have {sum} nodes, and --nodes is {nodes}");
                     return Err(CommandError::usage(what));
                 }
-                (0..).zip(sizes).flat_map(|(rack, &n)| vec![rack; n as usize]).collect()
+                let racks = (0..).zip(sizes).flat_map(|(rack, &n)| vec![rack; n as usize]);
+                Ok(Topology::from_racks(racks.collect()))
             }
-        };
-        Ok(Topology { racks })
+        }
     }
 }
 
@@ -111,7 +124,12 @@ pub fn racks(topology: &Topology) -> Vec<usize> {
     topology.members().iter().map(Vec::len).collect()
 }
 
-/// `8 nodes in 2 racks of 4, 4`.
+/// How many groups each tier has, the racks first.
+pub fn tiers(topology: &Topology) -> Vec<usize> {
+    (1..=topology.tiers().len()).map(|tier| topology.groups(tier).len()).collect()
+}
+
+/// `8 nodes in 4 racks of 2, 2, 2, 2, in 2 groups`.
 pub fn in_words(topology: &Topology) -> String {
     let (nodes, sizes) = (topology.participants(), racks(topology));
     let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
@@ -119,17 +137,24 @@ pub fn in_words(topology: &Topology) -> String {
         return format!("{nodes} in 1 rack");
     }
     let each: Vec<String> = sizes.iter().map(usize::to_string).collect();
-    format!("{nodes} in {} racks of {}", sizes.len(), each.join(", "))
+    let above = tiers(topology).split_off(1).into_iter();
+    let above: String = above.map(|groups| format!(", in {groups} groups")).collect();
+    format!("{nodes} in {} racks of {}{above}", sizes.len(), each.join(", "))
 }
 
 /// Columns as wide as their longest entry; the last one is not filled up.
-pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
+pub fn aligned<R: AsRef<[String]>>(rows: &[R]) -> String {
+    let columns = rows.first().map_or(0, |row| row.as_ref().len());
+    let width = |column: usize| rows.iter().map(|row| row.as_ref()[column].chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let mut text = String::new();
     for row in rows {
-        let cells: Vec<String> =
-            row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        let cells: Vec<String> = row
+            .as_ref()
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!("{cell:<width$}"))
+            .collect();
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }

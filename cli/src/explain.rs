@@ -33,7 +33,7 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
           required_unless_present_any = ["address", "cluster"])]
     pub nodes: Option<u32>,
-    /// Their racks: how many, or the nodes of each, such as 4,4,2.
+    /// Their racks: how many, or the nodes of each, such as 4,4,2; or 2x4 for two groups of four.
     #[arg(long, value_name = "R")]
     pub racks: Option<Racks>,
     /// As JSON.
@@ -151,6 +151,7 @@ pub fn on_cluster(
         let all = json!({
             "nodes": nodes,
             "racks": cluster::racks(topology),
+            "tiers": cluster::tiers(topology),
             "choices": rows,
         });
         return Ok(format!("{all:#}\n"));

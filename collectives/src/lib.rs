@@ -12,7 +12,7 @@
 //!
 //! - [`schedule`]: the language
 //! - [`layout`]: where the elements of a step are, in its message and in the piece
-//! - [`topology`]: who takes part, and in which racks
+//! - [`topology`]: who takes part, and in which groups of which tiers
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
 //! - [`rules`]: which algorithms a user allows, for which collective and size
 //! - [`verify`](mod@verify): the proof that every result holds every contribution exactly once

@@ -70,7 +70,7 @@ pub fn select(
         "{spec} is the cheapest{} on {} nodes in {}: {} ({})",
         by(rule),
         topology.participants(),
-        racks(topology.members().len()),
+        racks(topology),
         of(predicted_seconds, bytes),
         others.join(", "),
     );
@@ -81,8 +81,13 @@ fn by(rule: usize) -> String {
     if rule == 0 { String::new() } else { format!(" by rule {rule}") }
 }
 
-fn racks(count: usize) -> String {
-    if count == 1 { "1 rack".to_owned() } else { format!("{count} racks") }
+fn racks(topology: &Topology) -> String {
+    let count = topology.members().len();
+    let racks = if count == 1 { "1 rack".to_owned() } else { format!("{count} racks") };
+    match topology.tiers().len() {
+        1 => racks,
+        tiers => format!("{racks} and {tiers} tiers"),
+    }
 }
 
 fn of(seconds: f64, bytes: u64) -> String {
@@ -153,7 +158,7 @@ mod tests {
 
     #[test]
     fn racks_behind_slow_links_are_crossed_once() {
-        let topology = Topology { racks: (0..32).map(|node| node / 8).collect() };
+        let topology = Topology::from_racks((0..32).map(|node| node / 8).collect());
         assert_eq!(chosen(&topology, 16 << 20), Algorithm::Hierarchical);
     }
 

@@ -1,60 +1,174 @@
 //! Who takes part in a collective, and which of them are near each other.
+//!
+//! Participants are in racks. Racks may be in groups, such as the racks of a pod, these in larger
+//! ones, and so on: each of these levels is a *tier*. Tier 1 is the racks, tier 2 the groups of
+//! racks. Inside a group links are at least as fast as between groups of its tier.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap, iter};
 
-/// The participants and their racks. Inside a rack links are as fast as they get; between racks
-/// they may be slower and shared.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+use gradwire_proto::MAX_TIERS;
+
+/// The participants, and the groups that they are in.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Topology {
-    /// The rack of each participant: small numbers that only have to differ where racks do.
-    /// Participants without a label all have the same.
-    pub racks: Vec<u32>,
+    /// Of each tier, the racks first, the group of each participant: small numbers that only have
+    /// to differ where groups do. There is one tier at least. Of a tier above the racks there are
+    /// several groups, and fewer than of the tier before it.
+    tiers: Vec<Vec<u32>>,
 }
 
 impl Topology {
     /// `participants` in one rack.
     pub fn flat(participants: u32) -> Self {
-        Self { racks: vec![0; participants as usize] }
+        Self::from_racks(vec![0; participants as usize])
     }
 
-    /// From labels, one per participant, numbered in order of appearance. An empty label is a
-    /// label like any other, so unlabelled participants share a rack.
+    /// The rack of each participant, and no tier above them.
+    pub fn from_racks(racks: Vec<u32>) -> Self {
+        Self { tiers: vec![racks] }
+    }
+
+    /// The group of each participant in each tier, the racks first. Tiers that say nothing are left
+    /// out. `None` if there is no tier or too many, if they have different participants, or if a
+    /// group is in several groups of the next tier.
+    pub fn from_tiers(tiers: Vec<Vec<u32>>) -> Option<Self> {
+        let participants = tiers.first()?.len();
+        let is_inside = |inner: &[u32], outer: &[u32]| {
+            let mut groups = BTreeMap::new();
+            iter::zip(inner, outer)
+                .all(|(inner, outer)| groups.entry(inner).or_insert(outer) == &outer)
+        };
+        let fits = tiers.len() <= MAX_TIERS
+            && tiers.iter().all(|tier| tier.len() == participants)
+            && tiers.windows(2).all(|two| is_inside(&two[0], &two[1]));
+        fits.then(|| Self::of_nested(tiers))
+    }
+
+    /// From the label of each participant, such as `pod1/r3`: a path of names from the outermost
+    /// group to the rack. Those with the same label share a rack, and those whose labels begin with
+    /// the same names share the groups of these. A label that has fewer names than others is a rack
+    /// of its own in the group that it names. An empty one is a label like any other, so unlabelled
+    /// participants share a rack. Groups are numbered in order of appearance.
     pub fn from_labels<S: AsRef<str>>(labels: &[S]) -> Self {
-        let mut numbers = BTreeMap::new();
-        let racks = labels
-            .iter()
-            .map(|label| {
-                let next = numbers.len() as u32;
-                *numbers.entry(label.as_ref()).or_insert(next)
-            })
-            .collect();
-        Self { racks }
+        let labels = || labels.iter().map(AsRef::as_ref);
+        let names = labels().map(|label| label.split('/').count()).max().unwrap_or(1);
+        let outer = (1..names.min(MAX_TIERS)).rev();
+        let outer = outer.map(|names| numbered(labels().map(|label| first_names(label, names))));
+        Self::of_nested(iter::once(numbered(labels())).chain(outer).collect())
+    }
+
+    /// Leaves out what says nothing: a tier above the racks that has one group, or those of the
+    /// tier before it.
+    fn of_nested(tiers: Vec<Vec<u32>>) -> Self {
+        let mut before = usize::MAX;
+        let mut kept = Vec::with_capacity(tiers.len());
+        for tier in tiers {
+            let groups = count(&tier);
+            if kept.is_empty() || (1 < groups && groups < before) {
+                kept.push(tier);
+                before = groups;
+            }
+        }
+        Self { tiers: kept }
+    }
+
+    /// Some of the participants, in this order.
+    ///
+    /// # Panics
+    /// If one of them isn't a participant.
+    #[must_use]
+    pub fn part(&self, participants: impl IntoIterator<Item = u32>) -> Self {
+        let participants: Vec<u32> = participants.into_iter().collect();
+        let of = |tier: &Vec<u32>| participants.iter().map(|&p| tier[p as usize]).collect();
+        Self::of_nested(self.tiers.iter().map(of).collect())
     }
 
     /// How many participants there are.
     pub fn participants(&self) -> u32 {
-        self.racks.len() as u32
+        self.racks().len() as u32
     }
 
-    /// The members of each rack in ascending order, racks in ascending order.
-    pub fn members(&self) -> Vec<Vec<u32>> {
-        let mut racks: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for (participant, &rack) in (0..).zip(&self.racks) {
-            racks.entry(rack).or_default().push(participant);
-        }
-        racks.into_values().collect()
+    /// The group of each participant in each tier, the racks first.
+    pub fn tiers(&self) -> &[Vec<u32>] {
+        &self.tiers
     }
 
-    /// All participants in an order that keeps each rack together, so that a ring crosses from rack
-    /// to rack as rarely as it can.
+    /// The rack of each participant.
+    pub fn racks(&self) -> &[u32] {
+        &self.tiers[0]
+    }
+
+    /// All participants in an order that keeps each group of each tier together, so that a ring
+    /// crosses from group to group as rarely as it can.
     pub fn order(&self) -> Vec<u32> {
-        self.members().concat()
+        let mut order: Vec<u32> = (0..self.participants()).collect();
+        order.sort_by(|&a, &b| self.compare(a as usize, b as usize));
+        order
+    }
+
+    /// By the outermost group first.
+    fn compare(&self, a: usize, b: usize) -> Ordering {
+        let of = |participant: usize| self.tiers.iter().rev().map(move |tier| tier[participant]);
+        of(a).cmp(of(b))
+    }
+
+    /// The members of each group of a tier, as they are in [`order`](Self::order).
+    ///
+    /// # Panics
+    /// If there is no such tier.
+    pub fn groups(&self, tier: usize) -> Vec<Vec<u32>> {
+        let order = self.order();
+        order.chunk_by(|&a, &b| self.same_group(tier, a, b)).map(<[u32]>::to_vec).collect()
+    }
+
+    /// The members of each rack.
+    pub fn members(&self) -> Vec<Vec<u32>> {
+        self.groups(1)
+    }
+
+    /// Whether two participants are in the same group of a tier.
+    ///
+    /// # Panics
+    /// If there is no such tier.
+    pub fn same_group(&self, tier: usize, a: u32, b: u32) -> bool {
+        let groups = &self.tiers[tier - 1];
+        groups[a as usize] == groups[b as usize]
     }
 
     /// Whether two participants are in the same rack.
     pub fn same_rack(&self, a: u32, b: u32) -> bool {
-        self.racks[a as usize] == self.racks[b as usize]
+        self.same_group(1, a, b)
     }
+
+    /// How many tiers the way between two participants crosses: none inside a rack, one between
+    /// racks of a group, and so on.
+    pub fn distance(&self, a: u32, b: u32) -> usize {
+        (1..=self.tiers.len()).filter(|&tier| !self.same_group(tier, a, b)).count()
+    }
+}
+
+/// The beginning of a label with so many names, or all of it.
+fn first_names(label: &str, names: usize) -> &str {
+    let end = label.match_indices('/').nth(names - 1);
+    end.map_or(label, |(at, _)| &label[..at])
+}
+
+/// A number for each name, in order of appearance.
+fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<u32> {
+    let mut numbers = BTreeMap::new();
+    let number = |name| {
+        let next = numbers.len() as u32;
+        *numbers.entry(name).or_insert(next)
+    };
+    names.map(number).collect()
+}
+
+/// How many groups a tier has.
+fn count(tier: &[u32]) -> usize {
+    let mut groups = tier.to_vec();
+    groups.sort_unstable();
+    groups.dedup();
+    groups.len()
 }
 
 #[cfg(test)]
@@ -64,9 +178,57 @@ mod tests {
     #[test]
     fn labels_become_racks_and_racks_stay_together() {
         let topology = Topology::from_labels(&["b", "", "b", "a", ""]);
-        assert_eq!(topology.racks, [0, 1, 0, 2, 1]);
+        assert_eq!(topology.tiers(), [[0, 1, 0, 2, 1]]);
         assert_eq!(topology.order(), [0, 2, 1, 4, 3]);
         assert_eq!(topology.members(), [vec![0, 2], vec![1, 4], vec![3]]);
         assert!(topology.same_rack(1, 4) && !topology.same_rack(0, 1));
+    }
+
+    #[test]
+    fn paths_become_tiers_and_groups_of_all_tiers_stay_together() {
+        let labels = ["z1/p/r1", "z2/p/r1", "z1/q/r1", "z1/p/r2", "z2/p/r1", "z1/p/r1", "z2/q/r1"];
+        let topology = Topology::from_labels(&labels);
+        let racks = vec![0, 1, 2, 3, 1, 0, 4];
+        assert_eq!(topology.tiers(), [racks, vec![0, 1, 2, 0, 1, 0, 3], vec![0, 1, 0, 0, 1, 0, 1]]);
+        assert_eq!(topology.order(), [0, 5, 3, 2, 1, 4, 6]);
+        assert_eq!(topology.groups(3), [vec![0, 5, 3, 2], vec![1, 4, 6]]);
+        assert_eq!([5, 3, 2, 1].map(|other| topology.distance(0, other)), [0, 1, 2, 3]);
+    }
+
+    /// Also labels that no edge lets through have a meaning, and none panics.
+    #[test]
+    fn labels_may_have_different_depths() {
+        // In pod a: those without a rack's name together. In none: likewise.
+        let topology = Topology::from_labels(&["a", "a/b", "", "c/d", "a", "c/e", ""]);
+        assert_eq!(topology.tiers(), [[0, 1, 2, 3, 0, 4, 2], [0, 0, 1, 2, 0, 2, 1]]);
+        let deep = "x/".repeat(100);
+        let topology = Topology::from_labels(&[&deep, &format!("{deep}y"), "/", "//"]);
+        assert_eq!(topology.participants(), 4);
+        assert!(topology.tiers().len() <= MAX_TIERS && !topology.same_rack(0, 1));
+    }
+
+    #[test]
+    fn tiers_that_say_nothing_are_left_out() {
+        let same = [
+            Topology::from_labels(&["r1", "r2", "r2"]),
+            Topology::from_labels(&["pod/r1", "pod/r2", "pod/r2"]),
+            Topology::from_labels(&["p1/r", "p2/r", "p2/r"]),
+            Topology::from_tiers(vec![vec![0, 1, 1], vec![5, 7, 7], vec![3; 3]]).unwrap(),
+        ];
+        assert!(same.iter().all(|topology| *topology == same[0]), "{same:?}");
+        // Of some of the participants there may be fewer tiers.
+        let all = Topology::from_labels(&["p1/r1", "p1/r2", "p2/r1"]);
+        assert_eq!(all.part([0, 1]).tiers(), [[0, 1]]);
+        assert_eq!(all.part([2]).tiers(), [[2]]);
+        assert_eq!(all.part(0..3), all);
+    }
+
+    #[test]
+    fn tiers_have_to_be_inside_each_other() {
+        assert_eq!(Topology::from_tiers(Vec::new()), None);
+        assert_eq!(Topology::from_tiers(vec![vec![0, 0], vec![0]]), None);
+        assert_eq!(Topology::from_tiers(vec![vec![0, 1, 1], vec![0, 0, 1]]), None);
+        assert_eq!(Topology::from_tiers(vec![vec![0]; 9]), None);
+        assert!(Topology::from_tiers(vec![vec![0]; 8]).is_some());
     }
 }

@@ -101,7 +101,15 @@ pub fn canonical_order(participants: &[u32]) -> u64 {
 
 /// Elements that cross from one rack to another when `schedules` run.
 pub fn cross_rack_elements(schedules: &[Schedule], topology: &Topology) -> u64 {
-    schedules.iter().map(|s| sent(s, |peer| !topology.same_rack(s.me, peer))).sum()
+    cross_tier_elements(schedules, topology, 1)
+}
+
+/// Elements that cross from one group of a tier to another; the racks are tier 1.
+///
+/// # Panics
+/// If there is no such tier.
+pub fn cross_tier_elements(schedules: &[Schedule], topology: &Topology, tier: usize) -> u64 {
+    schedules.iter().map(|s| sent(s, |peer| !topology.same_group(tier, s.me, peer))).sum()
 }
 
 fn sent(schedule: &Schedule, counts: impl Fn(u32) -> bool) -> u64 {

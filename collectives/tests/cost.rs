@@ -41,9 +41,15 @@ fn choose(
 
 fn topologies() -> Vec<Topology> {
     let racks =
-        |nodes: u32, size: u32| Topology { racks: (0..nodes).map(|node| node / size).collect() };
+        |nodes: u32, size: u32| Topology::from_racks((0..nodes).map(|node| node / size).collect());
     let mut all: Vec<Topology> = [2, 3, 4, 6, 8, 16, 24, 32].map(Topology::flat).into();
     all.extend([(4, 2), (8, 4), (8, 2), (12, 4), (24, 8), (32, 8)].map(|(n, s)| racks(n, s)));
+    // Racks of so many, and groups of two of them.
+    let tiers = |nodes: u32, size: u32| {
+        let tiers = [size, 2 * size].map(|size| (0..nodes).map(|node| node / size).collect());
+        Topology::from_tiers(tiers.into()).unwrap()
+    };
+    all.extend([(8, 2), (16, 4)].map(|(nodes, size)| tiers(nodes, size)));
     all
 }
 

@@ -9,7 +9,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
 fn made(kind: Kind, algorithm: Algorithm, nodes: u32) -> Vec<Schedule> {
-    let topology = Topology { racks: (0..nodes).map(|node| node / 3).collect() };
+    let topology = Topology::from_racks((0..nodes).map(|node| node / 3).collect());
     (0..nodes).map(|me| generate(kind, algorithm, &topology, me, 5000)).collect()
 }
 

@@ -13,7 +13,7 @@ use std::{
     path::PathBuf,
 };
 
-use gradwire_collectives::{Kind, Spec};
+use gradwire_collectives::{Kind, Spec, Topology};
 use gradwire_settings::Settings;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -62,6 +62,9 @@ struct Class {
     collective: String,
     root: u32,
     racks: Vec<u32>,
+    /// The tiers above the racks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tiers: Vec<Vec<u32>>,
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
@@ -155,8 +158,8 @@ impl TuningFile {
         // What this job has not met stays.
         let is_met = |old: &Learned| {
             let is_same = |new: &Learned| {
-                (&new.racks, new.kind, new.size, new.pieces)
-                    == (&old.racks, old.kind, old.size, old.pieces)
+                (&new.topology, new.kind, new.size, new.pieces)
+                    == (&old.topology, old.kind, old.size, old.pieces)
             };
             learned.iter().any(is_same)
         };
@@ -189,7 +192,8 @@ impl Class {
         Some(Self {
             collective: learned.kind.name().to_owned(),
             root,
-            racks: learned.racks.clone(),
+            racks: learned.topology.racks().to_vec(),
+            tiers: learned.topology.tiers()[1..].to_vec(),
             bytes_log2: learned.size,
             pieces: learned.pieces,
             times: learned.times.iter().map(line).collect(),
@@ -197,15 +201,16 @@ impl Class {
     }
 
     fn checked(self, nodes: u32) -> Result<Learned, String> {
-        let Self { collective, root, racks, bytes_log2: size, pieces, times } = self;
+        let Self { collective, root, racks, tiers, bytes_log2: size, pieces, times } = self;
         let participants = racks.len() as u32;
         let kind = Kind::named(&collective, root);
         let fits = (2..=nodes).contains(&participants)
-            && racks.iter().all(|rack| *rack < nodes)
+            && racks.iter().chain(tiers.iter().flatten()).all(|group| *group < nodes)
             && root < participants
             && size <= MAX_SIZE
             && (1..=MAX_PIECES).contains(&pieces);
-        let Some(kind) = kind.filter(|_| fits) else {
+        let topology = Topology::from_tiers(std::iter::once(racks).chain(tiers).collect());
+        let Some((kind, topology)) = kind.zip(topology).filter(|_| fits) else {
             return Err("a class of pieces in it is not possible".to_owned());
         };
         let time = |line: Line| {
@@ -216,7 +221,7 @@ impl Class {
             Ok(Time { spec, permille: line.permille })
         };
         let times = times.into_iter().map(time).collect::<Result<_, String>>()?;
-        Ok(Learned { racks, kind, size, pieces, times })
+        Ok(Learned { topology, kind, size, pieces, times })
     }
 }
 
@@ -255,7 +260,7 @@ mod tests {
     fn learned(size: u32) -> Learned {
         let time = |algorithm: Algorithm, permille| Time { spec: algorithm.into(), permille };
         Learned {
-            racks: vec![0, 0],
+            topology: Topology::flat(2),
             kind: Kind::Broadcast { root: 1 },
             size,
             pieces: 4,
@@ -292,6 +297,30 @@ mod tests {
         let foreign = tuning.file(&[node("c")]).content();
         assert_eq!(foreign, Err("it is of another cluster".to_owned()));
         assert_eq!(fs::read_dir(&deep).unwrap().count(), 2, "no temporary file is left");
+    }
+
+    #[test]
+    fn tiers_of_racks_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let nodes = ["a", "b", "c"].map(node);
+        let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
+        let with = |topology| vec![Learned { topology, ..learned(10) }];
+        let racks = with(Topology::from_racks(vec![0, 1, 2]));
+        file.write(&racks);
+        let text = fs::read_to_string(&file.path).unwrap();
+        assert!(!text.contains("tiers"), "a job without them writes what it has always written");
+        let tiers = with(Topology::from_labels(&["p/1", "p/2", "q/1"]));
+        file.write(&tiers);
+        let mut read = file.content().unwrap();
+        read.sort_by(|a, b| a.topology.cmp(&b.topology));
+        assert_eq!(read, [racks, tiers].concat());
+        let good = fs::read_to_string(&file.path).unwrap();
+        assert!(good.contains("\"tiers\":[[0,0,1]]"), "{good}");
+        for tiers in ["[[0,0,3]]", "[[0,0]]", "[[0,0,1],[0,1,1]]", "[[0],[0],[0],[0]]"] {
+            fs::write(&file.path, good.replace("[[0,0,1]]", tiers)).unwrap();
+            let error = file.content().unwrap_err();
+            assert!(error.contains("a class of pieces in it is not possible"), "{error}");
+        }
     }
 
     #[test]
@@ -349,7 +378,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let nodes: Vec<Node> = (0..64).map(|n| node(&format!("host-{n}"))).collect();
         let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
-        let large = Learned { racks: vec![0; 64], ..learned(10) };
+        let large = Learned { topology: Topology::flat(64), ..learned(10) };
         file.write(&vec![large; 20_000]);
         assert!(fs::metadata(&file.path).unwrap().len() <= MAX_FILE);
         let read = file.content().unwrap().len();

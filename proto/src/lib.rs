@@ -8,6 +8,7 @@
 //!
 //! - [`pb`]: the generated messages and services
 //! - [`float8`]: the two 8-bit floats
+//! - [`rack`]: what the label of a rack may be
 //! - [`types`]: ranks, names, shapes, element types: values that can't be wrong
 //! - [`compression`]: the wire type of elements between nodes
 //! - [`request`]: what a rank asks for, and how two requests differ
@@ -29,6 +30,7 @@ pub mod failure;
 pub mod float8;
 pub mod launch;
 pub mod pb;
+pub mod rack;
 pub mod request;
 pub mod types;
 
@@ -37,6 +39,7 @@ pub use auth::Secret;
 pub use convert::WireError;
 pub use failure::{Ending, Failure, FailureKind};
 pub use float8::{F8E4m3, F8E5m2};
+pub use rack::{MAX_TIERS, NoRackLabel, check_rack_label};
 pub use request::{Part, Request};
 pub use types::{
     Collective, Compression, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp,

@@ -326,9 +326,10 @@ pub(super) fn position(order: &[u32], participant: u32) -> u32 {
     (0..).zip(order).find(|&(_, &p)| p == participant).map_or(0, |(at, _)| at)
 }
 
-/// All participants, `root` first, racks together: the root's rack, then the others.
+/// All participants, `root` first, then those of its rack, those of its group, and so on. Each
+/// group of each tier is together.
 pub(super) fn order_from(topology: &Topology, root: u32) -> Vec<u32> {
     let mut order = topology.order();
-    order.sort_by_key(|&p| (p != root, !topology.same_rack(p, root)));
+    order.sort_by_key(|&p| (p != root, topology.distance(p, root)));
     order
 }

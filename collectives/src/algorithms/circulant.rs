@@ -11,7 +11,9 @@
 //! - `circulant`: in racks of one size the numbers around the circle take turns over the racks, so
 //!   distances that are multiples of their number stay inside one. The first rounds halve inside
 //!   racks, and only the last ones, with the few blocks that are left, cross: 2(r−1) times the
-//!   piece between r racks, the least there is.
+//!   piece between r racks, the least there is. Racks in turn take turns over the groups of the
+//!   next tier, and so on, so that is so at every tier. A tier whose groups are not of one size is
+//!   ignored.
 //! - `bcube`: the same without a thought of racks, as in Gloo's algorithm of that name.
 //! - `direct`: one round. Everybody sends to every owner what is its, and every owner to everybody:
 //!   a chain of two messages, but M−1 of them arrive at once (oneCCL's `nreduce`, and BytePS's
@@ -24,6 +26,7 @@ use std::ops::Range;
 use super::{
     build::{self, Builder},
     shape::{Cluster, Shape, rounds},
+    tiers::Tiers,
 };
 use crate::{
     schedule::{Action, Schedule, split},
@@ -52,14 +55,26 @@ fn parts(mut number: u32, radix: u32) -> impl Iterator<Item = u32> {
 impl Circle {
     /// With as many messages inside racks as there can be.
     pub(super) fn over_racks(topology: &Topology, radix: u32) -> Self {
-        let racks = topology.members();
-        let (many, size) = (racks.len(), racks[0].len());
-        if racks.iter().any(|rack| rack.len() != size) {
-            return Self::plain(topology, radix);
-        }
-        let order = (0..many * size).map(|place| racks[place % many][place / many]).collect();
-        let inside = parts(size as u32, radix).map(|part| part * many as u32);
-        Self { order, distances: inside.chain(parts(many as u32, radix)).collect() }
+        let tiers = Tiers::new(topology);
+        let sizes = tiers.regular();
+        // The part of the outermost group changes from place to place, the member the slowest.
+        let participant = |mut place: u32| {
+            let (mut position, mut stride) = (0, tiers.order.len() as u32);
+            for size in sizes.iter().rev() {
+                stride /= size;
+                position += place % size * stride;
+                place /= size;
+            }
+            tiers.order[position as usize]
+        };
+        let order: Vec<u32> = (0..tiers.order.len() as u32).map(participant).collect();
+        let mut stride = order.len() as u32;
+        let distances = sizes.iter().flat_map(|&size| {
+            stride /= size;
+            let stride = stride;
+            parts(size, radix).map(move |part| part * stride)
+        });
+        Self { distances: distances.collect(), order }
     }
 
     pub(super) fn plain(topology: &Topology, radix: u32) -> Self {
@@ -195,10 +210,15 @@ fn allreduce(circle: &Circle, me: u32, count: u64) -> Schedule {
 /// The cost of an allreduce: 2⌈log_k M⌉α + 2(M−1)/M·S·β + (M−1)/M·S·γ.
 fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
     let share = cluster.share();
-    let (across, across_messages) = rounds(cluster.racks, radix);
-    let (inside, inside_messages) = rounds(cluster.largest, radix);
+    // Racks of different sizes are ignored.
+    let in_racks = cluster.racks <= 1.0 || (over_racks && cluster.is_even());
+    let sum = |sizes: &[u32]| {
+        let rounds = sizes.iter().map(|&size| rounds(size.into(), radix));
+        rounds.fold((0.0, 0.0), |(all, sent), (more, messages)| (all + more, sent + messages))
+    };
+    let (inside, _) = rounds(cluster.largest, radix);
     let (all, messages) = match (over_racks, cluster.nodes > 3.0) {
-        (true, true) => (inside + across, inside_messages + across_messages),
+        (true, true) => sum(&cluster.regular),
         (false, true) => rounds(cluster.nodes, radix),
         // Between three, no message waits for another one.
         (_, false) => (1.0, cluster.others()),
@@ -208,23 +228,23 @@ fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
         senders: (messages / all) as u32,
         // Without a thought of racks every message may cross.
         uplink: match cluster.racks > 1.0 {
-            true if over_racks => cluster.least_uplink(),
+            true if in_racks => cluster.least_uplink(),
             true => 2.0 * share,
             false => 0.0,
         },
         reduced: share,
         messages: 2.0 * messages,
         blocks: f64::from(radix),
-        ..cluster.hops(2.0 * all, 2.0 * if over_racks { across } else { all })
+        ..cluster.hops(2.0 * all, 2.0 * if in_racks { all - inside } else { all })
     }
 }
 
 pub(super) fn shape_over_racks(cluster: &Cluster, radix: u32) -> Shape {
-    shape(cluster, radix, cluster.is_even())
+    shape(cluster, radix, true)
 }
 
 pub(super) fn shape_plain(cluster: &Cluster, radix: u32) -> Shape {
-    shape(cluster, radix, cluster.racks <= 1.0)
+    shape(cluster, radix, false)
 }
 
 pub(super) fn shape_direct(cluster: &Cluster) -> Shape {

@@ -12,7 +12,7 @@
 //! | ring: to the next one | M−1 | M−1 | Chan et al., 2007 |
 //! | circulant: by distances that fall to 1/k each round | ⌈log_k M⌉ | (k−1)⌈log_k M⌉ | Bruck et al., 1997; Träff, 2024 |
 //! | direct: all to the root | 1 | M−1 | Bruck et al., 1997 |
-//! | racks: by way of one member of each rack | 2 | w−1 + r−1 | Wan et al., 2020 |
+//! | racks: by way of one member of each rack and of each group of racks | l+1 | w−1 + Σ(n−1) | Wan et al., 2020 |
 //! | aligned: pairs at doubling distance, the canonical order of additions | ⌈log2 M⌉ | | Thakur, Rabenseifner & Gropp, 2005 |
 //!
 //! In all of them but the alltoall each element crosses the line of a participant once. In an
@@ -31,6 +31,7 @@ use super::{
     pairs::{self, Fold, Partners},
     ring,
     shape::{Cluster, Shape},
+    tiers::Tiers,
 };
 use crate::{
     schedule::{Action, Block, Schedule},
@@ -52,51 +53,9 @@ enum Trees {
     Ring,
     Direct,
     Circulant(Circle),
-    Racks(Racks),
+    /// From tier to tier.
+    Racks(Tiers),
     Aligned,
-}
-
-/// Where positions are in racks.
-#[derive(Debug)]
-struct Racks {
-    /// The first position of each rack, and the end.
-    starts: Vec<u32>,
-    /// The rack of each position.
-    rack: Vec<u32>,
-}
-
-impl Racks {
-    fn new(topology: &Topology) -> Self {
-        let members = topology.members();
-        let mut starts = vec![0];
-        let mut rack = Vec::new();
-        for (number, members) in (0..).zip(&members) {
-            rack.extend(members.iter().map(|_| number));
-            starts.push(rack.len() as u32);
-        }
-        Self { starts, rack }
-    }
-
-    fn largest(&self) -> u32 {
-        self.starts.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(1)
-    }
-
-    fn next(&self, at: u32, owner: u32) -> Hop {
-        let (own, home) = (self.rack[at as usize], self.rack[owner as usize]);
-        let start = self.starts[own as usize];
-        let size = self.starts[own as usize + 1] - start;
-        let index = owner - self.starts[home as usize];
-        // The member of each rack that stands for the owner.
-        let member = start + index % size;
-        if own == home {
-            Hop { to: owner, time: around(at, owner, size) }
-        } else if at == member {
-            let racks = self.starts.len() as u32 - 1;
-            Hop { to: owner, time: self.largest() + around(own, home, racks) }
-        } else {
-            Hop { to: member, time: around(at, member, size) }
-        }
-    }
 }
 
 /// How far one number is after another one, around a circle of `n`.
@@ -112,7 +71,7 @@ fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
         algorithm if reduces && algorithm.is_canonical() => Trees::Aligned,
         Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Ring,
         Algorithm::Direct | Algorithm::Linear => Trees::Direct,
-        Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks(Racks::new(topology)),
+        Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks(Tiers::new(topology)),
         Algorithm::Bcube => Trees::Circulant(Circle::plain(topology, radix(spec))),
         Algorithm::Circulant
         | Algorithm::KNomial
@@ -208,7 +167,15 @@ impl Exchange {
                 let (to, time) = circle.next(at, owner);
                 Hop { to, time }
             }
-            Trees::Racks(racks) => racks.next(at, owner),
+            Trees::Racks(tiers) => {
+                let rack = tiers.group(1, owner);
+                let root = tiers.root(rack, owner - tiers.positions(1, rack).start);
+                let hop = tiers.parent(at, root);
+                hop.map_or(Hop { to: owner, time: 0 }, |hop| Hop {
+                    to: hop.peer,
+                    time: tiers.before(hop.level) + hop.up(),
+                })
+            }
             Trees::Aligned => {
                 let (to, time) = Groups::new(size, owner).next(at);
                 Hop { to, time }
@@ -219,7 +186,7 @@ impl Exchange {
     /// All times are below this.
     fn end(&self) -> u32 {
         match &self.trees {
-            Trees::Racks(racks) => racks.largest() + racks.starts.len() as u32,
+            Trees::Racks(tiers) => tiers.before(tiers.top() + 1) + 1,
             _ => self.size() + 1,
         }
     }
@@ -401,7 +368,11 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
             let sends = match &trees {
                 Trees::Ring => nodes / 2.0,
                 Trees::Circulant(circle) => circle.sends(),
-                Trees::Racks(_) => 2.0 - cluster.largest / nodes - 1.0 / cluster.largest,
+                Trees::Racks(_) => {
+                    let parts = cluster.above.iter().map(|above| above.parts);
+                    let levels = parts.chain([cluster.largest]);
+                    levels.map(|parts| (parts - 1.0) / parts).sum()
+                }
                 Trees::Direct | Trees::Aligned => cluster.share(),
             };
             // What is passed on lies apart in memory, and takes a frame for each place.

@@ -1,20 +1,23 @@
-//! Hierarchical: two levels of direct exchange, first in the racks, then between them, as RAT does
-//! it (Wan et al., APNet 2020).
+//! Hierarchical: direct exchange tier by tier, first in the racks, then between the racks of a
+//! group, and so on, as RAT does it (Wan et al., APNet 2020).
 //!
-//! In each rack every member owns some of the blocks and gets them from all others there; the
-//! owners of a block in the different racks send theirs to that of the block's home rack; then all
-//! goes back. The chain is 4 messages long whatever the size, nobody sends more than about
-//! 2(M−1)/M of the piece, and what crosses between racks is 2(r−1) times the piece, the least
-//! there is. Racks may have any sizes; one rack is plain direct exchange, and so is a rack for
-//! each node.
+//! In each rack every member owns some of the blocks and gets them from all others there. The
+//! owners of a block in the racks of a group send theirs to one of them, these of the groups of the
+//! next tier to one of these, and the last ones to the owner in the block's home rack. Then all
+//! goes back ([`tiers`](super::tiers)). With one tier, racks, the chain is 4 messages long whatever
+//! the size, and two more for each further tier. Nobody sends more than about 2(M−1)/M of the
+//! piece, and what crosses between the n groups of a tier is 2(n−1) times the piece, the least
+//! there is, at each tier. Groups may have any sizes; one rack is plain direct exchange, and so is
+//! a rack for each node.
 //!
-//! In the broadcast each block enters each rack once, through a member of the block's own choice,
-//! and is handed on from there. In the reduction to one participant it leaves each rack once, from
-//! that member, who has reduced it there.
+//! In the broadcast each block enters each rack and each group once, through a member of the
+//! block's own choice, and is handed on from there. In the reduction to one participant it leaves
+//! them once, from that member, who has reduced it there.
 
 use super::{
     build::{self, Link, Place, Rooted},
     shape::{Cluster, Shape},
+    tiers::{Hop, Root, Tiers},
 };
 use crate::{
     schedule::{Block, Schedule, split},
@@ -31,172 +34,182 @@ const ROOTED_BLOCK: u64 = 1 << 13;
 const MIN_BLOCK: u64 = 512;
 const MAX_BLOCKS: u64 = 256;
 
-/// The racks, and where `me` is.
-struct Racks {
-    members: Vec<Vec<u32>>,
-    largest: u32,
-    rack: u32,
-    index: u32,
-}
-
-impl Racks {
-    fn new(members: Vec<Vec<u32>>, me: u32) -> Self {
-        let find = |members: &[Vec<u32>]| {
-            members.iter().enumerate().find_map(|(rack, members)| {
-                let index = members.iter().position(|&m| m == me)?;
-                Some((rack as u32, index as u32))
-            })
-        };
-        let (rack, index) = find(&members).unwrap_or_default();
-        let largest = members.iter().map(|m| m.len() as u32).max().unwrap_or(1);
-        Self { members, largest, rack, index }
-    }
-
-    fn count(&self) -> u32 {
-        self.members.len() as u32
-    }
-
-    fn size(&self, rack: u32) -> u32 {
-        self.members[rack as usize].len() as u32
-    }
-
-    /// Who of `rack` owns the blocks of this number, as an index in the rack.
-    fn owner_index(&self, rack: u32, number: u32) -> u32 {
-        number % self.size(rack)
-    }
-
-    fn owner(&self, rack: u32, number: u32) -> u32 {
-        self.members[rack as usize][self.owner_index(rack, number) as usize]
-    }
-
-    /// The blocks of a piece, of about `block` elements: a multiple of what the largest rack needs
-    /// to share out evenly, `homes` times over.
-    fn blocks(&self, homes: u32, block: u64, count: u64) -> Vec<Block> {
-        let round = u64::from(self.largest) * u64::from(homes);
-        let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
-        split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
-    }
-}
-
-/// How far `to` is from `from`, around a circle of `n`. With it as the time of a message, nobody
-/// is everybody's first.
-fn around(from: u32, to: u32, n: u32) -> u32 {
-    (to + n - from) % n
+/// The blocks of a piece, of about `block` elements: a multiple of what the largest rack needs to
+/// share out evenly, `homes` times over.
+fn blocks(largest: u32, homes: u32, block: u64, count: u64) -> Vec<Block> {
+    let round = u64::from(largest) * u64::from(homes);
+    let rounds = (count / (round * block)).clamp(1, (MAX_BLOCKS / round).max(1));
+    split(count, (round * rounds).min(count.div_ceil(MIN_BLOCK)))
 }
 
 pub(super) fn allreduce(topology: &Topology, me: u32, count: u64) -> Schedule {
-    let racks = Racks::new(topology.members(), me);
-    let blocks = racks.blocks(racks.count(), BLOCK, count);
+    let tiers = Tiers::new(topology);
+    let at = build::position(&tiers.order, me);
+    let racks = tiers.count(1);
+    // A phase for each tier up, and then down.
+    let turn = tiers.before(tiers.top() + 1);
+    let link = |hop: Hop| Link {
+        peer: tiers.order[hop.peer as usize],
+        up: tiers.before(hop.level) + hop.up(),
+        down: turn + tiers.after(hop.level) + hop.down(),
+    };
+    let blocks = blocks(tiers.most(1), racks, BLOCK, count);
     build::reduce_and_return(topology.participants(), me, blocks, |block| {
-        let (number, home) = (block / racks.count(), block % racks.count());
-        in_two_levels(&racks, number, home)
+        let root = tiers.root(block % racks, block / racks);
+        Place {
+            parent: tiers.parent(at, root).map(link),
+            children: tiers.children(at, root).into_iter().map(link).collect(),
+        }
     })
 }
 
-/// members –(rack)→ the rack's owner –(cross)→ the home rack's owner, and back.
-fn in_two_levels(racks: &Racks, number: u32, home: u32) -> Place {
-    let (wide, many) = (racks.largest, racks.count());
-    let owner_index = racks.owner_index(racks.rack, number);
-    let owner = racks.owner(racks.rack, number);
-    let size = racks.size(racks.rack);
-    // Four phases: up in the rack, up across, down across, down in the rack.
-    let inside = |peer, member| Link {
-        peer,
-        up: around(member, owner_index, size),
-        down: wide + 2 * many + around(owner_index, member, size),
-    };
-    let across = |peer, rack| Link {
-        peer,
-        up: wide + around(rack, home, many),
-        down: wide + many + around(home, rack, many),
-    };
-    if racks.index != owner_index {
-        return Place { parent: Some(inside(owner, racks.index)), children: Vec::new() };
+/// Trees that all have one root, which sends to the other members of its rack, to the other racks
+/// of its group, and so on.
+struct OneRoot {
+    tiers: Tiers,
+    root: u32,
+    /// The positions of the others in its rack.
+    beside: Vec<u32>,
+    /// The first positions of those groups to which it sends one message each.
+    entered: Vec<u32>,
+}
+
+impl OneRoot {
+    fn new(tiers: Tiers, root: u32) -> Self {
+        let mut entered = Vec::new();
+        for level in 2..=tiers.top() {
+            let own = tiers.group(level - 1, root);
+            let parts = tiers.parts(level, tiers.group(level, root));
+            let others = parts.filter(|&part| part != own);
+            entered.extend(others.map(|part| tiers.positions(level - 1, part).start));
+        }
+        let rack = tiers.positions(1, tiers.group(1, root));
+        entered.extend((rack.len() > 1).then_some(rack.start));
+        entered.sort_unstable();
+        let beside = rack.filter(|&at| at != root).collect();
+        Self { tiers, root, beside, entered }
     }
-    let members = (0..).zip(&racks.members[racks.rack as usize]);
-    let mut children: Vec<Link> = members
-        .filter(|&(member, _)| member != owner_index)
-        .map(|(member, &peer)| inside(peer, member))
-        .collect();
-    if racks.rack != home {
-        let parent = Some(across(racks.owner(home, number), racks.rack));
-        return Place { parent, children };
+
+    fn entries(&self) -> u32 {
+        self.entered.len() as u32
     }
-    let others = (0..many).filter(|&rack| rack != home);
-    children.extend(others.map(|rack| across(racks.owner(rack, number), rack)));
-    Place { parent: None, children }
+
+    /// The most members of a rack without the root.
+    fn largest(&self) -> u32 {
+        let racks = 0..self.tiers.count(1);
+        let others = racks.map(|rack| {
+            let members = self.tiers.positions(1, rack);
+            members.len() as u32 - u32::from(members.contains(&self.root))
+        });
+        others.max().unwrap_or(1)
+    }
+
+    /// The links of a position for the block of a number.
+    fn place(&self, at: u32, number: u32) -> Place {
+        let Self { tiers, root, beside, .. } = self;
+        let order = |at: u32| tiers.order[at as usize];
+        // One message for each entry is the root's share of a block.
+        let start = number * self.entries();
+        let enter = |peer: u32, entry: u32| Link {
+            peer: order(peer),
+            up: start + tiers.before(tiers.top()) + entry,
+            down: start + entry,
+        };
+        let below = |level| start + self.entries() + tiers.after(level) - tiers.most(tiers.top());
+        let entry = |first: u32| self.entered.partition_point(|&start| start < first) as u32;
+        let tree = Root { at: *root, number, home: 0 };
+        let rack = tiers.positions(1, tiers.group(1, *root));
+        // Who of the root's rack has the block first.
+        let owner = number.checked_rem(beside.len() as u32).unwrap_or(0);
+        if at == *root {
+            let near = beside.get(owner as usize).map(|&peer| enter(peer, entry(rack.start)));
+            let far = tiers.children(at, tree).into_iter().filter(|hop| hop.level > 1);
+            let far = far.map(|hop| {
+                let first = tiers.positions(hop.level - 1, tiers.group(hop.level - 1, hop.peer));
+                enter(hop.peer, entry(first.start))
+            });
+            return Place { parent: None, children: far.chain(near).collect() };
+        }
+        if rack.contains(&at) {
+            let size = beside.len() as u32;
+            let around = |from: u32, to: u32| (to + size - from) % size;
+            let inside = |peer: u32, member: u32| Link {
+                peer: order(peer),
+                up: start + around(member, owner),
+                down: below(1) + around(owner, member),
+            };
+            let own = build::position(beside, at);
+            if own != owner {
+                let parent = Some(inside(beside[owner as usize], own));
+                return Place { parent, children: Vec::new() };
+            }
+            let members = (0..).zip(beside).filter(|&(member, _)| member != owner);
+            let children = members.map(|(member, &peer)| inside(peer, member)).collect();
+            return Place { parent: Some(enter(*root, entry(rack.start))), children };
+        }
+        let link = |hop: Hop| Link {
+            peer: order(hop.peer),
+            up: start + tiers.before(hop.level) + hop.up(),
+            down: below(hop.level) + hop.down(),
+        };
+        let parent = tiers.parent(at, tree).map(|hop| {
+            let first = tiers.positions(hop.level - 1, tiers.group(hop.level - 1, at));
+            if hop.peer == *root { enter(*root, entry(first.start)) } else { link(hop) }
+        });
+        Place { parent, children: tiers.children(at, tree).into_iter().map(link).collect() }
+    }
 }
 
 pub(super) fn rooted(topology: &Topology, root: u32, me: u32, count: u64) -> Rooted {
-    // Without the root, its own rack is like the others: one message to or from the root.
-    let mut members = topology.members();
-    for rack in &mut members {
-        rack.retain(|&member| member != root);
-    }
-    members.retain(|rack| !rack.is_empty());
-    let racks = Racks::new(members, me);
-    Rooted::new(racks.blocks(1, ROOTED_BLOCK, count), move |number| {
-        // One message for each rack is the root's share of a block.
-        let start = number * racks.count();
-        let enter =
-            |peer, rack| Link { peer, up: start + racks.largest + rack, down: start + rack };
-        if me == root {
-            let all = 0..racks.count();
-            let children = all.map(|rack| enter(racks.owner(rack, number), rack)).collect();
-            return Place { parent: None, children };
-        }
-        let size = racks.size(racks.rack);
-        let owner_index = racks.owner_index(racks.rack, number);
-        let inside = |peer, member| Link {
-            peer,
-            up: start + around(member, owner_index, size),
-            down: start + racks.count() + around(owner_index, member, size),
-        };
-        if racks.index != owner_index {
-            let owner = racks.owner(racks.rack, number);
-            return Place { parent: Some(inside(owner, racks.index)), children: Vec::new() };
-        }
-        let members = (0..).zip(&racks.members[racks.rack as usize]);
-        let children = members
-            .filter(|&(member, _)| member != owner_index)
-            .map(|(member, &peer)| inside(peer, member))
-            .collect();
-        Place { parent: Some(enter(root, racks.rack)), children }
-    })
+    let tiers = Tiers::new(topology);
+    let (root, at) = (build::position(&tiers.order, root), build::position(&tiers.order, me));
+    let trees = OneRoot::new(tiers, root);
+    let blocks = blocks(trees.largest(), 1, ROOTED_BLOCK, count);
+    Rooted::new(blocks, move |number| trees.place(at, number))
 }
 
-/// The cost of an allreduce: 4α + 2(M−1)/M·S·β between racks of one size.
+/// The cost of an allreduce: 2(l+1)α + 2(M−1)/M·S·β over l tiers with groups of one size.
 pub(super) fn shape(cluster: &Cluster) -> Shape {
-    let &Cluster { nodes, racks, largest, smallest } = cluster;
+    let &Cluster { nodes, largest, .. } = cluster;
     let levels = f64::from(u8::from(largest > 1.0));
-    let across = f64::from(u8::from(racks > 1.0));
-    // In racks of w: (w−1)/w of the piece to the owners, the same back; between racks a w-th part
-    // of it from each, all but its own r-th.
-    let direct = (largest - 1.0) / largest + (racks - 1.0) / racks / smallest;
+    let across = cluster.above.len() as f64;
+    // In racks of w: (w−1)/w of the piece to the owners, the same back; between the n parts of a
+    // group a share of it from each node of a part, all but its own n-th.
+    let above = cluster.above.iter().map(|above| (above.parts - 1.0) / above.parts / above.nodes);
+    let direct = (largest - 1.0) / largest + above.sum::<f64>();
+    let widest = cluster.above.iter().fold(largest, |most, above| most.max(above.parts));
     Shape {
         line: 2.0 * direct,
-        senders: (largest.max(racks) - 1.0) as u32,
+        senders: (widest - 1.0) as u32,
         uplink: cluster.least_uplink(),
         reduced: direct,
-        messages: 2.0 * (racks * (largest - 1.0) + racks - 1.0),
+        messages: 2.0 * (cluster.racks * largest - 1.0),
         blocks: nodes,
         ..cluster.hops(2.0 * (levels + across), 2.0 * across)
     }
 }
 
-/// The cost of a broadcast: 2α + r·S·β.
+/// To whom the root of a broadcast sends: the parts of each of its groups but its own, and one
+/// member of its rack.
+fn entries(cluster: &Cluster) -> f64 {
+    1.0 + cluster.above.iter().map(|above| above.parts - 1.0).sum::<f64>()
+}
+
+/// The cost of a broadcast: (l+1)α + r·S·β in r racks and no tier above them.
 pub(super) fn down(cluster: &Cluster) -> Shape {
     let &Cluster { racks, largest, .. } = cluster;
+    let entries = entries(cluster);
     let handing_on = largest > 2.0 || (racks > 1.0 && largest > 1.0);
+    let across = cluster.above.len().max(1) as f64;
     Shape {
         // The last block is handed on when all others have been.
-        line: racks + 0.25,
-        uplink: cluster.uplink(racks - 1.0),
-        messages: racks * largest,
+        line: entries + 0.25,
+        uplink: cluster.uplink(entries - 1.0),
+        messages: entries * largest,
         // Blocks are small.
         blocks: 4.0 * largest,
         // With nobody else in the rack there is no handing on.
-        ..cluster.hops(if handing_on { 2.0 } else { 1.0 }, 1.0)
+        ..cluster.hops(across + f64::from(u8::from(handing_on)), across)
     }
 }
 
@@ -204,5 +217,7 @@ pub(super) fn down(cluster: &Cluster) -> Shape {
 pub(super) fn line_up(cluster: &Cluster) -> f64 {
     let &Cluster { racks, largest, .. } = cluster;
     let wide = if racks > 1.0 { largest } else { largest - 1.0 };
-    racks + (wide - 1.0) / wide
+    // With several tiers, what is near arrives while what is far is reduced.
+    let first = if cluster.above.len() > 1 { 0.0 } else { (wide - 1.0) / wide };
+    entries(cluster) + first
 }

@@ -54,6 +54,7 @@ mod kind;
 mod name;
 mod shape;
 mod spec;
+mod tiers;
 
 pub use self::{
     about::{About, in_short},
@@ -197,7 +198,7 @@ enum Trees {
     Chain,
     /// Two binary trees, half the data each.
     Two,
-    /// Two levels over racks.
+    /// From tier to tier.
     Racks,
     /// The root sends to everybody.
     Star,

@@ -40,8 +40,8 @@ pub(super) fn moved(participants: u32, from: u32, to: u32, me: u32, count: u64) 
 /// or in: α + S·β.
 pub(super) fn shape(topology: &Topology, from: u32, to: u32) -> Shape {
     let size = |of: u32| {
-        let rack = topology.racks[of as usize];
-        topology.racks.iter().filter(|&&other| other == rack).count()
+        let all = 0..topology.participants();
+        all.filter(|&other| topology.same_rack(other, of)).count()
     };
     let smaller = size(from).min(size(to)) as f64;
     let across = if topology.same_rack(from, to) { 0.0 } else { 1.0 };

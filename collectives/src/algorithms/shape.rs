@@ -1,6 +1,7 @@
 //! What the cost of a schedule depends on, as closed forms. Each algorithm has its own beside its
 //! generator; [`cost`](mod@crate::cost) makes seconds of them, by the α-β-γ model.
 
+use super::tiers::Tiers;
 use crate::topology::Topology;
 
 /// What a piece costs by an algorithm, in units of the piece and in messages.
@@ -28,24 +29,44 @@ pub(crate) struct Shape {
 }
 
 /// The numbers of a topology that costs depend on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Cluster {
     pub(crate) nodes: f64,
     pub(crate) racks: f64,
     pub(crate) largest: f64,
     pub(crate) smallest: f64,
+    /// The tiers above the nodes of a rack: the racks of a group, and so on, up to all.
+    pub(crate) above: Vec<Above>,
+    /// The numbers of parts of regular groups ([`Tiers::regular`]).
+    pub(crate) regular: Vec<u32>,
+}
+
+/// The groups of one tier, or all participants, by their parts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Above {
+    /// The most parts of a group.
+    pub(crate) parts: f64,
+    /// The nodes of the smallest part.
+    pub(crate) nodes: f64,
 }
 
 impl Cluster {
     pub(crate) fn new(topology: &Topology) -> Self {
-        let sizes: Vec<usize> = topology.members().iter().map(Vec::len).collect();
-        let largest = sizes.iter().copied().max().unwrap_or(1) as f64;
-        let smallest = sizes.iter().copied().min().unwrap_or(1) as f64;
+        let tiers = Tiers::new(topology);
+        let smallest = |level| {
+            let groups = 0..tiers.count(level);
+            groups.map(|group| tiers.positions(level, group).len()).min().unwrap_or(1) as f64
+        };
+        let above = (2..=tiers.top()).filter(|&level| tiers.most(level) > 1);
+        let above = above
+            .map(|level| Above { parts: tiers.most(level).into(), nodes: smallest(level - 1) });
         Self {
-            nodes: sizes.iter().sum::<usize>() as f64,
-            racks: sizes.len() as f64,
-            largest,
-            smallest,
+            nodes: topology.participants().into(),
+            racks: tiers.count(1).into(),
+            largest: tiers.most(1).into(),
+            smallest: smallest(1),
+            above: above.collect(),
+            regular: tiers.regular(),
         }
     }
 

@@ -49,8 +49,8 @@ fn every_exchange_is_proven() {
 /// participant sends, and how much.
 #[test]
 fn exchanges_cost_what_they_should() {
-    let racks = |nodes: u32, racks: u32| Topology {
-        racks: (0..nodes).map(|node| node * racks / nodes).collect(),
+    let racks = |nodes: u32, racks: u32| {
+        Topology::from_racks((0..nodes).map(|node| node * racks / nodes).collect())
     };
     for nodes in 2..=32u32 {
         let share = 64 * 16;

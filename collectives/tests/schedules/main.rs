@@ -1,9 +1,10 @@
-//! Every algorithm, proven and run: for 1 to 64 participants in racks of all shapes, and for some
-//! of those up to 130.
+//! Every algorithm, proven and run: for 1 to 64 participants in racks of all shapes and in tiers
+//! above them, and for some of those up to 130.
 
 mod costs;
 mod exchanges;
 mod interpret;
+mod tiers;
 
 use std::{
     collections::HashMap,
@@ -26,6 +27,7 @@ use rand::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 
 use interpret::Data;
+use tiers::{RACKS, layouts};
 
 /// Every algorithm with its usual parameters, and some with others.
 fn specs() -> Vec<Spec> {
@@ -50,23 +52,6 @@ fn specs() -> Vec<Spec> {
 fn all(kind: Kind, algorithm: impl Into<Spec>, topology: &Topology, count: u64) -> Vec<Schedule> {
     let spec = algorithm.into();
     (0..topology.participants()).map(|me| generate(kind, spec, topology, me, count)).collect()
-}
-
-fn layouts(nodes: u32) -> Vec<Topology> {
-    let by = |rack: fn(u32, u32) -> u32| Topology {
-        racks: (0..nodes).map(|node| rack(node, nodes)).collect(),
-    };
-    vec![
-        Topology::flat(nodes),
-        by(|node, nodes| node * 2 / nodes),
-        by(|node, _| node % 3),
-        by(|node, _| u32::from(node != 0)),
-        by(|node, _| node),
-        // Unequal racks: 1, 2, 3, … members.
-        by(|node, _| ((8 * node + 1).isqrt() - 1) / 2),
-        // Scattered, and numbered in no order.
-        by(|node, _| (node * node + 3) % 7 * 10),
-    ]
 }
 
 fn prove(kind: Kind, algorithm: impl Into<Spec>, topology: &Topology, count: u64) -> Report {
@@ -146,7 +131,8 @@ impl Proofs {
 const COUNTS: [u64; 5] = [0, 1, 1001, 64 * 64, (4 << 20) + 3];
 
 /// Up to so many nodes everything is proven. With more of them that is so for what the cost model
-/// chooses, and for the circulant; of the others each layout is proven with one thing in turn.
+/// chooses, and for the circulant; of the others each layout is proven with one thing in turn. So
+/// are the layouts with further tiers, but for the algorithms that look at these.
 const FEW: u32 = 24;
 
 fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
@@ -161,7 +147,13 @@ fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
     ]
     .map(Spec::usual)
     .contains(&spec);
-    if nodes <= FEW || is_chosen { all.to_vec() } else { vec![all[one]] }
+    let in_tiers = [Algorithm::Hierarchical, Algorithm::Circulant];
+    let is_whole = if layout < RACKS as u32 {
+        nodes <= FEW || is_chosen
+    } else {
+        nodes <= FEW && in_tiers.contains(&spec.algorithm())
+    };
+    if is_whole { all.to_vec() } else { vec![all[one]] }
 }
 
 /// Every number of nodes from 65 to 130 with some specs, and every spec with one in six of these
@@ -425,7 +417,7 @@ fn pairs() -> Vec<(DType, ReduceOp)> {
 fn case() -> impl Strategy<Value = Case> {
     (1..=64usize).prop_flat_map(|nodes| {
         (
-            prop::collection::vec(0..6u32, nodes),
+            tiers::any(nodes),
             prop::sample::select(specs()),
             prop::sample::select(pairs()),
             prop::collection::vec(1..=2u8, nodes),
@@ -433,15 +425,8 @@ fn case() -> impl Strategy<Value = Case> {
             prop_oneof![Just(0usize), Just(1), 2..200usize, 200..6000usize],
             any::<u64>(),
         )
-            .prop_map(|(racks, algorithm, (dtype, op), ranks, root, count, seed)| Case {
-                topology: Topology { racks },
-                algorithm,
-                dtype,
-                op,
-                ranks,
-                root,
-                count,
-                seed,
+            .prop_map(|(topology, algorithm, (dtype, op), ranks, root, count, seed)| {
+                Case { topology, algorithm, dtype, op, ranks, root, count, seed }
             })
     })
 }

@@ -20,12 +20,12 @@ use crate::model::{
 /// The most choices that are kept (BOUND).
 const MAX_CHOICES: usize = 4096;
 
-/// The racks of the participants, the kind of the piece, the number of the rule that applies, and
-/// the powers of two that the bytes and the pieces of the pipeline do not exceed.
-type Class = (Vec<u32>, Kind, usize, u32, u32);
+/// The participants, the kind of the piece, the number of the rule that applies, and the powers of
+/// two that the bytes and the pieces of the pipeline do not exceed.
+type Class = (Topology, Kind, usize, u32, u32);
 
 /// A class without its rule: what jobs measure does not depend on rules.
-type Measured = (Vec<u32>, Kind, u32, u32);
+type Measured = (Topology, Kind, u32, u32);
 
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
@@ -88,14 +88,14 @@ pub(crate) struct Chooser {
     unannounced: Vec<KnownSpec>,
 }
 
-fn measured((racks, kind, _, size, pieces): &Class) -> Measured {
-    (racks.clone(), *kind, *size, *pieces)
+fn measured((topology, kind, _, size, pieces): &Class) -> Measured {
+    (topology.clone(), *kind, *size, *pieces)
 }
 
 impl Policy {
     /// The cost model's decision for a class of pieces, and the number of the rule that applies.
-    fn decide(&self, kind: Kind, topology: &Topology, class: &Class) -> (usize, Decision) {
-        let (.., rule, size, pieces) = *class;
+    fn decide(&self, class: &Class) -> (usize, Decision) {
+        let (ref topology, kind, rule, size, pieces) = *class;
         let in_flight = self.credit.min(pieces);
         let (rule, allowed) = self.rules.allowed(kind, rule, topology.participants());
         let by = (rule, &allowed[..]);
@@ -179,8 +179,7 @@ impl Chooser {
             let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };
             return Chosen { spec, id: None, reason: None };
         };
-        let racks = participants.iter().map(|node| self.topology.racks[node.0 as usize]);
-        let topology = Topology { racks: racks.collect() };
+        let topology = self.topology.part(participants.iter().map(|node| node.0));
         let size = bytes.min(1 << 62).next_power_of_two().ilog2();
         let rules = &self.policy.rules;
         let rule = rules.rule_for(kind, bytes);
@@ -189,7 +188,7 @@ impl Chooser {
             || rules.forced(rule, topology.participants()).is_some();
         let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
-        let class = (topology.racks.clone(), kind, rule, size, pieces);
+        let class = (topology, kind, rule, size, pieces);
         if self.made.len() >= MAX_CHOICES && !self.made.contains_key(&class) {
             self.remembered = self.measured();
             self.made.clear();
@@ -200,7 +199,7 @@ impl Chooser {
             Entry::Vacant(free) => {
                 self.last.0 += 1;
                 self.classes.insert(self.last, free.key().clone());
-                let (rule, mut decision) = self.policy.decide(kind, &topology, free.key());
+                let (rule, mut decision) = self.policy.decide(free.key());
                 if let Some(times) = self.remembered.get(&measured(free.key())) {
                     decision.remember(times);
                 }
@@ -234,8 +233,8 @@ impl Chooser {
 
     /// What earlier jobs have measured corrects the decisions, also those that are made already.
     pub(crate) fn remember(&mut self, learned: &[Learned]) {
-        for Learned { racks, kind, size, pieces, times } in learned.iter().take(MAX_CHOICES) {
-            self.remembered.insert((racks.clone(), *kind, *size, *pieces), times.clone());
+        for Learned { topology, kind, size, pieces, times } in learned.iter().take(MAX_CHOICES) {
+            self.remembered.insert((topology.clone(), *kind, *size, *pieces), times.clone());
         }
         for (class, made) in &mut self.made {
             if let Some(times) = self.remembered.get(&measured(class)) {
@@ -259,8 +258,8 @@ impl Chooser {
     /// What this job and earlier ones have measured.
     pub(crate) fn learned(&self) -> Vec<Learned> {
         let learned = self.measured().into_iter();
-        let learned = learned.map(|((racks, kind, size, pieces), times)| Learned {
-            racks,
+        let learned = learned.map(|((topology, kind, size, pieces), times)| Learned {
+            topology,
             kind,
             size,
             pieces,
@@ -276,11 +275,11 @@ impl Chooser {
         made.truncate(SHOWN);
         made.sort_by_key(|(class, _)| *class);
         let status = made.into_iter().map(|(class, Made { rule, decision, .. })| {
-            let (racks, kind, _, size, pieces) = class;
+            let (topology, kind, _, size, pieces) = class;
             let observed = decision.observed();
             ChoiceStatus {
                 collective: kind.name(),
-                nodes: racks.len() as u32,
+                nodes: topology.participants(),
                 bytes: 1 << size,
                 pieces: *pieces,
                 rule: *rule as u32,

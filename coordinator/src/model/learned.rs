@@ -1,12 +1,12 @@
 //! Times that jobs have measured, as the next job on the same cluster gets them.
 
-use gradwire_collectives::{Kind, Spec};
+use gradwire_collectives::{Kind, Spec, Topology};
 
 /// The times of the algorithms for one class of pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Learned {
-    /// The racks of the nodes that take part.
-    pub racks: Vec<u32>,
+    /// The nodes that take part.
+    pub topology: Topology,
     /// What the pieces do.
     pub kind: Kind,
     /// The power of two that the bytes of such a piece do not exceed.

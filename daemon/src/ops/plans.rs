@@ -114,8 +114,8 @@ impl Plans {
         if let Some(planned) = planned.get(&key) {
             return planned.clone();
         }
-        let racks = key.nodes.iter().map(|node| self.topology.racks[node.0 as usize]).collect();
-        let new = schedule(&key, &Topology { racks }, me);
+        let topology = self.topology.part(key.nodes.iter().map(|node| node.0));
+        let new = schedule(&key, &topology, me);
         // A training step repeats itself. If shapes change all the time, no schedule is better to
         // keep than another. Those of exchanges, which change most, don't drive out the others.
         let sections: usize = planned.keys().map(|key| key.sections.len()).sum();

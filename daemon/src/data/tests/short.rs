@@ -36,12 +36,11 @@ proptest! {
         counts in prop::collection::vec(1u64..60_000, 1..5),
         algorithm in prop::sample::select(Algorithm::ALL),
         root in prop::option::of(0u32..8),
-        racks in prop::collection::vec(0u32..3, 7),
+        racks in prop::collection::vec(prop::sample::select(RACKS), 7),
         scaled in any::<bool>(),
         buffer in prop::sample::select(&[None, Some(32 << 10)][..]),
     ) {
-        let labels: Vec<String> = racks[..nodes as usize].iter().map(u32::to_string).collect();
-        let topology = Topology::from_labels(&labels);
+        let topology = Topology::from_labels(&racks[..nodes as usize]);
         let target = root.map(|node| node % nodes * locals);
         let way = Way { source: None, target };
         let by_node = Way { source: None, target: target.map(|rank| rank / locals) };
