@@ -9,6 +9,7 @@ use std::{
 use bytesize::ByteSize;
 use config::{Value, ValueKind};
 use gradwire_collectives::Rules;
+use gradwire_proto::{NoRackLabel, check_rack_label};
 
 /// One configuration key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +63,8 @@ pub enum Kind {
     Rules,
     /// Any text without control characters.
     Text,
+    /// The label of a rack, or nothing: see [`check_rack_label`].
+    RackLabel,
     /// Words: a list, or a text that is split at white space.
     Words,
     /// `ip:port`, or empty; port 0 lets the system choose.
@@ -143,6 +146,10 @@ impl Kind {
             }
             Self::Rules => Rules::parse(text?).ok().map(Checked::Rules),
             Self::Text => is_plain(text?).then(|| Checked::Text(text.unwrap_or_default().into())),
+            Self::RackLabel => {
+                let label = text.filter(|label| check_rack_label(label).is_ok())?;
+                Some(Checked::Text(label.to_owned()))
+            }
             Self::Words => words(text, value).map(Checked::Words),
             Self::AddressOrNone if text?.is_empty() => Some(Checked::Address(None)),
             Self::AddressOrNone => text?.parse().ok().map(|at| Checked::Address(Some(at))),
@@ -186,6 +193,7 @@ impl fmt::Display for Kind {
                  allreduce:0-64K=recursive-doubling; 64K-=^ring",
             ),
             Self::Text => f.write_str("a text without control characters"),
+            Self::RackLabel => NoRackLabel.fmt(f),
             Self::Words => f.write_str("a list of words"),
             Self::AddressOrNone => {
                 f.write_str("an address ip:port, such as 10.0.0.1:7000, or nothing")

@@ -367,8 +367,9 @@ settings! {
     }
     /// This node.
     node: Node {
-        /// The rack, zone or switch it is in; nodes of one rack are near each other.
-        rack: String = "node.rack", Kind::Text, "", "";
+        /// The rack it is in; nodes of one rack are near each other. Racks may be in groups, and
+        /// these in others: pod1/r3 is a rack of pod1.
+        rack: String = "node.rack", Kind::RackLabel, "", "";
     }
     /// A training process.
     worker: Worker {

@@ -143,7 +143,9 @@ fn a_wrong_value_is_shown_with_its_place_and_what_is_accepted() {
         ("metrics.listen=localhost:1", "an address with a port or several, ip:port or"),
         ("coordinator.listen=1.2.3.4", "an address ip:port, such as 10.0.0.1:7000, or nothing"),
         ("log.format=xml", "one of text, json"),
-        ("node.rack=a\nb", "a text without control characters"),
+        ("log.level=a\nb", "a text without control characters"),
+        ("node.rack=a\nb", "1 to 8 names with '/' between them, from the outermost group"),
+        ("node.rack=pod1//r3", "1 to 8 names with '/' between them, from the outermost group"),
     ];
     for (flag, expected) in cases {
         let text = error(Layers { flags: flags(&[flag]), ..Layers::default() });

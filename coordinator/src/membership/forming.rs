@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION};
+use gradwire_proto::{MAX_LABEL_BYTES, PROTOCOL, Rank, VERSION, check_rack_label};
 
 use super::members::Members;
 use crate::model::{
@@ -62,14 +62,19 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
         );
     }
     let invalid = |text: String| refuse(RefusalKind::Invalid, text);
-    for (what, label) in [("host name", &join.host), ("rack label", &join.rack)] {
-        if label.len() > MAX_LABEL_BYTES || label.chars().any(char::is_control) {
-            return invalid(format!(
-                "the {what} {:?} is not usable: at most {MAX_LABEL_BYTES} bytes and no control \
-                 characters",
-                text::excerpt(label, 80)
-            ));
-        }
+    if join.host.len() > MAX_LABEL_BYTES || join.host.chars().any(char::is_control) {
+        return invalid(format!(
+            "the host name {:?} is not usable: at most {MAX_LABEL_BYTES} bytes and no control \
+             characters",
+            text::excerpt(&join.host, 80)
+        ));
+    }
+    if let Err(accepted) = check_rack_label(&join.rack) {
+        return invalid(format!(
+            "the rack label {:?} of node '{host}' is not usable; it must be {accepted}: set \
+             GRADWIRE_NODE__RACK on that node",
+            text::excerpt(&join.rack, 80)
+        ));
     }
     if join.host.is_empty() {
         return invalid("the host name is empty: set GRADWIRE_HOST on that node".into());

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
-use gradwire_proto::MAX_LABEL_BYTES;
+use gradwire_proto::{MAX_LABEL_BYTES, NoRackLabel, check_rack_label};
 
 /// A host and how many ranks it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,10 +44,7 @@ pub enum HostsError {
     Ambiguous { place: String, given: String, address: String, slots: String },
     #[error("{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL`")]
     Word { place: String, given: String },
-    #[error(
-        "{place}: '{given}' is not a rack's label; it must have 1 to {MAX_LABEL_BYTES} bytes and \
-         no control characters"
-    )]
+    #[error("{place}: '{given}' is not a rack's label; it must be {NoRackLabel}")]
     Rack { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
     Twice { place: String, name: String },
@@ -116,7 +113,7 @@ fn line_of(place: String, line: &str) -> Placed {
 }
 
 fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
-    let fits = (1..=MAX_LABEL_BYTES).contains(&label.len()) && !label.chars().any(char::is_control);
+    let fits = !label.is_empty() && check_rack_label(label).is_ok();
     let refused = || HostsError::Rack { place: place.to_owned(), given: shown(label) };
     if fits { Ok(label.to_owned()) } else { Err(refused()) }
 }
@@ -237,7 +234,9 @@ mod tests {
             ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
             ("a slots=2 slots=3", "hostfile h line 1: 'slots=3' is not understood"),
             ("a rack=x rack=y", "hostfile h line 1: 'rack=y' is not understood"),
-            ("a\nb rack=", "hostfile h line 2: '' is not a rack's label; it must have 1 to 255"),
+            ("a\nb rack=", "hostfile h line 2: '' is not a rack's label; it must be 1 to 8 names"),
+            ("a rack=pod1//r3", "hostfile h line 1: 'pod1//r3' is not a rack's label"),
+            ("a rack=1/2/3/4/5/6/7/8/9", "hostfile h line 1: '1/2/3/4/5/6/7/8/9' is not a rack's"),
             ("a rack=\u{7}", "hostfile h line 1: '\\u{7}' is not a rack's label"),
             ("a\n\na slots=3", "hostfile h line 3: host a is given twice"),
             ("# nothing\n", "hostfile h: no hosts are given"),
