@@ -131,8 +131,9 @@ impl Proofs {
 const COUNTS: [u64; 5] = [0, 1, 1001, 64 * 64, (4 << 20) + 3];
 
 /// Up to so many nodes everything is proven. With more of them that is so for what the cost model
-/// chooses, and for the circulant; of the others each layout is proven with one thing in turn. So
-/// are the layouts with further tiers, but for the algorithms that look at these.
+/// chooses, and for the circulant; of the others each layout is proven with one thing in turn. To
+/// those that don't look at tiers above the racks these are another order of nodes: they are proven
+/// with one thing in turn, and with few nodes.
 const FEW: u32 = 24;
 
 fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
@@ -147,13 +148,14 @@ fn in_turn<T: Copy>(spec: Spec, nodes: u32, layout: u32, all: &[T]) -> Vec<T> {
     ]
     .map(Spec::usual)
     .contains(&spec);
-    let in_tiers = [Algorithm::Hierarchical, Algorithm::Circulant];
-    let is_whole = if layout < RACKS as u32 {
-        nodes <= FEW || is_chosen
-    } else {
-        nodes <= FEW && in_tiers.contains(&spec.algorithm())
-    };
-    if is_whole { all.to_vec() } else { vec![all[one]] }
+    let has_tiers = layout >= RACKS as u32;
+    let in_tiers = [Algorithm::Hierarchical, Algorithm::Circulant].contains(&spec.algorithm());
+    match nodes <= FEW {
+        true if in_tiers || !has_tiers => all.to_vec(),
+        false if is_chosen && !has_tiers => all.to_vec(),
+        false if has_tiers && !in_tiers => Vec::new(),
+        _ => vec![all[one]],
+    }
 }
 
 /// Every number of nodes from 65 to 130 with some specs, and every spec with one in six of these
