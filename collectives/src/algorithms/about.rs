@@ -42,8 +42,9 @@ impl Algorithm {
                  reduction and scan\", 2009",
             ),
             Self::Hierarchical => (
-                "each node owns a block; it is reduced inside racks first, then between them",
-                "4α + 2(M−1)/M·S·β; 2α in one rack",
+                "each node owns a block; it is reduced inside racks first, then between them, tier \
+                 by tier",
+                "2(l+1)α + 2(M−1)/M·S·β; 2α in one rack",
                 "racks behind slow links; few nodes",
                 "Wan et al., \"RAT – Resilient Allreduce Tree for Distributed Machine Learning\", \
                  APNet 2020",

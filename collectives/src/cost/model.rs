@@ -15,7 +15,8 @@ pub struct LinkCost {
 pub struct CostModel {
     /// Links inside a rack. Default 40 µs, 25 Gb/s.
     pub in_rack: LinkCost,
-    /// Links between racks, per node's fair share. Default 60 µs, 8.333 Gb/s.
+    /// Links between racks, and between the groups of further tiers, per node's fair share. Default
+    /// 60 µs, 8.333 Gb/s.
     pub cross_rack: LinkCost,
     /// γ: seconds to reduce one byte that was received. Default 10 GB/s.
     pub reduce_per_byte: f64,

@@ -44,32 +44,6 @@ fn costs_are_those_of_the_papers() {
     }
 }
 
-/// What crosses between racks is the least there is; a ring crosses each boundary once.
-#[test]
-fn racks_are_crossed_as_rarely_as_can_be() {
-    let count = 64 * 5040;
-    for (racks, size) in [(2u32, 4u32), (3, 5), (4, 8), (8, 3)] {
-        let nodes = racks * size;
-        // Striped, so that an order by number would cross all the time.
-        let topology = Topology { racks: (0..nodes).map(|node| node % racks).collect() };
-        let crossing = |kind, algorithm| {
-            cross_rack_elements(&all(kind, algorithm, &topology, count), &topology)
-        };
-        let least = 2 * u64::from(racks - 1) * count;
-        assert_eq!(crossing(Kind::Allreduce, Algorithm::Hierarchical), least);
-        assert_eq!(crossing(Kind::Allreduce, Algorithm::Circulant), least);
-        let ring = 2 * u64::from(racks) * count * u64::from(nodes - 1) / u64::from(nodes);
-        assert!(crossing(Kind::Allreduce, Algorithm::Ring) <= ring + 64 * u64::from(nodes));
-        let once = u64::from(racks - 1) * count;
-        let down = Kind::Broadcast { root: nodes / 2 };
-        assert_eq!(crossing(down, Algorithm::Hierarchical), once);
-        assert_eq!(crossing(down, Algorithm::Ring), once);
-        let up = Kind::Reduce { root: nodes / 2 };
-        assert_eq!(crossing(up, Algorithm::Hierarchical), once);
-        assert_eq!(crossing(up, Algorithm::Ring), once);
-    }
-}
-
 /// A mesh has no links but those between neighbours of its rows and columns.
 #[test]
 fn meshes_use_links_of_neighbours() {
