@@ -1,6 +1,6 @@
-//! The file that describes a measured cluster: `gradwire probe --out` writes it, and `gradwire
-//! explain --cluster` reads it. It is TOML: what the links cost, the hosts, and what was measured of
-//! each link.
+//! The file that describes a measured cluster: `gradwire probe --out` writes it, and
+//! `gradwire explain --cluster` reads it. It is TOML: what the links cost, the hosts, and what was
+//! measured of each link.
 
 use std::{io::Read, path::Path};
 

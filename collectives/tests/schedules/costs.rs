@@ -79,7 +79,7 @@ fn meshes_use_links_of_neighbours() {
 fn traffic_is_that_of_the_table() {
     // All shares are equal, also of grids.
     let count = 64 * 32 * 30;
-    let in_order = Topology { racks: (0..32).map(|node| node / 8).collect() };
+    let in_order = Topology::from_racks((0..32).map(|node| node / 8).collect());
     for (text, across, chain) in [
         // A parameter server on each node.
         ("direct", 48.0, 2),

@@ -71,26 +71,24 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
         let times = exchanges(several).filter(|(moved, ..)| *moved == bytes);
         least(times.map(|(_, time, _)| time))
     };
+    // Two estimates, both too slow: one counts what does not depend on the size, the other one
+    // takes a small transfer for one at the rate of the line, which may let a burst through at once.
     let small = exchanges(false).map(|(bytes, ..)| bytes).min();
-    let large = exchanges(false).map(|(bytes, ..)| bytes).max();
-    let lane = small.zip(large).and_then(|(small, large)| {
-        let (t_small, t_large) = (fastest(false, small)?, fastest(false, large)?);
-        let least = latency.unwrap_or(0.0);
-        if large >= 2 * small && t_large > t_small {
-            let per_byte = (t_large - t_small) / (large - small) as f64;
-            Some((per_byte, (t_small - small as f64 * per_byte).max(0.0)))
-        } else {
-            let moving = (t_large - least).max(t_large / 2.0);
-            Some((moving / large as f64, t_large - moving))
-        }
-    });
+    let small = small.and_then(|bytes| Some((bytes, fastest(false, bytes)?)));
+    let lane_per_byte = least(exchanges(false).flat_map(|(bytes, time, _)| {
+        let direct = (time - latency.unwrap_or(0.0)).max(time / 2.0) / bytes as f64;
+        let slope = small.filter(|(small, at_least)| bytes >= 2 * small && time > *at_least);
+        let slope = slope.map(|(small, at_least)| (time - at_least) / (bytes - small) as f64);
+        [Some(direct), slope].into_iter().flatten()
+    }));
+    let fixed = small.zip(lane_per_byte);
+    let fixed =
+        fixed.map_or(0.0, |((bytes, time), per_byte)| (time - bytes as f64 * per_byte).max(0.0));
     let all = exchanges(true).map(|(bytes, _, lanes)| (bytes, lanes)).max();
     let all = all.and_then(|(bytes, lanes)| {
         let time = fastest(true, bytes)?;
-        let fixed = lane.map_or(0.0, |(_, fixed)| fixed);
         Some((time - fixed).max(time / 2.0) / (bytes * u64::from(lanes)) as f64)
     });
-    let lane_per_byte = lane.map(|(per_byte, _)| per_byte);
     // All lanes together are not slower than one.
     let per_byte = all.into_iter().chain(lane_per_byte).reduce(f64::min);
     LinkTimes { latency, lane_per_byte, per_byte }

@@ -94,6 +94,8 @@ pub(crate) struct Probing {
     /// The step that some node has not done.
     flying: Option<Flying>,
     samples: Vec<Sample>,
+    /// How many of them are of the last step.
+    last: usize,
     is_over: bool,
 }
 
@@ -108,6 +110,7 @@ impl Probing {
             began: None,
             flying: None,
             samples: Vec::new(),
+            last: 0,
             is_over: false,
         }
     }
@@ -175,27 +178,21 @@ impl Probing {
         };
         times.insert(node, time);
         if let Some(flying) = self.flying.take_if(|flying| flying.is_done()) {
+            self.last = flying.groups.len();
             self.samples.extend(flying.samples(now));
         }
         Ok(())
     }
 
-    /// The times of the last step, as text; only of its first groups. None if it is under way.
+    /// The times of the last step, as text; only of its first groups.
     pub(crate) fn last(&self) -> Option<String> {
-        let of = |sample: &&Sample| (sample.pattern, sample.lanes);
-        let last = self.samples.iter().rev().filter(|_| self.flying.is_none()).peekable();
-        let pattern = last.clone().next().as_ref().map(of)?;
-        let last = last.take_while(|sample| of(sample) == pattern).take(NAMED_GROUPS);
-        let times = last.map(|sample| {
+        let last = &self.samples[self.samples.len().saturating_sub(self.last)..];
+        let Sample { pattern, lanes, .. } = last.first()?;
+        let times = last.iter().take(NAMED_GROUPS).map(|sample| {
             let nodes: Vec<String> = sample.nodes.iter().map(|node| node.0.to_string()).collect();
             format!("{} {:.0} us", nodes.join("+"), sample.time * 1e6)
         });
-        Some(format!(
-            "{} on {} took {}",
-            pattern.0,
-            pattern.1,
-            times.collect::<Vec<_>>().join(", ")
-        ))
+        Some(format!("{pattern} on {lanes} took {}", times.collect::<Vec<_>>().join(", ")))
     }
 
     /// What was measured, once, as soon as it is over: when everything is measured, or at the

@@ -13,8 +13,8 @@ const ALL_PAIRS: u32 = 8;
 /// What the first transfer between two nodes moves.
 const SMALL: u64 = 64 << 10;
 
-/// The most that a node sends in one probe: as much as a piece of the usual size, so that lanes need
-/// no more memory than for these.
+/// The most that a node sends in one probe: half of a piece of the usual size, so that lanes need
+/// no more memory than for such pieces.
 const LARGE: u64 = 2 << 20;
 
 /// Bytes that are reduced, which are in the cache as those that have just been received.
