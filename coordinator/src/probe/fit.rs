@@ -71,8 +71,8 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
         let times = exchanges(several).filter(|(moved, ..)| *moved == bytes);
         least(times.map(|(_, time, _)| time))
     };
-    // Two estimates, both too slow: one counts what does not depend on the size, the other one
-    // takes a small transfer for one at the rate of the line, which may let a burst through at once.
+    // Two estimates, both too slow: one counts what does not depend on the size, too, and the other
+    // one takes a small transfer for one at the rate of the line, which may let a burst through.
     let small = exchanges(false).map(|(bytes, ..)| bytes).min();
     let small = small.and_then(|bytes| Some((bytes, fastest(false, bytes)?)));
     let lane_per_byte = least(exchanges(false).flat_map(|(bytes, time, _)| {
