@@ -103,7 +103,7 @@ nightly: ## every Python test on every kind of job and 500 random trainings, wit
 bench: ## Gradwire and its peers (Gloo, Open MPI, …) side by side; BENCH_ARGS=--quick for five minutes
 	benchmarks/run.py $(BENCH_ARGS)
 
-bench-choice: ## how good the choice of algorithms is, on slow links of namespaces: half an hour; BENCH_ARGS=--quick for five minutes
+bench-choice: ## how good the choice of algorithms is, on slow links of namespaces: an hour; BENCH_ARGS=--quick for five minutes
 	$(CARGO) build --release -p gradwire-cli -p gradwire-daemon
 	benchmarks/choice.py $(or $(CARGO_TARGET_DIR),target)/release/gradwire $(BENCH_ARGS)
 

@@ -2,10 +2,11 @@
 """How good the choice of algorithms is: every algorithm, and what `auto` takes, on the same links.
 
 The nodes are network namespaces of this machine with one rank each. The rates are so low that the
-lines are the limit and not the processors. The cost model gets the rates and the latency of the
-links as settings (`network.*`). The regret of a size is how much longer `auto` takes than the
-fastest algorithm. Every system is measured in several rounds, all algorithms in turn, and the
-median of the rounds counts.
+lines are the limit and not the processors. The links are measured by the probe, as in every job.
+The regret of a size is how much longer `auto` takes than the fastest algorithm. The error of a
+prediction is by how much the time of a call differs from what the cost model predicts for it after
+the probe. Every system is measured in several rounds, all algorithms in turn, and the median of the
+rounds counts.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from net import Network, measure_round_trip, network
+from net import Network, network
 from plan import GBIT, Scenario
 from shell import Process, Trouble, call, run_job, say
 
@@ -72,10 +73,15 @@ class Cell:
     collective: str
     size: int
     times: dict[str, list[float]] = field(default_factory=dict)
+    predicted: dict[str, list[float]] = field(default_factory=dict)
 
     def typical(self, algorithm: str) -> float:
         """Returns the median of the rounds."""
         return statistics.median(self.times[algorithm])
+
+    def error(self, algorithm: str) -> float:
+        """Returns by how much the prediction differs from the time, as a share of the time."""
+        return abs(statistics.median(self.predicted[algorithm]) / self.typical(algorithm) - 1)
 
     @property
     def best(self) -> str:
@@ -97,6 +103,11 @@ def mean_regret(cells: list[Cell]) -> float:
     return statistics.fmean(cell.regret for cell in cells)
 
 
+def errors(cells: list[Cell]) -> list[float]:
+    """Returns the errors of all predictions."""
+    return [cell.error(name) for cell in cells for name in cell.predicted]
+
+
 def as_markdown(cells: list[Cell]) -> str:
     """Returns a table of all cells, and the mean regret of each collective."""
     lines = [
@@ -113,7 +124,10 @@ def as_markdown(cells: list[Cell]) -> str:
     for collective in dict.fromkeys(cell.collective for cell in cells):
         own = [cell for cell in cells if cell.collective == collective]
         worst = max(cell.regret for cell in own)
-        lines.append(f"- {collective}: mean regret {mean_regret(own):.1%}, worst {worst:.0%}")
+        line = f"- {collective}: mean regret {mean_regret(own):.1%}, worst {worst:.0%}"
+        if wrong := errors(own):
+            line += f"; predictions: median error {statistics.median(wrong):.0%}"
+        lines.append(line)
     return "\n".join(lines)
 
 
@@ -139,41 +153,40 @@ def measure(
 ) -> Iterator[Cell]:
     """Measures all algorithms between some nodes, in turn."""
     with network(place.scenario, True) as net, tempfile.TemporaryDirectory() as folder:
-        settings = _model(place, net)
         hosts = Path(folder) / "hosts"
         hosts.write_text(_hosts(place, net))
+        at = ["--hostfile", str(hosts), "--set", f"launch.ssh={net.remote_shell}"]
+        at += ["--set", f"launch.remote_gradwire={gradwire}"]
         for collective in collectives:
             cells = {size: Cell(place.name, collective, size) for size in sizes}
             names = algorithms(gradwire, collective, place.nodes)
             for turn in range(rounds):
                 say(f"{place.name}: {collective}, round {turn + 1} of {rounds}")
+                cluster = Path(folder) / "cluster.toml"
+                words = [str(gradwire), "probe", "--out", str(cluster), *at]
+                run_job([Process(net.nodes[0].inside(words))], SECONDS)
                 for name in names:
                     answer = Path(folder) / "answer.json"
-                    words = [str(gradwire), "bench", collective, "--hostfile", str(hosts)]
+                    words = [str(gradwire), "bench", collective, *at]
                     words += ["-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "16"]
                     words += ["-w", "3", "-i", "15", "--json", str(answer)]
-                    words += ["--set", f"launch.ssh={net.remote_shell}"]
-                    words += ["--set", f"launch.remote_gradwire={gradwire}"]
-                    words += ["--set", f"negotiation.algorithm={name}", *settings]
+                    words += ["--set", f"negotiation.algorithm={name}"]
                     run_job([Process(net.nodes[0].inside(words))], SECONDS)
                     for row in json.loads(answer.read_text())["rows"]:
                         cell = min(cells.values(), key=lambda cell: abs(cell.size - row["bytes"]))
                         cell.times.setdefault(name, []).append(row["median_us"] / 1e6)
+                    for size, seconds in predictions(gradwire, cluster, collective, name).items():
+                        if cell := cells.get(size):
+                            cell.predicted.setdefault(name, []).append(seconds)
             yield from cells.values()
 
 
-def _model(place: Place, net: Network) -> list[str]:
-    """Returns the settings that describe the links."""
-    latency_us = max(1, round(measure_round_trip(net) * 1000 / 2))
-    rate = round(place.rate * 1000)
-    values = {
-        "network.rate_mbit": rate,
-        "network.latency_us": latency_us,
-        "network.rack_latency_us": latency_us,
-        # For each node of a rack.
-        "network.rack_rate_mbit": max(1, rate // 4) if place.racks > 1 else rate,
-    }
-    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+def predictions(gradwire: Path, cluster: Path, collective: str, name: str) -> dict[int, float]:
+    """Returns the seconds that are predicted for a piece by itself, by size."""
+    words = [str(gradwire), "explain", "--cluster", str(cluster), "--json"]
+    rows = json.loads(call([*words, "--set", f"negotiation.algorithm={name}"]))["choices"]
+    alone = (row for row in rows if row["collective"] == collective and row["pieces"] == 1)
+    return {row["bytes"]: row["predicted_seconds"] for row in alone}
 
 
 def _hosts(place: Place, net: Network) -> str:

@@ -148,11 +148,6 @@ def network(scenario: Scenario, namespaces: bool) -> Iterator[Network]:
                 _delete(name)
 
 
-def measure_round_trip(net: Network) -> float:
-    """Returns the milliseconds that a small message between the first two nodes takes and back."""
-    return _round_trip(*net.nodes[:2])
-
-
 def measure_line(net: Network) -> Line:
     """Measures the link between the first two nodes: one way, and both ways at once with two pairs
     of programs."""

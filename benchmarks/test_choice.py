@@ -2,7 +2,7 @@
 
 import unittest
 
-from choice import AUTO, Cell, as_markdown, mean_regret
+from choice import AUTO, Cell, as_markdown, errors, mean_regret
 
 
 def cell(auto: list[float], ring: list[float], direct: list[float]) -> Cell:
@@ -29,6 +29,13 @@ class Choice(unittest.TestCase):
         text = as_markdown([cell([0.003], [0.002], [0.004])])
         self.assertIn("| 2 nodes | alltoall | 1 MiB | 3 ms | `ring` | 2 ms | 50% |", text)
         self.assertIn("- alltoall: mean regret 50.0%, worst 50%", text)
+
+    def test_the_error_is_a_share_of_the_time(self) -> None:
+        """Checks that only what was predicted counts."""
+        own = cell([3.0], [2.0, 2.0, 9.0], [4.0])
+        own.predicted = {"ring": [1.0, 1.5, 1.5], "direct": [5.0]}
+        self.assertEqual(errors([own]), [0.25, 0.25])
+        self.assertIn("predictions: median error 25%", as_markdown([own]))
 
 
 if __name__ == "__main__":

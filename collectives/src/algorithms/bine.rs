@@ -9,7 +9,7 @@
 //!
 //! - The allreduce is that of [`pairs`](super::pairs) with partners at these distances, the nearest
 //!   first: they are Swing's. Here the blocks lie in the order in which they are halved, so each
-//!   message is one range ([`owned`]).
+//!   message is one range (`owned`).
 //! - To or from one participant it is a tree: in round t everybody who has the block sends it to
 //!   who differs in all bits but the highest t, the farthest first. Numbers count from the root
 //!   around the order of the racks, to both sides.

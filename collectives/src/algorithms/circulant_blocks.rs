@@ -8,7 +8,7 @@
 //! the links are those of a circulant graph, and all participants do the same.
 //!
 //! The root sends block i in round i. Along which way a block goes, its number modulo ⌈log2 M⌉
-//! says, so the schedule repeats itself for every ⌈log2 M⌉ blocks: one [`Skips::received`] for each
+//! says, so the schedule repeats itself for every ⌈log2 M⌉ blocks: one `Skips::received` for each
 //! participant is enough. Where n − 1 is not a multiple of that, the first rounds are left out.
 //!
 //! Backwards it is a reduction to the root. An allreduce is a reduction and a broadcast.

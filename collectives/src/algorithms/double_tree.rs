@@ -3,7 +3,7 @@
 //!
 //! Nobody has more than three peers per tree, nobody sends more than twice the piece, and the
 //! chain is 4⌈log2 M⌉ short. Blocks follow each other down and up the trees as in a pipeline, in
-//! rounds in which everybody sends and receives at most once ([`colours`](super::colours)). For
+//! rounds in which everybody sends and receives at most once (`colours`). For
 //! a broadcast or a reduction to one participant both trees are made over everybody but the root,
 //! and hang below it.
 

@@ -4,7 +4,7 @@
 //! In each rack every member owns some of the blocks and gets them from all others there. The
 //! owners of a block in the racks of a group send theirs to one of them, these of the groups of the
 //! next tier to one of these, and the last ones to the owner in the block's home rack. Then all
-//! goes back ([`tiers`](super::tiers)). With one tier, racks, the chain is 4 messages long whatever
+//! goes back (`tiers`). With one tier, racks, the chain is 4 messages long whatever
 //! the size, and two more for each further tier. Nobody sends more than about 2(M−1)/M of the
 //! piece, and what crosses between the n groups of a tier is 2(n−1) times the piece, the least
 //! there is, at each tier. Groups may have any sizes; one rack is plain direct exchange, and so is
