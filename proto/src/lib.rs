@@ -39,7 +39,7 @@ pub use auth::Secret;
 pub use convert::WireError;
 pub use failure::{Ending, Failure, FailureKind};
 pub use float8::{F8E4m3, F8E5m2};
-pub use rack::{MAX_TIERS, NoRackLabel, check_rack_label};
+pub use rack::{MAX_LABEL_BYTES, MAX_TIERS, NoRackLabel, check_rack_label};
 pub use request::{Part, Request};
 pub use types::{
     Collective, Compression, DType, Epoch, JobId, NodeId, Priority, ProcessSetId, Rank, ReduceOp,
@@ -51,9 +51,6 @@ pub const PROTOCOL: u32 = 6;
 
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The longest name of a host or label of a rack, in bytes (BOUND).
-pub const MAX_LABEL_BYTES: usize = 255;
 
 /// The most lanes of a daemon (BOUND).
 pub const MAX_LANES: u32 = 16;

@@ -1,7 +1,8 @@
 //! The label of a rack: the path to it, from the outermost group of nodes to the rack, such as
 //! `pod1/r3`.
 
-use crate::MAX_LABEL_BYTES;
+/// The longest name of a host or label of a rack, in bytes (BOUND).
+pub const MAX_LABEL_BYTES: usize = 255;
 
 /// The most names in the label of a rack: the most tiers of groups of nodes (BOUND).
 pub const MAX_TIERS: usize = 8;

@@ -74,6 +74,8 @@ fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_a
 fn data_ports_that_refuse_connections_are_reported_after_the_time_to_connect() {
     let Some(pair) = Pair::new() else { return };
     let launch = pair.launch().set("data.connect_timeout_ms=5000").set("job.timeout_ms=20000");
+    // A probe would have made the connections before.
+    let launch = launch.set("probe.enabled=false");
     let steps = ["deaf", "attach", "say:begun", "until:go", "loop:10:1000"];
     let mut job = launch.words(&["--verbose"]).rank(&steps).start();
     job.until_said("said", 4);
