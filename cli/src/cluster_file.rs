@@ -15,6 +15,9 @@ const MAX_BYTES: u64 = 4 << 20;
 /// The most hosts.
 const MAX_HOSTS: usize = 4096;
 
+/// The smallest rate, so that times are numbers.
+const LEAST: f64 = 1e-3;
+
 const MICRO: f64 = 1e-6;
 const MEGA: f64 = 1e6;
 const PERCENT: f64 = 100.0;
@@ -150,9 +153,9 @@ impl Network {
         ];
         let is_number = |value: f64| value.is_finite() && value < 1e12;
         if let Some((key, value)) =
-            positive.into_iter().find(|(_, value)| !is_number(*value) || *value <= 0.0)
+            positive.into_iter().find(|(_, value)| !is_number(*value) || *value < LEAST)
         {
-            return Err(format!("network.{key} is {value}: it must be more than 0"));
+            return Err(format!("network.{key} is {value}: it must be at least {LEAST}"));
         }
         if let Some((key, value)) =
             others.into_iter().find(|(_, value)| !is_number(*value) || *value < 0.0)

@@ -81,8 +81,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         }
         Command::Probe(options) if options.started => {
             let ask = |metrics: &str| block_on(status::ask(&find::coordinator_by(metrics)?))?;
-            probe::rank(&options, &environment(), ask)?;
-            Ok(ExitCode::SUCCESS)
+            print(&probe::rank(&options, &environment(), ask)?)
         }
         Command::Probe(options) => {
             let (loaded, mut hosts) = prepare(&options.at, &["probe.enabled=true".to_owned()])?;

@@ -80,7 +80,7 @@ pub fn rank(
     options: &Options,
     environment: &HashMap<String, String>,
     ask: impl FnOnce(&str) -> Result<StatusResponse, CommandError>,
-) -> Result<(), CommandError> {
+) -> Result<String, CommandError> {
     let session = Session::from_env().map_err(CommandError::failed)?;
     // Operations begin when the links are measured.
     session.barrier().map_err(CommandError::failed)?;
@@ -88,34 +88,35 @@ pub fn rank(
         let metrics = environment.get("GRADWIRE_COORDINATOR_METRICS").map_or("", String::as_str);
         ask(metrics).and_then(|status| show(options, &status))
     } else {
-        Ok(())
+        Ok(String::new())
     };
     // All have the same end, whatever becomes of the result.
     session.shutdown().map_err(CommandError::failed)?;
     shown
 }
 
-fn show(options: &Options, status: &StatusResponse) -> Result<(), CommandError> {
+fn show(options: &Options, status: &StatusResponse) -> Result<String, CommandError> {
+    let network = status.network.as_ref().filter(|network| !network.links.is_empty());
+    let network = network.ok_or_else(|| {
+        CommandError::failed("no link could be measured in the time there is")
+            .hint("can the hosts reach each other's ports? is a round trip more than 50 ms?")
+    })?;
     let file = ClusterFile::of_job(status);
+    if !network.complete {
+        eprintln!("gradwire probe: there was not time for everything");
+    }
     if let Some(path) = &options.out {
         fs::write(path, file.to_toml()?)
             .map_err(|error| CommandError::failed(format!("{}: {error}", path.display())))?;
     }
-    let text = if options.json {
+    if options.json {
         let json = serde_json::to_string_pretty(&file).map_err(CommandError::failed)?;
-        format!("{json}\n")
-    } else {
-        as_text(&file, status)?
-    };
-    print!("{text}");
-    Ok(())
+        return Ok(format!("{json}\n"));
+    }
+    as_text(&file, network.took_seconds)
 }
 
-fn as_text(file: &ClusterFile, status: &StatusResponse) -> Result<String, CommandError> {
-    let network = status.network.as_ref().ok_or_else(|| {
-        CommandError::failed("the coordinator has measured nothing")
-            .hint("probe.enabled=true measures always")
-    })?;
+fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
     let head = ["from", "to", "latency", "one thread", "all threads"].map(str::to_owned);
     let row = |link: &Link| {
         [
@@ -127,11 +128,10 @@ fn as_text(file: &ClusterFile, status: &StatusResponse) -> Result<String, Comman
         ]
     };
     let table: Vec<_> = std::iter::once(head).chain(file.links.iter().map(row)).collect();
-    let cut = if network.complete { "" } else { "; there was not time for everything" };
     let costs = toml::to_string(&file.network).map_err(CommandError::failed)?;
     let costs: String = costs.lines().map(|line| format!("network.{line}\n")).collect();
     Ok(format!(
-        "{} between {} hosts measured in {:.2} s{cut}. Rates are in each direction at once.\n\n\
+        "{} between {} hosts measured in {:.2} s. Rates are in each direction at once.\n\n\
          {}\nFrom that follows for the choice of algorithms:\n\n{costs}",
         if file.links.len() == 1 {
             "1 link".to_owned()
@@ -139,7 +139,7 @@ fn as_text(file: &ClusterFile, status: &StatusResponse) -> Result<String, Comman
             format!("{} links", file.links.len())
         },
         file.hosts.len(),
-        network.took_seconds,
+        seconds,
         aligned(&table)
     ))
 }

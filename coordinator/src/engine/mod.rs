@@ -266,6 +266,9 @@ impl Engine {
     /// how long it took.
     fn probe(&mut self, execute: &mut Execute, now: Duration) -> Option<String> {
         let Self { probing, dispatch, .. } = self;
+        if probing.is_over() {
+            return None;
+        }
         let last = probing.last();
         execute.probes = probing.next(now, || dispatch.number());
         let Some(network) = probing.finish(now) else {

@@ -21,8 +21,9 @@ pub(super) struct Sample {
     pub(super) is_shared: bool,
     /// Seconds that it took.
     pub(super) time: f64,
-    /// Seconds from order to report, without those on the slowest node.
-    pub(super) besides: f64,
+    /// Seconds from order to report, without those on the slowest node; none if some node has not
+    /// reported.
+    pub(super) besides: Option<f64>,
 }
 
 /// What is known of a link; `None` where nothing was measured.
@@ -79,6 +80,8 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
         let direct = (time - latency.unwrap_or(0.0)).max(time / 2.0) / bytes as f64;
         let slope = small.filter(|(small, at_least)| bytes >= 2 * small && time > *at_least);
         let slope = slope.map(|(small, at_least)| (time - at_least) / (bytes - small) as f64);
+        // Not if the small one took long for another reason.
+        let slope = slope.map(|slope| slope.max(direct / 2.0));
         [Some(direct), slope].into_iter().flatten()
     }));
     let fixed = small.zip(lane_per_byte);
@@ -166,10 +169,16 @@ pub(super) fn fit(
     let (inside, across) = (class(false), class(true));
     // Where each node has a rack of its own, its line is what leaves the rack.
     let in_rack = inside.or(across).unwrap_or(usual.in_rack);
+    let members = topology.members();
     let mut cross_rack = across.or(inside).unwrap_or(usual.cross_rack);
     let shared = samples.iter().filter(|sample| sample.is_shared).filter_map(|sample| {
         let Pattern::Exchange(bytes) = sample.pattern else { return None };
-        Some(sample.time / (bytes * u64::from(sample.lanes)) as f64)
+        // Of racks of different sizes not all nodes of the larger one cross.
+        let (a, b) = (sample.nodes[0].0, sample.nodes[1].0);
+        let size = |of| members.iter().find(|rack| rack.contains(&of)).map_or(1, Vec::len);
+        let (larger, pairs) = (size(a).max(size(b)), size(a).min(size(b)));
+        let unused = larger as f64 / pairs as f64;
+        Some(unused * sample.time / (bytes * u64::from(sample.lanes)) as f64)
     });
     if let Some(per_byte) = median(shared) {
         cross_rack.per_byte = per_byte;
@@ -197,7 +206,7 @@ pub(super) fn fit(
         per_message,
         lane_per_byte: if lane > SLOWER * line { lane } else { 0.0 },
         publish_per_byte: in_memory(copied).unwrap_or(usual.publish_per_byte),
-        operation: median(samples.iter().map(|sample| sample.besides)).unwrap_or(0.0),
+        operation: median(samples.iter().filter_map(|sample| sample.besides)).unwrap_or(0.0),
         burst_loss: burst_loss(samples).unwrap_or(usual.burst_loss),
         ..usual
     };

@@ -29,6 +29,10 @@ use crate::model::{command::Probe, network::Network, violation::Violation};
 /// How long operations wait for the probe.
 const LIMIT: Duration = Duration::from_secs(1);
 
+/// How long a step may take before the next one begins. Groups that have not done it then are left
+/// out from there on.
+const STEP_LIMIT: Duration = Duration::from_millis(300);
+
 /// The most groups whose times are logged.
 const NAMED_GROUPS: usize = 4;
 
@@ -44,42 +48,58 @@ struct Flying {
 }
 
 impl Flying {
-    fn is_done(&self) -> bool {
-        let nodes: usize = self.groups.iter().map(Vec::len).sum();
-        self.times.values().all(|times| times.len() == nodes)
+    fn has_done(&self, group: &[NodeId]) -> bool {
+        let all = |times: &BTreeMap<NodeId, _>| group.iter().all(|node| times.contains_key(node));
+        self.times.values().all(all)
     }
 
-    /// What follows from the times of all nodes. Of probes at the same time the slowest counts.
-    fn samples(&self, now: Duration) -> impl Iterator<Item = Sample> + '_ {
+    fn is_done(&self) -> bool {
+        self.groups.iter().all(|group| self.has_done(group))
+    }
+
+    /// What follows from the times of the groups that have done it. Of probes at the same time the
+    /// slowest counts.
+    fn samples(&self, now: Duration) -> Vec<Sample> {
         let longest = self.times.values().flat_map(BTreeMap::values).max();
         let besides = now.saturating_sub(self.since).saturating_sub(*longest.unwrap_or(&now));
-        self.groups.iter().map(move |group| {
+        let besides = self.is_done().then_some(besides.as_secs_f64());
+        let done = self.groups.iter().filter(|group| self.has_done(group));
+        let sample = |group: &Vec<NodeId>| {
             let times = self.times.values().map(|times| seconds(self.pattern, group, times));
             Sample {
                 pattern: self.pattern,
                 nodes: group.clone(),
                 lanes: self.times.len() as u32,
                 is_shared: self.is_shared,
-                time: times.fold(0.0, f64::max),
-                besides: besides.as_secs_f64(),
+                time: times.fold(SHORTEST, f64::max),
+                besides,
             }
-        })
+        };
+        done.map(sample).collect()
+    }
+
+    /// A node has run one of the probes. Returns whether it was doing that.
+    fn done(&mut self, node: NodeId, sequence: Sequence, time: Duration) -> bool {
+        let is_in_it = self.groups.iter().any(|group| group.contains(&node));
+        let times = self.times.get_mut(&sequence).filter(|_| is_in_it);
+        times.is_some_and(|times| times.insert(node, time).is_none())
     }
 }
+
+/// No transfer takes less, whatever a node reports (TRUST): a rate is a number.
+const SHORTEST: f64 = 1e-9;
 
 /// How long a group took, by the times of its nodes. Orders do not arrive everywhere at the same
 /// time: who gets its order first waits for the others, and what it has sent is there when the last
 /// one begins. So of an exchange the mean counts: one node has measured as much too long as the
-/// other one too short. Of round trips it is the shorter time, and where some send to one, that of
-/// the one.
+/// other one too short. Of messages it is the time of the receiver, and otherwise that of the first
+/// node, which waits for all that the others do.
 fn seconds(pattern: Pattern, group: &[NodeId], times: &BTreeMap<NodeId, Duration>) -> f64 {
     let mut times = group.iter().filter_map(|node| times.get(node)).map(Duration::as_secs_f64);
     let time = match pattern {
-        Pattern::Gather(_) => times.next(),
-        // The receiver.
         Pattern::Messages(_) => times.nth(1),
         Pattern::Exchange(_) => Some(times.sum::<f64>() / group.len() as f64),
-        _ => times.reduce(f64::min),
+        _ => times.next(),
     };
     time.unwrap_or(0.0)
 }
@@ -91,8 +111,10 @@ pub(crate) struct Probing {
     lanes: u32,
     left: VecDeque<Step>,
     began: Option<Duration>,
-    /// The step that some node has not done.
+    /// The step that is under way.
     flying: Option<Flying>,
+    /// Earlier ones that some nodes have not done. They may still report it.
+    late: Vec<Flying>,
     samples: Vec<Sample>,
     /// How many of them are of the last step.
     last: usize,
@@ -109,6 +131,7 @@ impl Probing {
             left,
             began: None,
             flying: None,
+            late: Vec::new(),
             samples: Vec::new(),
             last: 0,
             is_over: false,
@@ -127,9 +150,36 @@ impl Probing {
         self.is_over
     }
 
-    /// When it is over at the latest.
+    /// When the next step begins, or all is over, at the latest.
     pub(crate) fn deadline(&self) -> Option<Duration> {
-        self.began.filter(|_| !self.is_over).map(|began| began + LIMIT)
+        let end = self.began.filter(|_| !self.is_over)? + LIMIT;
+        Some(self.flying.as_ref().map_or(end, |flying| end.min(flying.since + STEP_LIMIT)))
+    }
+
+    /// Ends the step that is under way, with what has been reported of it.
+    fn end_step(&mut self, now: Duration) {
+        let Some(flying) = self.flying.take() else { return };
+        let samples = flying.samples(now);
+        self.last = samples.len();
+        self.samples.extend(samples);
+        if !flying.is_done() {
+            self.late.push(flying);
+        }
+    }
+
+    /// The next step, without groups that have not done an earlier one.
+    fn next_step(&mut self) -> Option<Step> {
+        let Self { left, late, .. } = self;
+        let is_late = |group: &Vec<NodeId>| {
+            late.iter().any(|step| step.groups.contains(group) && !step.has_done(group))
+        };
+        loop {
+            let mut step = left.pop_front()?;
+            step.groups.retain(|group| !is_late(group));
+            if !step.groups.is_empty() {
+                return Some(step);
+            }
+        }
     }
 
     /// The probes to send out now; each gets its number from `number`.
@@ -139,10 +189,16 @@ impl Probing {
         mut number: impl FnMut() -> Sequence,
     ) -> Vec<Probe> {
         let began = *self.began.get_or_insert(now);
-        if self.is_over || now >= began + LIMIT || self.flying.is_some() {
+        if self.is_over || now >= began + LIMIT {
             return Vec::new();
         }
-        let Some(step) = self.left.pop_front() else { return Vec::new() };
+        if self.flying.as_ref().is_some_and(|flying| now >= flying.since + STEP_LIMIT) {
+            self.end_step(now);
+        }
+        if self.flying.is_some() {
+            return Vec::new();
+        }
+        let Some(step) = self.next_step() else { return Vec::new() };
         let pattern = step.pattern(&self.samples);
         let lanes = if step.is_on_all_lanes { self.lanes } else { 1 };
         let probes = (0..lanes).map(|_| {
@@ -168,18 +224,15 @@ impl Probing {
         time: Duration,
         now: Duration,
     ) -> Result<(), Violation> {
-        let flying = self.flying.as_mut();
-        let known = flying.filter(|flying| flying.groups.iter().any(|group| group.contains(&node)));
-        let times = known.and_then(|flying| flying.times.get_mut(&sequence));
-        let Some(times) = times.filter(|times| !times.contains_key(&node)) else {
+        let mut steps = self.flying.iter_mut().chain(&mut self.late);
+        if !steps.any(|step| step.done(node, sequence, time)) {
             let what = "which it was not doing";
             let what = format!("says that it has done probe {sequence}, {what}");
             return Err(Violation::Protocol(what));
-        };
-        times.insert(node, time);
-        if let Some(flying) = self.flying.take_if(|flying| flying.is_done()) {
-            self.last = flying.groups.len();
-            self.samples.extend(flying.samples(now));
+        }
+        self.late.retain(|step| !step.is_done());
+        if self.flying.as_ref().is_some_and(Flying::is_done) {
+            self.end_step(now);
         }
         Ok(())
     }
@@ -198,13 +251,15 @@ impl Probing {
     /// What was measured, once, as soon as it is over: when everything is measured, or at the
     /// deadline.
     pub(crate) fn finish(&mut self, now: Duration) -> Option<Network> {
-        let is_complete = self.left.is_empty() && self.flying.is_none();
-        let is_due = self.deadline().is_some_and(|deadline| now >= deadline);
-        if self.is_over || !(is_complete || is_due) {
+        let began = self.began.filter(|_| !self.is_over)?;
+        let is_through = self.left.is_empty() && self.flying.is_none();
+        if !is_through && now < began + LIMIT {
             return None;
         }
+        self.end_step(now);
         self.is_over = true;
-        let took = now.saturating_sub(self.began.unwrap_or(now));
+        let is_complete = is_through && self.late.is_empty();
+        let took = now.saturating_sub(began);
         let samples = std::mem::take(&mut self.samples);
         self.left.clear();
         Some(fit(&self.topology, &samples, took, is_complete))

@@ -10,6 +10,9 @@ use super::fit::{Sample, link};
 /// Up to so many nodes all pairs are measured; of more, log₂ N + 1 pairs of each node.
 const ALL_PAIRS: u32 = 8;
 
+/// The most groups of a step. Of very many nodes some are measured, for the others.
+const MAX_GROUPS: usize = 128;
+
 /// What the first transfer between two nodes moves.
 const SMALL: u64 = 64 << 10;
 
@@ -149,7 +152,7 @@ pub(super) fn steps(topology: &Topology, lanes: u32) -> Vec<Step> {
     let time = (0.5 / (transfers * repeats) as f64).clamp(0.002, 0.015);
     let step = |what, groups: &[Vec<NodeId>], is_on_all_lanes| Step {
         what,
-        groups: groups.to_vec(),
+        groups: groups.iter().step_by(groups.len().div_ceil(MAX_GROUPS)).cloned().collect(),
         is_on_all_lanes,
         is_shared: false,
         time,

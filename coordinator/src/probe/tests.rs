@@ -67,13 +67,18 @@ impl Simulated {
                     let seconds = self.seconds(probe, group, probes.len() as f64);
                     longest = longest.max(seconds);
                     for (late, node) in group.iter().enumerate() {
-                        // The others got their order earlier, and waited for the first.
-                        let waited = late as f64 * 30.0 * MICRO;
-                        let missed = match probe.pattern {
-                            Pattern::Exchange(_) if late == 0 => 30.0 * MICRO,
-                            _ => 0.0,
+                        // The others got their order earlier, and waited for the first, whose
+                        // first message was a part of the way to it. Who answers has ended when its
+                        // last answer is on the way.
+                        let early = late as f64 * 30.0 * MICRO;
+                        let time = match probe.pattern {
+                            Pattern::Exchange(_) if late == 0 => seconds - 30.0 * MICRO,
+                            Pattern::RoundTrips(count) if late == 1 => {
+                                seconds * (1.0 - 0.5 / f64::from(count)) + early
+                            }
+                            _ => seconds + early,
                         };
-                        let time = Duration::from_secs_f64(seconds + waited - missed);
+                        let time = Duration::from_secs_f64(time);
                         done.push((*node, probe.sequence, time));
                     }
                 }
@@ -158,6 +163,22 @@ fn any_line_is_measured_within_the_limit() {
     }
 }
 
+/// Round trips of any length fit the time.
+#[test]
+fn far_nodes_are_measured_within_the_limit() {
+    for milliseconds in [0.5, 5.0, 20.0] {
+        let in_rack = LinkCost { latency: milliseconds * 1e-3, per_byte: 8.0 / 1e9 };
+        for nodes in [2, 3] {
+            let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
+            let topology = Topology::flat(nodes);
+            let network = Simulated { topology, cost, lanes: 2, uplink_per_byte: 0.0 };
+            let measured = network.measure();
+            close(measured.cost.in_rack.latency, in_rack.latency, "latency");
+            assert!(measured.took < 2 * LIMIT, "{milliseconds} ms: {:?}", measured.took);
+        }
+    }
+}
+
 fn numbers() -> impl FnMut() -> Sequence {
     let mut number = 0;
     move || {
@@ -173,7 +194,7 @@ fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
     let second = Duration::from_secs(1);
     let probes = probing.next(second, numbers());
     assert_eq!(probes.len(), 1);
-    assert_eq!(probing.deadline(), Some(second + LIMIT));
+    assert_eq!(probing.deadline(), Some(second + STEP_LIMIT));
     let just_before = second + LIMIT - Duration::from_nanos(1);
     assert_eq!(probing.finish(just_before), None);
     assert!(!probing.is_over());
@@ -186,6 +207,43 @@ fn it_is_over_at_the_limit_and_late_answers_are_no_violation() {
     for (node, sequence, time, now) in [0, 1].map(|node| late(node, probes[0].sequence)) {
         probing.done(node, sequence, time, now).unwrap();
     }
+}
+
+/// One pair that gets no answer costs one step. All others are measured, and so is what it has not
+/// reported.
+#[test]
+fn a_link_that_is_silent_is_left_out() {
+    let mut probing = Probing::new(Topology::flat(4), 1);
+    let (mut now, mut number) = (Duration::ZERO, numbers());
+    let silent = [NodeId(1), NodeId(2)];
+    let mut waited = 0;
+    let network = loop {
+        for probe in probing.next(now, &mut number) {
+            for group in &probe.groups {
+                if group[..] == silent {
+                    continue;
+                }
+                for node in group {
+                    let time = Duration::from_micros(100);
+                    probing.done(*node, probe.sequence, time, now + time).unwrap();
+                }
+            }
+        }
+        if let Some(network) = probing.finish(now) {
+            break network;
+        }
+        let deadline = probing.deadline().unwrap();
+        assert!(deadline > now, "it goes on by itself");
+        if probing.flying.is_some() {
+            waited += 1;
+            now = deadline;
+        }
+    };
+    assert_eq!((waited, network.took, network.is_complete), (1, STEP_LIMIT, false));
+    let measured: Vec<_> = network.links.iter().map(|link| [link.from, link.to]).collect();
+    assert!(measured.len() == 5 && !measured.contains(&silent), "{measured:?}");
+    let cost = network.cost;
+    assert!(cost.in_rack.per_byte < CostModel::default().in_rack.per_byte, "{cost:?}");
 }
 
 /// TRUST: a node may report anything.
