@@ -67,6 +67,8 @@ struct World {
     state: Mutex<State>,
     formed: Barrier,
     stop: Arc<AtomicBool>,
+    /// Whether a socket takes no messages any more.
+    is_deaf: AtomicBool,
 }
 
 impl FakeDaemon {
@@ -87,6 +89,7 @@ impl FakeDaemon {
             state: Mutex::new(State::new(size)),
             formed: Barrier::new(size as usize),
             stop: stop.clone(),
+            is_deaf: AtomicBool::new(false),
         });
         let acceptor = thread::spawn({
             let (stop, secret, world) = (stop.clone(), secret.clone(), world.clone());
@@ -121,6 +124,15 @@ impl FakeDaemon {
         Session::builder(self.job.clone(), secret, &self.socket, rank)
             .arena_segment_bytes(1 << 20)
             .start_timeout(Duration::from_secs(20))
+    }
+
+    /// Waits until a submission has made the daemon deaf.
+    pub(crate) fn until_deaf(&self) {
+        let begin = Instant::now();
+        while !self.world.is_deaf.load(SeqCst) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nothing made the daemon deaf");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// What a rank has lent to the daemon by a submission of this name, in place; waits for it.

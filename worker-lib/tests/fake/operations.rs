@@ -87,6 +87,7 @@ pub(super) fn read_all(world: &World, rank: u32, reader: &mut SubmissionReader) 
         }
         if name.starts_with("deaf") {
             world.peers.lock().unwrap()[&rank].stream.shutdown(Shutdown::Read).unwrap();
+            world.is_deaf.store(true, SeqCst);
         }
         let stops = name.starts_with("freeze") || name.starts_with("deaf");
         while stops && !world.stop.load(SeqCst) {
