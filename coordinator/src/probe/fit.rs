@@ -10,6 +10,10 @@ use crate::model::network::{LinkMeasured, Network};
 /// A lane counts as slower than the line from this ratio on; less is noise.
 const SLOWER: f64 = 1.05;
 
+/// The most round trips that a transfer takes besides its bytes: its first message, and TCP's
+/// window, which grows from some ten packets.
+const START_TRIPS: f64 = 4.0;
+
 /// One measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
@@ -47,19 +51,23 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
+/// The time of a transfer's bytes alone, without what it may have taken besides.
+fn at_best(time: f64, besides: f64) -> f64 {
+    (time - besides).max(time / 2.0)
+}
+
 /// What is known of the link between two nodes.
 pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
     let of = |sample: &&Sample| {
         sample.nodes.len() == 2 && sample.nodes.contains(&a) && !sample.is_shared
     };
     let here: Vec<&Sample> = samples.iter().filter(of).filter(|s| s.nodes.contains(&b)).collect();
-    // Of the longest series of round trips, the fastest.
-    let trips = here.iter().filter_map(|sample| match sample.pattern {
-        Pattern::RoundTrips(count) => Some((count, sample.time / f64::from(2 * count))),
+    // Nothing makes a round trip too short, and a busy processor makes it too long.
+    let latency = least(here.iter().filter_map(|sample| match sample.pattern {
+        Pattern::RoundTrips(count) => Some(sample.time / f64::from(2 * count)),
         _ => None,
-    });
-    let most = trips.clone().map(|(count, _)| count).max();
-    let latency = least(trips.filter(|(count, _)| Some(*count) == most).map(|(_, time)| time));
+    }));
+    let trip = 2.0 * latency.unwrap_or(0.0);
     let exchanges = |several: bool| {
         here.iter().filter_map(move |sample| match sample.pattern {
             Pattern::Exchange(bytes) if (sample.lanes > 1) == several => {
@@ -77,20 +85,21 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
     let small = exchanges(false).map(|(bytes, ..)| bytes).min();
     let small = small.and_then(|bytes| Some((bytes, fastest(false, bytes)?)));
     let lane_per_byte = least(exchanges(false).flat_map(|(bytes, time, _)| {
-        let direct = (time - latency.unwrap_or(0.0)).max(time / 2.0) / bytes as f64;
+        let direct = at_best(time, trip / 2.0) / bytes as f64;
         let slope = small.filter(|(small, at_least)| bytes >= 2 * small && time > *at_least);
         let slope = slope.map(|(small, at_least)| (time - at_least) / (bytes - small) as f64);
         // Not if the small one took long for another reason.
-        let slope = slope.map(|slope| slope.max(direct / 2.0));
+        let slope = slope.map(|slope| slope.max(at_best(time, START_TRIPS * trip) / bytes as f64));
         [Some(direct), slope].into_iter().flatten()
     }));
     let fixed = small.zip(lane_per_byte);
     let fixed =
         fixed.map_or(0.0, |((bytes, time), per_byte)| (time - bytes as f64 * per_byte).max(0.0));
+    let fixed = fixed.min(START_TRIPS * trip);
     let all = exchanges(true).map(|(bytes, _, lanes)| (bytes, lanes)).max();
     let all = all.and_then(|(bytes, lanes)| {
         let time = fastest(true, bytes)?;
-        Some((time - fixed).max(time / 2.0) / (bytes * u64::from(lanes)) as f64)
+        Some(at_best(time, fixed) / (bytes * u64::from(lanes)) as f64)
     });
     // All lanes together are not slower than one.
     let per_byte = all.into_iter().chain(lane_per_byte).reduce(f64::min);

@@ -57,21 +57,26 @@ impl Flying {
         self.groups.iter().all(|group| self.has_done(group))
     }
 
-    /// What follows from the times of the groups that have done it. Of probes at the same time the
-    /// slowest counts.
+    /// How long a node took for its probes of this step: until the last one was done.
+    fn time(&self, node: NodeId) -> Duration {
+        let times = self.times.values().filter_map(|times| times.get(&node));
+        times.copied().max().unwrap_or_default()
+    }
+
+    /// What follows from the times of the groups that have done it.
     fn samples(&self, now: Duration) -> Vec<Sample> {
         let longest = self.times.values().flat_map(BTreeMap::values).max();
         let besides = now.saturating_sub(self.since).saturating_sub(*longest.unwrap_or(&now));
         let besides = self.is_done().then_some(besides.as_secs_f64());
         let done = self.groups.iter().filter(|group| self.has_done(group));
         let sample = |group: &Vec<NodeId>| {
-            let times = self.times.values().map(|times| seconds(self.pattern, group, times));
+            let times: Vec<f64> = group.iter().map(|node| self.time(*node).as_secs_f64()).collect();
             Sample {
                 pattern: self.pattern,
                 nodes: group.clone(),
                 lanes: self.times.len() as u32,
                 is_shared: self.is_shared,
-                time: times.fold(SHORTEST, f64::max),
+                time: seconds(self.pattern, &times).max(SHORTEST),
                 besides,
             }
         };
@@ -92,14 +97,15 @@ const SHORTEST: f64 = 1e-9;
 /// How long a group took, by the times of its nodes. Orders do not arrive everywhere at the same
 /// time: who gets its order first waits for the others, and what it has sent is there when the last
 /// one begins. So of an exchange the mean counts: one node has measured as much too long as the
-/// other one too short. Of messages it is the time of the receiver, and otherwise that of the first
-/// node, which waits for all that the others do.
-fn seconds(pattern: Pattern, group: &[NodeId], times: &BTreeMap<NodeId, Duration>) -> f64 {
-    let mut times = group.iter().filter_map(|node| times.get(node)).map(Duration::as_secs_f64);
+/// other one too short. (Each node's time must be that of its slowest lane: lanes share the line,
+/// and the one that ends last on a node need not be the last one on the other.) Of messages it is
+/// the time of the receiver, and otherwise that of the first node, which waits for all that the
+/// others do.
+fn seconds(pattern: Pattern, times: &[f64]) -> f64 {
     let time = match pattern {
-        Pattern::Messages(_) => times.nth(1),
-        Pattern::Exchange(_) => Some(times.sum::<f64>() / group.len() as f64),
-        _ => times.next(),
+        Pattern::Messages(_) => times.get(1).copied(),
+        Pattern::Exchange(_) => Some(times.iter().sum::<f64>() / times.len() as f64),
+        _ => times.first().copied(),
     };
     time.unwrap_or(0.0)
 }

@@ -120,8 +120,8 @@ impl Dispatch for Dispatcher {
                 let done = self.done(queue, &tensor, Collective::AddProcessSet, ranks, set);
                 if made { done } else { Err(protocol(format!("there are two process sets {set}"))) }
             }
-            Instruction::Probe(probe) => {
-                operations.probe(&probe);
+            Instruction::Probe(probes) => {
+                operations.probe(&probes);
                 Ok(())
             }
             Instruction::Start(operation) => {

@@ -385,8 +385,10 @@ impl Registry {
         for spec in &wire.specs {
             self.register_spec(spec)?;
         }
-        for probe in wire.probes {
-            instructions.extend(self.probe(probe)?.map(Instruction::Probe));
+        let probes = wire.probes.into_iter().filter_map(|probe| self.probe(probe).transpose());
+        let probes: Vec<Probe> = probes.collect::<Result<_, _>>()?;
+        if !probes.is_empty() {
+            instructions.push(Instruction::Probe(probes));
         }
         for operation in wire.operations {
             instructions.extend(self.operation(operation)?.map(Instruction::Start));

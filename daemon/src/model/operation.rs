@@ -59,7 +59,8 @@ pub(crate) enum Instruction {
         members: Arc<Members>,
         tensor: TensorKey,
     },
-    Probe(Probe),
+    /// They run at the same time.
+    Probe(Vec<Probe>),
     Start(Operation),
     Fail {
         tensor: TensorKey,

@@ -95,9 +95,15 @@ impl OperationManager {
         Ok(wanted)
     }
 
-    /// Starts to measure. What can't be measured is left out.
-    pub(crate) fn probe(&self, probe: &Probe) {
-        let Some(piece) = probe::piece(self.me, probe) else { return };
+    /// Starts to measure. What can't be measured is left out. Probes at the same time begin at the
+    /// same instant, so the longest of their times is that of all of them.
+    pub(crate) fn probe(&self, probes: &[Probe]) {
+        let now = Instant::now();
+        probes.iter().for_each(|probe| self.probe_one(probe, now));
+    }
+
+    fn probe_one(&self, probe: &Probe, now: Instant) {
+        let Some(piece) = probe::piece(self.me, probe, now) else { return };
         let sequence = piece.sequence;
         if piece.nodes.len() == 1 {
             self.send(sequence, Order::Measure { sequence, pattern: probe.pattern });

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The piece of a probe. `None` if this node takes no part in it, or if it can't be run.
-pub(super) fn piece(me: NodeId, probe: &Probe) -> Option<Piece> {
+pub(super) fn piece(me: NodeId, probe: &Probe, ordered: Instant) -> Option<Piece> {
     let Probe { sequence, pattern, ref nodes } = *probe;
     let participants = nodes.len() as u32;
     let own = nodes.iter().position(|node| *node == me)? as u32;
@@ -31,6 +31,6 @@ pub(super) fn piece(me: NodeId, probe: &Probe) -> Option<Piece> {
         bytes: schedule.blocks.iter().map(|block| block.count).sum(),
         plan: Arc::new(Plan::new(&schedule, 1)),
         nodes: Arc::clone(nodes),
-        ordered: Instant::now(),
+        ordered,
     })
 }

@@ -47,7 +47,7 @@ fn a_slow_line_is_measured_as_it_is() {
     let launch = Launch::new().hosts("10.213.0.1:1,10.213.0.2:1").ssh(&pair.ssh());
     let (costs, _) = costs(launch.in_network(pair.first()));
     let rate = costs["rate_mbit"];
-    assert!((30.0..125.0).contains(&rate), "{costs:?}");
+    assert!((30.0..110.0).contains(&rate), "{costs:?}");
 }
 
 /// With one algorithm for everything there is nothing to measure for.
