@@ -85,6 +85,10 @@ pub struct Run {
     /// the logs of the daemons to DIR/daemon.HOST/stderr.
     #[arg(long, visible_alias = "output-filename", value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
+    /// While the job runs, keep a file in DIR from which Prometheus learns where its metrics are
+    /// (file_sd).
+    #[arg(long, value_name = "DIR")]
+    pub metrics_sd: Option<PathBuf>,
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,

@@ -55,6 +55,8 @@ pub async fn run(
         reached_at,
         coordinator: hosted.address(),
         ready: hosted.readiness(),
+        targets: Some(hosted.targets()),
+        lists_itself: true,
     })
     .map_err(CommandError::failed)?;
     let cancel = CancellationToken::new();

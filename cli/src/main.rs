@@ -88,7 +88,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             options.spread(&mut hosts)?;
             let nodes = Plan::nodes(&hosts, None)?;
             let plan = Plan::new(nodes, ITSELF.to_owned(), options.words()?, &loaded)?;
-            start(plan, &loaded, &options.at, None, true)
+            start(plan, &loaded, &options.at, Files::default(), true)
         }
         Command::Status { address } => {
             let address = address.map_or_else(find::coordinator, Ok)?;
@@ -139,7 +139,8 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
         })?;
         return print(&dry_run::describe(&plan, &loaded.settings, &local));
     }
-    start(plan, &loaded, &run.at, run.output_dir, false)
+    let Run { output_dir, metrics_sd, .. } = run;
+    start(plan, &loaded, &run.at, Files { output_dir, metrics_sd }, false)
 }
 
 /// A rank measures; who is no rank yet starts ranks that do.
@@ -154,7 +155,7 @@ fn bench(bench: &Bench) -> Result<ExitCode, CommandError> {
     let words = bench::words(std::env::args_os().skip(1), &loaded)?;
     let plan = Plan::new(Plan::nodes(&hosts, np)?, ITSELF.to_owned(), words, &loaded)?;
     bench.check_size(plan.size())?;
-    start(plan, &loaded, &common.at, None, true)
+    start(plan, &loaded, &common.at, Files::default(), true)
 }
 
 /// The settings and hosts of a job that is to be started.
@@ -184,15 +185,23 @@ fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>), Com
     Ok((loaded, hosts))
 }
 
+/// What the launcher of a job writes besides the output of its ranks.
+#[derive(Debug, Default)]
+struct Files {
+    output_dir: Option<PathBuf>,
+    metrics_sd: Option<PathBuf>,
+}
+
 fn start(
     plan: Plan,
     loaded: &Loaded,
     at: &JobOptions,
-    output_dir: Option<PathBuf>,
+    files: Files,
     bare: bool,
 ) -> Result<ExitCode, CommandError> {
     let options = Options {
-        output_dir,
+        output_dir: files.output_dir,
+        metrics_sd: files.metrics_sd,
         verbose: at.verbose,
         bare,
         environment: environment(),

@@ -17,7 +17,7 @@ use crate::model::{
         Execute, Joined, KnownSpec, Operation, Probe, Registration, SetCreated, SetRemoved,
         TensorFailure, World,
     },
-    event::{Announcement, Join, Submitted},
+    event::{Announcement, Join, Latest, Submitted},
     network::Network,
     status::ChoiceStatus,
 };
@@ -43,7 +43,8 @@ pub enum Incoming {
 /// The first message of a node, unchecked. `proven` is true if its proof is right.
 pub fn join(wire: pb::Join, proven: bool) -> Join {
     let pb::Join { protocol, version, job, host, data_address, slots, order, rack, .. } = wire;
-    Join { protocol, version, job, host, data_address, slots, order, rack, proven }
+    let metrics_address = wire.metrics_address;
+    Join { protocol, version, job, host, data_address, metrics_address, slots, order, rack, proven }
 }
 
 /// Checks a message of a node that has joined.
@@ -65,6 +66,10 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
                 .into_iter()
                 .map(announcement)
                 .collect::<Result<_, _>>()?,
+            latest: ready.latest.map(|latest| Latest {
+                local_rank: latest.local_rank,
+                waited: Duration::from_micros(latest.waited_us),
+            }),
         },
         Message::Done(done) => Event::Done {
             connection,

@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 
 use gradwire_proto::{Ending, JobId, Secret};
@@ -15,7 +16,7 @@ use gradwire_settings::{
     Settings,
     variables::{VariableError, Variables},
 };
-use gradwire_telemetry::Readiness;
+use gradwire_telemetry::{Readiness, Target};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
@@ -110,6 +111,7 @@ pub struct Hosted {
     job: JobId,
     address: SocketAddr,
     readiness: watch::Receiver<Readiness>,
+    targets: watch::Receiver<Arc<[Target]>>,
 }
 
 impl Hosted {
@@ -135,17 +137,20 @@ impl Hosted {
             address.set_ip(job.bind);
         }
 
-        let first = Health { phase: Phase::Forming, reason: "no node has joined yet".to_owned() };
+        let reason = "no node has joined yet".to_owned();
+        let first = Health { phase: Phase::Forming, reason, daemons: Arc::default() };
         let (ready, readiness_now) = watch::channel(readiness(&first));
+        let (daemons, targets) = watch::channel(Arc::default());
         let (health_in, mut health) = watch::channel(first);
         tokio::spawn(async move {
             while health.changed().await.is_ok() {
-                let now = readiness(&health.borrow_and_update());
-                ready.send_replace(now);
+                let now = health.borrow_and_update().clone();
+                ready.send_replace(readiness(&now));
+                daemons.send_replace(now.daemons);
             }
         });
         let coordinator = Coordinator::new(configuration(&job, settings, health_in)?, listener)?;
-        Ok(Self { coordinator, job: job.job, address, readiness: readiness_now })
+        Ok(Self { coordinator, job: job.job, address, readiness: readiness_now, targets })
     }
 
     /// The job.
@@ -161,6 +166,11 @@ impl Hosted {
     /// Whether the job runs, for a readiness endpoint.
     pub fn readiness(&self) -> watch::Receiver<Readiness> {
         self.readiness.clone()
+    }
+
+    /// Where the daemons of the job show their metrics, once all have joined.
+    pub fn targets(&self) -> watch::Receiver<Arc<[Target]>> {
+        self.targets.clone()
     }
 
     /// Accepts the session of the daemon in this process.
@@ -223,7 +233,11 @@ mod tests {
 
     #[test]
     fn every_setting_the_engine_can_be_given_is_valid() {
-        let (health, _) = watch::channel(Health { phase: Phase::Forming, reason: String::new() });
+        let (health, _) = watch::channel(Health {
+            phase: Phase::Forming,
+            reason: String::new(),
+            daemons: Arc::default(),
+        });
         let job = JobVariables::read(&variables()).unwrap();
         let config = configuration(&job, &Settings::default(), health.clone()).unwrap();
         assert!(config.engine.validate().is_ok());

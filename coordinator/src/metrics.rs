@@ -1,10 +1,13 @@
 //! What the coordinator records, with the handles of [`gradwire_telemetry::catalog`].
 
-use std::time::Duration;
+use std::collections::BTreeMap;
 
-use gradwire_telemetry::{TimeCounter, catalog::COORDINATOR};
+use gradwire_telemetry::{Counter, TimeCounter, catalog::COORDINATOR};
 
-use crate::model::{command::Measures, status::Counts};
+use crate::model::{
+    command::{Measures, RankWait, Waits},
+    status::Counts,
+};
 
 /// Shows every metric that needs no label. Call this once the recorder is installed.
 pub fn start() {
@@ -24,35 +27,76 @@ pub(crate) fn counts(counts: &Counts, epoch: u64) {
     metrics.operations.absolute(counts.started);
 }
 
-/// The time for which others waited for each node: one handle per node, created once.
-#[derive(Debug, Default)]
-pub(crate) struct NodeLags(Vec<TimeCounter>);
+/// From this rank on, ranks share one series (BOUND).
+const MANY_RANKS: u32 = 1024;
 
-impl NodeLags {
+/// From this node on, nodes share one series (BOUND).
+const MANY_NODES: usize = 64;
+
+/// The value of a label that stands for all others.
+const OTHER: &str = "other";
+
+/// The handles of one rank.
+#[derive(Debug)]
+struct RankMetrics {
+    last: Counter,
+    lag: TimeCounter,
+}
+
+impl RankMetrics {
+    fn new(rank: &str) -> Self {
+        let (last, lag) = (&COORDINATOR.rank_last, &COORDINATOR.rank_lag);
+        Self { last: last.series([rank]), lag: lag.series([rank]) }
+    }
+}
+
+/// How long tensors waited, by node and by rank. Each handle is created once.
+#[derive(Debug, Default)]
+pub(crate) struct WaitMetrics {
+    nodes: Vec<TimeCounter>,
+    /// Those for which some tensor has waited.
+    ranks: BTreeMap<u32, RankMetrics>,
+}
+
+impl WaitMetrics {
     /// For the nodes of the world, by number.
     pub(crate) fn new<'a>(hosts: impl Iterator<Item = &'a str>) -> Self {
-        Self(hosts.map(|host| COORDINATOR.node_lag.series([host])).collect())
+        let name = |(at, host): (usize, &'a str)| if at < MANY_NODES { host } else { OTHER };
+        let nodes = hosts.enumerate().map(|each| COORDINATOR.node_lag.series([name(each)]));
+        Self { nodes: nodes.collect(), ranks: BTreeMap::new() }
     }
 
     /// Whether there is no world yet.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.nodes.is_empty()
     }
 
-    fn add(&self, node: u32, lag: Duration) {
-        if let Some(waited) = self.0.get(node as usize) {
-            waited.add(lag);
+    fn add(&mut self, waits: &Waits) {
+        for (node, time) in &waits.nodes {
+            if let Some(waited) = self.nodes.get(node.index()) {
+                waited.add(*time);
+            }
         }
+        for (rank, RankWait { time, tensors }) in &waits.ranks {
+            let shown = rank.0.min(MANY_RANKS);
+            let metrics = self.ranks.entry(shown).or_insert_with(|| match shown {
+                MANY_RANKS => RankMetrics::new(OTHER),
+                rank => RankMetrics::new(&rank.to_string()),
+            });
+            metrics.last.increment(*tensors);
+            metrics.lag.add(*time);
+        }
+        waits.of_tensors.iter().for_each(|wait| COORDINATOR.rank_wait.record(*wait));
     }
 }
 
 /// Records what one step measured.
-pub(crate) fn measures(measures: &Measures, node_lags: &NodeLags) {
+pub(crate) fn measures(measures: &Measures, waits: &mut WaitMetrics) {
     if measures.disagreements > 0 {
         COORDINATOR.disagreements.increment(measures.disagreements);
     }
     measures.negotiated.iter().for_each(|time| COORDINATOR.negotiation.record(*time));
-    measures.lags.iter().for_each(|(node, lag)| node_lags.add(node.0, *lag));
+    waits.add(&measures.waits);
 }
 
 /// Counts the bytes of an answer to all nodes.

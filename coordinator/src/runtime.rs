@@ -3,7 +3,7 @@
 //! Nothing here waits for a node. Each node has a bounded queue of messages. A node that does not
 //! read them is lost (BOUND).
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gradwire_proto::{
     Ending, Failure, JobId, Secret,
@@ -13,7 +13,10 @@ use gradwire_proto::{
     pb::{self, coordinator_message::Message},
 };
 use gradwire_settings::{Settings, variables::VariableError};
-use gradwire_telemetry::Rate;
+use gradwire_telemetry::{
+    Rate, Target,
+    catalog::{HOST, JOB},
+};
 use prost::Message as _;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -26,7 +29,7 @@ use crate::{
     convert,
     engine::Engine,
     inbox::{Inbound, OUTBOX, OVER, Peer},
-    metrics::{self, NodeLags},
+    metrics::{self, WaitMetrics},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
         command::{Execute, Node, RefusalKind, Severity},
@@ -53,6 +56,8 @@ pub struct Health {
     pub phase: Phase,
     /// The reason for the phase.
     pub reason: String,
+    /// Where the daemons show their metrics, once all have joined.
+    pub daemons: Arc<[Target]>,
 }
 
 /// The configuration of a coordinator.
@@ -114,7 +119,9 @@ pub(crate) struct Runtime {
     start: Instant,
     clock: Clock,
     nodes: BTreeMap<ConnectionId, Session>,
-    node_lags: NodeLags,
+    waits: WaitMetrics,
+    /// Where the daemons show their metrics.
+    daemons: Arc<[Target]>,
     health: Option<watch::Sender<Health>>,
     tasks: TaskTracker,
     outcome: Option<Ending>,
@@ -141,7 +148,8 @@ impl Runtime {
             start: Instant::now(),
             clock: Clock::new(),
             nodes: BTreeMap::new(),
-            node_lags: NodeLags::default(),
+            waits: WaitMetrics::default(),
+            daemons: Arc::default(),
             health: config.health,
             tasks,
             outcome: None,
@@ -222,7 +230,7 @@ impl Runtime {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
             let output = self.engine.step(event, self.start.elapsed());
-            metrics::measures(&output.measures, &self.node_lags);
+            metrics::measures(&output.measures, &mut self.waits);
             if !output.reason.is_empty() {
                 tracing::debug!(reason = output.reason, "decided");
             }
@@ -242,9 +250,10 @@ impl Runtime {
         match command {
             Command::Welcome { connection, node, world } => {
                 // The same world is sent to every node.
-                if self.node_lags.is_empty() {
+                if self.waits.is_empty() {
                     let hosts = world.nodes.iter().map(|node| node.host.as_str());
-                    self.node_lags = NodeLags::new(hosts);
+                    self.waits = WaitMetrics::new(hosts);
+                    self.daemons = targets(&self.job, &world.nodes);
                 }
                 self.recall(&world.nodes);
                 let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };
@@ -392,12 +401,23 @@ impl Runtime {
             if shown.phase == phase && phase != Phase::Forming {
                 return false;
             }
-            let now = Health { phase, reason: self.engine.why() };
+            let daemons = self.daemons.clone();
+            let now = Health { phase, reason: self.engine.why(), daemons };
             let changed = *shown != now;
             *shown = now;
             changed
         });
     }
+}
+
+/// Where the daemons of these nodes show their metrics.
+fn targets(job: &JobId, nodes: &[Node]) -> Arc<[Target]> {
+    let target = |(at, node): (usize, &Node)| {
+        let labels =
+            [(JOB.name, job.to_string()), (HOST.name, node.host.clone()), ("node", at.to_string())];
+        Some(Target { address: node.metrics_address?, labels: labels.into() })
+    };
+    nodes.iter().enumerate().filter_map(target).collect()
 }
 
 /// Notifies nodes that join while the job ends (TELL).

@@ -159,6 +159,7 @@ where
             slots: join.slots,
             order: join.order,
             rack: &join.rack,
+            metrics_address: &join.metrics_address,
         };
         let proven = join.nonce.len() == auth::NONCE_BYTES
             && self.context.secret.verify(&claim, &join.proof);

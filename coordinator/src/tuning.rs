@@ -244,6 +244,7 @@ mod tests {
         Node {
             host: host.to_owned(),
             data_address: "10.0.0.1:1".to_owned(),
+            metrics_address: None,
             first_rank: Rank(0),
             slots: 2,
             rack: String::new(),

@@ -51,6 +51,7 @@ impl Job {
             slots,
             order: node,
             rack: String::new(),
+            metrics_address: String::new(),
             proven: true,
         };
         let connection = ConnectionId(node.into());
@@ -72,7 +73,8 @@ impl Job {
                 }],
             };
             let connection = ConnectionId(node.into());
-            let event = Event::Ready { connection, announcements: vec![announcement] };
+            let event =
+                Event::Ready { connection, announcements: vec![announcement], latest: None };
             assert_eq!(self.engine.step(event, Duration::ZERO).commands, []);
         }
         match self.engine.step(Event::Drained, Duration::ZERO).commands.pop() {

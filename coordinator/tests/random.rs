@@ -205,6 +205,7 @@ impl Play {
                 slots,
                 order,
                 rack: String::new(),
+                metrics_address: String::new(),
                 proven: true,
             };
             let connection = ConnectionId(u64::from(order));

@@ -37,8 +37,11 @@ fn failed(outcome: &Ending) -> FailureKind {
 
 #[tokio::test]
 async fn a_job_from_the_first_node_to_the_last() {
-    let (shown, mut health) =
-        watch::channel(Health { phase: Phase::Forming, reason: String::new() });
+    let (shown, mut health) = watch::channel(Health {
+        phase: Phase::Forming,
+        reason: String::new(),
+        daemons: std::sync::Arc::default(),
+    });
     let served = Served::start(2, |config| {
         config.engine.ranks = Some(3);
         config.engine.lanes = 4;
@@ -196,9 +199,10 @@ async fn garbage_ends_the_job_by_name() {
     let with = |change: fn(&mut pb::Request)| {
         let mut announcement = by_name("w", &[0], 1);
         change(announcement.submitted[0].request.as_mut().unwrap());
-        Say::Ready(pb::Ready { announcements: vec![announcement] })
+        Say::Ready(pb::Ready { announcements: vec![announcement], latest: None })
     };
-    let ready = |announcement| Say::Ready(pb::Ready { announcements: vec![announcement] });
+    let ready =
+        |announcement| Say::Ready(pb::Ready { announcements: vec![announcement], latest: None });
     let cases: Vec<(Option<Say>, &str)> = vec![
         (None, "the message has no message"),
         (Some(with(|r| r.dtype = 99)), "element type has the unknown number 99"),
@@ -211,6 +215,13 @@ async fn garbage_ends_the_job_by_name() {
         (Some(ready(by_name("w", &[], 1))), "for 0 of its 1 ranks"),
         (Some(ready(pb::Announcement { process_set: 9, ..name("w") })), "unknown process set 9"),
         (Some(ready(pb::Announcement { tensor: None, ..name("w") })), "the message has no tensor"),
+        (
+            Some(Say::Ready(pb::Ready {
+                announcements: vec![name("w")],
+                latest: Some(pb::Latest { local_rank: 1, waited_us: u64::MAX }),
+            })),
+            "says that its local rank 1 was the last to submit a tensor, and has no such rank",
+        ),
         (Some(Say::Done(pb::Done { sequences: vec![3] })), "has done operation 3"),
         (
             Some(Say::Leave(pb::Leave { ranks: vec![1], absent: false })),
@@ -344,7 +355,7 @@ async fn a_node_that_does_not_read_is_lost_and_not_waited_for() {
     let announcement = |number: u32, rank| {
         let mut announcement = by_name(&format!("{number:0>1000}"), &[rank], 1);
         announcement.submitted[0].request = Some(impossible.clone());
-        Say::Ready(pb::Ready { announcements: vec![announcement] })
+        Say::Ready(pb::Ready { announcements: vec![announcement], latest: None })
     };
     for number in 0.. {
         let message = Some(announcement(number, 1));

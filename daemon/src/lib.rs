@@ -122,6 +122,7 @@ pub struct Daemon {
     workers: UnixListener,
     notices: Option<mpsc::UnboundedReceiver<Notice>>,
     acceptor: Option<SessionAcceptor>,
+    metrics: Option<SocketAddr>,
 }
 
 fn listen_for_workers(socket: &str) -> io::Result<UnixListener> {
@@ -157,7 +158,15 @@ impl Daemon {
             },
             reason,
         })?;
-        Ok(Self { config, data, data_address, workers, notices: None, acceptor: None })
+        Ok(Self {
+            config,
+            data,
+            data_address,
+            workers,
+            notices: None,
+            acceptor: None,
+            metrics: None,
+        })
     }
 
     /// The address on which the data plane listens.
@@ -180,6 +189,13 @@ impl Daemon {
         self
     }
 
+    /// Says where this daemon shows its metrics: the coordinator lists the addresses of all.
+    #[must_use]
+    pub fn shown_at(mut self, metrics: SocketAddr) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
     /// Takes part in the job until it is over, or until `cancel` ends it for all nodes. `ready` is
     /// set while the world is formed.
     ///
@@ -190,7 +206,7 @@ impl Daemon {
         cancel: CancellationToken,
         ready: impl Fn(bool) + Send + Sync + 'static,
     ) -> Result<Ending, DaemonError> {
-        let Self { config, data, data_address, workers, mut notices, acceptor } = self;
+        let Self { config, data, data_address, workers, mut notices, acceptor, metrics } = self;
         let (job, outgoing) = Job::new();
         let (intake, requests) = Intake::new();
         let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
@@ -211,6 +227,7 @@ impl Daemon {
             acceptor,
             host: config.host.clone(),
             data_address,
+            metrics_address: metrics,
             slots: config.slots,
             order: config.order,
             rack: config.rack.clone(),

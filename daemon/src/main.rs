@@ -162,6 +162,8 @@ async fn serve(
             reached_at: config.address(),
             coordinator: config.coordinator(),
             ready,
+            targets: hosted.as_ref().map(Hosted::targets),
+            lists_itself: false,
         })
     };
     // Nobody has asked for these ports, so no job fails because others have them.
@@ -177,7 +179,7 @@ async fn serve(
         None
     };
     metrics::start();
-    let mut daemon = Daemon::bind(config).await?;
+    let mut daemon = Daemon::bind(config).await?.shown_at(endpoint.address());
     // Everything that the system may refuse is done before other processes rely on this daemon.
     let (mut terminate, mut interrupt) =
         (handler(SignalKind::terminate())?, handler(SignalKind::interrupt())?);

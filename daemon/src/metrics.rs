@@ -63,6 +63,12 @@ pub(crate) fn workers(attached: usize, shared_bytes: u64) {
     DAEMON.shared_memory.set(shared_bytes as f64);
 }
 
+/// From this node on, peers share one series (BOUND).
+const MANY_PEERS: usize = 64;
+
+/// The value of a label that stands for all others.
+const OTHER: &str = "other";
+
 /// The bytes exchanged with one peer.
 #[derive(Debug)]
 pub(crate) struct PeerTraffic {
@@ -71,7 +77,9 @@ pub(crate) struct PeerTraffic {
 }
 
 impl PeerTraffic {
-    pub(crate) fn new(host: &str) -> Self {
+    /// For the node with this number.
+    pub(crate) fn new(node: usize, host: &str) -> Self {
+        let host = if node < MANY_PEERS { host } else { OTHER };
         Self { sent: DAEMON.sent.series([host]), received: DAEMON.received.series([host]) }
     }
 

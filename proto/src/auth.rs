@@ -30,6 +30,7 @@ pub enum Claim<'a> {
         slots: u32,
         order: u32,
         rack: &'a str,
+        metrics_address: &'a str,
     },
     /// The coordinator answers a node's join; `nonce` is the node's.
     World { nonce: &'a [u8], job: &'a str, epoch: u64 },
@@ -47,7 +48,17 @@ impl Claim<'_> {
     /// Passes the claim's label and parts to `take`, in one fixed order.
     fn parts(&self, mut take: impl FnMut(&[u8])) {
         match *self {
-            Self::Join { challenge, nonce, job, host, data_address, slots, order, rack } => {
+            Self::Join {
+                challenge,
+                nonce,
+                job,
+                host,
+                data_address,
+                slots,
+                order,
+                rack,
+                metrics_address,
+            } => {
                 take(b"gradwire join");
                 take(challenge);
                 take(nonce);
@@ -57,6 +68,7 @@ impl Claim<'_> {
                 take(&slots.to_le_bytes());
                 take(&order.to_le_bytes());
                 take(rack.as_bytes());
+                take(metrics_address.as_bytes());
             }
             Self::World { nonce, job, epoch } => {
                 take(b"gradwire world");

@@ -47,7 +47,7 @@ pub use types::{
 };
 
 /// The version of the messages of this crate. Two sides with different numbers can't talk.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 
 /// The release of Gradwire, for texts.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

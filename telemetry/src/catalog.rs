@@ -43,13 +43,21 @@ pub const KIND: Label = Label {
 };
 
 /// Another node.
-pub const PEER_HOST: Label = Label { name: "peer_host", values: "the host of another node" };
+pub const PEER_HOST: Label = Label {
+    name: "peer_host",
+    values: "the host of another node; `other` stands for all from the 65th node on",
+};
 
 /// A node, as the coordinator sees it.
 pub const NODE_HOST: Label = Label {
     name: "node_host",
-    values: "the host of a node of the job, as the coordinator sees it",
+    values: "the host of a node of the job, as the coordinator sees it; `other` stands for all \
+             from the 65th node on",
 };
+
+/// A rank, as the coordinator sees it.
+pub const RANK: Label =
+    Label { name: "rank", values: "the number of a rank; `other` stands for all from 1024 on" };
 
 /// What is running.
 pub const SERVICE: Label = Label { name: "service", values: "`gradwired` or `coordinator`" };
@@ -126,10 +134,19 @@ metrics! {
         messages: Counter = "gradwire_coordinator_message_bytes_total", Bytes, [];
         /// Time from the first announcement of a tensor to its first operation.
         negotiation: Histogram = "gradwire_coordinator_negotiation_seconds", Seconds, [];
-        /// How long others waited for tensors that this node was the last to announce. Waits at the
-        /// same time count once.
+        /// Time in which some tensor waited for this node, which was the last to announce it. Waits
+        /// at the same time count once.
         node_lag: Family<TimeCounter, 1> =
             "gradwire_coordinator_node_lag_seconds_total", Seconds, [NODE_HOST];
+        /// Tensors that waited for at least a millisecond until this rank was the last to submit
+        /// them.
+        rank_last: Family<Counter, 1> = "gradwire_coordinator_rank_last_total", Count, [RANK];
+        /// Time in which some tensor waited for this rank, which was the last to submit it. Waits
+        /// at the same time count once, waits of less than a millisecond not at all.
+        rank_lag: Family<TimeCounter, 1> =
+            "gradwire_coordinator_rank_lag_seconds_total", Seconds, [RANK];
+        /// Time from the submission of a tensor by its first rank to that by its last one.
+        rank_wait: Histogram = "gradwire_coordinator_rank_wait_seconds", Seconds, [];
     }
 }
 

@@ -4,6 +4,7 @@
 //! and a slow reader delays no operation.
 
 use std::{
+    collections::BTreeMap,
     io::{self, ErrorKind},
     net::{IpAddr, SocketAddr, TcpListener},
     ops::RangeInclusive,
@@ -19,6 +20,7 @@ use axum::{
     routing::get,
 };
 use rustix::io::Errno;
+use serde_json::{Value, json};
 use tokio::{
     runtime::{self, Runtime},
     sync::{oneshot, watch},
@@ -69,9 +71,23 @@ pub struct EndpointConfig {
     pub coordinator: SocketAddr,
     /// The state that `/readyz` reports.
     pub ready: watch::Receiver<Readiness>,
+    /// What `/sd` lists, if this is the coordinator.
+    pub targets: Option<watch::Receiver<Arc<[Target]>>>,
+    /// Whether `/sd` lists this endpoint, too: it is not that of a daemon.
+    pub lists_itself: bool,
 }
 
-/// A running endpoint: `/metrics`, `/healthz`, `/readyz`, `/coordinator`. Dropping it stops it.
+/// Where metrics can be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The address.
+    pub address: SocketAddr,
+    /// Names and values that tell it from others.
+    pub labels: BTreeMap<&'static str, String>,
+}
+
+/// A running endpoint: `/metrics`, `/healthz`, `/readyz`, `/coordinator`, `/sd`. Dropping it stops
+/// it.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -107,7 +123,7 @@ impl Endpoint {
             .map_err(|reason| TelemetryError::Thread { reason })?;
         let run = move || {
             let _end = end;
-            serve(&runtime, listener, router(recorder, config.ready, config.coordinator), stop);
+            serve(&runtime, listener, router(recorder, config, address), stop);
         };
         thread::Builder::new()
             .name("gw-http".to_owned())
@@ -206,11 +222,14 @@ fn serve(runtime: &Runtime, listener: TcpListener, router: Router, stop: Cancell
     });
 }
 
-fn router(
-    recorder: Arc<Recorder>,
-    ready: watch::Receiver<Readiness>,
-    coordinator: SocketAddr,
-) -> Router {
+/// The JSON of Prometheus's HTTP service discovery.
+fn service_discovery(targets: &[Target]) -> String {
+    let group = |target: &Target| json!({"targets": [target.address], "labels": target.labels});
+    Value::Array(targets.iter().map(group).collect()).to_string()
+}
+
+fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) -> Router {
+    let EndpointConfig { ready, coordinator, targets, lists_itself, .. } = config;
     // `gradwire status` looks for this at the usual ports.
     let where_it_is = format!("coordinator {coordinator}\n");
     let metrics = move || {
@@ -229,7 +248,28 @@ fn router(
             }
         }
     };
+    let labels = BTreeMap::from([(JOB.name, config.job), (HOST.name, config.host)]);
+    let own = lists_itself.then_some(Target { address, labels });
+    let discovery = move || {
+        let targets = targets.as_ref().map(|targets| {
+            let daemons = targets.borrow().clone();
+            daemons.iter().chain(&own).cloned().collect::<Vec<Target>>()
+        });
+        async move {
+            match targets {
+                Some(targets) => {
+                    let body = service_discovery(&targets);
+                    ([(CONTENT_TYPE, "application/json")], body).into_response()
+                }
+                None => {
+                    let text = "only the daemon of the first node lists the job's daemons\n";
+                    (StatusCode::NOT_FOUND, text).into_response()
+                }
+            }
+        }
+    };
     Router::new()
+        .route("/sd", get(discovery))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| std::future::ready("ok\n")))
         .route("/readyz", get(readyz))

@@ -32,7 +32,7 @@ pub mod rate;
 pub mod reference;
 mod registry;
 
-pub use endpoint::{Endpoint, EndpointConfig, Readiness};
+pub use endpoint::{Endpoint, EndpointConfig, Readiness, Target};
 pub use error::TelemetryError;
 pub use histogram::{Histogram, TimeCounter};
 pub use logging::{LogConfig, init_logging};

@@ -28,7 +28,9 @@ of its daemon in `GRADWIRE_DAEMON_METRICS`. The same port serves `/healthz` (is 
 and `/readyz` (may work be sent to it? if not, why). `/coordinator` is the address that
 `gradwire status` takes; on a host of a job, with the default ports, it finds that by itself.
 
-The daemon of the first node also shows the metrics of the coordinator.
+The daemon of the first node also shows the metrics of the coordinator. Its `/sd` lists the metrics
+of all daemons for Prometheus's `http_sd_configs`. `gradwire run --metrics-sd DIR` writes the same
+list to a file for `file_sd_configs`, and removes it when the job ends.
 ";
 
 /// The page, in Markdown.

@@ -5,15 +5,16 @@ use std::{
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     ops::RangeInclusive,
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use gradwire_telemetry::{
-    Endpoint, EndpointConfig, Readiness,
+    Endpoint, EndpointConfig, Readiness, Target,
     catalog::{COORDINATOR, DAEMON},
 };
 use prometheus_parse::{Scrape, Value};
+use serde_json::json;
 use tokio::{sync::watch, time::timeout};
 
 /// All endpoints of a process have the labels of the first.
@@ -25,6 +26,8 @@ fn config(
     ready: watch::Receiver<Readiness>,
 ) -> EndpointConfig {
     EndpointConfig {
+        targets: None,
+        lists_itself: false,
         or_any: false,
         service: "test",
         version: "1.2.3",
@@ -74,6 +77,45 @@ async fn health_and_readiness_are_served_while_the_service_is_busy() {
     // CLEAN: after `stop` the port is free again.
     timeout(Duration::from_secs(20), endpoint.stop()).await.unwrap();
     assert!(TcpStream::connect(address).is_err());
+}
+
+/// The body of `/sd`, which has the type that Prometheus asks for.
+fn listed(address: SocketAddr) -> serde_json::Value {
+    let answer = get(address, "/sd");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(head.contains("content-type: application/json\r\n"), "{head}");
+    serde_json::from_str(body).unwrap()
+}
+
+/// A format of Prometheus: <https://prometheus.io/docs/prometheus/latest/http_sd/>.
+#[tokio::test]
+async fn the_coordinator_lists_where_metrics_are() {
+    let (_tell, ready) = watch::channel(Readiness::Ready);
+    let start = |targets, lists_itself| {
+        let config = config("127.0.0.1", 0..=0, ready.clone());
+        Endpoint::start(EndpointConfig { targets, lists_itself, ..config }).unwrap()
+    };
+    let (joined, targets) = watch::channel(Arc::default());
+    let (daemon, alone) = (start(Some(targets.clone()), false), start(Some(targets), true));
+    assert_eq!(listed(daemon.address()), json!([]));
+
+    let labels = BTreeMap::from([("host", "a \"b\"".to_owned()), ("node", "0".to_owned())]);
+    let address = "[::1]:9401".parse().unwrap();
+    joined.send_replace(Arc::from([Target { address, labels }]));
+    let first = json!({"targets": ["[::1]:9401"], "labels": {"host": "a \"b\"", "node": "0"}});
+    assert_eq!(listed(daemon.address()), json!([first]));
+    let labels = json!({"gradwire_job": "job-1", "host": HOST});
+    let own = json!({"targets": [alone.address()], "labels": labels});
+    assert_eq!(listed(alone.address()), json!([first, own]));
+
+    let other = start(None, false);
+    let answer = get(other.address(), "/sd");
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    assert!(answer.contains("only the daemon of the first node lists"), "{answer}");
+    for endpoint in [daemon, alone, other] {
+        endpoint.stop().await;
+    }
 }
 
 #[tokio::test]

@@ -145,6 +145,7 @@ impl Node {
             slots: 1,
             order,
             rack: "",
+            metrics_address: "",
         });
         pb::Join {
             protocol: PROTOCOL,
@@ -155,6 +156,7 @@ impl Node {
             slots: 1,
             order,
             rack: String::new(),
+            metrics_address: String::new(),
             nonce: self.nonce.clone(),
             proof: proof.to_vec(),
         }

@@ -7,6 +7,7 @@
 //! - `disagreement`: the table of who asked for what; `settle`: the result for a tensor that all
 //!   nodes have announced
 //! - `table`: all tensors that are known
+//! - `waits`: how long tensors waited for the last of their ranks
 //! - `sets`: the process sets, and the ranks that have joined them
 //!
 //! [`Agreement`] owns the table and the sets. What all ranks agree on becomes a [`Round`], which
@@ -21,8 +22,9 @@ mod sets;
 mod settle;
 mod table;
 mod tensor;
+mod waits;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
     Collective, Failure, FailureKind, NodeId, ProcessSetId, Rank, Request, TensorId,
@@ -32,12 +34,13 @@ use gradwire_proto::{
 use self::{
     sets::{ProcessSets, refuse},
     table::{Announced, ReadyTable, Settled},
+    waits::Waiting,
 };
 use crate::{
     membership::members::Members,
     model::{
         EngineConfig,
-        command::{Execute, Registration, SetCreated, SetRemoved},
+        command::{Execute, Registration, SetCreated, SetRemoved, Waits},
         event::Announcement,
         process_set::ProcessSet,
         round::{Progress, Round, Slot},
@@ -49,6 +52,15 @@ use crate::{
 
 /// How many tensors a refusal names.
 const NAMED_TENSORS: usize = 3;
+
+/// Who sends a message that may complete tensors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Last {
+    pub(crate) node: NodeId,
+    /// The last of the node's ranks to submit one of them, if that is known, and how long the
+    /// node's first one had waited then.
+    pub(crate) rank: Option<(Rank, Duration)>,
+}
 
 /// The failure of tensors that nobody waits for any more, because these ranks have not submitted
 /// them (TELL).
@@ -66,8 +78,7 @@ pub(crate) struct Agreement {
     table: ReadyTable,
     /// What the next answer contains besides operations.
     answer: Execute,
-    /// For each node, the longest time that others waited for it.
-    lags: BTreeMap<NodeId, Duration>,
+    waiting: Waiting,
     disagreements: u64,
 }
 
@@ -83,7 +94,7 @@ impl Agreement {
             sets,
             table: ReadyTable::new(members.len(), ids, tensors),
             answer: Execute::default(),
-            lags: BTreeMap::new(),
+            waiting: Waiting::default(),
             disagreements: 0,
         }
     }
@@ -163,7 +174,7 @@ impl Agreement {
     /// be sent out now.
     pub(crate) fn announce(
         &mut self,
-        node: NodeId,
+        from: Last,
         announcement: Announcement,
         joins: &[ProcessSetId],
         now: Duration,
@@ -176,12 +187,12 @@ impl Agreement {
         }
         let Some(set) = self.sets.get(id) else { return Ok(None) };
         let announced =
-            self.table.announce(node, announcement, set, now, |slot| progress(slot, set))?;
+            self.table.announce(from.node, announcement, set, now, |slot| progress(slot, set))?;
         match announced {
             Announced::Nothing => Ok(None),
             // The rest of the message may concern the same tensor.
             Announced::Complete(_) if joins.contains(&id) => Ok(None),
-            Announced::Complete(slot) => Ok(self.complete(slot, id, node, now)),
+            Announced::Complete(slot) => Ok(self.complete(slot, id, from, now)),
             Announced::Waiting(slot) => {
                 if members.has_departures() {
                     self.fail_if_left_behind(slot, members);
@@ -206,25 +217,28 @@ impl Agreement {
         let mut slots: Vec<(bool, Duration, Slot)> =
             complete.map(|(slot, since, tensor)| (tensor.kinds.has_joins(), since, slot)).collect();
         slots.sort_unstable();
+        let node = Last { node, rank: None };
         slots.into_iter().filter_map(|(.., slot)| self.complete(slot, id, node, now)).collect()
     }
 
-    /// All nodes have announced a tensor, `last` being the last node. Returns it if it can be sent
+    /// All nodes have announced a tensor, `last` being the last one. Returns it if it can be sent
     /// out.
     fn complete(
         &mut self,
         slot: Slot,
         id: ProcessSetId,
-        last: NodeId,
+        last: Last,
         now: Duration,
     ) -> Option<Arc<Round>> {
         let set = self.sets.get(id)?;
         let joins = self.table.get(slot).is_some_and(|tensor| tensor.kinds.has_joins());
         match self.table.settle(slot, set)? {
             Settled::Runs(round) => {
-                let lag = now.saturating_sub(round.since);
-                let max = self.lags.entry(last).or_default();
-                *max = lag.max(*max);
+                self.waiting.node(last.node, round.since, now);
+                if let Some((rank, waited)) = last.rank {
+                    let submitted = now.saturating_sub(waited);
+                    self.waiting.rank(rank, round.since.min(submitted), now);
+                }
                 return Some(round);
             }
             Settled::Asks { request, tensor } => self.carry_out(slot, id, &request, tensor),
@@ -388,9 +402,9 @@ impl Agreement {
         self.table.take_evicted()
     }
 
-    /// For each node, the longest time that others waited for it since the last call.
-    pub(crate) fn take_lags(&mut self) -> Vec<(NodeId, Duration)> {
-        std::mem::take(&mut self.lags).into_iter().collect()
+    /// How long tensors waited for those that came last, since the last call.
+    pub(crate) fn take_waits(&mut self) -> Waits {
+        self.waiting.take()
     }
 
     /// The number of tensors on which ranks disagreed, since the last call.

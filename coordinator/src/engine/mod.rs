@@ -12,17 +12,17 @@ mod stall;
 use std::{sync::Arc, time::Duration};
 
 use gradwire_collectives::Topology;
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank};
 
 use self::stall::Stall;
 use crate::{
-    agreement::Agreement,
+    agreement::{Agreement, Last},
     dispatch::Dispatch,
     membership::{Membership, members::Members},
     model::{
         Command, EngineConfig, Event, Output, Phase, Status,
         command::{Execute, Severity},
-        event::Announcement,
+        event::{Announcement, Latest},
         learned::Learned,
         network::Network,
         status::Counts,
@@ -151,7 +151,9 @@ impl Engine {
             Event::Nonsense { what, .. } => {
                 Err(Violation::Protocol(format!("sent what is no message: {what}")))
             }
-            Event::Ready { announcements, .. } => self.ready(node, announcements, now),
+            Event::Ready { announcements, latest, .. } => {
+                self.ready(node, announcements, latest, now)
+            }
             Event::Done { sequences, .. } => {
                 let agreement = &mut self.agreement;
                 self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
@@ -174,15 +176,18 @@ impl Engine {
         &mut self,
         node: NodeId,
         announcements: Vec<Announcement>,
+        latest: Option<Latest>,
         now: Duration,
     ) -> Result<(), Violation> {
+        let rank = latest.map(|latest| self.rank_of(node, latest)).transpose()?;
+        let from = Last { node, rank };
         let joins: Vec<ProcessSetId> = self.agreement.note_joins(node, &announcements);
         for announcement in announcements {
             let dispatch = &self.dispatch;
             let progress = |slot, set: &_| dispatch.progress(slot, node, set);
             let members = self.membership.members();
             let round =
-                self.agreement.announce(node, announcement, &joins, now, members, progress)?;
+                self.agreement.announce(from, announcement, &joins, now, members, progress)?;
             round.iter().for_each(|round| self.dispatch.push(round));
         }
         for id in joins {
@@ -190,6 +195,16 @@ impl Engine {
             rounds.iter().for_each(|round| self.dispatch.push(round));
         }
         Ok(())
+    }
+
+    /// The rank that a node says was its last, and how long its first one had waited (TRUST).
+    fn rank_of(&self, node: NodeId, latest: Latest) -> Result<(Rank, Duration), Violation> {
+        let Latest { local_rank, waited } = latest;
+        let rank = self.membership.members().rank(node, local_rank).ok_or_else(|| {
+            let what = format!("says that its local rank {local_rank} was the last to submit");
+            Violation::Protocol(format!("{what} a tensor, and has no such rank"))
+        })?;
+        Ok((rank, waited))
     }
 
     /// A node is lost, which ends the job.
@@ -230,7 +245,7 @@ impl Engine {
 
     /// Sends out what has become ready, as far as there is credit.
     fn drained(&mut self, now: Duration, out: &mut Output) {
-        out.measures.lags = self.agreement.take_lags();
+        out.measures.waits = self.agreement.take_waits();
         out.measures.disagreements = self.agreement.take_disagreements();
         if self.phase() != Phase::Running {
             return;

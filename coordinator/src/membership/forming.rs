@@ -94,6 +94,10 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
         }
         Ok(_) => {}
     }
+    if !join.metrics_address.is_empty() && join.metrics_address.parse::<SocketAddr>().is_err() {
+        let address = text::excerpt(&join.metrics_address, 80);
+        return invalid(format!("the metrics address '{address}' of node '{host}' is not ip:port"));
+    }
     if !(1..=MAX_SLOTS).contains(&join.slots) {
         return invalid(format!(
             "node '{host}' has {} slots: 1 to {MAX_SLOTS} are possible",
@@ -196,6 +200,7 @@ impl Forming {
             let node = Node {
                 host: join.host,
                 data_address: join.data_address,
+                metrics_address: join.metrics_address.parse().ok(),
                 first_rank: Rank(first_rank),
                 slots: join.slots,
                 rack: join.rack,

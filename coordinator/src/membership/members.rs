@@ -110,6 +110,12 @@ impl Members {
         NodeId(after.saturating_sub(1) as u32)
     }
 
+    /// A rank of a node, by its number there.
+    pub(crate) fn rank(&self, node: NodeId, local_rank: u32) -> Option<Rank> {
+        let node = &self.all.get(node.index())?.node;
+        (local_rank < node.slots).then(|| Rank(node.first_rank.0 + local_rank))
+    }
+
     /// A rank leaves a node. Returns whether it had not left before.
     pub(crate) fn leave(&mut self, node: NodeId, rank: Rank, absent: bool) -> bool {
         let Some(member) = self.all.get_mut(node.index()) else { return false };

@@ -1,6 +1,6 @@
 //! What the engine asks of the runtime, and why.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use gradwire_collectives::{Spec, algorithms::probe::Pattern};
 use gradwire_proto::{
@@ -17,6 +17,8 @@ pub struct Node {
     pub host: String,
     /// `ip:port` of its data plane.
     pub data_address: String,
+    /// `ip:port` of its metrics; other nodes do not get it.
+    pub metrics_address: Option<SocketAddr>,
     /// Its first rank; the others follow.
     pub first_rank: Rank,
     /// The number of its ranks.
@@ -266,14 +268,33 @@ pub enum Command {
     Finish(Ending),
 }
 
+/// How long tensors waited for one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RankWait {
+    /// The time in which some tensor waited for it.
+    pub time: Duration,
+    /// How many tensors did.
+    pub tensors: u64,
+}
+
+/// How long tensors waited for those that came last.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Waits {
+    /// By node: the time in which some tensor waited for it.
+    pub nodes: BTreeMap<NodeId, Duration>,
+    /// By rank.
+    pub ranks: BTreeMap<Rank, RankWait>,
+    /// For each tensor: from the submission of its first rank to that of the last one.
+    pub of_tensors: Vec<Duration>,
+}
+
 /// How long things took, for the metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Measures {
     /// For each tensor whose first operation started: the time since its first announcement.
     pub negotiated: Vec<Duration>,
-    /// For nodes whose announcement completed a tensor: the longest time that others had waited for
-    /// it.
-    pub lags: Vec<(NodeId, Duration)>,
+    /// How long tensors waited for those that came last.
+    pub waits: Waits,
     /// Tensors on which ranks disagreed.
     pub disagreements: u64,
 }

@@ -26,6 +26,8 @@ pub struct Join {
     pub host: String,
     /// `ip:port` where its data plane listens.
     pub data_address: String,
+    /// `ip:port` where it shows its metrics; empty if it shows none.
+    pub metrics_address: String,
     /// The number of its local ranks.
     pub slots: u32,
     /// Its position among the nodes.
@@ -61,6 +63,15 @@ pub struct Announcement {
     pub submitted: Vec<Submitted>,
 }
 
+/// The last of a node's ranks to submit a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latest {
+    /// The rank, counted from 0 on its node.
+    pub local_rank: u32,
+    /// How long ago the first rank of the node submitted it.
+    pub waited: Duration,
+}
+
 /// Something that happened. Every event of a connection also counts as a sign of life of its
 /// node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +103,8 @@ pub enum Event {
         connection: ConnectionId,
         /// The tensors.
         announcements: Vec<Announcement>,
+        /// Who was the last of the node's ranks to submit one of them, if that is known.
+        latest: Option<Latest>,
     },
     /// Operations are complete on a node.
     Done {

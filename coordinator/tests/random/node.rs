@@ -145,7 +145,11 @@ impl Node {
             announcements.extend(self.announce(world, &key));
         }
         let connection = self.connection();
-        (!announcements.is_empty()).then_some(Event::Ready { connection, announcements })
+        (!announcements.is_empty()).then_some(Event::Ready {
+            connection,
+            announcements,
+            latest: None,
+        })
     }
 
     /// Announces a tensor if all have submitted it that are here.

@@ -89,6 +89,7 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
         slots: 1,
         order: connection,
         rack: String::new(),
+        metrics_address: String::new(),
         proven: true,
     };
     for pair in pairs(text) {
@@ -102,6 +103,7 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
             "slots" => join.slots = number(value)?,
             "order" => join.order = number(value)?,
             "rack" => value.clone_into(&mut join.rack),
+            "metrics" => value.clone_into(&mut join.metrics_address),
             "proven" => join.proven = value == "true",
             _ => return Err(format!("a join has no {key}")),
         }
@@ -241,11 +243,12 @@ impl Scenario {
                     .split_whitespace()
                     .map(|name| announcement(tensor(name)?, Vec::new()))
                     .collect::<Parsed<_>>()?,
+                latest: None,
             },
             "submit" => {
                 let (name, requests) = rest.split_once(' ').unwrap_or((rest, ""));
                 let announcements = vec![self.announcement(node, name, requests)?];
-                Event::Ready { connection, announcements }
+                Event::Ready { connection, announcements, latest: None }
             }
             // Several announcements in one message, as daemons send them.
             "message" => {
@@ -254,7 +257,11 @@ impl Scenario {
                     let (name, requests) = one.split_once(' ').unwrap_or((one, ""));
                     self.announcement(node, name, requests)
                 });
-                Event::Ready { connection, announcements: announcements.collect::<Parsed<_>>()? }
+                Event::Ready {
+                    connection,
+                    announcements: announcements.collect::<Parsed<_>>()?,
+                    latest: None,
+                }
             }
             "done" => Event::Done {
                 connection,

@@ -80,6 +80,7 @@ impl Served {
             slots,
             order,
             rack: "r".to_owned(),
+            metrics_address: format!("127.0.0.1:{}", 9401 + order),
             nonce: node.nonce.to_vec(),
             proof: Vec::new(),
         };
@@ -92,6 +93,7 @@ impl Served {
             slots,
             order,
             rack: &join.rack,
+            metrics_address: &join.metrics_address,
         };
         join.proof = self.secret.prove(&claim).to_vec();
         join
@@ -174,7 +176,7 @@ impl Node {
     }
 
     pub(crate) async fn announce(&self, announcements: Vec<pb::Announcement>) {
-        self.say(Say::Ready(pb::Ready { announcements })).await;
+        self.say(Say::Ready(pb::Ready { announcements, latest: None })).await;
     }
 
     pub(crate) async fn done(&self, execute: &pb::Execute) {

@@ -46,6 +46,7 @@ pub(crate) struct Introduction {
     pub(crate) acceptor: Option<SessionAcceptor>,
     pub(crate) host: String,
     pub(crate) data_address: SocketAddr,
+    pub(crate) metrics_address: Option<SocketAddr>,
     pub(crate) slots: u32,
     pub(crate) order: u32,
     pub(crate) rack: String,
@@ -58,6 +59,7 @@ impl Introduction {
     pub(super) fn join(&self, challenge: &[u8]) -> pb::Join {
         let nonce = auth::nonce();
         let data_address = self.data_address.to_string();
+        let metrics_address = self.metrics_address.map_or_else(String::new, |at| at.to_string());
         let claim = Claim::Join {
             challenge,
             nonce: &nonce,
@@ -67,6 +69,7 @@ impl Introduction {
             slots: self.slots,
             order: self.order,
             rack: &self.rack,
+            metrics_address: &metrics_address,
         };
         let proof = self.secret.prove(&claim).to_vec();
         pb::Join {
@@ -75,6 +78,7 @@ impl Introduction {
             job: self.job.to_string(),
             host: self.host.clone(),
             data_address,
+            metrics_address,
             slots: self.slots,
             order: self.order,
             rack: self.rack.clone(),

@@ -103,7 +103,8 @@ impl Dispatch for Dispatcher {
         let connector = Arc::new(mesh.clone());
         let operations =
             OperationManager::new(&world, queue.clone(), lanes.clone(), connector, events);
-        let traffic = world.nodes.iter().map(|node| PeerTraffic::new(&node.host)).collect();
+        let hosts = world.nodes.iter().map(|node| node.host.as_str());
+        let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
         node.run(Running { world, queue, operations, lanes, mesh, traffic });
         Ok(())
     }

@@ -78,7 +78,7 @@ impl Registry {
 
     /// The message that announces a tensor: as short as its id allows.
     pub(crate) fn announcement(&self, announced: Announced) -> pb::Announcement {
-        let Announced { key, variants, all_there } = announced;
+        let Announced { key, variants, all_there, .. } = announced;
         let known = self.by_key.get(&key);
         let unchanged = known.is_some_and(|known| {
             let all: usize = variants.iter().map(|variant| variant.ranks.len()).sum();

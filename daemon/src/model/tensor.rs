@@ -6,6 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use gradwire_proto::{Collective, ProcessSetId, Rank, Request, TensorName};
@@ -39,6 +40,15 @@ pub(crate) struct Announced {
     /// No local member of the process set has joined, not even one that submitted the tensor
     /// before.
     pub(crate) all_there: bool,
+    pub(crate) latest: Option<Latest>,
+}
+
+/// The local rank that submitted a tensor last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Latest {
+    pub(crate) local_rank: u32,
+    /// Since the first one did.
+    pub(crate) waited: Duration,
 }
 
 /// A submission that waits for its answer.

@@ -28,7 +28,9 @@ use crate::{
     metrics,
     model::{
         members::Members,
-        tensor::{Announced, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair},
+        tensor::{
+            Announced, Latest, LocalTensor, QueuedTensor, TensorKey, Ticket, Variant, join_of, pair,
+        },
     },
 };
 
@@ -227,7 +229,8 @@ impl TensorQueue {
                 duplicate: true,
             };
             let all_there = state.joined.is_empty();
-            return Submitted::Announce(Announced { key, variants: vec![variant], all_there });
+            let variants = vec![variant];
+            return Submitted::Announce(Announced { key, variants, all_there, latest: None });
         }
         if entry.announced.is_some() {
             entry.later.push(local);
@@ -237,12 +240,19 @@ impl TensorQueue {
             let now = Instant::now();
             entry.waits = Some((now, now));
         }
-        let at = entry.gathering.partition_point(|l| l.local_rank < local.local_rank);
+        let last = local.local_rank;
+        let at = entry.gathering.partition_point(|l| l.local_rank < last);
         entry.gathering.insert(at, local);
         if entry.missing(state, self.first_rank).next().is_some() {
             return Submitted::Waits;
         }
-        Submitted::Announce(self.announce(key, &mut entry, state))
+        let since = entry.waits.filter(|_| entry.gathering.len() > 1).map(|(since, _)| since);
+        let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
+        let announced = self.announce(key, &mut entry, state);
+        Submitted::Announce(Announced {
+            latest: Some(Latest { local_rank: last, waited }),
+            ..announced
+        })
     }
 
     /// A local rank has no more data for a process set: nobody waits for it there any more. Returns
@@ -266,8 +276,12 @@ impl TensorQueue {
         let ranks = vec![self.rank(answer.local_rank)];
         let join = Variant { ranks, request, priority, duplicate: false };
         // The join goes first: it makes the tensors complete that are announced after it.
-        let mut announced =
-            vec![Announced { key: join_of(set), variants: vec![join], all_there: false }];
+        let mut announced = vec![Announced {
+            key: join_of(set),
+            variants: vec![join],
+            all_there: false,
+            latest: None,
+        }];
         for mut item in self.entries.iter_mut().filter(|item| item.key().set == set) {
             let (key, entry) = (item.key().clone(), item.value_mut());
             let gathers = entry.announced.is_none() && !entry.gathering.is_empty();
@@ -333,7 +347,7 @@ impl TensorQueue {
         let locals = std::mem::take(&mut entry.gathering);
         let tensor = QueuedTensor::new(key.clone(), locals, self.first_rank);
         entry.announced = Some(Arc::new(tensor));
-        Announced { key, variants, all_there: state.joined.is_empty() }
+        Announced { key, variants, all_there: state.joined.is_empty(), latest: None }
     }
 
     /// An announced tensor.

@@ -21,6 +21,7 @@ use gradwire_proto::{
 };
 
 use super::{
+    metrics_file::DaemonMetrics,
     plan::{Places, Plan, Variables},
     report::{self, Cause, JobReport},
 };
@@ -74,6 +75,8 @@ pub enum Command {
     },
     /// A note for the user who wants details.
     Note(String),
+    /// All daemons serve: say where they show their metrics.
+    Serving(Vec<DaemonMetrics>),
 }
 
 /// How long things may take.
@@ -534,6 +537,12 @@ impl Job {
                 .filter_map(|host| host.metrics.map(|at| at.to_string()))
                 .collect(),
         };
+        let daemons = self.hosts.iter().enumerate().filter_map(|(node, host)| {
+            let (host_address, metrics) = (host.address?, host.metrics?);
+            Some(DaemonMetrics { host: self.host(node).to_owned(), host_address, metrics })
+        });
+        let daemons = daemons.collect();
+        self.commands.push(Command::Serving(daemons));
         self.phase = Phase::Running;
         self.ranks_ran = true;
         for node in 0..self.hosts.len() {

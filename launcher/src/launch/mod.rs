@@ -2,6 +2,7 @@
 //!
 //! - [`hosts`], [`plan`]: which hosts, which ranks, which environment (pure)
 //! - [`report`], [`job`]: the report at the end, and what to do next (pure)
+//! - [`metrics_file`]: where Prometheus finds the metrics
 //! - [`link`], [`places`], [`console`], [`drain`]: agents, addresses, output, and its end
 
 pub mod console;
@@ -10,6 +11,7 @@ pub mod dry_run;
 pub mod hosts;
 pub mod job;
 pub mod link;
+pub mod metrics_file;
 pub mod places;
 pub mod plan;
 pub mod report;
@@ -37,6 +39,7 @@ use self::{
     drain::{Drain, print_all},
     job::{Command, Event, Job, Limits},
     link::{Shared, Target},
+    metrics_file::MetricsFile,
     plan::Plan,
     report::{Cause, JobReport},
 };
@@ -60,6 +63,8 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Options {
     /// Where output goes besides the launcher's own.
     pub output_dir: Option<PathBuf>,
+    /// The folder of a file for Prometheus that lists where metrics are.
+    pub metrics_sd: Option<PathBuf>,
     /// Show what happens.
     pub verbose: bool,
     /// The ranks' standard output goes out as it is, without their numbers: only one of them
@@ -95,6 +100,9 @@ pub async fn run(
         }
         None => None,
     };
+    let metrics_file = options.metrics_sd.as_deref();
+    let metrics_file =
+        metrics_file.map(|folder| MetricsFile::create(folder, plan.job.as_str())).transpose()?;
     let mut signals = Endings::listen().map_err(|error| CommandError::system(&error))?;
     let born = Instant::now();
     let Console { lines: console, ended: mut written, mut reading } =
@@ -153,9 +161,13 @@ pub async fn run(
                 // A note is worth less than the launcher's attention: it never waits.
                 Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
                 Command::Note(_) => {}
+                Command::Serving(daemons) => {
+                    metrics_file.iter().for_each(|file| file.list(&daemons));
+                }
             }
         }
     };
+    drop(metrics_file);
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
         let text = format!("{size} ranks on {hosts} hosts ended well after {seconds:.1} s");

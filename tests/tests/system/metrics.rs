@@ -14,7 +14,7 @@ use gradwire_tests::launched::{Job, Launch, processes::Role, programs};
 use serde_json::Value;
 
 /// Requests a path; returns the status code and the body.
-fn get(address: &str, path: &str) -> (u16, String) {
+pub(super) fn get(address: &str, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).expect(address);
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
@@ -26,7 +26,7 @@ fn get(address: &str, path: &str) -> (u16, String) {
 
 /// The series of Gradwire in a service's metrics, by name and labels as they are written. The job
 /// and the host, which every series has, are checked and left out.
-fn series(address: &str) -> BTreeMap<String, f64> {
+pub(super) fn series(address: &str) -> BTreeMap<String, f64> {
     let (code, text) = get(address, "/metrics");
     assert_eq!(code, 200, "{text}");
     let lines = text.lines().filter(|line| line.starts_with("gradwire_"));
@@ -88,7 +88,7 @@ fn shown(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-fn variable(job: &Job, rank: u32, name: &str) -> String {
+pub(super) fn variable(job: &Job, rank: u32, name: &str) -> String {
     job.process(Role::Rank(rank)).variable(name).expect(name)
 }
 

@@ -35,7 +35,7 @@ fn announced(requests: &[Request]) -> Announced {
         duplicate: false,
     };
     let variants = (2..).zip(requests).map(variant).collect();
-    Announced { key, variants, all_there: true }
+    Announced { key, variants, all_there: true, latest: None }
 }
 
 /// What these ranks have agreed on.

@@ -1,0 +1,135 @@
+//! The file of `--metrics-sd`, from which Prometheus learns where a job's daemons show their
+//! metrics (`file_sd`). It is there while the job runs.
+
+use std::{
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use serde_json::json;
+
+use crate::error::{CommandError, print_line};
+
+/// Where a daemon shows its metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DaemonMetrics {
+    /// The host, as the user named it.
+    pub host: String,
+    /// The address of the host.
+    pub host_address: IpAddr,
+    /// Where the metrics are.
+    pub metrics: SocketAddr,
+}
+
+/// A file of a job that is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct MetricsFile {
+    path: PathBuf,
+    job: String,
+}
+
+impl MetricsFile {
+    /// Makes the folder, if there is none, and a file without targets in it. So what is wrong with
+    /// them is known before the job starts.
+    pub(super) fn create(folder: &Path, job: &str) -> Result<Self, CommandError> {
+        let path = folder.join(format!("gradwire-{job}.json"));
+        let made = fs::create_dir_all(folder);
+        let file = Self { path, job: job.to_owned() };
+        made.and_then(|()| file.write(&[])).map_err(|error| {
+            let at = file.path.display();
+            CommandError::failed(format!("--metrics-sd: {at} can't be written: {error}"))
+        })?;
+        Ok(file)
+    }
+
+    /// Readers see the old content or the new one, never a part.
+    fn write(&self, daemons: &[DaemonMetrics]) -> io::Result<()> {
+        let new = self.path.with_extension("json.new");
+        fs::write(&new, content(&self.job, daemons))?;
+        fs::rename(&new, &self.path)
+    }
+
+    /// Lists the daemons. The job does not depend on whether that is possible.
+    pub(super) fn list(&self, daemons: &[DaemonMetrics]) {
+        if let Err(error) = self.write(daemons) {
+            let at = self.path.display();
+            print_line(format!("gradwire: --metrics-sd: {at} can't be written: {error}"));
+        }
+        if let Some(host) = hidden(daemons) {
+            print_line(format!(
+                "gradwire: --metrics-sd: host {host} shows its metrics to programs of its own only; \
+                 set metrics.listen=0.0.0.0:9401-9499 to let Prometheus on another host read them"
+            ));
+        }
+    }
+}
+
+impl Drop for MetricsFile {
+    fn drop(&mut self) {
+        // If it has gone already, that is what is wanted.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A host that others reach, but not its metrics.
+fn hidden(daemons: &[DaemonMetrics]) -> Option<&str> {
+    let is_hidden = |daemon: &&DaemonMetrics| {
+        daemon.metrics.ip().is_loopback() && !daemon.host_address.is_loopback()
+    };
+    daemons.iter().find(is_hidden).map(|daemon| daemon.host.as_str())
+}
+
+fn content(job: &str, daemons: &[DaemonMetrics]) -> String {
+    let group = |(node, daemon): (usize, &DaemonMetrics)| {
+        let labels = json!({"gradwire_job": job, "host": daemon.host, "node": node.to_string()});
+        json!({"targets": [daemon.metrics], "labels": labels})
+    };
+    let groups: Vec<_> = daemons.iter().enumerate().map(group).collect();
+    format!("{:#}\n", serde_json::Value::Array(groups))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn daemon(host: &str, address: [u8; 4], metrics: &str) -> DaemonMetrics {
+        let metrics = metrics.parse().unwrap();
+        DaemonMetrics { host: host.to_owned(), host_address: address.into(), metrics }
+    }
+
+    #[test]
+    fn it_lists_daemons_while_the_job_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("new");
+        let file = MetricsFile::create(&at, "j1").unwrap();
+        let read = || {
+            let text = fs::read_to_string(at.join("gradwire-j1.json")).unwrap();
+            serde_json::from_str::<serde_json::Value>(&text).unwrap()
+        };
+        assert_eq!(read(), json!([]));
+        file.list(&[daemon("a \"b\"", [127, 0, 0, 1], "127.0.0.1:9401")]);
+        let labels = json!({"gradwire_job": "j1", "host": "a \"b\"", "node": "0"});
+        assert_eq!(read(), json!([{"targets": ["127.0.0.1:9401"], "labels": labels}]));
+        drop(file);
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_folder_that_can_not_be_written_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = MetricsFile::create(&file, "j1").unwrap_err().to_string();
+        assert!(error.contains("--metrics-sd: ") && error.contains("gradwire-j1"), "{error}");
+    }
+
+    #[test]
+    fn metrics_on_loopback_are_hidden_from_other_hosts() {
+        let local = daemon("a", [127, 0, 0, 2], "127.0.0.1:9401");
+        let open = daemon("b", [10, 0, 0, 1], "10.0.0.1:9401");
+        let closed = daemon("c", [10, 0, 0, 2], "127.0.0.1:9401");
+        assert_eq!(hidden(&[local.clone(), open.clone()]), None);
+        assert_eq!(hidden(&[local, open, closed]), Some("c"));
+    }
+}
