@@ -22,7 +22,7 @@ BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(P
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-choice bench-torch lint stubs \
-    generated-stubs docs metrics-docs soak sanitize clean
+    generated-stubs docs metrics-docs deploy-test soak sanitize clean
 
 demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
 	@# PyTorch is fetched while Gradwire is built.
@@ -41,6 +41,7 @@ test: ## every test, on a fresh machine too
 	$(TORCH) $(CARGO) build --workspace --bins --tests --examples
 	cd benchmarks && python3 -m unittest discover .
 	cd scripts && python3 -m unittest discover .
+	$(MAKE) deploy-test
 ifeq ($(NEXTEST),yes)
 	$(TORCH) $(CARGO) nextest run --workspace --test-threads $(AT_ONCE)
 else
@@ -70,6 +71,9 @@ metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	@mkdir -p target
 	$(CARGO) run --quiet -p gradwire-telemetry --example metrics_reference > target/metrics.md
 	cp target/metrics.md docs/metrics.md
+
+deploy-test: ## the configuration and the rules for Prometheus, with Debian's promtool where it can be had
+	scripts/deploy-test.sh
 
 docs: metrics-docs ## the reference of the Python package and of the crates, in target/docs
 	$(MAKE) wheel PROFILE=dev
