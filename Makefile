@@ -22,7 +22,7 @@ BUILT = $(or $(CARGO_TARGET_DIR),target)/$(if $(filter dev,$(PROFILE)),debug,$(P
 HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 
 .PHONY: demo demo-rust test wheel python-test python-oldest nightly bench bench-choice bench-torch lint stubs \
-    generated-stubs docs metrics-docs deploy-test soak sanitize clean
+    generated-stubs docs metrics-docs dashboards deploy-test soak sanitize clean
 
 demo: ## a small PyTorch network trains on four ranks of two nodes, all on this machine
 	@# PyTorch is fetched while Gradwire is built.
@@ -71,6 +71,10 @@ metrics-docs: ## docs/metrics.md, from telemetry/src/catalog.rs
 	@mkdir -p target
 	$(CARGO) run --quiet -p gradwire-telemetry --example metrics_reference > target/metrics.md
 	cp target/metrics.md docs/metrics.md
+
+dashboards: ## the dashboards for Grafana in deploy/grafana/dashboards, from the scripts beside them
+	python3 python/make_venv.py
+	.venv-python/bin/python deploy/grafana/generate.py
 
 deploy-test: ## the configuration and the rules for Prometheus, with Debian's promtool where it can be had
 	scripts/deploy-test.sh
@@ -122,8 +126,8 @@ lint: ## what CI wants besides the tests
 	$(TORCH) $(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(TORCH) RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 	test -x .venv-lint/bin/ruff || (python3 -m venv .venv-lint && .venv-lint/bin/pip install --quiet ruff==$(RUFF))
-	.venv-lint/bin/ruff check benchmarks scripts python examples
-	.venv-lint/bin/ruff format --check benchmarks scripts python examples
+	.venv-lint/bin/ruff check benchmarks scripts python examples deploy
+	.venv-lint/bin/ruff format --check benchmarks scripts python examples deploy
 	python3 python/make_venv.py
 	cd python && ../.venv-python/bin/python -m mypy
 

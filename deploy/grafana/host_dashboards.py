@@ -1,0 +1,277 @@
+"""The dashboards about hosts: the network between them, and the daemon of each."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+from panels import (
+    HOSTS,
+    Query,
+    dashboard,
+    increase,
+    lines,
+    matrix,
+    number,
+    percentiles,
+    rate,
+    times,
+)
+
+LOST = f'{HOSTS}, kind="connection_lost"'
+OPERATION = "gradwire_daemon_operation_seconds"
+ROUND_TRIP = "gradwire_daemon_heartbeat_round_trip_seconds"
+SENT = "gradwire_daemon_network_sent_bytes_total"
+RECEIVED = "gradwire_daemon_network_received_bytes_total"
+PUBLISHED = "gradwire_daemon_published_bytes_total"
+OPERATIONS = "gradwire_daemon_operations_total"
+FAILURES = "gradwire_daemon_failures_total"
+REJECTED = "gradwire_daemon_rejected_connections_total"
+SUBMISSIONS = "gradwire_daemon_submissions_total"
+
+
+def network() -> Dashboard:
+    """What travels between the nodes, and how well?"""
+    about = "What travels between the nodes of a job, and how long it takes."
+    made = dashboard("gradwire-network", "Gradwire / Network", about, with_ranks=False)
+    mean = (
+        f"sum by (host) ({rate(ROUND_TRIP + '_sum', HOSTS)}) "
+        f"/ (sum by (host) ({rate(ROUND_TRIP + '_count', HOSTS)}) > 0)"
+    )
+    slowest = f"histogram_quantile(0.99, sum by (le) ({rate(ROUND_TRIP + '_bucket', HOSTS)}))"
+    panels = [
+        number(
+            "Sent",
+            "Bytes that the selected hosts send to the data planes of their peers.",
+            "Bps",
+            Query(f"sum({rate(SENT, HOSTS)})"),
+        ),
+        number(
+            "Received",
+            "Bytes that the selected hosts receive from the data planes of their peers.",
+            "Bps",
+            Query(f"sum({rate(RECEIVED, HOSTS)})"),
+        ),
+        number(
+            "Slowest round trips",
+            "The 99th percentile of the round trips of heartbeats to the coordinator.",
+            "s",
+            Query(slowest),
+        ),
+        number(
+            "Answers of the coordinator",
+            "Bytes of the coordinator's answers to all nodes together.",
+            "Bps",
+            Query(f"sum({rate('gradwire_coordinator_message_bytes_total')})"),
+        ),
+        number(
+            "Rejected connections",
+            "Connections that did not pass their handshake, in the time shown.",
+            "none",
+            Query(f"sum({increase(REJECTED, HOSTS)})"),
+            bad_from=0.5,
+        ),
+        number(
+            "Connection failures",
+            "Failures of the kind `connection_lost`, in the time shown.",
+            "none",
+            Query(f"sum({increase(FAILURES, LOST)})"),
+            bad_from=0.5,
+        ),
+        lines(
+            "Sent by host",
+            "Bytes that each host sends to the data planes of its peers.",
+            "Bps",
+            Query(f"sum by (host) ({rate(SENT, HOSTS)})", "{{host}}"),
+        ),
+        lines(
+            "Received by host",
+            "Bytes that each host receives from the data planes of its peers.",
+            "Bps",
+            Query(f"sum by (host) ({rate(RECEIVED, HOSTS)})", "{{host}}"),
+        ),
+        matrix(
+            "Sent from host to host",
+            "Bytes per second from the host of the row to the host of the column.",
+            "Bps",
+            Query(f"sum by (host, peer_host) ({rate(SENT, HOSTS)}) > 0"),
+            row="host",
+            column="peer_host",
+        ),
+        lines(
+            "Busiest links",
+            "The ten directions between two hosts that carry the most.",
+            "Bps",
+            Query(
+                f"topk(10, sum by (host, peer_host) ({rate(SENT, HOSTS)}))",
+                "{{host}} to {{peer_host}}",
+            ),
+        ),
+        lines(
+            "Bytes sent for each byte of an operation",
+            "What a host sends, compared with the data of its operations. It depends on the "
+            "algorithm and the number of nodes: a ring of many nodes sends each byte twice.",
+            "none",
+            Query(
+                f"sum by (host) ({rate(SENT, HOSTS)}) "
+                f"/ (sum by (host) ({rate(PUBLISHED, HOSTS)}) > 0)",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "Round trip of heartbeats by host",
+            "From a daemon to the coordinator and back, in the mean, without the time for which "
+            "the coordinator held the heartbeat. One host far above the others has a slow link.",
+            "s",
+            Query(mean, "{{host}}"),
+        ),
+        times(
+            "Round trips of heartbeats",
+            "How many heartbeats of the selected hosts took how long.",
+            ROUND_TRIP,
+            HOSTS,
+        ),
+        lines(
+            "Clock offset by host",
+            "How far the clock of each host is ahead of the coordinator's.",
+            "s",
+            Query(f"max by (host) (gradwire_daemon_clock_offset_seconds{{{HOSTS}}})", "{{host}}"),
+            signed=True,
+        ),
+        lines(
+            "Error of the clock offset by host",
+            "The most by which the clock offset may be wrong.",
+            "s",
+            Query(
+                f"max by (host) (gradwire_daemon_clock_offset_error_seconds{{{HOSTS}}})",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "Rejected connections by host",
+            "Connections that did not pass their handshake.",
+            "cps",
+            Query(f"sum by (host) ({rate(REJECTED, HOSTS)})", "{{host}}"),
+        ),
+    ]
+    for panel in panels:
+        made.with_panel(panel)
+    return made
+
+
+def node() -> Dashboard:
+    """What does the daemon of each host do?"""
+    about = "What the daemons of the selected hosts do."
+    made = dashboard("gradwire-node", "Gradwire / Node", about, with_ranks=False)
+    panels = [
+        number(
+            "Attached ranks",
+            "Local ranks that are attached to the daemons.",
+            "none",
+            Query(f"sum(gradwire_daemon_workers{{{HOSTS}}})"),
+        ),
+        number(
+            "Shared memory",
+            "Shared memory that local ranks have handed over.",
+            "bytes",
+            Query(f"sum(gradwire_daemon_shared_memory_bytes{{{HOSTS}}})"),
+        ),
+        number(
+            "Tensors under way",
+            "Tensors that local ranks have submitted and that are not done.",
+            "none",
+            Query(f"sum(gradwire_daemon_queued_tensors{{{HOSTS}}})"),
+        ),
+        number(
+            "Process sets",
+            "Process sets, that of all ranks included.",
+            "none",
+            Query(f"max(gradwire_daemon_process_sets{{{HOSTS}}})"),
+        ),
+        number(
+            "Failures",
+            "Failures that ended tensors or the job, in the time shown.",
+            "none",
+            Query(f"sum({increase(FAILURES, HOSTS)})"),
+            bad_from=0.5,
+        ),
+        number(
+            "Daemons that answer",
+            "Daemons whose metrics Prometheus can read.",
+            "none",
+            Query(f"sum(up{{{HOSTS}}})"),
+        ),
+        lines(
+            "Operations by host",
+            "Operations (pieces) that are complete on each node.",
+            "ops",
+            Query(f"sum by (host) ({rate(OPERATIONS, HOSTS)})", "{{host}}"),
+        ),
+        lines(
+            "Data of operations by host",
+            "Bytes of the operations that are complete on each node.",
+            "Bps",
+            Query(f"sum by (host) ({rate(PUBLISHED, HOSTS)})", "{{host}}"),
+        ),
+        lines(
+            "Bytes of an operation by host",
+            "Mean size of an operation. Small ones that follow each other mean that little is "
+            "fused; the most is negotiation.piece_bytes.",
+            "bytes",
+            Query(
+                f"sum by (host) ({rate(PUBLISHED, HOSTS)}) "
+                f"/ (sum by (host) ({rate(OPERATIONS, HOSTS)}) > 0)",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "Submissions of local ranks",
+            "By collective and origin. The origin is `plain` for the collective itself, and "
+            "else the call that it is a part of.",
+            "cps",
+            Query(
+                f"sum by (collective, origin) ({rate(SUBMISSIONS, HOSTS)})",
+                "{{collective}} ({{origin}})",
+            ),
+        ),
+        lines(
+            "Time of an operation by host",
+            "Time from the coordinator's order to the end of an operation.",
+            "s",
+            *percentiles(OPERATION, HOSTS, by="host", name="{{host}}"),
+        ),
+        times(
+            "Times of operations",
+            "How many operations took how long on the selected hosts.",
+            OPERATION,
+            HOSTS,
+        ),
+        lines(
+            "Tensors under way by host",
+            "Tensors that local ranks have submitted and that are not done.",
+            "none",
+            Query(f"sum by (host) (gradwire_daemon_queued_tensors{{{HOSTS}}})", "{{host}}"),
+        ),
+        lines(
+            "Shared memory by host",
+            "Shared memory that local ranks have handed over.",
+            "bytes",
+            Query(f"sum by (host) (gradwire_daemon_shared_memory_bytes{{{HOSTS}}})", "{{host}}"),
+        ),
+        lines(
+            "Failures by kind",
+            "Failures that ended tensors or the job. docs/runbooks.md explains the kinds.",
+            "cps",
+            Query(f"sum by (host, kind) ({rate(FAILURES, HOSTS)})", "{{host}}: {{kind}}"),
+        ),
+        lines(
+            "Allocations for results by host",
+            "Times that a local rank had to allocate memory for a result that it could not expect.",
+            "cps",
+            Query(
+                f"sum by (host) ({rate('gradwire_daemon_allocation_requests_total', HOSTS)})",
+                "{{host}}",
+            ),
+        ),
+    ]
+    for panel in panels:
+        made.with_panel(panel)
+    return made

@@ -1,0 +1,261 @@
+"""The dashboards about a job as a whole: overview and stragglers."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+from panels import (
+    HOSTS,
+    JOB,
+    NODES,
+    RANKS,
+    Query,
+    dashboard,
+    increase,
+    lines,
+    number,
+    percentiles,
+    ranking,
+    rate,
+    rows,
+    times,
+)
+
+RANK_LAG = "gradwire_coordinator_rank_lag_seconds_total"
+RANK_LAST = "gradwire_coordinator_rank_last_total"
+NODE_LAG = "gradwire_coordinator_node_lag_seconds_total"
+NEGOTIATION = "gradwire_coordinator_negotiation_seconds"
+OPERATION = "gradwire_daemon_operation_seconds"
+SENT = "gradwire_daemon_network_sent_bytes_total"
+PUBLISHED = "gradwire_daemon_published_bytes_total"
+FAILURES = "gradwire_daemon_failures_total"
+SUBMISSIONS = "gradwire_daemon_submissions_total"
+
+
+def overview() -> Dashboard:
+    """Is the job well, how fast is it, and where does its time go?"""
+    about = "Whether a job of Gradwire is well, how fast it is, and what it waits for."
+    made = dashboard("gradwire-overview", "Gradwire / Overview", about, with_ranks=True)
+    panels = [
+        number(
+            "Nodes",
+            "Nodes that have joined the job.",
+            "none",
+            Query(f"max(gradwire_coordinator_nodes{{{JOB}}})"),
+        ),
+        number(
+            "Ranks",
+            "Ranks of the complete world. 0 before it is complete.",
+            "none",
+            Query(f"max(gradwire_coordinator_ranks{{{JOB}}})"),
+        ),
+        number(
+            "Daemons that answer",
+            "Daemons whose metrics Prometheus can read. It should be the number of nodes.",
+            "none",
+            Query(f"sum(up{{{JOB}}})"),
+        ),
+        number(
+            "Stalled tensors",
+            "Tensors that wait for longer than negotiation.stall_warning_ms. `gradwire status` "
+            "names the tensors and the ranks that are missing.",
+            "none",
+            Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})"),
+            bad_from=1,
+        ),
+        number(
+            "Failures",
+            "Failures that ended tensors or the job, in the time shown. One failure is counted "
+            "by every daemon that it concerns.",
+            "none",
+            Query(f"sum({increase(FAILURES)})"),
+            bad_from=0.5,
+        ),
+        number(
+            "Alerts",
+            "Alerts of this job that fire now.",
+            "none",
+            Query(f'count(ALERTS{{alertstate="firing", {JOB}}}) or vector(0)'),
+            bad_from=1,
+        ),
+        lines(
+            "Operations",
+            "Operations (pieces) that the coordinator starts.",
+            "ops",
+            Query(f"sum({rate('gradwire_coordinator_operations_total')})", "operations"),
+        ),
+        lines(
+            "Data of operations by host",
+            "Bytes of the operations that are complete on each node.",
+            "Bps",
+            Query(f"sum by (host) ({rate(PUBLISHED, HOSTS)})", "{{host}}"),
+        ),
+        lines(
+            "Ranks that others wait for",
+            "The five ranks that others wait for the longest, as a share of the time. Part of "
+            "it may be hidden: ranks can compute while their tensors wait.",
+            "percentunit",
+            Query(f"topk(5, sum by (rank) ({rate(RANK_LAG, RANKS)}))", "rank {{rank}}"),
+        ),
+        lines(
+            "Time of negotiation",
+            "Time from the first announcement of a tensor to its first operation.",
+            "s",
+            *percentiles(NEGOTIATION, JOB),
+        ),
+        lines(
+            "Time of an operation",
+            "Time from the coordinator's order to the end of an operation on a node.",
+            "s",
+            *percentiles(OPERATION, HOSTS),
+        ),
+        lines(
+            "Tensors and operations at the coordinator",
+            "Pending: some nodes have announced the tensor and others have not. Queued: all "
+            "ranks agree, and the tensor waits for credit. In flight: operations that have "
+            "started and are not done by all nodes.",
+            "none",
+            Query(f"max(gradwire_coordinator_pending_tensors{{{JOB}}})", "pending tensors"),
+            Query(f"max(gradwire_coordinator_queued_tensors{{{JOB}}})", "queued tensors"),
+            Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})", "stalled tensors"),
+            Query(
+                f"max(gradwire_coordinator_operations_in_flight{{{JOB}}})", "operations in flight"
+            ),
+        ),
+        lines(
+            "Data sent between nodes by host",
+            "Bytes that each host sends to the data planes of its peers.",
+            "Bps",
+            Query(f"sum by (host) ({rate(SENT, HOSTS)})", "{{host}}"),
+        ),
+        lines(
+            "Submissions by collective",
+            "What local ranks submit, by collective.",
+            "cps",
+            Query(f"sum by (collective) ({rate(SUBMISSIONS, HOSTS)})", "{{collective}}"),
+        ),
+        rows(
+            "Services",
+            "What is running on which host.",
+            Query(f"gradwire_build_info{{{HOSTS}}}"),
+            ["Time", "Value", "__name__", "gradwire_job", "instance", "job"],
+        ),
+        lines(
+            "Disagreements",
+            "Tensors on which ranks disagreed. The ranks get a table of what each submitted.",
+            "cps",
+            Query(f"sum({rate('gradwire_coordinator_disagreements_total')})", "disagreements"),
+        ),
+    ]
+    for panel in panels:
+        made.with_panel(panel)
+    return made
+
+
+def stragglers() -> Dashboard:
+    """Which ranks and hosts do the others wait for?"""
+    about = "Which ranks and which hosts the others wait for, and for how long."
+    made = dashboard("gradwire-stragglers", "Gradwire / Stragglers", about, with_ranks=True)
+    panels = [
+        number(
+            "Slowest rank",
+            "The rank that others waited for the longest, in the time shown.",
+            "s",
+            Query(f"topk(1, sum by (rank) ({increase(RANK_LAG)}))", "rank {{rank}}"),
+        ),
+        number(
+            "Slowest host",
+            "The host that others waited for the longest, in the time shown.",
+            "s",
+            Query(f"topk(1, sum by (node_host) ({increase(NODE_LAG)}))", "{{node_host}}"),
+        ),
+        number(
+            "Waits for ranks",
+            "The time for which ranks waited for others, per second. Waits for two ranks may "
+            "overlap, so it may be above 100 %.",
+            "percentunit",
+            Query(f"sum({rate(RANK_LAG)})"),
+            bad_from=0.3,
+        ),
+        number(
+            "Pending tensors",
+            "Tensors that some nodes have announced and others have not.",
+            "none",
+            Query(f"max(gradwire_coordinator_pending_tensors{{{JOB}}})"),
+        ),
+        number(
+            "Stalled tensors",
+            "Tensors that wait for longer than negotiation.stall_warning_ms.",
+            "none",
+            Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})"),
+            bad_from=1,
+        ),
+        number(
+            "Ranks",
+            "Ranks of the complete world.",
+            "none",
+            Query(f"max(gradwire_coordinator_ranks{{{JOB}}})"),
+        ),
+        lines(
+            "Waits for each rank",
+            "The share of the time in which a tensor waited for this rank, which was the last "
+            "to submit it. A line far above the others is a straggler.",
+            "percentunit",
+            Query(f"sum by (rank) ({rate(RANK_LAG, RANKS)})", "rank {{rank}}"),
+        ),
+        lines(
+            "How often each rank is the last",
+            "Tensors per second that this rank was the last to submit.",
+            "cps",
+            Query(f"sum by (rank) ({rate(RANK_LAST, RANKS)})", "rank {{rank}}"),
+        ),
+        ranking(
+            "Longest waits by rank",
+            "The ten ranks that others waited for the longest, in the time shown.",
+            "s",
+            Query(
+                f"sort_desc(topk(10, sum by (rank) ({increase(RANK_LAG, RANKS)})))",
+                "rank {{rank}}",
+            ),
+        ),
+        lines(
+            "Wait for each tensor by rank",
+            "How long the others wait each time that this rank is the last. Waits at the same "
+            "time count once, so it is less where many tensors wait at once.",
+            "s",
+            Query(
+                f"sum by (rank) ({rate(RANK_LAG, RANKS)}) "
+                f"/ (sum by (rank) ({rate(RANK_LAST, RANKS)}) > 0)",
+                "rank {{rank}}",
+            ),
+        ),
+        lines(
+            "Waits for each host",
+            "The share of the time in which a tensor waited for this host, which was the last "
+            "to announce it. If one host is late with all of its ranks, look at the host.",
+            "percentunit",
+            Query(f"sum by (node_host) ({rate(NODE_LAG, NODES)})", "{{node_host}}"),
+        ),
+        lines(
+            "Tensors that ranks of each host wait for",
+            "Tensors that local ranks have submitted and that are not done. Where others wait "
+            "for a host, its own number is small and that of the others is large.",
+            "none",
+            Query(f"sum by (host) (gradwire_daemon_queued_tensors{{{HOSTS}}})", "{{host}}"),
+        ),
+        times(
+            "Times of negotiation",
+            "How many tensors needed how long from their first announcement to their first "
+            "operation. Two bands mean that some tensors wait for a late rank.",
+            NEGOTIATION,
+            JOB,
+        ),
+        lines(
+            "Time of negotiation",
+            "Time from the first announcement of a tensor to its first operation.",
+            "s",
+            *percentiles(NEGOTIATION, JOB),
+        ),
+    ]
+    for panel in panels:
+        made.with_panel(panel)
+    return made
