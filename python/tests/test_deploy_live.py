@@ -1,0 +1,253 @@
+"""Debian's Prometheus reads a real job of two nodes, and every query of deploy/ returns data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import deployed
+import pytest
+from deployed import DASHBOARDS, PROMETHEUS, ROOT
+from launching import LAUNCHER, LIMIT
+
+yaml = pytest.importorskip("yaml")
+
+HOSTS = ["127.0.0.1", "127.0.0.2"]
+# What Grafana would put in the queries, when metrics are read every second.
+INTERVALS = {"$__rate_interval": "5s", "$__range": "30s"}
+# Panels that may be empty in this job, and why. There are none.
+MAY_BE_EMPTY: dict[str, str] = {}
+
+# Rank 1 is late with every tensor, so there are series of waits. The program ends by itself, too.
+PROGRAM = """
+    import os, time
+    from pathlib import Path
+    import gradwire as gw, numpy as np
+    gw.init()
+    folder = Path(os.environ["TEST_FOLDER"])
+    if gw.rank() == 0:
+        (folder / "new").write_text(os.environ["GRADWIRE_COORDINATOR_METRICS"])
+        (folder / "new").rename(folder / "coordinator")
+    end = time.monotonic() + float(os.environ["TEST_SECONDS"])
+    while True:
+        time.sleep(0.01 + 0.04 * gw.rank())
+        gw.allreduce(np.ones(100_000, np.float32), name="gradient")
+        ends = (folder / "end").exists() or time.monotonic() > end
+        if gw.allreduce(np.array([float(ends)]), name="ends")[0] > 0:
+            break
+    gw.shutdown()
+"""
+
+
+def until(what: str, see: Callable[[], Any], seconds: float = 60) -> Any:
+    """Waits until something is seen, and returns it."""
+    end = time.monotonic() + seconds
+    while True:
+        seen = see()
+        if seen:
+            return seen
+        assert time.monotonic() < end, f"not after {seconds} s: {what}"
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def running(words: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended afterwards, by its id."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **variables}
+        )
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
+
+
+@contextlib.contextmanager
+def job(folder: Path) -> Iterator[tuple[str, str]]:
+    """A job of two nodes with a rank each; its id, and where its coordinator shows metrics."""
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    words = [LAUNCHER, "run", "-H", ",".join(f"{host}:1" for host in HOSTS)]
+    words += ["--set", "metrics.listen=127.0.0.1:0", "--metrics-sd", str(folder / "jobs")]
+    words += ["--", sys.executable, str(program)]
+    variables = {"TEST_FOLDER": str(folder), "TEST_SECONDS": str(LIMIT)}
+    with running(words, folder / "job.log", **variables) as launcher:
+
+        def address() -> str | None:
+            assert launcher.poll() is None, (folder / "job.log").read_text()
+            file = folder / "coordinator"
+            return file.read_text() if file.exists() else None
+
+        coordinator = until("the job runs", address)
+        [file] = (folder / "jobs").glob("gradwire-*.json")
+        yield file.stem.removeprefix("gradwire-"), coordinator
+        (folder / "end").touch()
+        assert launcher.wait(60) == 0, (folder / "job.log").read_text()
+    assert not file.exists()
+
+
+class Prometheus:
+    """A running Prometheus."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def ask(self, path: str, **words: str) -> Any:
+        """The data of an answer of its interface."""
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(words)}"
+        try:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{words}: {error.read().decode()}") from error
+
+    def up(self) -> set[tuple[str, str, str]]:
+        """Job, host and node of the targets that it can read."""
+        targets = self.ask("targets")["activeTargets"]
+        found = [target["labels"] for target in targets if target["health"] == "up"]
+        labels = ("gradwire_job", "host", "node")
+        together = {tuple(target[label] for label in labels) for target in found}
+        assert len(together) == len(found), f"a target is there twice: {found}"
+        return together
+
+    def has_data(self, expr: str, instant: bool) -> bool:
+        """Whether a query returns a number."""
+        now = time.time()
+        if instant:
+            series = self.ask("query", query=expr)["result"]
+            values = [one["value"] for one in series]
+        else:
+            words = {"start": str(now - 20), "end": str(now), "step": "1"}
+            series = self.ask("query_range", query=expr, **words)["result"]
+            values = [value for one in series for value in one["values"]]
+        return any(math.isfinite(float(value)) for _, value in values)
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, programs: Path, coordinator: str, *ways: str) -> Iterator[Prometheus]:
+    """Prometheus with the configuration of deploy/, of which these ways to find targets are left.
+
+    It reads every second, and finds this job's coordinator and file.
+    """
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    config["global"] = dict.fromkeys(("scrape_interval", "evaluation_interval"), "1s")
+    config["rule_files"] = [str(PROMETHEUS / name) for name in config["rule_files"]]
+    [scrape] = config["scrape_configs"]
+    for way in {"http_sd_configs", "file_sd_configs"}.difference(ways):
+        del scrape[way]
+    for found in scrape.get("http_sd_configs", []):
+        assert found["url"].endswith("/sd")
+        found["url"] = f"http://{coordinator}/sd"
+    for found in scrape.get("file_sd_configs", []):
+        found["files"] = [str(folder / name) for name in found["files"]]
+    own = folder / "-".join(ways)
+    own.mkdir()
+    (own / "prometheus.yml").write_text(yaml.safe_dump(config))
+    words = [str(programs / "prometheus"), f"--config.file={own / 'prometheus.yml'}"]
+    words += [f"--storage.tsdb.path={own / 'data'}", "--web.listen-address=127.0.0.1:0"]
+    with running(words, own / "log") as process:
+
+        def address() -> str | None:
+            log = (own / "log").read_text()
+            assert process.poll() is None, log
+            found = re.search(r'msg="Listening on" address=(\S+)', log)
+            return found and found[1]
+
+        yield Prometheus(until("Prometheus listens", address))
+
+
+def filled(expr: str, job: str) -> str:
+    """A query with everything selected."""
+    for name, value in {"$job": job, "$host": ".*", "$rank": ".*", **INTERVALS}.items():
+        expr = expr.replace(name, value)
+    assert "$" not in expr, expr
+    return expr
+
+
+def programs() -> Path:
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "prometheus.sh")], capture_output=True, text=True, timeout=LIMIT * 3
+    )
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def check_queries(server: Prometheus, job: str) -> None:
+    """Every query of a panel, a variable or a recording rule returns data."""
+    left = {
+        (query.panel, filled(query.expr, job), query.instant)
+        for path in DASHBOARDS
+        for query in deployed.queries(path)
+        if query.panel not in MAY_BE_EMPTY
+    }
+    assert len(left) > 50
+    recording = yaml.safe_load((PROMETHEUS / "rules" / "recording.yml").read_text())
+    names = {rule["record"] for group in recording["groups"] for rule in group["rules"]}
+    left |= {("recording.yml", f'{name}{{gradwire_job="{job}"}}', True) for name in names}
+    end = time.monotonic() + 90
+    while left:
+        left = {one for one in left if not server.has_data(one[1], one[2])}
+        assert not left or time.monotonic() < end, "no data:\n" + "\n".join(map(str, left))
+        time.sleep(0.5)
+
+
+def check_variables(server: Prometheus, job: str) -> None:
+    """One can select the job, its hosts, and the rank that is late."""
+    for path in DASHBOARDS:
+        for name, (series, label) in deployed.variables(path).items():
+            words = {"match[]": filled(series, job)}
+            values = server.ask(f"label/{label}/values", **words)
+            expected = {"job": {job}, "host": set(HOSTS), "rank": {"1"}}[name]
+            assert expected <= set(values), (path.stem, name, values)
+
+
+def check_rules(server: Prometheus, job: str) -> None:
+    """All rules work, and rank 1 is what the alerts are about."""
+    groups = server.ask("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert {rule["health"] for rule in rules} == {"ok"}, rules
+
+    def straggler() -> set[tuple[str, str]]:
+        alerts = [alert["labels"] for alert in server.ask("alerts")["alerts"]]
+        named = [alert for alert in alerts if alert["alertname"] == "GradwireStraggler"]
+        return {(alert["gradwire_job"], alert["rank"]) for alert in named}
+
+    assert until("an alert, at least pending", straggler) == {(job, "1")}
+
+
+def test_every_query_returns_data(tmp_path: Path) -> None:
+    where = programs()
+    file, http = "file_sd_configs", "http_sd_configs"
+    with job(tmp_path) as (name, coordinator):
+        expected = {(name, host, str(node)) for node, host in enumerate(HOSTS)}
+        # As it is in deploy/: what both ways find is there once.
+        with prometheus(tmp_path, where, coordinator, file, http) as server:
+            until("both targets are read", lambda: server.up() == expected)
+        with prometheus(tmp_path, where, coordinator, file) as server:
+            until("both targets are read", lambda: server.up() == expected)
+        with prometheus(tmp_path, where, coordinator, http) as server:
+            until("both targets are read", lambda: server.up() == expected)
+            check_queries(server, name)
+            check_variables(server, name)
+            check_rules(server, name)
