@@ -23,6 +23,7 @@ from panels import (
 RANK_LAG = "gradwire_coordinator_rank_lag_seconds_total"
 RANK_LAST = "gradwire_coordinator_rank_last_total"
 NODE_LAG = "gradwire_coordinator_node_lag_seconds_total"
+RANK_WAIT = "gradwire_coordinator_rank_wait_seconds"
 NEGOTIATION = "gradwire_coordinator_negotiation_seconds"
 OPERATION = "gradwire_daemon_operation_seconds"
 SENT = "gradwire_daemon_network_sent_bytes_total"
@@ -204,7 +205,8 @@ def stragglers() -> Dashboard:
         ),
         lines(
             "How often each rank is the last",
-            "Tensors per second that this rank was the last to submit.",
+            "Tensors per second that waited for this rank, which was the last to submit them, for "
+            "at least a millisecond.",
             "cps",
             Query(f"sum by (rank) ({rate(RANK_LAST, RANKS)})", "rank {{rank}}"),
         ),
@@ -241,6 +243,19 @@ def stragglers() -> Dashboard:
             "for a host, its own number is small and that of the others is large.",
             "none",
             Query(f"sum by (host) (gradwire_daemon_queued_tensors{{{HOSTS}}})", "{{host}}"),
+        ),
+        times(
+            "Waits from the first rank to the last",
+            "How many tensors waited how long from the submission by their first rank to that by "
+            "their last one.",
+            RANK_WAIT,
+            JOB,
+        ),
+        lines(
+            "Wait from the first rank to the last",
+            "Time from the submission of a tensor by its first rank to that by its last one.",
+            "s",
+            *percentiles(RANK_WAIT, JOB),
         ),
         times(
             "Times of negotiation",
