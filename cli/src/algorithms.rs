@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::Args;
 use gradwire_collectives::{
     Algorithm, Kind, Schedule, Spec, Topology,
-    algorithms::{About, in_short},
+    algorithms::{About, has_servers, in_short},
     generate,
     verify::{cross_tier_elements, verify},
 };
@@ -30,6 +30,10 @@ pub struct Options {
     /// groups, and these in others: 2x4 is two groups of four racks.
     #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
+    /// How many servers there are besides: nodes without ranks.
+    #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=128))]
+    pub servers: u32,
     /// What is counted.
     #[arg(long, requires = "nodes", default_value_t = Collective::Allreduce)]
     pub collective: Collective,
@@ -51,6 +55,8 @@ struct Counted {
 
 /// Makes the schedules of all nodes, proves them and counts.
 fn count(spec: Spec, kind: Kind, topology: &Topology) -> Result<Counted, CommandError> {
+    let without = topology.without_servers();
+    let topology = if has_servers(kind, &spec) { topology } else { &without };
     let nodes = topology.participants();
     let elements = u64::from(nodes) * ELEMENTS_PER_NODE;
     let make = |me| generate(kind, spec, topology, me, elements);
@@ -89,7 +95,7 @@ pub fn show(options: &Options) -> Result<String, CommandError> {
             None => table(&specs),
         });
     };
-    let topology = cluster::topology(nodes, options.racks.as_ref())?;
+    let topology = cluster::topology(nodes, options.servers, options.racks.as_ref())?;
     let kind = options.collective.kind();
     let mut counted = Vec::new();
     for spec in specs {
@@ -101,6 +107,7 @@ pub fn show(options: &Options) -> Result<String, CommandError> {
         written(&json!({
             "collective": options.collective.to_string(),
             "nodes": nodes,
+            "servers": options.servers,
             "racks": cluster::racks(&topology),
             "tiers": cluster::tiers(&topology),
             "schedules": rows,
@@ -213,6 +220,7 @@ mod tests {
             name: name.map(str::to_owned),
             nodes,
             racks: racks.map(|racks| racks.parse().unwrap()),
+            servers: 0,
             collective: Collective::Allreduce,
             json: false,
         }
@@ -258,12 +266,26 @@ mod tests {
         assert_eq!(json["schedules"][0]["across_racks"], 14.0);
     }
 
+    /// BytePS: with as many servers as nodes each of them sends the piece once.
+    #[test]
+    fn servers_are_counted_where_they_take_part() {
+        let of = |servers| Options { servers, ..options(None, Some(8), None) };
+        let text = show(&of(8)).unwrap();
+        assert!(text.contains("allreduce on 8 nodes and 8 servers in 1 rack"), "{text}");
+        let servers = row(&text, "servers");
+        assert_eq!((servers[1], servers[2], servers[3]), ("2", "128", "1.00"));
+        assert_eq!(row(&text, "direct"), row(&show(&of(0)).unwrap(), "direct"));
+        let four = show(&Options { racks: Some("6,6".parse().unwrap()), ..of(4) }).unwrap();
+        assert!(four.contains("8 nodes and 4 servers in 2 racks of 6, 6"), "{four}");
+        assert_eq!(row(&four, "servers")[3], "1.28");
+    }
+
     #[test]
     fn racks_may_be_unequal_and_have_to_fit() {
         let text = show(&options(Some("Direct"), Some(3), Some("2,1"))).unwrap();
         assert!(text.contains("3 nodes in 2 racks of 2, 1"), "{text}");
         for (name, nodes, racks, said) in [
-            ("ring", 3, "2,2", "the racks have 4 nodes, and --nodes is 3"),
+            ("ring", 3, "2,2", "the racks have 4 nodes, and there are 3"),
             ("ring", 3, "4", "3 nodes can't be in 4 racks"),
             ("ring", 5, "2x3", "5 nodes can't be in 6 racks"),
             ("torus(dims=2x2)", 3, "1", "torus(dims=2x2) is for 4 nodes, and there are 3"),

@@ -101,8 +101,8 @@ impl Racks {
             Self::Sizes(sizes) => {
                 let sum: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
                 if sum != u64::from(nodes) {
-                    let what = format!("the racks have {sum} nodes, and --nodes is {nodes}");
-                    return Err(CommandError::usage(what));
+                    let what = format!("the racks have {sum} nodes, and there are {nodes}");
+                    return Err(CommandError::usage(what).hint("servers are in racks, too"));
                 }
                 let racks = (0..).zip(sizes).flat_map(|(rack, &n)| vec![rack; n as usize]);
                 Ok(Topology::from_racks(racks.collect()))
@@ -111,12 +111,14 @@ impl Racks {
     }
 }
 
-/// So many nodes in racks, those of one beside each other; without racks all in one.
+/// So many nodes and servers in racks, those of one beside each other; without racks all in one.
 ///
 /// # Errors
 /// [`CommandError`] if the racks have another number of nodes.
-pub fn topology(nodes: u32, racks: Option<&Racks>) -> Result<Topology, CommandError> {
-    racks.map_or(Ok(Topology::flat(nodes)), |racks| racks.topology(nodes))
+pub fn topology(nodes: u32, servers: u32, racks: Option<&Racks>) -> Result<Topology, CommandError> {
+    let all = nodes + servers;
+    let topology = racks.map_or(Ok(Topology::flat(all)), |racks| racks.topology(all))?;
+    Ok(topology.with_servers(servers))
 }
 
 /// How many nodes each rack has.
@@ -131,8 +133,13 @@ pub fn tiers(topology: &Topology) -> Vec<usize> {
 
 /// `8 nodes in 4 racks of 2, 2, 2, 2, in 2 groups`.
 pub fn in_words(topology: &Topology) -> String {
-    let (nodes, sizes) = (topology.participants(), racks(topology));
+    let (nodes, sizes) = (topology.contributors(), racks(topology));
     let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
+    let nodes = match topology.servers() {
+        0 => nodes,
+        1 => format!("{nodes} and 1 server"),
+        servers => format!("{nodes} and {servers} servers"),
+    };
     if sizes.len() == 1 {
         return format!("{nodes} in 1 rack");
     }

@@ -24,15 +24,18 @@ const MANY: u32 = 64;
 #[derive(Debug, Args)]
 pub struct Options {
     /// The coordinator of a running job: what it has chosen, and how long that has taken.
-    #[arg(value_name = "IP:PORT", conflicts_with_all = ["cluster", "nodes", "racks"])]
+    #[arg(value_name = "IP:PORT", conflicts_with_all = ["cluster", "nodes", "servers", "racks"])]
     pub address: Option<String>,
     /// A file that gradwire probe --out has written: hosts, racks and costs.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "racks"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "servers", "racks"])]
     pub cluster: Option<PathBuf>,
     /// How many nodes there are.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
           required_unless_present_any = ["address", "cluster"])]
     pub nodes: Option<u32>,
+    /// How many servers there are besides: nodes without ranks.
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(..=4096))]
+    pub servers: Option<u32>,
     /// Their racks: how many, or the nodes of each, such as 4,4,2; or 2x4 for two groups of four.
     #[arg(long, value_name = "R")]
     pub racks: Option<Racks>,
@@ -138,7 +141,7 @@ pub fn on_cluster(
     settings: &Settings,
     json: bool,
 ) -> Result<String, CommandError> {
-    let nodes = topology.participants();
+    let nodes = topology.contributors();
     let rules = &settings.negotiation.algorithm;
     let refused = |error: RulesError| {
         CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
@@ -150,6 +153,7 @@ pub fn on_cluster(
         let rows: Vec<Value> = rows.iter().map(Row::as_json).collect();
         let all = json!({
             "nodes": nodes,
+            "servers": topology.servers(),
             "racks": cluster::racks(topology),
             "tiers": cluster::tiers(topology),
             "choices": rows,
@@ -179,7 +183,7 @@ fn choose(topology: &Topology, cost: &CostModel, rules: &Rules, settings: &Setti
         for pieces in [1, MANY] {
             for &bytes in &sizes {
                 let rule = rules.rule_for(kind, bytes);
-                let (rule, allowed) = rules.allowed(kind, rule, topology.participants());
+                let (rule, allowed) = rules.allowed(kind, rule, topology);
                 let pipeline = Pipeline { pieces, in_flight: in_flight.min(pieces) };
                 let choice = select(kind, topology, bytes, pipeline, (rule, &allowed), cost);
                 rows.push(Row { collective, bytes, pieces, rule, choice });
@@ -231,7 +235,7 @@ mod tests {
         let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
         let loaded = Settings::load(&Layers { flags, ..Layers::default() }).unwrap();
         let racks = racks.map(|racks| racks.parse().unwrap());
-        let (settings, topology) = (&loaded.settings, cluster::topology(nodes, racks.as_ref()));
+        let (settings, topology) = (&loaded.settings, cluster::topology(nodes, 0, racks.as_ref()));
         on_cluster(&topology.unwrap(), &settings.cost_model(), settings, json)
             .unwrap_or_else(|error| error.to_string())
     }

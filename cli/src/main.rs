@@ -61,7 +61,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         }
         Command::Algorithms(options) => print(&algorithms::show(&options)?),
         Command::Explain(options) => {
-            let explain::Options { address, cluster, nodes, racks, json, settings } = options;
+            let explain::Options { address, cluster, nodes, servers, racks, json, settings } =
+                options;
             if let Some(address) = address {
                 return print(&explain::of_job(&block_on(status::ask(&address))??, json));
             }
@@ -74,7 +75,8 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
                 // Without an address or a file the number is required.
                 None => {
                     let nodes = nodes.unwrap_or(1);
-                    (cluster::topology(nodes, racks.as_ref())?, settings.cost_model())
+                    let servers = servers.unwrap_or(0);
+                    (cluster::topology(nodes, servers, racks.as_ref())?, settings.cost_model())
                 }
             };
             print(&explain::on_cluster(&topology, &cost, &settings, json)?)
@@ -181,6 +183,10 @@ fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>), Com
             hosts::parse_file(&name, &text).map_err(CommandError::usage)?
         }
         (None, None) => Vec::new(),
+    };
+    let hosts = match &at.servers {
+        Some(servers) => hosts::parse_servers(servers, &hosts).map_err(CommandError::usage)?,
+        None => hosts,
     };
     Ok((loaded, hosts))
 }

@@ -74,17 +74,19 @@ pub fn show(status: &StatusResponse) -> String {
         line(format!("failure: {}", Failure::from(failure.clone())));
     }
     for node in &status.nodes {
-        let last = u64::from(node.first_rank) + u64::from(node.slots.max(1)) - 1;
+        let ranks = match u64::from(node.slots).checked_sub(1) {
+            Some(others) => {
+                format!("ranks {}-{}", node.first_rank, u64::from(node.first_rank) + others)
+            }
+            None => "server".to_owned(),
+        };
         let rack =
             if node.rack.is_empty() { String::new() } else { format!(", rack {}", node.rack) };
         let left = match node.left_ranks.as_slice() {
             [] => String::new(),
             left => format!(", left: {}", list(left)),
         };
-        line(format!(
-            "host {}: ranks {}-{last}{rack}, silent for {} ms{left}",
-            node.host, node.first_rank, node.silent_ms
-        ));
+        line(format!("host {}: {ranks}{rack}, silent for {} ms{left}", node.host, node.silent_ms));
     }
     for set in &status.process_sets {
         let joined = match set.joined_ranks.as_slice() {

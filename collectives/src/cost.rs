@@ -101,12 +101,14 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     let besides = model.operation + size * model.publish_per_byte;
     let here = size * model.reduce_per_byte;
     let here = Cost { alone: besides + here, busy: here };
-    if topology.participants() <= 1 {
+    if topology.contributors() <= 1 {
         return here;
     }
     if matches!(kind, Kind::Move { from, to } if from == to) {
         return here;
     }
+    let without = topology.without_servers();
+    let topology = if algorithms::has_servers(kind, &spec) { topology } else { &without };
     let shape = algorithms::shape(kind, &spec, topology);
     let (inside, across) = (model.in_rack, model.cross_rack);
     // The least that is in a hop: what the pipeline has to fill with.
@@ -118,9 +120,11 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
         shape.hops_in * (inside.latency + chunk) + shape.hops_across * (across.latency + chunk);
     let line = size * shape.line * inside.per_byte * model.incast(shape.senders);
     let uplink = size * shape.uplink * across.per_byte;
-    let messages = shape.messages * blocks / shape.blocks + shape.hops_in + shape.hops_across;
+    let messages = (shape.messages * blocks / shape.blocks).max(shape.least_messages);
+    let messages = messages + shape.hops_in + shape.hops_across;
     let processor = size * shape.reduced * model.reduce_per_byte + messages * model.per_message;
     let lane = size * shape.line * model.lane_per_byte;
-    let alone = besides + hops + line.max(uplink).max(lane) + processor;
+    let first = (shape.first / blocks).min(1.0);
+    let alone = besides + hops + line.max(uplink).max(lane) * (1.0 + first) + processor;
     Cost { alone, busy: line.max(uplink).max(processor) }
 }

@@ -133,7 +133,7 @@ mod tests {
                 Block { offset: offset - count, count }
             })
             .collect();
-        Schedule { participants: 1, me: 0, blocks, steps: Vec::new() }
+        Schedule { participants: 1, servers: 0, me: 0, blocks, steps: Vec::new() }
     }
 
     fn of(ranges: &[std::ops::Range<u32>]) -> Vec<Stretch> {

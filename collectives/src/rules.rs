@@ -24,7 +24,10 @@ mod tests;
 
 use std::fmt::{self, Write};
 
-use crate::algorithms::{Algorithm, Kind, Spec, SpecError};
+use crate::{
+    algorithms::{Algorithm, Kind, Spec, SpecError},
+    topology::Topology,
+};
 
 /// What is chosen from where no rule says otherwise. The first four have been compared with
 /// measured times. The linear one is for small pieces to or from one participant.
@@ -284,7 +287,7 @@ impl Rules {
         let strict = Self { is_strict: true, ..self };
         for (number, rule) in (1..).zip(&strict.rules) {
             let collective = rule.collective.unwrap_or(Chosen::Allreduce);
-            if collective.reduces() && strict.listed(rule, collective).is_empty() {
+            if collective.reduces() && strict.listed(rule, collective, false).is_empty() {
                 let rule = if strict.is_plain() { 0 } else { number };
                 return Err(RulesError { rule: 0, at: 1, reason: RuleReason::Strict { rule } });
             }
@@ -292,11 +295,11 @@ impl Rules {
         Ok(strict)
     }
 
-    /// What a rule lists for a collective.
-    fn listed(&self, rule: &Rule, collective: Chosen) -> Vec<Spec> {
+    /// What a rule lists for a collective, with or without servers.
+    fn listed(&self, rule: &Rule, collective: Chosen, servers: bool) -> Vec<Spec> {
         let mut specs = match &rule.list {
             List::Named(specs) => specs.clone(),
-            List::Auto | List::Without(_) => self.usual(collective),
+            List::Auto | List::Without(_) => self.usual(collective, servers),
         };
         if let List::Without(excluded) = &rule.list {
             specs.retain(|spec| !excluded.contains(spec));
@@ -308,13 +311,14 @@ impl Rules {
     }
 
     /// What is chosen from without a rule.
-    fn usual(&self, collective: Chosen) -> Vec<Spec> {
-        let all = if self.is_strict && collective.reduces() {
-            &Algorithm::CANONICAL
+    fn usual(&self, collective: Chosen, servers: bool) -> Vec<Spec> {
+        let (all, servers) = if self.is_strict && collective.reduces() {
+            (&Algorithm::CANONICAL[..], None)
         } else {
-            collective.candidates()
+            let servers = servers && collective == Chosen::Allreduce;
+            (collective.candidates(), servers.then_some(Algorithm::Servers))
         };
-        all.iter().copied().map(Spec::usual).collect()
+        all.iter().copied().chain(servers).map(Spec::usual).collect()
     }
 
     /// The number of the rule for a piece of so many bytes, from 1; 0 if there is none.
@@ -336,17 +340,19 @@ impl Rules {
         }
     }
 
-    /// What a rule allows for a kind among so many nodes, and the rule's number, which is 0 for one
+    /// What a rule allows for a kind among these nodes, and the rule's number, which is 0 for one
     /// list that is for everything. What does not fit the nodes is left out: they may be a part of
     /// those that the rule is for. If nothing fits, or without a rule, all candidates are allowed.
-    pub fn allowed(&self, kind: Kind, rule: usize, nodes: u32) -> (usize, Vec<Spec>) {
+    pub fn allowed(&self, kind: Kind, rule: usize, topology: &Topology) -> (usize, Vec<Spec>) {
         // A move has no choice: any will do.
         let collective = Chosen::of(kind).unwrap_or(Chosen::Broadcast);
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
-        let mut fitting = given.map_or_else(Vec::new, |rule| self.listed(rule, collective));
+        let (nodes, servers) = (topology.contributors(), topology.servers() > 0);
+        let listed = given.map(|rule| self.listed(rule, collective, servers));
+        let mut fitting = listed.unwrap_or_default();
         fitting.retain(|spec| spec.fits(nodes).is_ok());
         if fitting.is_empty() {
-            return (0, self.usual(collective));
+            return (0, self.usual(collective, servers));
         }
         (if self.is_plain() { 0 } else { rule }, fitting)
     }

@@ -152,6 +152,8 @@ impl Step {
 pub struct Schedule {
     /// How many participants there are.
     pub participants: u32,
+    /// How many of them are servers, the last ones: they contribute nothing and get no result.
+    pub servers: u32,
     /// Whose schedule this is.
     pub me: u32,
     /// The blocks, the same for everybody.
@@ -162,6 +164,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// Whether a participant is a server.
+    pub fn is_server(&self, participant: u32) -> bool {
+        participant >= self.participants - self.servers
+    }
+
     /// How many elements a step covers.
     pub fn elements(&self, step: &Step) -> u64 {
         step.blocks().map(|block| self.blocks[block as usize].count).sum()

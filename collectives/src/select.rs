@@ -46,7 +46,7 @@ pub fn select(
     let mut candidates: Vec<(Spec, f64)> =
         allowed.iter().map(|&spec| (spec, price(spec))).collect();
     let no_choice = match kind {
-        _ if topology.participants() <= 1 => Some("one node has nothing to exchange".to_owned()),
+        _ if topology.contributors() <= 1 => Some("one node has nothing to exchange".to_owned()),
         Kind::Move { .. } => {
             let (_, seconds) = candidates[0];
             Some(format!("a move has one way to go; {}", of(seconds, bytes)))
@@ -69,8 +69,8 @@ pub fn select(
     let reason = format!(
         "{spec} is the cheapest{} on {} nodes in {}: {} ({})",
         by(rule),
-        topology.participants(),
-        racks(topology),
+        topology.contributors(),
+        place(topology),
         of(predicted_seconds, bytes),
         others.join(", "),
     );
@@ -81,12 +81,17 @@ fn by(rule: usize) -> String {
     if rule == 0 { String::new() } else { format!(" by rule {rule}") }
 }
 
-fn racks(topology: &Topology) -> String {
+fn place(topology: &Topology) -> String {
     let count = topology.members().len();
     let racks = if count == 1 { "1 rack".to_owned() } else { format!("{count} racks") };
-    match topology.tiers().len() {
+    let tiers = match topology.tiers().len() {
         1 => racks,
         tiers => format!("{racks} and {tiers} tiers"),
+    };
+    match topology.servers() {
+        0 => tiers,
+        1 => format!("{tiers} with 1 server"),
+        servers => format!("{tiers} with {servers} servers"),
     }
 }
 
@@ -118,7 +123,7 @@ mod tests {
         pipeline: Pipeline,
     ) -> Choice {
         let rule = rules.rule_for(kind, bytes);
-        let (rule, allowed) = rules.allowed(kind, rule, topology.participants());
+        let (rule, allowed) = rules.allowed(kind, rule, topology);
         select(kind, topology, bytes, pipeline, (rule, &allowed), &CostModel::default())
     }
 
@@ -169,7 +174,7 @@ mod tests {
             select_by(rules, kind, topology, 4096, Pipeline::ALONE)
         };
         let choice = choose(&rules, Kind::Allreduce, &topology);
-        let (_, candidates) = rules.allowed(Kind::Allreduce, 0, 8);
+        let (_, candidates) = rules.allowed(Kind::Allreduce, 0, &topology);
         for spec in candidates {
             assert!(choice.reason.contains(&spec.to_string()), "{}", choice.reason);
         }

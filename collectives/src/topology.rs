@@ -15,6 +15,8 @@ pub struct Topology {
     /// to differ where groups do. There is one tier at least. Of a tier above the racks there are
     /// several groups, and fewer than of the tier before it.
     tiers: Vec<Vec<u32>>,
+    /// How many of the participants are servers, the last ones.
+    servers: u32,
 }
 
 impl Topology {
@@ -25,7 +27,7 @@ impl Topology {
 
     /// The rack of each participant, and no tier above them.
     pub fn from_racks(racks: Vec<u32>) -> Self {
-        Self { tiers: vec![racks] }
+        Self { tiers: vec![racks], servers: 0 }
     }
 
     /// The group of each participant in each tier, the racks first. Tiers that say nothing are left
@@ -69,7 +71,7 @@ impl Topology {
                 before = groups;
             }
         }
-        Self { tiers: kept }
+        Self { tiers: kept, servers: 0 }
     }
 
     /// Some of the participants, in this order.
@@ -80,7 +82,41 @@ impl Topology {
     pub fn part(&self, participants: impl IntoIterator<Item = u32>) -> Self {
         let participants: Vec<u32> = participants.into_iter().collect();
         let of = |tier: &Vec<u32>| participants.iter().map(|&p| tier[p as usize]).collect();
-        Self::of_nested(self.tiers.iter().map(of).collect())
+        let contributors = self.contributors();
+        let servers = participants.iter().filter(|&&p| p >= contributors).count() as u32;
+        debug_assert!(
+            participants.iter().rev().take(servers as usize).all(|&p| p >= contributors),
+            "servers are not the last ones of {participants:?}"
+        );
+        Self { servers, ..Self::of_nested(self.tiers.iter().map(of).collect()) }
+    }
+
+    /// The same with the last so many participants as servers: nodes without ranks, which
+    /// contribute nothing and get no result, but may reduce for the others.
+    ///
+    /// # Panics
+    /// If nobody else would be left.
+    #[must_use]
+    pub fn with_servers(self, servers: u32) -> Self {
+        let leaves_some = servers == 0 || servers < self.participants();
+        assert!(leaves_some, "nobody but {servers} servers");
+        Self { servers, ..self }
+    }
+
+    /// The same without servers.
+    #[must_use]
+    pub fn without_servers(&self) -> Self {
+        if self.servers == 0 { self.clone() } else { self.part(0..self.contributors()) }
+    }
+
+    /// How many servers there are: the last participants.
+    pub fn servers(&self) -> u32 {
+        self.servers
+    }
+
+    /// How many participants are no servers.
+    pub fn contributors(&self) -> u32 {
+        self.participants() - self.servers
     }
 
     /// How many participants there are.

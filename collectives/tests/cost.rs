@@ -35,7 +35,7 @@ fn choose(
     bytes: u64,
     pipeline: Pipeline,
 ) -> Choice {
-    let (_, allowed) = Rules::default().allowed(kind, 0, topology.participants());
+    let (_, allowed) = Rules::default().allowed(kind, 0, topology);
     select(kind, topology, bytes, pipeline, (0, &allowed), model)
 }
 
@@ -279,4 +279,53 @@ fn rows_follow_the_schedules() {
         }
     }
     assert!(worst.is_empty(), "{} outside:\n{}", worst.len(), worst.join("\n"));
+}
+
+/// Of servers beside 2 to 16 nodes, also in racks: the closed form is within a factor of what the
+/// schedule takes step by step.
+#[test]
+fn closed_forms_follow_the_schedules_of_servers() {
+    let model = without_incast();
+    let flat = |nodes: u32, servers: u32| Topology::flat(nodes + servers).with_servers(servers);
+    let mut all = Vec::new();
+    for nodes in [2, 3, 4, 8, 16] {
+        all.extend([1, nodes / 2, nodes, 2 * nodes].map(|servers| flat(nodes, servers)));
+    }
+    for (nodes, servers) in [(8u32, 2u32), (8, 4)] {
+        let racks = (0..nodes).map(|node| node / 4).chain((0..servers).map(|one| one % 2));
+        all.push(Topology::from_racks(racks.collect()).with_servers(servers));
+    }
+    for topology in all {
+        for bytes in BYTES {
+            let spec = Spec::usual(Algorithm::Servers);
+            let exact = simulated(&model, &topology, Kind::Allreduce, spec, bytes);
+            let closed = price(&model, &topology, Kind::Allreduce, spec, bytes);
+            let ratio = closed / exact;
+            let (nodes, servers) = (topology.contributors(), topology.servers());
+            let racks = topology.members().len();
+            assert!(
+                (0.5..=2.0).contains(&ratio),
+                "{nodes} nodes {servers} servers {racks} racks {bytes} B: closed {closed:.2e} \
+                 exact {exact:.2e} = {ratio:.2}"
+            );
+        }
+    }
+}
+
+/// With as many servers as nodes the lines carry two thirds of the ring's traffic, and with one
+/// server for eight nodes a piece by itself is better off without it.
+#[test]
+fn servers_are_chosen_where_they_help() {
+    let model = CostModel::default();
+    let with = |nodes: u32, servers: u32| Topology::flat(nodes + servers).with_servers(servers);
+    let chosen = |topology: &Topology, pieces: u32| {
+        let pipeline = Pipeline { pieces, in_flight: pieces.min(8) };
+        choose(&model, topology, Kind::Allreduce, 4 << 20, pipeline).spec.algorithm()
+    };
+    assert_eq!(chosen(&with(4, 4), 16), Algorithm::Servers);
+    assert_ne!(chosen(&with(8, 1), 1), Algorithm::Servers);
+    assert_ne!(chosen(&with(2, 2), 16), Algorithm::Servers);
+    let broadcast = Kind::Broadcast { root: 0 };
+    let choice = choose(&model, &with(4, 4), broadcast, 4 << 20, Pipeline::ALONE);
+    assert!(choice.others.iter().all(|(spec, _)| spec.algorithm() != Algorithm::Servers));
 }

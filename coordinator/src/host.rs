@@ -61,6 +61,8 @@ struct JobVariables {
     job: JobId,
     secret: Secret,
     nodes: u32,
+    /// How many of the nodes have no ranks, the last ones.
+    servers: u32,
     ranks: u32,
     bind: IpAddr,
 }
@@ -79,6 +81,10 @@ impl JobVariables {
             job: env.read("GRADWIRE_JOB", JobId::new)?,
             secret: env.secret("GRADWIRE_SECRET", Secret::from_hex)?,
             nodes: env.parse("GRADWIRE_NODES", "it must be a number")?,
+            servers: match variables.contains_key("GRADWIRE_SERVERS") {
+                true => env.parse("GRADWIRE_SERVERS", "it must be a number")?,
+                false => 0,
+            },
             ranks: env.parse("GRADWIRE_RANKS", "it must be a number")?,
             bind: env.parse(bind, "it must be an IP address")?,
         })
@@ -90,8 +96,8 @@ fn configuration(
     settings: &Settings,
     health: watch::Sender<Health>,
 ) -> Result<CoordinatorConfig, VariableError> {
-    let mut config =
-        CoordinatorConfig::new(job.job.clone(), job.secret.clone(), job.nodes, settings)?;
+    let nodes = (job.nodes, job.servers);
+    let mut config = CoordinatorConfig::new(job.job.clone(), job.secret.clone(), nodes, settings)?;
     config.engine.ranks = Some(job.ranks);
     config.health = Some(health);
     Ok(config)

@@ -78,18 +78,19 @@ pub struct CoordinatorConfig {
 }
 
 impl CoordinatorConfig {
-    /// The configuration for a job of `nodes` nodes with these settings.
+    /// The configuration for a job of `nodes` nodes, the last `servers` of which have no ranks,
+    /// with these settings.
     ///
     /// # Errors
     /// [`VariableError`] if a setting can't be used.
     pub fn new(
         job: JobId,
         secret: Secret,
-        nodes: u32,
+        (nodes, servers): (u32, u32),
         settings: &Settings,
     ) -> Result<Self, VariableError> {
         Ok(Self {
-            engine: EngineConfig::new(job, nodes, settings)?,
+            engine: EngineConfig::new(job, nodes, servers, settings)?,
             secret,
             join_timeout: JOIN_TIMEOUT,
             grace: settings.launch.grace,

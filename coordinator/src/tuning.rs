@@ -65,6 +65,9 @@ struct Class {
     /// The tiers above the racks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tiers: Vec<Vec<u32>>,
+    /// How many of the nodes are servers.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    servers: u32,
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
@@ -183,6 +186,11 @@ impl TuningFile {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 impl Class {
     /// A class as it is written; `None` for one that has nothing to choose.
     fn of(learned: &Learned) -> Option<Self> {
@@ -194,6 +202,7 @@ impl Class {
             root,
             racks: learned.topology.racks().to_vec(),
             tiers: learned.topology.tiers()[1..].to_vec(),
+            servers: learned.topology.servers(),
             bytes_log2: learned.size,
             pieces: learned.pieces,
             times: learned.times.iter().map(line).collect(),
@@ -201,10 +210,12 @@ impl Class {
     }
 
     fn checked(self, nodes: u32) -> Result<Learned, String> {
-        let Self { collective, root, racks, tiers, bytes_log2: size, pieces, times } = self;
-        let participants = racks.len() as u32;
+        let Self { collective, root, racks, tiers, servers, bytes_log2: size, pieces, times } =
+            self;
+        let participants = (racks.len() as u32).saturating_sub(servers);
         let kind = Kind::named(&collective, root);
         let fits = (2..=nodes).contains(&participants)
+            && racks.len() <= nodes as usize
             && racks.iter().chain(tiers.iter().flatten()).all(|group| *group < nodes)
             && root < participants
             && size <= MAX_SIZE
@@ -213,6 +224,7 @@ impl Class {
         let Some((kind, topology)) = kind.zip(topology).filter(|_| fits) else {
             return Err("a class of pieces in it is not possible".to_owned());
         };
+        let topology = topology.with_servers(servers);
         let time = |line: Line| {
             let spec = Spec::parse(&line.algorithm).map_err(|error| error.to_string())?;
             if line.permille == 0 {

@@ -31,7 +31,7 @@ impl Job {
 
     fn spread(nodes: u32, slots: u32, max_tensors: u32) -> Self {
         let mut config =
-            EngineConfig::new(JobId::new("job").unwrap(), nodes, &Settings::default()).unwrap();
+            EngineConfig::new(JobId::new("job").unwrap(), nodes, 0, &Settings::default()).unwrap();
         config.max_tensors = max_tensors;
         config.probe = false;
         let mut engine = Engine::new(config);
@@ -145,7 +145,7 @@ fn an_agreement_travels_once_in_an_operation() {
 fn a_job_has_not_more_ranks_than_a_list_has_entries() {
     let nodes = |last| {
         let mut config =
-            EngineConfig::new(JobId::new("job").unwrap(), 2, &Settings::default()).unwrap();
+            EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &Settings::default()).unwrap();
         config.ranks = None;
         config.probe = false;
         let mut engine = Engine::new(config);

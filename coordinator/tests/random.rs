@@ -187,7 +187,7 @@ impl Play {
         let world = World { slots: job.slots.clone() };
         let nodes = job.slots.len() as u32;
         let mut config =
-            EngineConfig::new(JobId::new("job").unwrap(), nodes, &Settings::default()).unwrap();
+            EngineConfig::new(JobId::new("job").unwrap(), nodes, 0, &Settings::default()).unwrap();
         config.credit_pieces = job.credit;
         config.probe = false;
         config.piece_bytes = job.piece_bytes;

@@ -103,5 +103,6 @@ scenarios! {
     alltoall,
     groups,
     send_receive,
+    servers,
     rooted,
 }

@@ -397,7 +397,7 @@ async fn a_wrong_configuration_is_refused_by_name() {
     let config = gradwire_coordinator::CoordinatorConfig::new(
         job,
         Secret::generate(),
-        0,
+        (0, 0),
         &Settings::default(),
     )
     .unwrap();

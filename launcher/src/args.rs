@@ -25,9 +25,13 @@ pub struct JobOptions {
     /// Hosts with their slots, filled in order [default: this machine].
     #[arg(short = 'H', long, value_name = "HOST:SLOTS,…", conflicts_with = "hostfile")]
     pub hosts: Option<String>,
-    /// A file with a line `host slots=N` for each host; `rack=LABEL` may follow.
+    /// A file with a line `host slots=N` for each host, or `host role=server` for one without
+    /// ranks; `rack=LABEL` may follow.
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
+    /// Hosts without ranks that reduce for the others, as `role=server` in a hostfile.
+    #[arg(long, value_name = "HOST,…")]
+    pub servers: Option<String>,
     /// How long until all ranks are started, in seconds [default: launch.start_timeout_ms].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub start_timeout: Option<u64>,

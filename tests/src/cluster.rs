@@ -36,7 +36,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The job to start.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The number of ranks on each node.
+    /// The number of ranks on each node; none on servers, which come last.
     pub slots: Vec<u32>,
     /// The rack of each node; empty for none.
     pub racks: Vec<String>,
@@ -148,8 +148,10 @@ impl Cluster {
         let listener = alone.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let coordinator_address = listener.local_addr()?;
         let nodes = plan.slots.len() as u32;
+        let servers = plan.slots.iter().filter(|&&slots| slots == 0).count() as u32;
         let settings = plan.settings(0)?;
-        let config = CoordinatorConfig::new(job.clone(), secret.clone(), nodes, &settings)?;
+        let config =
+            CoordinatorConfig::new(job.clone(), secret.clone(), (nodes, servers), &settings)?;
         let cancel = stop_coordinator.clone();
         let task = alone
             .spawn(async move { Ok(gradwire_coordinator::run(config, listener, cancel).await?) });

@@ -183,7 +183,7 @@ impl Builder {
                 Step { action: draft.action, ranges: std::mem::take(&mut draft.ranges), after }
             })
             .collect();
-        Schedule { participants, me, blocks, steps }
+        Schedule { participants, servers: 0, me, blocks, steps }
     }
 }
 

@@ -70,7 +70,7 @@ fn trees(spec: &Spec, reduces: bool, topology: &Topology) -> Trees {
         // The order of additions is that of all other reductions by these.
         algorithm if reduces && algorithm.is_canonical() => Trees::Aligned,
         Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Ring,
-        Algorithm::Direct | Algorithm::Linear => Trees::Direct,
+        Algorithm::Direct | Algorithm::Linear | Algorithm::Servers => Trees::Direct,
         Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks(Tiers::new(topology)),
         Algorithm::Bcube => Trees::Circulant(Circle::plain(topology, radix(spec))),
         Algorithm::Circulant

@@ -21,6 +21,7 @@
 //! | [`leaders`] | leader-ring | few connections between racks |
 //! | [`bine`] | bine | racks that are not known |
 //! | [`circulant_blocks`] | circulant-blocks | large broadcasts |
+//! | [`servers`] | servers | hosts without ranks to spare |
 //!
 //! Where each block has roles of its own, as in an allgather, all participants are roots of trees:
 //! [`exchange`].
@@ -45,6 +46,7 @@ pub mod pairs;
 pub mod probe;
 pub mod recursive_doubling;
 pub mod ring;
+pub mod servers;
 pub mod trees;
 
 mod about;
@@ -74,13 +76,18 @@ use crate::{
     topology::Topology,
 };
 
+/// Whether the servers of a topology take part in a piece of this kind by a spec.
+pub fn has_servers(kind: Kind, spec: &Spec) -> bool {
+    kind == Kind::Allreduce && spec.algorithm() == Algorithm::Servers
+}
+
 /// The schedule of participant `me` for a piece of `count` elements. Deterministic; every
 /// participant that calls it with the same other arguments gets a matching schedule.
 ///
 /// # Panics
 /// If `me` or a participant that `kind` names isn't one of the topology's participants
 /// ([`Kind::fits`]): both are checked where a message becomes an operation (TRUST), so this is a
-/// mistake of the caller.
+/// mistake of the caller. So are servers where none take part ([`has_servers`]).
 pub fn generate(
     kind: Kind,
     spec: impl Into<Spec>,
@@ -95,7 +102,12 @@ pub fn generate(
         "{kind:?} names one that is not of {participants} participants"
     );
     let spec = spec.into();
-    if let Some(roles) = kind.roles().filter(|_| participants == 1 || count == 0) {
+    assert!(
+        topology.servers() == 0 || has_servers(kind, &spec),
+        "{kind:?} by {spec} has no servers"
+    );
+    let is_alone = topology.servers() == 0 && (participants == 1 || count == 0);
+    if let Some(roles) = kind.roles().filter(|_| is_alone) {
         return build::alone(participants, me, count, roles);
     }
     match kind {
@@ -185,6 +197,7 @@ fn allreduce(spec: &Spec, topology: &Topology, me: u32, count: u64) -> Schedule 
         Algorithm::Hips => grid::allreduce(spec, along(spec), topology, me, count),
         Algorithm::Mesh => grid::allreduce(spec, Along::Line, topology, me, count),
         Algorithm::LeaderRing => leaders::allreduce(topology, me, count),
+        Algorithm::Servers => servers::allreduce(topology, segments, me, count),
     }
 }
 
@@ -216,7 +229,7 @@ fn trees_of(spec: &Spec) -> Trees {
         Algorithm::Ring | Algorithm::MultiRing | Algorithm::Chain => Trees::Chain,
         Algorithm::DoubleTree => Trees::Two,
         Algorithm::Hierarchical | Algorithm::LeaderRing => Trees::Racks,
-        Algorithm::Linear | Algorithm::Direct => Trees::Star,
+        Algorithm::Linear | Algorithm::Direct | Algorithm::Servers => Trees::Star,
         Algorithm::Bine => Trees::Bine,
         Algorithm::Mesh => Trees::Mesh,
         Algorithm::CirculantBlocks => Trees::CirculantBlocks(spec.number("blocks")),
@@ -270,7 +283,7 @@ pub(crate) fn shape(kind: Kind, spec: &Spec, topology: &Topology) -> Shape {
 /// The cost with more blocks, which have a message each: what is in a hop is smaller.
 fn in_segments(spec: &Spec, kind: Kind, shape: Shape) -> Shape {
     let segments = f64::from(spec.segments());
-    if segments == 1.0 {
+    if segments == 1.0 || spec.algorithm() == Algorithm::Servers {
         return shape;
     }
     let (blocks, messages) = match (spec.algorithm(), kind) {
@@ -312,6 +325,7 @@ fn allreduce_shape(spec: &Spec, topology: &Topology, cluster: &Cluster) -> Shape
         Algorithm::Hips => grid::shape(spec, along(spec), topology, cluster),
         Algorithm::Mesh => grid::shape(spec, Along::Line, topology, cluster),
         Algorithm::LeaderRing => leaders::shape(cluster),
+        Algorithm::Servers => servers::shape(topology, spec.segments(), cluster),
     }
 }
 

@@ -110,6 +110,8 @@ pub enum Algorithm {
     CirculantBlocks,
     /// Lines along two dimensions.
     Mesh,
+    /// All with owners, of which some are nodes without ranks; direct where there are none.
+    Servers,
 }
 
 const RADIX: Parameter = Parameter {
@@ -184,7 +186,9 @@ impl Algorithm {
             Self::MultiRing => &[RINGS, SEGMENTS],
             Self::Circulant | Self::Bcube => &[RADIX],
             Self::KNomial => &[DEGREE, SEGMENTS],
-            Self::DoubleTree | Self::Linear | Self::Binomial | Self::Chain => &[SEGMENTS],
+            Self::DoubleTree | Self::Linear | Self::Binomial | Self::Chain | Self::Servers => {
+                &[SEGMENTS]
+            }
             Self::CirculantBlocks => &[BLOCKS],
             Self::Torus | Self::Mesh => &[TWO],
             Self::Blueconnect => &[ANY],

@@ -111,7 +111,7 @@ impl Pattern {
             Self::Exchange(bytes) => direct(Kind::Allgather, bytes),
             Self::Gather(bytes) => direct(Kind::Gather { root: 0 }, bytes),
             Self::Reduce(_) | Self::Copy(_) => {
-                Schedule { participants, me, blocks: Vec::new(), steps: Vec::new() }
+                Schedule { participants, servers: 0, me, blocks: Vec::new(), steps: Vec::new() }
             }
         }
     }

@@ -22,10 +22,15 @@ pub(crate) struct Shape {
     pub(crate) streamed: f64,
     /// Messages that the busiest participant sends.
     pub(crate) messages: f64,
+    /// The fewest that it sends, however few blocks there are.
+    pub(crate) least_messages: f64,
     /// The piece is in this many blocks.
     pub(crate) blocks: f64,
     /// The blocks of small pieces have this many bytes, and there are fewer of them.
     pub(crate) least_block: f64,
+    /// Until so many blocks have come in, the busiest sends nothing; 0 if it has something of its
+    /// own to send.
+    pub(crate) first: f64,
 }
 
 /// The numbers of a topology that costs depend on.

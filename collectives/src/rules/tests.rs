@@ -15,7 +15,7 @@ fn names(text: &str, kind: Kind, bytes: u64) -> (usize, String) {
 }
 
 fn named(rules: &Rules, kind: Kind, bytes: u64) -> (usize, String) {
-    let (rule, specs) = rules.allowed(kind, rules.rule_for(kind, bytes), 8);
+    let (rule, specs) = rules.allowed(kind, rules.rule_for(kind, bytes), &Topology::flat(8));
     (rule, specs.iter().map(Spec::to_string).collect::<Vec<_>>().join(","))
 }
 
@@ -75,8 +75,11 @@ fn what_does_not_fit_is_left_out() {
     assert_eq!(rules.fits(8), Ok(()));
     let error = rules.fits(6).unwrap_err().to_string();
     assert_eq!(error, "torus(dims=2x4) is for 8 nodes, and there are 6");
-    assert_eq!(rules.allowed(Kind::Allreduce, 1, 6), (1, vec![Algorithm::Ring.into()]));
-    let of = |nodes| rules.allowed(BROADCAST, 2, nodes).0;
+    assert_eq!(
+        rules.allowed(Kind::Allreduce, 1, &Topology::flat(6)),
+        (1, vec![Algorithm::Ring.into()])
+    );
+    let of = |nodes| rules.allowed(BROADCAST, 2, &Topology::flat(nodes)).0;
     assert_eq!((of(6), of(8)), (0, 2));
     assert_eq!((rules.forced(1, 8), rules.forced(2, 6), rules.forced(0, 8)), (None, None, None));
     assert_eq!(rules.forced(2, 8).unwrap().to_string(), "torus(dims=2x4)");

@@ -20,6 +20,17 @@ pub enum VerifyError {
         /// How many participants it says there are.
         participants: u32,
     },
+    /// There are other servers for participant 0, or nobody but servers.
+    #[error(
+        "participant {participant}: counts {servers} servers, which isn't what participant 0 \
+         counts, or leaves nobody who contributes"
+    )]
+    Servers {
+        /// Whose schedule.
+        participant: u32,
+        /// How many it counts.
+        servers: u32,
+    },
     /// Blocks don't tile the piece, or differ between participants.
     #[error(
         "participant {participant}: block {block} doesn't begin where the one before it ends, or \

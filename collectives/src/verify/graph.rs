@@ -217,10 +217,13 @@ impl Graph {
 
 /// What can be checked of one schedule alone.
 fn form(at: u32, schedule: &Schedule, all: &[Schedule]) -> Result<(), VerifyError> {
-    let &Schedule { participants, me, ref blocks, ref steps } = schedule;
+    let &Schedule { participants, servers, me, ref blocks, ref steps } = schedule;
     let schedules = all.len() as u32;
     if participants != schedules || me != at {
         return Err(VerifyError::Participants { at, schedules, me, participants });
+    }
+    if servers != all[0].servers || servers >= participants {
+        return Err(VerifyError::Servers { participant: me, servers });
     }
     let mut end = 0u64;
     for (block, range) in (0..).zip(blocks) {

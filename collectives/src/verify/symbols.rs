@@ -215,7 +215,8 @@ pub(super) fn run(
     let participants = schedules.len() as u32;
     let sums = Sums::new(participants);
     let mut all = vec![0; sums.words];
-    for contributor in 0..participants {
+    let contributors = (0..participants).filter(|&one| !schedules[one as usize].is_server(one));
+    for contributor in contributors {
         all[contributor as usize / 64] |= 1 << (contributor % 64);
     }
     let blocks = schedules.first().map_or(0, |schedule| schedule.blocks.len());

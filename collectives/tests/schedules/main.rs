@@ -4,6 +4,7 @@
 mod costs;
 mod exchanges;
 mod interpret;
+mod servers;
 mod tiers;
 
 use std::{
@@ -16,7 +17,7 @@ use gradwire_collectives::{
     Action, Algorithm, Block, Kind, Report, Roles, Schedule, Section, Spec, Topology,
     algorithms::generate_late,
     generate, generate_sections,
-    verify::{canonical_order, verify},
+    verify::{self, canonical_order, verify},
 };
 use gradwire_kernels::{Combine, Finish};
 use gradwire_proto::{DType, F8E4m3, F8E5m2, ReduceOp};
@@ -117,7 +118,8 @@ impl Proofs {
         (kind, blocks.len(), count == 0).hash(&mut hasher);
         for schedule in &schedules {
             assert_eq!(schedule.blocks, *blocks);
-            (schedule.participants, schedule.me, &schedule.steps).hash(&mut hasher);
+            let Schedule { participants, servers, me, steps, .. } = schedule;
+            (participants, servers, me, steps).hash(&mut hasher);
         }
         let prove = || proven(kind, spec, topology, &schedules).order;
         let order = *self.0.entry(hasher.finish()).or_insert_with(prove);

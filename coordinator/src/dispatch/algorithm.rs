@@ -3,10 +3,13 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
+    ops::Range,
     time::Duration,
 };
 
-use gradwire_collectives::{Algorithm, CostModel, Kind, Pipeline, Rules, Spec, Topology, select};
+use gradwire_collectives::{
+    Algorithm, CostModel, Kind, Pipeline, Rules, Spec, Topology, algorithms::has_servers, select,
+};
 use gradwire_proto::{Collective, NodeId, Route, SpecId};
 
 use super::decision::Decision;
@@ -62,6 +65,8 @@ pub(crate) struct Chosen {
     pub(crate) id: Option<ChoiceId>,
     /// The reason, if the choice was made for this piece.
     pub(crate) reason: Option<String>,
+    /// The servers that take part.
+    pub(crate) servers: Range<u32>,
 }
 
 /// What decisions depend on, besides the pieces.
@@ -97,7 +102,7 @@ impl Policy {
     fn decide(&self, class: &Class) -> (usize, Decision) {
         let (ref topology, kind, rule, size, pieces) = *class;
         let in_flight = self.credit.min(pieces);
-        let (rule, allowed) = self.rules.allowed(kind, rule, topology.participants());
+        let (rule, allowed) = self.rules.allowed(kind, rule, topology);
         let by = (rule, &allowed[..]);
         let pipeline = Pipeline { pieces, in_flight };
         let choice = select(kind, topology, 1 << size, pipeline, by, &self.cost);
@@ -115,9 +120,11 @@ fn in_words(class: &Class, decision: &Decision) -> String {
 }
 
 impl Chooser {
-    /// The choices for nodes with these rack labels.
+    /// The choices for nodes with these rack labels, the servers last.
     pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
         let topology = Topology::from_labels(racks);
+        // Before the world is complete there are no nodes.
+        let topology = topology.with_servers(if racks.is_empty() { 0 } else { config.servers });
         Self {
             topology,
             policy: Policy {
@@ -163,6 +170,12 @@ impl Chooser {
         KnownSpec { id, spec }
     }
 
+    /// The servers that may take part in a piece of this kind.
+    fn servers(&self, kind: Kind) -> Range<u32> {
+        let (first, end) = (self.topology.contributors(), self.topology.participants());
+        if kind == Kind::Allreduce { first..end } else { end..end }
+    }
+
     /// The algorithm for a piece of `bytes` on the wire, in a pipeline of `pieces` that are in
     /// flight or wait.
     pub(crate) fn choose(
@@ -177,15 +190,16 @@ impl Chooser {
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, collective, participants).filter(|_| several) else {
             let spec = KnownSpec { id: SpecId(0), spec: Algorithm::Ring.into() };
-            return Chosen { spec, id: None, reason: None };
+            return Chosen { spec, id: None, reason: None, servers: 0..0 };
         };
-        let topology = self.topology.part(participants.iter().map(|node| node.0));
+        let servers = self.servers(kind);
+        let topology = self.topology.part(participants.iter().map(|node| node.0).chain(servers));
         let size = bytes.min(1 << 62).next_power_of_two().ilog2();
         let rules = &self.policy.rules;
         let rule = rules.rule_for(kind, bytes);
         // A fixed choice does not depend on the class, and a move has only one way.
         let is_fixed = matches!(kind, Kind::Move { .. })
-            || rules.forced(rule, topology.participants()).is_some();
+            || rules.forced(rule, topology.contributors()).is_some();
         let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
         let class = (topology, kind, rule, size, pieces);
@@ -209,7 +223,8 @@ impl Chooser {
         };
         let (candidate, spec) = made.decision.next();
         let id = Some(ChoiceId { decision: made.id, candidate });
-        Chosen { spec: self.known(spec), id, reason }
+        let servers = if has_servers(kind, &spec) { self.servers(kind) } else { 0..0 };
+        Chosen { spec: self.known(spec), id, reason, servers }
     }
 
     /// A piece has taken this time, with so many pieces of the same algorithm in flight. It counts
@@ -279,7 +294,7 @@ impl Chooser {
             let observed = decision.observed();
             ChoiceStatus {
                 collective: kind.name(),
-                nodes: topology.participants(),
+                nodes: topology.contributors(),
                 bytes: 1 << size,
                 pieces: *pieces,
                 rule: *rule as u32,
@@ -315,7 +330,7 @@ mod tests {
         let mut settings = Settings::default();
         settings.tuning.enabled = true;
         settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
-        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, &settings).unwrap();
+        let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
         let mut chooser = Chooser::new(&["", ""], &config);
         let mut flight = Flight::new(config.credit_pieces as usize);
         let both = [NodeId(0), NodeId(1)];

@@ -61,7 +61,7 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// The dispatch for nodes with these rack labels.
+    /// The dispatch for nodes with these rack labels, the servers last.
     pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
         Self {
             queue: Queue::default(),
@@ -198,10 +198,11 @@ impl Dispatch {
         let participants = piece.kind.participants(set(piece.kind.set)?);
         let Piece { kind, bytes, cuts } = piece;
         let wire_bytes = kind.wire_bytes(self.compression, bytes);
-        let Chosen { spec, id, reason } =
+        let Chosen { spec, id, reason, servers } =
             self.chooser.choose(kind.route, kind.collective, &participants, wire_bytes, pipeline);
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
+        nodes.extend(servers.map(|node| node as usize));
         let slots = cuts.iter().map(|cut| cut.round.slot).collect();
         let sequence = self.flight.start(nodes, slots, id, now);
         let segment = |cut: &Cut| {

@@ -98,9 +98,18 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
         let address = text::excerpt(&join.metrics_address, 80);
         return invalid(format!("the metrics address '{address}' of node '{host}' is not ip:port"));
     }
-    if !(1..=MAX_SLOTS).contains(&join.slots) {
+    let is_server = join.order >= config.nodes - config.servers;
+    if join.order < config.nodes && is_server && join.slots > 0 {
         return invalid(format!(
-            "node '{host}' has {} slots: 1 to {MAX_SLOTS} are possible",
+            "node '{host}' has {} slots, and order {} of {} is that of a server: a server has no \
+             ranks",
+            join.slots, join.order, config.nodes
+        ));
+    }
+    if !is_server && !(1..=MAX_SLOTS).contains(&join.slots) {
+        return invalid(format!(
+            "node '{host}' has {} slots: 1 to {MAX_SLOTS} are possible; servers come after all \
+             others, and GRADWIRE_SERVERS counts them",
             join.slots
         ));
     }

@@ -38,9 +38,15 @@ impl Member {
         (first..first + self.node.slots).map(Rank)
     }
 
+    /// Whether it has no ranks: it only reduces for others, and stays until all ranks of the job
+    /// have left.
+    pub(crate) fn is_server(&self) -> bool {
+        self.node.slots == 0
+    }
+
     /// Whether all its ranks have left.
     pub(crate) fn has_left(&self) -> bool {
-        self.left.len() == self.node.slots as usize
+        !self.is_server() && self.left.len() == self.node.slots as usize
     }
 }
 
@@ -131,6 +137,9 @@ impl Members {
 
     /// A text such as `node 1 (ranks 2-3)`, for a failure that has the host as well.
     pub(crate) fn describe(&self, node: NodeId) -> String {
+        if self.get(node).is_some_and(Member::is_server) {
+            return format!("node {node} (a server)");
+        }
         let ranks: Vec<Rank> = self.get(node).map_or_else(Vec::new, |m| m.ranks().collect());
         format!("node {node} ({})", text::named_ranks(&ranks))
     }

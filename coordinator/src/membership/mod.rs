@@ -20,7 +20,7 @@ use gradwire_proto::{Ending, Failure, FailureKind, NodeId, Rank, beat::Silence};
 use self::{
     causes::Causes,
     forming::{Forming, Refusal, check_join},
-    members::Members,
+    members::{Member, Members},
 };
 use crate::model::{
     Command, ConnectionId, EngineConfig, Output, Phase,
@@ -412,7 +412,8 @@ impl Membership {
         }
         let how = if absent { "ended without having joined" } else { "left in good order" };
         out.reason = format!("{} {how}", text::named_ranks(ranks));
-        let remain = self.members.iter().any(|(_, member)| !member.has_left());
+        let has_ranks = |member: &Member| !member.is_server() && !member.has_left();
+        let remain = self.members.iter().any(|(_, member)| has_ranks(member));
         if !remain {
             "every rank has left in good order".clone_into(&mut self.why);
             self.state = State::Over(Ending::Finished);

@@ -31,6 +31,8 @@ pub struct EngineConfig {
     pub job: JobId,
     /// The number of nodes of the complete world.
     pub nodes: u32,
+    /// How many of them are servers, the last ones: nodes without ranks.
+    pub servers: u32,
     /// The number of ranks of all nodes together, if it is known. A mistake is then noticed before
     /// the job starts.
     pub ranks: Option<u32>,
@@ -71,11 +73,17 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The configuration for a job of `nodes` nodes with these settings.
+    /// The configuration for a job of `nodes` nodes, the last `servers` of which have no ranks,
+    /// with these settings.
     ///
     /// # Errors
     /// [`VariableError`] if a setting names an algorithm or a compression that does not exist.
-    pub fn new(job: JobId, nodes: u32, settings: &Settings) -> Result<Self, VariableError> {
+    pub fn new(
+        job: JobId,
+        nodes: u32,
+        servers: u32,
+        settings: &Settings,
+    ) -> Result<Self, VariableError> {
         let negotiation = &settings.negotiation;
         let invalid = |variable, value: &str, reason: String| VariableError::Invalid {
             variable,
@@ -86,7 +94,8 @@ impl EngineConfig {
         let refused = |error: RulesError| {
             invalid("negotiation.algorithm", &given.to_string(), error.to_string())
         };
-        given.fits(nodes).map_err(refused)?;
+        let with_ranks = nodes.saturating_sub(servers);
+        given.fits(with_ranks).map_err(refused)?;
         let rules = settings.algorithms().map_err(refused)?;
         let name = settings.data.compression.as_str();
         let known = || format!("it is {}", Compression::NAMES.join(" or "));
@@ -94,6 +103,7 @@ impl EngineConfig {
         Ok(Self {
             job,
             nodes,
+            servers,
             ranks: None,
             epoch: Epoch(1),
             lanes: settings.data.lanes,
@@ -109,7 +119,7 @@ impl EngineConfig {
             max_pending: MAX_PENDING.max(negotiation.max_tensors),
             probe: nodes > 1
                 && match settings.probe.enabled {
-                    ProbeEnabled::Auto => rules.is_choice(nodes),
+                    ProbeEnabled::Auto => rules.is_choice(with_ranks),
                     ProbeEnabled::True => true,
                     ProbeEnabled::False => false,
                 },
@@ -136,8 +146,12 @@ impl EngineConfig {
             self.nodes,
             "1 to 4096 are possible",
         )?;
-        let ranks = self.ranks.unwrap_or(self.nodes);
-        check("ranks", ranks >= self.nodes, ranks, "each node has at least one rank")?;
+        let servers = self.servers;
+        check("servers", servers < self.nodes, servers, "one node at least must have ranks")?;
+        let with_ranks = self.nodes - servers;
+        let ranks = self.ranks.unwrap_or(with_ranks);
+        let least = "each node but the servers has at least one rank";
+        check("ranks", ranks >= with_ranks, ranks, least)?;
         check("ranks", ranks <= Rank::MAX, ranks, "at most 4096 are possible")?;
         check("lanes", (1..=MAX_LANES).contains(&self.lanes), self.lanes, "1 to 16 are possible")?;
         let interval = self.heartbeat_interval;
@@ -191,7 +205,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_valid_and_each_mistake_is_named() {
-        let good = EngineConfig::new(JobId::new("job").unwrap(), 2, &Settings::default());
+        let good = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &Settings::default());
         let good = good.unwrap();
         good.validate().unwrap();
         let cases = [

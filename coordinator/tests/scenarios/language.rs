@@ -56,7 +56,8 @@ fn pairs(text: &str) -> impl Iterator<Item = Parsed<(&str, &str)>> {
 
 fn config(text: &str) -> Parsed<EngineConfig> {
     let job = JobId::new("job").map_err(|e| e.to_string())?;
-    let mut config = EngineConfig::new(job, 2, &Settings::default()).map_err(|e| e.to_string())?;
+    let mut config =
+        EngineConfig::new(job, 2, 0, &Settings::default()).map_err(|e| e.to_string())?;
     // One algorithm, so that the numbers of the cost model can change.
     config.rules = Rules::parse("ring").expect("an algorithm");
     config.probe = false;
@@ -65,6 +66,7 @@ fn config(text: &str) -> Parsed<EngineConfig> {
         match key {
             "probe" => config.probe = value == "true",
             "nodes" => config.nodes = number(value)?,
+            "servers" => config.servers = number(value)?,
             "ranks" => config.ranks = Some(number(value)?),
             "piece_bytes" => config.piece_bytes = number(value)?,
             "credit" => config.credit_pieces = number(value)?,

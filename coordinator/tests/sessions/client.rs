@@ -34,7 +34,8 @@ impl Served {
         let job = JobId::new("job").unwrap();
         let mut settings = Settings::default();
         settings.probe.enabled = ProbeEnabled::False;
-        let mut config = CoordinatorConfig::new(job, secret.clone(), nodes, &settings).unwrap();
+        let mut config =
+            CoordinatorConfig::new(job, secret.clone(), (nodes, 0), &settings).unwrap();
         change(&mut config);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -20,7 +20,7 @@ use gradwire_proto::{
 use crate::model::{
     agreement::Agreement,
     members::Members,
-    operation::{Instruction, Operation, OperationSegment, PartRange, Probe},
+    operation::{Instruction, Operation, OperationSegment, PartRange, Probe, nodes_of},
     tensor::{Announced, TensorKey, pair},
     world::{World, invalid},
 };
@@ -321,8 +321,8 @@ impl Registry {
             members.get_or_insert_with(|| agreement.members.clone());
             // Each of several empty sends and receives has ranks of its own. A node takes part if
             // any of these ranks is on it.
-            if !agreement.members.here.is_empty() {
-                takes_part = true;
+            takes_part |= !agreement.members.here.is_empty();
+            if self.world.is_server() || !agreement.members.here.is_empty() {
                 segments.push(OperationSegment { tensor, agreement, range });
             }
         }
@@ -339,6 +339,8 @@ impl Registry {
             _ if members.nodes.len() == 1 => Algorithm::Ring.into(),
             _ => self.spec(SpecId(wire.spec), members.nodes.len())?,
         };
+        takes_part |= self.world.is_server()
+            && nodes_of(route, &spec, &members).binary_search(&self.world.node).is_ok();
         let operation = Operation { sequence, request, spec, route, members, segments };
         Ok(takes_part.then_some(operation))
     }

@@ -4,7 +4,7 @@
 use std::{ops::Range, sync::Arc, time::Instant};
 
 use gradwire_kernels::{Combine, Finish, Form, Store};
-use gradwire_proto::{NodeId, Sequence};
+use gradwire_proto::{NodeId, Sequence, TensorName};
 
 use super::plan::Plan;
 use crate::model::{
@@ -58,10 +58,25 @@ impl PieceSegment {
     }
 }
 
+/// What a piece is for.
+#[derive(Debug)]
+pub(crate) enum Purpose {
+    /// Tensors of local ranks.
+    Ranks,
+    /// Tensors of other nodes, for which this one is a server: the names of the first ones.
+    Others(Vec<TensorName>),
+    /// To measure links. Nobody waits for it.
+    Probe,
+}
+
+/// The most tensors that texts name.
+pub(crate) const NAMES: usize = 3;
+
 /// An operation as this node runs it.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) sequence: Sequence,
+    pub(crate) purpose: Purpose,
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
@@ -82,9 +97,9 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Whether it only measures links: it has no tensors, and nobody waits for it.
+    /// Whether it only measures links.
     pub(crate) fn is_probe(&self) -> bool {
-        self.tensors.is_empty()
+        matches!(self.purpose, Purpose::Probe)
     }
 
     /// Whether all local ranks have made room for its results.
@@ -92,11 +107,14 @@ impl Piece {
         self.tensors.iter().all(|(tensor, _)| tensor.is_allocated())
     }
 
-    /// The names of its tensors, for texts; at most three.
+    /// The names of its tensors, for texts; at most [`NAMES`].
     pub(crate) fn names(&self) -> String {
-        let mut names: Vec<&str> =
-            self.tensors.iter().take(3).map(|(tensor, _)| tensor.key.name.as_str()).collect();
-        if self.tensors.len() > names.len() {
+        let others: &[TensorName] =
+            if let Purpose::Others(names) = &self.purpose { names } else { &[] };
+        let own = self.tensors.iter().map(|(tensor, _)| &tensor.key.name);
+        let mut all = own.chain(others).map(TensorName::as_str);
+        let mut names: Vec<&str> = all.by_ref().take(NAMES).collect();
+        if all.next().is_some() {
             names.push("…");
         }
         names.join(", ")

@@ -366,7 +366,7 @@ mod tests {
     /// The plan of participant 0, in blocks of four elements of `element` bytes.
     fn planned(participants: u32, blocks: u64, steps: Vec<Step>, element: u64) -> Plan {
         let blocks = (0..blocks).map(|at| Block { offset: 4 * at, count: 4 }).collect();
-        Plan::new(&Schedule { participants, me: 0, blocks, steps }, element)
+        Plan::new(&Schedule { participants, servers: 0, me: 0, blocks, steps }, element)
     }
 
     /// Participant 0 of a ring of two: it sends block 0 and receives block 1, and then the reverse.

@@ -33,7 +33,7 @@ use socket2::SockRef;
 
 use super::{
     lane::{Connected, Disconnected, Lane, LaneConfig, LaneEvents, Order},
-    piece::{Piece, PieceSegment},
+    piece::{Piece, PieceSegment, Purpose},
     plan::Plan,
 };
 use crate::model::{
@@ -316,6 +316,7 @@ fn piece(
         })
         .collect();
     Piece {
+        purpose: Purpose::Ranks,
         sequence: Sequence(sequence),
         combine: Combine { dtype: DType::F32, op: ReduceOp::Sum },
         prescale: 1.0,

@@ -452,6 +452,7 @@ fn attached(world: &World, local_rank: u32) -> Reply {
         nodes: world
             .nodes
             .iter()
+            .filter(|n| n.slots > 0)
             .map(|n| pb::Node {
                 host: n.host.clone(),
                 data_address: n.address.to_string(),

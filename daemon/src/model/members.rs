@@ -14,6 +14,8 @@ pub(crate) struct Members {
     pub(crate) ranks: Vec<Rank>,
     /// The nodes with any of these ranks, ascending: the participants of their schedules.
     pub(crate) nodes: Arc<[NodeId]>,
+    /// The same and all servers, for the schedules in which these take part.
+    pub(crate) with_servers: Arc<[NodeId]>,
     /// The ranks on this node, by local rank, ascending.
     pub(crate) here: Vec<u32>,
 }
@@ -34,14 +36,23 @@ impl Members {
             }
             here.extend(world.local(*rank));
         }
-        Some(Self { ranks, nodes: nodes.into(), here })
+        Some(Self::with(world, ranks, nodes.into(), here))
+    }
+
+    fn with(world: &World, ranks: Vec<Rank>, nodes: Arc<[NodeId]>, here: Vec<u32>) -> Self {
+        let servers = world.servers();
+        let with_servers = match servers.len() {
+            0 => nodes.clone(),
+            _ => nodes.iter().copied().chain(servers).collect(),
+        };
+        Self { ranks, nodes, with_servers, here }
     }
 
     /// All ranks of the job.
     pub(crate) fn everybody(world: &World) -> Self {
         let ranks = (0..world.size()).map(Rank).collect();
-        let nodes = (0..world.nodes.len() as u32).map(NodeId).collect();
-        Self { ranks, nodes, here: (0..world.me().slots).collect() }
+        let nodes = (0..(world.nodes.len() - world.servers().len()) as u32).map(NodeId).collect();
+        Self::with(world, ranks, nodes, (0..world.me().slots).collect())
     }
 
     /// The position of a rank in the list.

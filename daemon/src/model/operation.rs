@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gradwire_collectives::algorithms::{Spec, probe::Pattern};
+use gradwire_collectives::algorithms::{Kind, Spec, has_servers, probe::Pattern};
 use gradwire_proto::{Failure, NodeId, ProcessSetId, Rank, Request, Route, Sequence};
 
 use super::{agreement::Agreement, members::Members, tensor::TensorKey};
@@ -37,7 +37,26 @@ pub(crate) struct Operation {
     pub(crate) route: Route,
     /// The ranks that take part in the collective.
     pub(crate) members: Arc<Members>,
+    /// Those of ranks of this node; on a server all of them.
     pub(crate) segments: Vec<OperationSegment>,
+}
+
+impl Operation {
+    /// The nodes that take part, ascending.
+    pub(crate) fn nodes(&self) -> &Arc<[NodeId]> {
+        nodes_of(self.route, &self.spec, &self.members)
+    }
+}
+
+/// The nodes that take part in an operation of these ranks, ascending: where there is something to
+/// exchange, also the servers, if it is by such a spec.
+pub(crate) fn nodes_of<'a>(route: Route, spec: &Spec, members: &'a Members) -> &'a Arc<[NodeId]> {
+    let is_allreduce = route == Route::All && members.nodes.len() > 1;
+    if is_allreduce && has_servers(Kind::Allreduce, spec) {
+        &members.with_servers
+    } else {
+        &members.nodes
+    }
 }
 
 /// What this node does to measure links.

@@ -19,7 +19,8 @@ pub(crate) struct NodeInfo {
 pub(crate) struct World {
     pub(crate) epoch: Epoch,
     pub(crate) node: NodeId,
-    /// At least one; ranks are numbered through them without gaps.
+    /// At least one with ranks, which are numbered through them without gaps. Those without ranks,
+    /// the servers, come last.
     pub(crate) nodes: Vec<NodeInfo>,
     pub(crate) lanes: u32,
     /// It comes from the coordinator and not from this node's settings, so all nodes use the same
@@ -33,6 +34,17 @@ impl World {
     /// This node.
     pub(crate) fn me(&self) -> &NodeInfo {
         &self.nodes[self.node.0 as usize]
+    }
+
+    /// The servers: nodes without ranks, which reduce for the others.
+    pub(crate) fn servers(&self) -> impl ExactSizeIterator<Item = NodeId> + use<> {
+        let first = self.nodes.partition_point(|node| node.slots > 0) as u32;
+        (first..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// Whether this node is a server.
+    pub(crate) fn is_server(&self) -> bool {
+        self.me().slots == 0
     }
 
     /// How many ranks there are.
@@ -61,9 +73,14 @@ impl TryFrom<pb::World> for World {
         let mut next = 0u32;
         let mut nodes = Vec::with_capacity(wire.nodes.len());
         for node in wire.nodes {
-            if node.first_rank != next || node.slots == 0 {
+            if node.first_rank != next {
                 let reason =
                     format!("{} begins at rank {}, not {next}", node.host, node.first_rank);
+                return Err(invalid("nodes", reason));
+            }
+            let is_before_ranks = |last: &NodeInfo| last.slots == 0 && node.slots > 0;
+            if next == 0 && node.slots == 0 || nodes.last().is_some_and(is_before_ranks) {
+                let reason = format!("{} has no ranks, or comes after one without", node.host);
                 return Err(invalid("nodes", reason));
             }
             next =
@@ -140,6 +157,15 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn servers_come_last_and_have_no_ranks() {
+        let world = world(3, &[2, 1, 0, 0]);
+        assert_eq!((world.size(), world.is_server()), (3, true));
+        assert_eq!(world.servers().collect::<Vec<_>>(), [NodeId(2), NodeId(3)]);
+        assert_eq!(world.node_of(Rank(2)), Some(NodeId(1)));
+        assert_eq!((world.node_of(Rank(3)), world.local(Rank(2))), (None, None));
+    }
+
+    #[test]
     fn a_world_that_makes_no_sense_is_refused() {
         let good =
             pb::World { nodes: vec![node(0, 2), node(2, 1)], lanes: 2, ..Default::default() };
@@ -148,6 +174,8 @@ pub(crate) mod tests {
         let cases = [
             pb::World { nodes: vec![node(0, 2), node(1, 1)], ..good.clone() },
             pb::World { nodes: vec![node(0, 0)], ..good.clone() },
+            pb::World { nodes: vec![node(0, 0), node(0, 2)], ..good.clone() },
+            pb::World { nodes: vec![node(0, 2), node(2, 0), node(2, 1)], ..good.clone() },
             pb::World { node: 2, ..good.clone() },
             pb::World { lanes: 0, ..good.clone() },
             pb::World { compression: 7, ..good.clone() },

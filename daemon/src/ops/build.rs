@@ -10,7 +10,7 @@ use gradwire_proto::{
 
 use super::plans::{Planned, Plans};
 use crate::{
-    data::piece::{Piece, PieceSegment},
+    data::piece::{NAMES, Piece, PieceSegment, Purpose},
     model::{
         agreement::Agreement,
         operation::{Operation, OperationSegment, PartRange},
@@ -90,12 +90,25 @@ impl Builder {
         &self,
         operation: Operation,
     ) -> Result<(Piece, Vec<AllocationRequest>), Failure> {
+        let nodes = operation.nodes().clone();
         let Operation { sequence, request, spec, route, members, segments } = operation;
         let element = request.dtype.size() as u64;
         let wire = self.compression.between_nodes(&request);
         let mut wanted = Vec::new();
         let mut content = Content::default();
+        let mut others = Vec::new();
         for segment in segments {
+            if segment.agreement.members.here.is_empty() {
+                // This node is a server: it reduces for others. One more than texts name.
+                let is_new = others.last() != Some(&segment.tensor.name);
+                if is_new && others.len() <= NAMES {
+                    others.push(segment.tensor.name.clone());
+                }
+                if let Some(range) = segment.range {
+                    content.add(None, &segment.agreement, range);
+                }
+                continue;
+            }
             let tensor = self.tensor(sequence, &segment, &mut wanted)?;
             let elements = segment.range.map_or(0, |range| range.count);
             if !tensor.order(elements.max(1)) {
@@ -103,22 +116,24 @@ impl Builder {
                 return Err(protocol(sequence, format!("it moves more of '{name}' than there is")));
             }
             if let Some(range) = segment.range {
-                content.add(&tensor, &segment.agreement, range);
+                content.add(Some(&tensor), &segment.agreement, range);
             }
             content.tensors.push((tensor, elements));
         }
         let Content { sections, ranges, tensors } = content;
         let Planned { plan, nodes, starts, elements } = self
             .plans
-            .of(route, &members.nodes, spec, sections, wire.size() as u64)
+            .of(route, &nodes, spec, sections, wire.size() as u64)
             .ok_or_else(|| protocol(sequence, "this node takes no part in its schedule"))?;
         let mut segments: Vec<PieceSegment> =
             ranges.into_iter().map(|range| range.segment(&starts, element)).collect();
         segments.sort_by_key(|segment| segment.start);
         let Arithmetic { combine, prescale, finish } =
             Arithmetic::of(&request, members.ranks.len() as u32);
+        let purpose = if others.is_empty() { Purpose::Ranks } else { Purpose::Others(others) };
         let piece = Piece {
             sequence,
+            purpose,
             combine,
             prescale,
             finish,
@@ -176,8 +191,8 @@ struct Range {
 }
 
 impl Content {
-    /// Adds a range of all flows of a tensor.
-    fn add(&mut self, tensor: &Arc<QueuedTensor>, agreement: &Agreement, range: PartRange) {
+    /// Adds a range of all flows of a tensor, which a server does not have.
+    fn add(&mut self, tensor: Option<&Arc<QueuedTensor>>, agreement: &Agreement, range: PartRange) {
         let PartRange { part, offset, count } = range;
         let Some(flows) = agreement.part(part) else { return };
         let mut here = flows.here.iter().peekable();
@@ -188,7 +203,7 @@ impl Content {
                 continue;
             }
             let (section, at) = self.extend(flow.roles, count);
-            if let Some(&(_, flow)) = own {
+            if let Some((&(_, flow), tensor)) = own.zip(tensor) {
                 let tensor = tensor.clone();
                 self.ranges.push(Range { tensor, part, flow, offset, count, section, at });
             }

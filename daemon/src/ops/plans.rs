@@ -67,8 +67,9 @@ impl Plans {
     pub(super) fn new(world: &World) -> Self {
         let me = world.node;
         let racks: Vec<&str> = world.nodes.iter().map(|n| n.rack.as_str()).collect();
-        let topology = Topology::from_labels(&racks);
-        let empty = Schedule { participants: 1, me: 0, blocks: Vec::new(), steps: Vec::new() };
+        let topology = Topology::from_labels(&racks).with_servers(world.servers().len() as u32);
+        let empty =
+            Schedule { participants: 1, servers: 0, me: 0, blocks: Vec::new(), steps: Vec::new() };
         Self {
             me,
             alone: Arc::from([me]),

@@ -6,7 +6,10 @@ use gradwire_kernels::{Combine, Finish};
 use gradwire_proto::{DType, NodeId, ReduceOp};
 
 use crate::{
-    data::{piece::Piece, plan::Plan},
+    data::{
+        piece::{Piece, Purpose},
+        plan::Plan,
+    },
     model::operation::Probe,
 };
 
@@ -22,6 +25,7 @@ pub(super) fn piece(me: NodeId, probe: &Probe, ordered: Instant) -> Option<Piece
     let dtype = DType::U8;
     Some(Piece {
         sequence,
+        purpose: Purpose::Probe,
         combine: Combine { dtype, op: ReduceOp::Sum },
         prescale: 1.0,
         finish: Finish::none(dtype),

@@ -14,7 +14,13 @@ pub fn describe(plan: &Plan, settings: &Settings, local: &[bool]) -> String {
         // Writing to a string can't fail.
         let _ = writeln!(text, "{line}");
     };
-    line(format!("job {}: {} ranks on {} hosts", plan.job, plan.size(), plan.nodes.len()));
+    let servers = match plan.servers() {
+        0 => String::new(),
+        1 => " and 1 server".to_owned(),
+        servers => format!(" and {servers} servers"),
+    };
+    let hosts = plan.nodes.len() - plan.servers();
+    line(format!("job {}: {} ranks on {hosts} hosts{servers}", plan.job, plan.size()));
     let command: Vec<_> = [&plan.program].into_iter().chain(&plan.args).map(|a| quote(a)).collect();
     let launch = &settings.launch;
     let unknown = IpAddr::from([0, 0, 0, 0]);

@@ -1,4 +1,5 @@
-//! Which hosts there are and how many ranks each takes: `-H` and `--hostfile`, parsed (TRUST).
+//! Which hosts there are and how many ranks each takes: `-H`, `--hostfile` and `--servers`, parsed
+//! (TRUST).
 
 use std::{collections::BTreeSet, fmt, net::Ipv6Addr};
 
@@ -9,7 +10,7 @@ use gradwire_proto::{MAX_LABEL_BYTES, NoRackLabel, check_rack_label};
 pub struct Host {
     /// Its name or address, as it was given.
     pub name: String,
-    /// At least 1.
+    /// How many ranks it takes; none for a server.
     pub slots: u32,
     /// The label of its rack; empty for none.
     pub rack: String,
@@ -42,12 +43,24 @@ pub enum HostsError {
          [{given}] or [{address}]:{slots}"
     )]
     Ambiguous { place: String, given: String, address: String, slots: String },
-    #[error("{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL`")]
+    #[error(
+        "{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL`, or for a \
+         server `host role=server rack=LABEL`"
+    )]
     Word { place: String, given: String },
     #[error("{place}: '{given}' is not a rack's label; it must be {NoRackLabel}")]
     Rack { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
     Twice { place: String, name: String },
+    #[error(
+        "{place}: host {name} is a server and has slots; a server has no ranks: leave them out"
+    )]
+    ServerWithSlots { place: String, name: String },
+    #[error(
+        "{place}: host {name} is a server, and the first host has to have ranks: its daemon hosts \
+         the coordinator; name a host with ranks before it"
+    )]
+    ServerFirst { place: String, name: String },
     #[error("{place}: no hosts are given")]
     None { place: String },
 }
@@ -62,9 +75,36 @@ pub fn parse_list(text: &str) -> Result<Vec<Host>, HostsError> {
     collect("-H", hosts.map(|(place, entry)| entry_of(place, entry)))
 }
 
-/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank, and may have
-/// `rack=LABEL` behind it; `#` begins a comment; blank lines don't count, nor does a byte order
-/// mark. `file` is its name, for errors.
+/// Parses `--servers`: `host,…`, hosts without ranks. They follow `hosts`, or this machine.
+///
+/// # Errors
+/// [`HostsError`] with the entry that is wrong.
+pub fn parse_servers(text: &str, hosts: &[Host]) -> Result<Vec<Host>, HostsError> {
+    let entries = text.split(',').map(str::trim).enumerate().filter(|(_, entry)| !entry.is_empty());
+    let servers = entries.map(|(i, entry)| {
+        let (place, host) = entry_of(format!("--servers entry {}", i + 1), entry)?;
+        as_server(place, entry, host)
+    });
+    let known = hosts.iter().map(|host| Ok((String::new(), host.clone())));
+    let all = collect("--servers", known.chain(servers))?;
+    if all.len() == hosts.len() {
+        return Err(HostsError::None { place: "--servers".to_owned() });
+    }
+    Ok(all)
+}
+
+/// A host that was written without slots, as a server.
+fn as_server(place: String, written: &str, host: Host) -> Placed {
+    let bare = written.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    if bare.unwrap_or(written) == host.name {
+        return Ok((place, Host { slots: 0, ..host }));
+    }
+    Err(HostsError::ServerWithSlots { place, name: host.name })
+}
+
+/// Parses a hostfile: a line is `host slots=N`, or `host:N`, or `host` for one rank, or
+/// `host role=server` for none, and may have `rack=LABEL` behind it; `#` begins a comment; blank
+/// lines don't count, nor does a byte order mark. `file` is its name, for errors.
 ///
 /// # Errors
 /// [`HostsError`] with the line that is wrong.
@@ -74,7 +114,14 @@ pub fn parse_file(file: &str, text: &str) -> Result<Vec<Host>, HostsError> {
         let line = line.split('#').next().unwrap_or_default().trim();
         (!line.is_empty()).then(|| (format!("hostfile {file} line {}", i + 1), line))
     });
-    collect(&format!("hostfile {file}"), lines.map(|(place, line)| line_of(place, line)))
+    let host = |(at, (place, line))| {
+        let (place, host) = line_of(place, line)?;
+        if at == 0 && host.slots == 0 {
+            return Err(HostsError::ServerFirst { place, name: host.name });
+        }
+        Ok((place, host))
+    };
+    collect(&format!("hostfile {file}"), lines.enumerate().map(host))
 }
 
 type Placed = Result<(String, Host), HostsError>;
@@ -98,18 +145,23 @@ fn collect(all: &str, hosts: impl Iterator<Item = Placed>) -> Result<Vec<Host>, 
 
 fn line_of(place: String, line: &str) -> Placed {
     let mut words = line.split_whitespace();
-    let (place, mut host) = entry_of(place, words.next().unwrap_or_default())?;
-    let (mut slots, mut rack) = (None, None);
+    let entry = words.next().unwrap_or_default();
+    let (place, mut host) = entry_of(place, entry)?;
+    let (mut slots, mut rack, mut is_server) = (None, None, false);
     for word in words {
         match word.split_once('=') {
             Some(("slots", number)) if slots.is_none() => slots = Some(count(&place, number)?),
+            Some(("role", "server")) if !is_server => is_server = true,
             Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(&place, label)?),
             _ => return Err(HostsError::Word { place, given: shown(word) }),
         }
     }
-    host.slots = slots.unwrap_or(host.slots);
     host.rack = rack.unwrap_or_default();
-    Ok((place, host))
+    match slots {
+        Some(_) if is_server => Err(HostsError::ServerWithSlots { place, name: host.name }),
+        None if is_server => as_server(place, entry, host),
+        _ => Ok((place, Host { slots: slots.unwrap_or(host.slots), ..host })),
+    }
 }
 
 fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
@@ -240,9 +292,33 @@ mod tests {
             ("a rack=\u{7}", "hostfile h line 1: '\\u{7}' is not a rack's label"),
             ("a\n\na slots=3", "hostfile h line 3: host a is given twice"),
             ("# nothing\n", "hostfile h: no hosts are given"),
+            ("a\nb role=worker", "hostfile h line 2: 'role=worker' is not understood; a line is"),
+            ("a\nb:2 role=server", "hostfile h line 2: host b is a server and has slots"),
+            ("a\nb role=server slots=1", "hostfile h line 2: host b is a server and has slots"),
+            ("a role=server\nb", "hostfile h line 1: host a is a server, and the first host has"),
         ];
         for (text, expected) in cases {
             let error = parse_file("h", text).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn servers_follow_hosts_with_ranks() {
+        let hosts = parse_file("h", "a:2\nb role=server rack=r1\nc").unwrap();
+        let slots: Vec<u32> = hosts.iter().map(|host| host.slots).collect();
+        assert_eq!((slots, hosts[1].rack.as_str()), (vec![2, 0, 1], "r1"));
+        let all = parse_servers(" d,[::1], e", &parse_list("a:2").unwrap()).unwrap();
+        assert_eq!(all, [host("a", 2), host("d", 0), host("::1", 0), host("e", 0)]);
+        let cases = [
+            ("d:2", "--servers entry 1: host d is a server and has slots"),
+            ("d,a", "--servers entry 2: host a is given twice"),
+            ("d,,d", "--servers entry 3: host d is given twice"),
+            (",", "--servers: no hosts are given"),
+            ("d e", "--servers entry 1: 'd e' is not a host's name"),
+        ];
+        for (text, expected) in cases {
+            let error = parse_servers(text, &[host("a", 1)]).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{text}: {error}");
         }
     }
@@ -253,7 +329,7 @@ mod tests {
             text in "[a-c:,\\[\\]=# \n0-9-]{0,40}",
         ) {
             for host in parse_list(&text).into_iter().chain(parse_file("f", &text)).flatten() {
-                prop_assert!(host.slots >= 1 && !host.name.starts_with('-'));
+                prop_assert!(!host.name.starts_with('-'));
             }
         }
 

@@ -58,7 +58,7 @@ impl MetricsFile {
         }
         if let Some(host) = hidden(daemons) {
             print_line(format!(
-                "gradwire: --metrics-sd: host {host} shows its metrics to programs of its own only; \
+                "gradwire: --metrics-sd: host {host} shows its metrics to its own programs only; \
                  set metrics.listen=0.0.0.0:9401-9499 to let Prometheus on another host read them"
             ));
         }

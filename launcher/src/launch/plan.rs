@@ -20,7 +20,7 @@ pub struct Node {
     pub host: String,
     /// Its first rank; the others follow.
     pub first_rank: u32,
-    /// How many ranks it runs; at least 1.
+    /// How many ranks it runs; none for a server.
     pub ranks: u32,
     /// The label of its rack, in the place of the setting `node.rack`; empty for that.
     pub rack: String,
@@ -33,7 +33,7 @@ pub struct Plan {
     pub job: String,
     /// What its processes prove to each other.
     pub secret: Secret,
-    /// The hosts that run ranks, in order.
+    /// The hosts that run ranks, in order, and behind them the servers.
     pub nodes: Vec<Node>,
     /// The program of each rank; [`ITSELF`](gradwire_proto::launch::ITSELF) for `gradwire`.
     pub program: String,
@@ -57,19 +57,23 @@ pub struct Places {
 }
 
 impl Plan {
-    /// Fills hosts in order until `np` ranks have a place; no `np`: all slots; no hosts: all
-    /// ranks here. Hosts that get no rank are not used.
+    /// Fills hosts in order until `np` ranks have a place; no `np`: all slots; no hosts with ranks:
+    /// all ranks here. Hosts that get no rank are not used, but for the servers, which come last.
     ///
     /// # Errors
     /// [`CommandError`] if there are more ranks than slots.
     pub fn nodes(hosts: &[Host], np: Option<u32>) -> Result<Vec<Node>, CommandError> {
         let here =
             [Host { name: "localhost".to_owned(), slots: np.unwrap_or(1), rack: String::new() }];
-        let hosts = if hosts.is_empty() { &here[..] } else { hosts };
+        let (servers, mut hosts): (Vec<&Host>, Vec<&Host>) =
+            hosts.iter().partition(|host| host.slots == 0);
+        if hosts.is_empty() {
+            hosts.extend(&here);
+        }
         let slots: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
         let np = np.map_or(slots, u64::from);
         if np > slots {
-            let list: Vec<_> = hosts.iter().take(8).map(Host::to_string).collect();
+            let list: Vec<_> = hosts.iter().take(8).map(ToString::to_string).collect();
             let more = if hosts.len() > 8 { ", …" } else { "" };
             return Err(CommandError::usage(format!(
                 "-np {np} is more than the {slots} slots of the given hosts ({}{more})",
@@ -81,7 +85,7 @@ impl Plan {
             return Err(CommandError::usage(format!("{np} ranks are more than {MAX_RANKS}")));
         }
         let (mut nodes, mut next) = (Vec::new(), 0);
-        for host in hosts {
+        for host in &hosts {
             let left = u32::try_from(np).unwrap_or(MAX_RANKS) - next;
             let ranks = host.slots.min(left);
             if ranks == 0 {
@@ -91,6 +95,12 @@ impl Plan {
             nodes.push(Node { host, first_rank: next, ranks, rack });
             next += ranks;
         }
+        nodes.extend(servers.into_iter().map(|server| Node {
+            host: server.name.clone(),
+            first_rank: next,
+            ranks: 0,
+            rack: server.rack.clone(),
+        }));
         Ok(nodes)
     }
 
@@ -105,7 +115,8 @@ impl Plan {
         settings: &Loaded,
     ) -> Result<Self, CommandError> {
         let rules = &settings.settings.negotiation.algorithm;
-        rules.fits(nodes.len() as u32).map_err(|error| {
+        let with_ranks = nodes.iter().filter(|node| node.ranks > 0).count();
+        rules.fits(with_ranks as u32).map_err(|error| {
             CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
         })?;
         let id: String =
@@ -125,6 +136,11 @@ impl Plan {
             service_settings: settings.variables().collect(),
             worker_settings,
         })
+    }
+
+    /// How many hosts have no ranks.
+    pub fn servers(&self) -> usize {
+        self.nodes.iter().filter(|node| node.ranks == 0).count()
     }
 
     /// How many ranks there are.
@@ -173,6 +189,7 @@ impl Plan {
             None => all.extend(variables([
                 ("GRADWIRE_COORDINATOR", HERE.to_owned()),
                 ("GRADWIRE_NODES", self.nodes.len().to_string()),
+                ("GRADWIRE_SERVERS", self.servers().to_string()),
                 ("GRADWIRE_RANKS", self.size().to_string()),
             ])),
         }
@@ -269,6 +286,10 @@ mod tests {
         Plan::new(nodes, "train".into(), Vec::new(), &Settings::load(&layers).unwrap()).unwrap()
     }
 
+    fn settings() -> Loaded {
+        Settings::load(&Layers::default()).unwrap()
+    }
+
     fn places(nodes: usize) -> Places {
         Places {
             addresses: (0..nodes).map(|i| IpAddr::from([10, 0, 0, 1 + i as u8])).collect(),
@@ -289,6 +310,29 @@ mod tests {
         let error = Plan::nodes(&hosts, Some(7)).unwrap_err();
         assert_eq!(error.what, "-np 7 is more than the 6 slots of the given hosts (a:2,b:4)");
         assert_eq!(error.code, 2);
+    }
+
+    #[test]
+    fn servers_come_last_and_are_always_used() {
+        let hosts = parse_file("h", "a:2\ns role=server\nb:4\nc:2").unwrap();
+        let nodes = Plan::nodes(&hosts, Some(3)).unwrap();
+        let all: Vec<_> =
+            nodes.iter().map(|node| (&*node.host, node.first_rank, node.ranks)).collect();
+        assert_eq!(all, [("a", 0, 2), ("b", 2, 1), ("s", 3, 0)]);
+        let plan = Plan::new(nodes, "p".into(), Vec::new(), &settings()).unwrap();
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let (first, server) = (
+            plan.daemon_variables(0, address, None),
+            plan.daemon_variables(2, address, "10.0.0.1:7000".parse().ok()),
+        );
+        assert_eq!((&*first["GRADWIRE_NODES"], &*first["GRADWIRE_SERVERS"]), ("3", "1"));
+        assert_eq!((&*server["GRADWIRE_SLOTS"], &*server["GRADWIRE_ORDER"]), ("0", "2"));
+        let rank = plan.rank_variables(1, 2, &places(3));
+        assert_eq!((&*rank["GRADWIRE_SIZE"], &*rank["GRADWIRE_CROSS_SIZE"]), ("3", "2"));
+        // Ranks here, and a server elsewhere.
+        let nodes = Plan::nodes(&hosts[1..2], Some(2)).unwrap();
+        let all: Vec<_> = nodes.iter().map(|node| (&*node.host, node.ranks)).collect();
+        assert_eq!(all, [("localhost", 2), ("s", 0)]);
     }
 
     #[test]

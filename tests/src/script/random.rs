@@ -18,7 +18,11 @@ pub(super) fn plan(dice: &mut Dice) -> Plan {
     for _ in 0..dice.below(u64::from(MAX_RANKS) - nodes as u64 + 1) {
         slots[dice.below(nodes as u64) as usize] += 1;
     }
-    let others = ["auto", "ring(way=around)", "circulant(radix=3)", "k-nomial(radix=3)"];
+    if dice.one_in(4) {
+        // Servers have no ranks.
+        slots.extend(vec![0; 1 + dice.below(2) as usize]);
+    }
+    let others = ["auto", "servers", "ring(way=around)", "circulant(radix=3)", "k-nomial(radix=3)"];
     let mut algorithms: Vec<&str> = Algorithm::ALL.iter().map(|known| known.name()).collect();
     algorithms.extend(others);
     let algorithm = if dice.one_in(4) { "auto" } else { dice.pick(&algorithms) };

@@ -29,6 +29,7 @@ mod probe;
 mod process_sets;
 mod random_collectives;
 mod resources;
+mod servers;
 mod stragglers;
 mod strict;
 mod training;

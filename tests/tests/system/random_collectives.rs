@@ -114,9 +114,17 @@ fn real_processes_get_the_results_of_the_reference() {
     jobs(LAUNCHED, |seed, calls| {
         let script = Script::of(seed, calls, MAX_BYTES);
         let slots = &script.plan.slots;
-        let hosts: Vec<String> =
-            (1..).zip(slots).map(|(host, slots)| format!("127.0.0.{host}:{slots}")).collect();
+        let (mut hosts, mut servers) = (Vec::new(), Vec::new());
+        for (host, &slots) in (1..).zip(slots) {
+            match slots {
+                0 => servers.push(format!("127.0.0.{host}")),
+                _ => hosts.push(format!("127.0.0.{host}:{slots}")),
+            }
+        }
         let mut launch = Launch::new().ranks(slots.iter().sum()).hosts(&hosts.join(","));
+        if !servers.is_empty() {
+            launch = launch.words(&["--servers", &servers.join(",")]);
+        }
         for setting in &script.plan.set {
             launch = launch.set(setting);
         }

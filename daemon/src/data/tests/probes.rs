@@ -9,6 +9,7 @@ fn probe(sequence: u64, pattern: Pattern, nodes: &[u32], node: u32) -> Piece {
     let own = nodes.iter().position(|other| *other == node).unwrap() as u32;
     let schedule = pattern.schedule(nodes.len() as u32, own);
     Piece {
+        purpose: Purpose::Probe,
         sequence: Sequence(sequence),
         combine: Combine { dtype: DType::U8, op: ReduceOp::Sum },
         prescale: 1.0,

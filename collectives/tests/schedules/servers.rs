@@ -1,0 +1,108 @@
+//! Servers: proven for all numbers of them, what they save, and sums on data.
+
+use super::*;
+
+/// With its usual parameters, and with more segments.
+fn specs() -> [Spec; 2] {
+    ["servers", "servers(segments=3)"].map(|text| Spec::parse(text).unwrap())
+}
+
+fn with_servers(contributors: u32, servers: u32) -> Topology {
+    Topology::flat(contributors + servers).with_servers(servers)
+}
+
+/// ONE, SAME: for 1 to 40 nodes of which up to three quarters are servers.
+#[test]
+fn servers_reduce_for_the_others() {
+    let mut proofs = Proofs::default();
+    for nodes in 1..=40u32 {
+        for servers in 0..=(nodes * 3 / 4).min(nodes - 1) {
+            let topology = with_servers(nodes - servers, servers);
+            for count in [0, 1, 64, 1001, 64 * 64, 1 << 20] {
+                for spec in specs() {
+                    proofs.prove(Kind::Allreduce, spec, &topology, count);
+                }
+            }
+        }
+    }
+}
+
+/// The busiest node sends 2n(n−1)/(n²+kn−2k) times the piece (BytePS), of which no block is smaller
+/// than a cache line.
+#[test]
+fn servers_take_load_from_the_others() {
+    let count = 64 << 20;
+    let busiest = |n: u32, k: u32| {
+        let topology = with_servers(n, k);
+        prove(Kind::Allreduce, Algorithm::Servers, &topology, count)
+    };
+    for n in [2u32, 4, 8, 32] {
+        for k in 0..=n {
+            let report = busiest(n, k);
+            let (n, k) = (f64::from(n), f64::from(k));
+            let expected = 2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k);
+            let sent = report.most_elements_sent as f64 / count as f64;
+            assert!((sent / expected - 1.0).abs() < 1e-3, "n={n} k={k}: {sent}, not {expected}");
+            assert_eq!(report.longest_chain, 2);
+        }
+    }
+    let at_8 = [0, 1, 4, 8].map(|k| busiest(8, k).most_elements_sent as f64 / count as f64);
+    for (sent, expected) in at_8.iter().zip([1.75, 1.6, 1.2727, 1.0]) {
+        assert!((sent - expected).abs() < 1e-3, "{sent}, not {expected}");
+    }
+    // More of them share what servers do.
+    assert_eq!(busiest(4, 12).most_elements_sent, count);
+}
+
+/// A parameter server for each worker: 2wS cross racks, less what stays inside (errata, table
+/// 1.10: 48 S of 32 workers in 4 racks with an owner on each).
+#[test]
+fn a_server_in_each_rack_is_near_its_rack() {
+    let racks: Vec<u32> = (0..8).map(|node| node / 4).chain(0..2).collect();
+    let topology = Topology::from_racks(racks).with_servers(2);
+    let schedules = all(Kind::Allreduce, Algorithm::Servers, &topology, 1 << 20);
+    let crossing = verify::cross_rack_elements(&schedules, &topology) as f64;
+    // Each of 8 owners has (8−2)/76 of the piece and each server 14/76; half of all is elsewhere.
+    assert!((crossing / f64::from(1 << 20) - 8.0).abs() < 1e-3, "{crossing}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// On data, in a random order with random progress, in racks of all shapes.
+    #[test]
+    fn sums_over_servers_are_right(
+        (topology, servers) in (2..=24usize).prop_flat_map(|nodes| {
+            (tiers::any(nodes), 1..nodes as u32)
+        }),
+        dtype in prop::sample::select(vec![DType::F32, DType::F64, DType::I32, DType::F16]),
+        count in prop_oneof![Just(0usize), Just(1), 2..200usize, 200..6000usize],
+        spec in prop::sample::select(specs().to_vec()),
+        seed in any::<u64>(),
+    ) {
+        let topology = topology.with_servers(servers);
+        let mut random = SplitMix64::seed_from_u64(seed);
+        let op = ReduceOp::Sum;
+        let world = topology.contributors() as usize;
+        let values: Vec<Vec<i64>> = (0..world)
+            .map(|rank| (0..count).map(|_| draw(dtype, op, rank, world, &mut random)).collect())
+            .collect();
+        let own = values.iter().map(|own| vec![bytes_of(dtype, own)]);
+        let nothing = std::iter::repeat_n(Vec::new(), servers as usize);
+        let contributions: Vec<Vec<Vec<u8>>> = own.chain(nothing).collect();
+        let data = Data {
+            combine: Combine { dtype, op },
+            prescale: 1.0,
+            finish: Finish { dtype, op, contributors: world as u32, postscale: 1.0 },
+            contributions: &contributions,
+        };
+        let kind = Kind::Allreduce;
+        let schedules = all(kind, spec, &topology, count as u64);
+        let sections = kind.sections(topology.participants(), count as u64);
+        let results = interpret::run(&schedules, &sections, &data, seed).unwrap();
+        let wanted = bytes_of(dtype, &expected(dtype, op, &values));
+        for (participant, result) in results.iter().enumerate().take(world) {
+            prop_assert!(*result == wanted, "participant {participant}, seed {seed}");
+        }
+    }
+}
