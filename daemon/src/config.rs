@@ -42,6 +42,8 @@ pub struct DaemonConfig {
     pub(crate) streaming_bytes: u64,
     pub(crate) max_segments: u32,
     pub(crate) stall_warning: Duration,
+    /// The rate of this host's line in Mbit/s, if it was set.
+    pub(crate) line_rate: Option<u32>,
 }
 
 /// Results of at least this size bypass the cache: they would not stay there until the rank reads
@@ -100,6 +102,8 @@ impl DaemonConfig {
             streaming_bytes: STREAMING_BYTES,
             max_segments: settings.worker.max_segments,
             stall_warning: settings.negotiation.stall_warning,
+            line_rate: Some(settings.network.rate_mbit)
+                .filter(|rate| *rate != Settings::default().network.rate_mbit),
         })
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use gradwire_proto::{Collective, FailureKind, clock::Measured};
 use gradwire_shm::control::Origin;
-use gradwire_telemetry::{Counter, catalog::DAEMON};
+use gradwire_telemetry::{Counter, Gauge, catalog::DAEMON};
 
 /// Shows every metric whose labels are known. Call this once the recorder is installed.
 pub fn start() {
@@ -69,6 +69,11 @@ const MANY_PEERS: usize = 64;
 /// The value of a label that stands for all others.
 const OTHER: &str = "other";
 
+/// The label of the node with this number.
+pub(crate) fn peer_label(node: usize, host: &str) -> &str {
+    if node < MANY_PEERS { host } else { OTHER }
+}
+
 /// The bytes exchanged with one peer.
 #[derive(Debug)]
 pub(crate) struct PeerTraffic {
@@ -79,7 +84,7 @@ pub(crate) struct PeerTraffic {
 impl PeerTraffic {
     /// For the node with this number.
     pub(crate) fn new(node: usize, host: &str) -> Self {
-        let host = if node < MANY_PEERS { host } else { OTHER };
+        let host = peer_label(node, host);
         Self { sent: DAEMON.sent.series([host]), received: DAEMON.received.series([host]) }
     }
 
@@ -87,6 +92,46 @@ impl PeerTraffic {
         self.sent.increment(sent);
         self.received.increment(received);
     }
+}
+
+/// The path to one peer, or to all that share a label.
+#[derive(Debug, Clone)]
+pub(crate) struct PathMetrics {
+    peer: String,
+    packets: Counter,
+    retransmits: Counter,
+    round_trip: Gauge,
+}
+
+impl PathMetrics {
+    /// For the peers with this label.
+    pub(crate) fn new(peer: &str) -> Self {
+        Self {
+            peer: peer.to_owned(),
+            packets: DAEMON.packets.series([peer]),
+            retransmits: DAEMON.retransmits.series([peer]),
+            round_trip: DAEMON.peer_round_trip.series([peer]),
+        }
+    }
+
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// So many packets were sent, and so many of them again.
+    pub(crate) fn sent(&self, packets: u32, retransmits: u32) {
+        self.packets.increment(packets.into());
+        self.retransmits.increment(retransmits.into());
+    }
+
+    pub(crate) fn takes(&self, round_trip: Duration) {
+        self.round_trip.set(round_trip.as_secs_f64());
+    }
+}
+
+/// Bytes per second of this host's line.
+pub(crate) fn line_rate(bytes: u64) {
+    DAEMON.line_rate.series([]).set(bytes as f64);
 }
 
 pub(crate) fn rejected_connection() {

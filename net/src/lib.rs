@@ -49,6 +49,47 @@ pub fn unacknowledged(socket: &impl AsFd) -> io::Result<u64> {
     if failed == 0 { Ok(bytes.unsigned_abs().into()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// What the system knows of the path of a TCP connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Path {
+    /// The smoothed round trip. Zero before the first one.
+    pub round_trip: Duration,
+    /// The packets that were sent, including those sent again. The count wraps.
+    pub packets: u32,
+    /// The packets that were sent again. The count wraps.
+    pub retransmits: u32,
+}
+
+/// The path of a TCP connection, from `TCP_INFO`.
+///
+/// # Errors
+/// If `socket` is no TCP socket.
+pub fn path(socket: &impl AsFd) -> io::Result<Path> {
+    // SAFETY: all of its fields are numbers, for which zero is valid. An older system fills less of
+    // it, and the rest stays zero.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the system writes at most `length` bytes to `info`, which lives until the call
+    // returns.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if failed != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Path {
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
+        packets: info.tcpi_segs_out,
+        retransmits: info.tcpi_total_retrans,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::{
@@ -93,9 +134,23 @@ mod tests {
     }
 
     #[test]
+    fn a_path_has_a_round_trip_and_counts_its_packets() {
+        let (mut here, mut there) = pair();
+        let before = path(&here).unwrap();
+        here.write_all(&[0; 1000]).unwrap();
+        there.read_exact(&mut [0; 1000]).unwrap();
+        until(&here, |bytes| bytes == 0);
+        let after = path(&here).unwrap();
+        assert!(after.packets > before.packets, "{before:?} {after:?}");
+        assert!(after.round_trip > Duration::ZERO, "{after:?}");
+        assert!(after.retransmits < after.packets, "{after:?}");
+    }
+
+    #[test]
     fn no_socket_is_an_error() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(unacknowledged(&file).is_err());
+        assert!(path(&file).is_err());
         assert!(limit_retransmission_interval(&file, Duration::from_secs(1)).is_err());
     }
 

@@ -98,6 +98,19 @@ metrics! {
         /// Bytes received from the data plane of a peer.
         received: Family<Counter, 1> =
             "gradwire_daemon_network_received_bytes_total", Bytes, [PEER_HOST];
+        /// Packets sent to a peer on data connections, including those sent again.
+        packets: Family<Counter, 1> =
+            "gradwire_daemon_network_packets_total", Count, [PEER_HOST];
+        /// Packets sent again to a peer, because they were lost or late.
+        retransmits: Family<Counter, 1> =
+            "gradwire_daemon_network_retransmits_total", Count, [PEER_HOST];
+        /// Round trip to a peer, as the system knows it: the slowest of the data connections.
+        peer_round_trip: Family<Gauge, 1> =
+            "gradwire_daemon_network_round_trip_seconds", Seconds, [PEER_HOST];
+        /// Bytes per second that the line of this host carries in each direction: from
+        /// network.rate_mbit if that is set, else from the interface of the data plane. Missing if
+        /// neither tells.
+        line_rate: Family<Gauge, 0> = "gradwire_daemon_line_rate_bytes", Bytes, [];
         /// Connections that did not pass their handshake.
         rejected_connections: Counter = "gradwire_daemon_rejected_connections_total", Count, [];
         /// Failures that ended tensors or the job.

@@ -12,6 +12,7 @@
 //! - [`histogram`]: durations, in fixed arrays of atomics
 //! - [`metric`]: what a metric is
 //! - `guard`: connections that are neither many nor long
+//! - [`collect`]: values that are read when somebody asks for them
 //! - `registry`: the recorder, and the text for Prometheus
 //! - [`declare`]: how one is declared
 //! - [`catalog`]: every metric
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+pub mod collect;
 pub mod declare;
 pub mod endpoint;
 pub mod error;
@@ -32,6 +34,7 @@ pub mod rate;
 pub mod reference;
 mod registry;
 
+pub use collect::{Collect, on_scrape};
 pub use endpoint::{Endpoint, EndpointConfig, Readiness, Target};
 pub use error::TelemetryError;
 pub use histogram::{Histogram, TimeCounter};

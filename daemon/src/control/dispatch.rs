@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gradwire_proto::{Collective, Failure, FailureKind, ProcessSetId, Rank, Request};
+use gradwire_telemetry::on_scrape;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +23,7 @@ use crate::{
     },
     ops::OperationManager,
     queue::TensorQueue,
-    transport::handshake::Identity,
+    transport::{handshake::Identity, line::Line, paths::Paths},
 };
 
 /// Executes the orders of the coordinator.
@@ -56,6 +57,9 @@ impl Dispatch for Dispatcher {
                 .hint("raise gradwired's limits of open files and processes (ulimit -n -u)")
         };
         let hosts: Arc<[String]> = world.nodes.iter().map(|n| n.host.clone()).collect();
+        let line = Line::of(world.me().address.ip(), config.line_rate);
+        let paths = Arc::new(Paths::new(hosts.clone(), line));
+        on_scrape(&paths);
         let events: Arc<dyn LaneEvents> = Arc::new(Arc::downgrade(node));
         let lanes = (0..world.lanes)
             .map(|index| {
@@ -63,6 +67,7 @@ impl Dispatch for Dispatcher {
                     index,
                     me: world.node,
                     hosts: hosts.clone(),
+                    paths: paths.clone(),
                     epoch: world.epoch.0 as u32,
                     chunk: config.chunk_bytes,
                     limit: config.progress_timeout,

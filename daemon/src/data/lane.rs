@@ -30,6 +30,7 @@ use super::{
 use crate::transport::{
     frame::Totals,
     handshake::MAX_STREAMS,
+    paths::{DataSocket, Paths},
     stream::{StreamError, Turn},
     window::Window,
 };
@@ -106,6 +107,8 @@ pub(crate) struct LaneConfig {
     pub(crate) me: NodeId,
     /// Hosts of all nodes, for texts.
     pub(crate) hosts: Arc<[String]>,
+    /// What is measured of the connections.
+    pub(crate) paths: Arc<Paths>,
     pub(crate) epoch: u32,
     /// Bytes that are reduced, sent and received at once.
     pub(crate) chunk: u64,
@@ -359,7 +362,7 @@ impl Runner {
         peer: NodeId,
         number: u32,
         stream: std::net::TcpStream,
-    ) -> Result<mio::net::TcpStream, Failure> {
+    ) -> Result<Arc<DataSocket>, Failure> {
         let mut stream = mio::net::TcpStream::from_std(stream);
         let interest = Interest::READABLE | Interest::WRITABLE;
         let registered = self.poll.registry().register(&mut stream, token(peer, number), interest);
@@ -367,7 +370,7 @@ impl Runner {
             let what = format!("a data thread can't watch a connection: {error}");
             Failure::new(FailureKind::Resource, what)
         })?;
-        Ok(stream)
+        Ok(self.config.paths.watch(peer, stream))
     }
 
     fn finish_complete(&mut self) -> bool {
@@ -389,12 +392,16 @@ impl Runner {
             }
         }
         if !complete.is_empty() {
-            for link in self.links.iter_mut().flatten() {
-                let (sent, received) = link.take_moved();
-                self.events.moved(link.peer(), sent, received);
-            }
+            self.count_moved();
         }
         !complete.is_empty()
+    }
+
+    fn count_moved(&mut self) {
+        for link in self.links.iter_mut().flatten() {
+            let Totals { written, read } = link.take_moved();
+            self.events.moved(link.peer(), written, read);
+        }
     }
 
     fn names(&self, of: impl Fn(&Running) -> bool) -> String {
@@ -459,6 +466,7 @@ impl Runner {
         }
         let limit = self.config.limit;
         self.next_check = now + limit / NOTICES_PER_LIMIT;
+        self.count_moved();
         let was_suspended = self.suspension.check(now, limit).is_some();
         for link in self.links.iter_mut().flatten() {
             link.look(now, was_suspended);

@@ -5,7 +5,7 @@
 //! A frame states where its bytes belong. This code never blocks, and never allocates what the peer
 //! announces (TRUST, BOUND).
 
-use std::{collections::VecDeque, time::Instant};
+use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use gradwire_proto::{NodeId, Sequence};
 
@@ -16,6 +16,7 @@ use super::{
 };
 use crate::transport::{
     frame::{Header, Notice, Totals},
+    paths::DataSocket,
     stream::{Chunk, OutgoingFrame, Sink, Source, Stream, StreamError, Target, Turn},
     window::Window,
 };
@@ -274,6 +275,8 @@ pub(crate) struct Link {
     inbound: Inbound,
     /// Whether anything was sent since the last notice.
     has_sent: bool,
+    /// What the metrics have counted.
+    counted: Totals,
 }
 
 impl Link {
@@ -293,6 +296,7 @@ impl Link {
                 least: config.chunk.min(MIN_PAYLOAD),
             },
             has_sent: false,
+            counted: Totals::default(),
         }
     }
 
@@ -365,12 +369,7 @@ impl Link {
     }
 
     /// Puts a connection into its prepared slot.
-    pub(crate) fn connect(
-        &mut self,
-        number: u32,
-        socket: mio::net::TcpStream,
-        window: Option<Window>,
-    ) {
+    pub(crate) fn connect(&mut self, number: u32, socket: Arc<DataSocket>, window: Option<Window>) {
         let slot = &mut self.slots[number as usize];
         slot.stream = Some(Stream::new(socket, window, slot.totals, slot.unsent.take()));
     }
@@ -386,10 +385,15 @@ impl Link {
         self.slots.get_mut(number as usize)?.stream.as_mut()
     }
 
-    /// Bytes sent and received since the last call.
-    pub(crate) fn take_moved(&mut self) -> (u64, u64) {
-        let moved = self.streams().map(Stream::take_moved);
-        moved.fold((0, 0), |(sent, received), (s, r)| (sent + s, received + r))
+    /// Bytes sent and received since the last call, on all connections that there were.
+    pub(crate) fn take_moved(&mut self) -> Totals {
+        let of = |slot: &Slot| slot.stream.as_ref().map_or(slot.totals, Stream::totals);
+        let now = self.slots.iter().map(of).fold(Totals::default(), |sum, one| Totals {
+            written: sum.written + one.written,
+            read: sum.read + one.read,
+        });
+        let before = std::mem::replace(&mut self.counted, now);
+        Totals { written: now.written - before.written, read: now.read - before.read }
     }
 
     /// Checks what the peer's system has acknowledged. A frame that waits for a piece to start here

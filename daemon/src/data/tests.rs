@@ -36,9 +36,12 @@ use super::{
     piece::{Piece, PieceSegment, Purpose},
     plan::Plan,
 };
-use crate::model::{
-    memory::WorkerMemory,
-    tensor::{LocalTensor, QueuedTensor, TensorKey},
+use crate::{
+    model::{
+        memory::WorkerMemory,
+        tensor::{LocalTensor, QueuedTensor, TensorKey},
+    },
+    transport::{line::Line, paths::Paths},
 };
 
 #[derive(Debug)]
@@ -159,6 +162,7 @@ impl Cluster {
                     index,
                     me,
                     hosts: hosts.clone(),
+                    paths: Arc::new(Paths::new(hosts.clone(), Line::Unknown)),
                     epoch: 5,
                     chunk,
                     limit,

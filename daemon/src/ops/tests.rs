@@ -35,6 +35,7 @@ use crate::{
         tensor::{LocalTensor, TensorKey, pair},
         world::tests::world,
     },
+    transport::{line::Line, paths::Paths},
 };
 
 #[derive(Debug)]
@@ -102,6 +103,7 @@ impl TestNode {
                 index,
                 me: world.node,
                 hosts: hosts.clone(),
+                paths: Arc::new(Paths::new(hosts.clone(), Line::Unknown)),
                 epoch: 5,
                 chunk: 256,
                 limit: Duration::from_secs(20),

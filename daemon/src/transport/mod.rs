@@ -4,10 +4,14 @@
 //! - [`handshake`]: how two daemons authenticate each other
 //! - `connections`: which connections are dialled, and when they are dialled again (pure)
 //! - `window`: how large a connection's buffers are (pure)
+//! - `line`: the rate of this host's line
+//! - `paths`: what the system knows of the paths to the peers
 //! - `stream`: one connection
 
 pub(crate) mod connections;
 pub mod frame;
 pub mod handshake;
+pub(crate) mod line;
+pub(crate) mod paths;
 pub(crate) mod stream;
 pub(crate) mod window;

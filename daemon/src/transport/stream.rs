@@ -6,6 +6,7 @@
 
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
+    sync::Arc,
     time::Instant,
 };
 
@@ -14,6 +15,7 @@ use socket2::SockRef;
 
 use super::{
     frame::{Frame, FrameError, HEADER_BYTES, Header, Notice, Totals},
+    paths::DataSocket,
     window::Window,
 };
 
@@ -124,7 +126,7 @@ enum Incoming {
 /// One connection to a peer.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    socket: TcpStream,
+    socket: Arc<DataSocket>,
     readable: bool,
     pub(crate) writable: bool,
     /// The peer will send no more. What has arrived has to be read to its end, for which the socket
@@ -144,8 +146,6 @@ pub(crate) struct Stream {
     chunks_end: u64,
     /// How many of these bytes the peer's system had acknowledged at the last check.
     acknowledged: u64,
-    sent: u64,
-    received: u64,
 }
 
 impl Stream {
@@ -153,7 +153,7 @@ impl Stream {
     /// grows as far as the path needs it; without `window` it stays as it is. `totals` are the
     /// counts of the earlier connections, which have left `unsent`.
     pub(crate) fn new(
-        socket: TcpStream,
+        socket: Arc<DataSocket>,
         window: Option<Window>,
         totals: Totals,
         unsent: Option<OutgoingFrame>,
@@ -172,8 +172,6 @@ impl Stream {
             incoming: Incoming::Header { filled: 0 },
             header: [0; HEADER_BYTES],
             scratch: Vec::new(),
-            sent: 0,
-            received: 0,
         }
     }
 
@@ -183,7 +181,7 @@ impl Stream {
         self.readable |= event.is_readable() || self.closing;
         self.writable |= event.is_writable() && self.broken.is_none();
         if event.is_error()
-            && let Ok(Some(error)) = self.socket.take_error()
+            && let Ok(Some(error)) = self.socket().take_error()
         {
             self.breaks(error);
         }
@@ -196,9 +194,8 @@ impl Stream {
         (self.closing, self.readable) = (true, true);
     }
 
-    /// Bytes sent and received since the last call.
-    pub(crate) fn take_moved(&mut self) -> (u64, u64) {
-        (std::mem::take(&mut self.sent), std::mem::take(&mut self.received))
+    fn socket(&self) -> &TcpStream {
+        &self.socket.socket
     }
 
     /// The bytes that it and the earlier connections have carried.
@@ -226,7 +223,7 @@ impl Stream {
         if self.acknowledged == self.chunks_end {
             return false;
         }
-        let Ok(missing) = gradwire_net::unacknowledged(&self.socket) else { return false };
+        let Ok(missing) = gradwire_net::unacknowledged(self.socket()) else { return false };
         let acknowledged = self.totals.written.saturating_sub(missing).min(self.chunks_end);
         let more = acknowledged > self.acknowledged;
         self.acknowledged = self.acknowledged.max(acknowledged);
@@ -258,7 +255,7 @@ impl Stream {
         let payload = payload.map_or(&[][..], |(chunk, sent)| source.payload(chunk, *sent));
         let wanted = header.len() + payload.len();
         let parts = [IoSlice::new(header), IoSlice::new(payload)];
-        let written = match self.socket.write_vectored(&parts) {
+        let written = match (&self.socket.socket).write_vectored(&parts) {
             Ok(written) => written,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.writable = false;
@@ -272,12 +269,11 @@ impl Stream {
         };
         let of_header = written.min(header.len());
         out.header_sent += of_header;
-        self.sent += written as u64;
         self.totals.written += written as u64;
         self.writable = written == wanted;
         if let Some(window) = &mut self.window
             && let Some(size) = window.moved(written, Instant::now())
-            && !grow(&SockRef::from(&self.socket), size)
+            && !grow(&SockRef::from(&self.socket.socket), size)
         {
             window.settle();
         }
@@ -313,8 +309,13 @@ impl Stream {
                 Incoming::Header { filled } => {
                     let mut parts = [IoSliceMut::new(&mut self.header[filled..])];
                     let wants = HEADER_BYTES - filled;
-                    let read =
-                        read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants);
+                    let read = read(
+                        &self.socket.socket,
+                        &mut self.readable,
+                        self.closing,
+                        &mut parts,
+                        wants,
+                    );
                     let Some(read) = read.map_err(|error| self.cause(error))? else {
                         return Ok(Turn::Idle);
                     };
@@ -354,13 +355,12 @@ impl Stream {
         // The next header, which has often arrived already, is read together with it.
         let wants = memory.len() + HEADER_BYTES;
         let mut parts = [IoSliceMut::new(memory), IoSliceMut::new(&mut self.header)];
-        let read = read(&mut self.socket, &mut self.readable, self.closing, &mut parts, wants);
+        let read = read(&self.socket.socket, &mut self.readable, self.closing, &mut parts, wants);
         let Some(read) = read.map_err(|error| self.cause(error))? else {
             return Ok(Turn::Idle);
         };
         self.totals.read += read as u64;
         let next = (filled + read).saturating_sub(length);
-        self.received += (read - next) as u64;
         let is_whole = filled + read >= length;
         sink.progressed(&header, is_whole);
         if !is_whole {
@@ -391,7 +391,7 @@ fn grow(socket: &SockRef<'_>, size: usize) -> bool {
 
 /// Reads into `parts`, which have room for `wants` bytes; `None` when nothing is there.
 fn read(
-    socket: &mut TcpStream,
+    mut socket: &TcpStream,
     readable: &mut bool,
     closing: bool,
     parts: &mut [IoSliceMut<'_>],

@@ -7,13 +7,18 @@
 //! once. Names contain the process id, and everything is removed when the pair is dropped.
 
 use std::{
+    fs::File,
     io::Write,
+    os::fd::AsFd,
     process::{Child, Command, Output, Stdio},
     sync::{
         Mutex,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
 };
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Launch;
 
@@ -124,6 +129,25 @@ impl Pair {
     /// The namespace of the first host, in which the launcher runs.
     pub fn first(&self) -> &str {
         &self.names[0]
+    }
+
+    /// Calls a function whose sockets are those of a host, 0 or 1.
+    pub fn within<T: Send>(&self, host: usize, call: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(format!("/run/netns/{}", self.names[host])).expect("a host");
+        let call = move || {
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), network).expect("root may enter it");
+            call()
+        };
+        // The thread ends with it.
+        thread::scope(|scope| scope.spawn(call).join()).expect("the call does not panic")
+    }
+
+    /// The rate of a host's interface in Mbit/s, as its system has it.
+    pub fn speed(&self, host: usize) -> Option<f64> {
+        let file = format!("/sys/class/net/{CABLE}/speed");
+        let output = run(&["ip", "netns", "exec", &self.names[host], "cat", &file]).ok()?;
+        String::from_utf8_lossy(&output.stdout).trim().parse().ok().filter(|speed| *speed > 0.0)
     }
 
     /// The stand-in for ssh that reaches the second host, not over the cable.

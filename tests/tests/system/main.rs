@@ -32,5 +32,6 @@ mod resources;
 mod servers;
 mod stragglers;
 mod strict;
+mod traffic;
 mod training;
 mod tuning;

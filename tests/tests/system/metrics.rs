@@ -33,11 +33,8 @@ pub(super) fn series(address: &str) -> BTreeMap<String, f64> {
     let pair = |line: &str| {
         let (series, value) = line.rsplit_once(' ').expect(line);
         let (name, labels) = series.split_once('{').expect(line);
-        let is_common = |label: &&str| {
-            label.starts_with("gradwire_job=\"")
-                || label.starts_with("host=\"127.0.0.")
-                || *label == "host=\"localhost\""
-        };
+        let is_common =
+            |label: &&str| label.starts_with("gradwire_job=\"") || label.starts_with("host=\"");
         let labels = labels.trim_end_matches('}').split(',');
         let (common, own): (Vec<_>, Vec<_>) = labels.partition(is_common);
         assert_eq!(common.len(), 2, "{line}");

@@ -1,0 +1,91 @@
+//! The rate of this host's line: what the settings say, or else what the interface says that
+//! carries the data plane.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddrV4, SocketAddrV6},
+    path::PathBuf,
+};
+
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+
+/// Bytes per second of a megabit per second.
+const MBIT: u64 = 1_000_000 / 8;
+
+/// Where the rate of the line is to be found.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// In the settings, in Mbit/s.
+    Given(u32),
+    /// In this file of the interface.
+    Interface(PathBuf),
+    /// The interface is not known.
+    Unknown,
+}
+
+/// Whether an interface has this address.
+fn has(interface: &InterfaceAddress, address: IpAddr) -> bool {
+    let Some(own) = &interface.address else { return false };
+    let v4 = own.as_sockaddr_in().map(|own| IpAddr::V4(*SocketAddrV4::from(*own).ip()));
+    let v6 = own.as_sockaddr_in6().map(|own| IpAddr::V6(*SocketAddrV6::from(*own).ip()));
+    v4.or(v6) == Some(address)
+}
+
+impl Line {
+    /// The line that carries this address of the host; `given` is the rate in Mbit/s, if the
+    /// settings have one.
+    pub(crate) fn of(address: IpAddr, given: Option<u32>) -> Self {
+        if let Some(rate) = given {
+            return Self::Given(rate);
+        }
+        let interface = getifaddrs().ok().and_then(|mut all| all.find(|one| has(one, address)));
+        interface.map_or(Self::Unknown, |interface| {
+            // The name of a second address has a suffix, as in eth0:1.
+            let name = interface.interface_name.split(':').next().unwrap_or_default();
+            Self::Interface(PathBuf::from("/sys/class/net").join(name).join("speed"))
+        })
+    }
+
+    /// Bytes per second. `None` if that is not known: a loopback has no rate, and virtual
+    /// interfaces often say -1. It may change, where another cable is plugged in.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        match self {
+            Self::Given(mbit) => Some(u64::from(*mbit) * MBIT),
+            Self::Interface(path) => {
+                let mbit: i64 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
+                u64::try_from(mbit).ok().filter(|mbit| *mbit > 0).map(|mbit| mbit * MBIT)
+            }
+            Self::Unknown => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interface_is_that_of_the_address() {
+        let loopback = Line::of(IpAddr::from([127, 0, 0, 1]), None);
+        let Line::Interface(path) = &loopback else { panic!("{loopback:?}") };
+        assert_eq!(path.to_str(), Some("/sys/class/net/lo/speed"));
+        // Anything may claim a rate of 0 or -1, but a loopback claims none at all.
+        assert_eq!(loopback.rate(), None);
+        let nobody = Line::of(IpAddr::from([192, 0, 2, 1]), None);
+        assert!(matches!(nobody, Line::Unknown), "{nobody:?}");
+        assert_eq!(nobody.rate(), None);
+    }
+
+    #[test]
+    fn what_is_given_comes_first_and_nonsense_is_no_rate() {
+        assert_eq!(Line::of(IpAddr::from([127, 0, 0, 1]), Some(1000)).rate(), Some(125_000_000));
+        let file = std::env::temp_dir().join(format!("gwtest-speed-{}", std::process::id()));
+        let line = Line::Interface(file.clone());
+        for (text, rate) in [("-1\n", None), ("0\n", None), ("", None), ("8\n", Some(1_000_000))] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(line.rate(), rate, "{text:?}");
+        }
+        fs::remove_file(file).unwrap();
+        assert_eq!(line.rate(), None);
+    }
+}
