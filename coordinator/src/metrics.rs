@@ -1,18 +1,23 @@
 //! What the coordinator records, with the handles of [`gradwire_telemetry::catalog`].
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::LazyLock};
 
-use gradwire_telemetry::{Counter, TimeCounter, catalog::COORDINATOR};
+use gradwire_telemetry::{Counter, Histogram, TimeCounter, catalog::COORDINATOR};
 
 use crate::model::{
-    command::{Measures, RankWait, Waits},
+    command::{Measures, Negotiated, RankWait, Waits},
     status::Counts,
 };
 
 /// Shows every metric that needs no label. Call this once the recorder is installed.
 pub fn start() {
-    std::sync::LazyLock::force(&COORDINATOR);
+    LazyLock::force(&COORDINATOR);
+    LazyLock::force(&PHASES);
 }
+
+/// The phases `negotiate` and `credit`.
+static PHASES: LazyLock<[Histogram; 2]> =
+    LazyLock::new(|| ["negotiate", "credit"].map(|phase| COORDINATOR.phase.series([phase])));
 
 /// Sets the gauges from the engine's counts.
 pub(crate) fn counts(counts: &Counts, epoch: u64) {
@@ -95,7 +100,11 @@ pub(crate) fn measures(measures: &Measures, waits: &mut WaitMetrics) {
     if measures.disagreements > 0 {
         COORDINATOR.disagreements.increment(measures.disagreements);
     }
-    measures.negotiated.iter().for_each(|time| COORDINATOR.negotiation.record(*time));
+    for Negotiated { negotiate, credit } in &measures.negotiated {
+        PHASES[0].record(*negotiate);
+        PHASES[1].record(*credit);
+        COORDINATOR.negotiation.record(*negotiate + *credit);
+    }
     waits.add(&measures.waits);
 }
 

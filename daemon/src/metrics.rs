@@ -3,17 +3,18 @@
 
 use std::{
     sync::{LazyLock, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{Collective, FailureKind, clock::Measured};
 use gradwire_shm::control::Origin;
-use gradwire_telemetry::{Counter, Gauge, catalog::DAEMON};
+use gradwire_telemetry::{Counter, Gauge, Histogram, catalog::DAEMON};
 
 /// Shows every metric whose labels are known. Call this once the recorder is installed.
 pub fn start() {
     LazyLock::force(&DAEMON);
     LazyLock::force(&FAILURES);
+    LazyLock::force(&PHASES);
 }
 
 /// One more than the largest number of a collective; they begin at 1.
@@ -42,10 +43,43 @@ pub(crate) fn allocation_request() {
     DAEMON.allocation_requests.increment(1);
 }
 
-pub(crate) fn operation(bytes: u64, took: Duration) {
+/// The phases that a daemon knows.
+struct Phases {
+    gather: Histogram,
+    transfer: Histogram,
+    publish: Histogram,
+}
+
+static PHASES: LazyLock<Phases> = LazyLock::new(|| {
+    let phase = |name| DAEMON.phase.series([name]);
+    Phases { gather: phase("gather"), transfer: phase("transfer"), publish: phase("publish") }
+});
+
+/// When an operation reached its phases on this node.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    /// Its order was received.
+    pub(crate) ordered: Instant,
+    /// Its result was complete. `None` if it was published as it was computed.
+    pub(crate) complete: Option<Instant>,
+    /// The local ranks had the result.
+    pub(crate) published: Instant,
+}
+
+pub(crate) fn operation(bytes: u64, times: Times) {
+    let Times { ordered, complete, published } = times;
     DAEMON.operations.increment(1);
     DAEMON.published.increment(bytes);
-    DAEMON.operation.record(took);
+    DAEMON.operation.record(published.saturating_duration_since(ordered));
+    let complete = complete.inspect(|complete| {
+        PHASES.publish.record(published.saturating_duration_since(*complete));
+    });
+    PHASES.transfer.record(complete.unwrap_or(published).saturating_duration_since(ordered));
+}
+
+/// All local ranks have submitted a tensor, which took this long.
+pub(crate) fn gathered(took: Duration) {
+    PHASES.gather.record(took);
 }
 
 /// A tensor has come into the queue.

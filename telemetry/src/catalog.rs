@@ -42,6 +42,15 @@ pub const KIND: Label = Label {
     values: "`worker_lost`, `disagreement` and the like, as in reports of failures",
 };
 
+/// A phase of an operation.
+pub const PHASE: Label = Label {
+    name: "phase",
+    values: "in this order: `gather` until all local ranks have submitted a tensor, `negotiate` \
+             until all ranks agree on it, `credit` until its first operation starts, `transfer` \
+             until the result of an operation is complete on a node, `publish` until the local \
+             ranks have it",
+};
+
 /// Another node.
 pub const PEER_HOST: Label = Label {
     name: "peer_host",
@@ -92,6 +101,9 @@ metrics! {
         published: Counter = "gradwire_daemon_published_bytes_total", Bytes, [];
         /// Time from the coordinator's order to the end of an operation on this node.
         operation: Histogram = "gradwire_daemon_operation_seconds", Seconds, [];
+        /// Time of each phase, as far as a daemon knows it: `gather` of each tensor, `transfer` and
+        /// `publish` of each operation. An operation of one node alone has no phase `publish`.
+        phase: Family<Histogram, 1> = "gradwire_daemon_phase_seconds", Seconds, [PHASE];
         /// Bytes sent to the data plane of a peer.
         sent: Family<Counter, 1> =
             "gradwire_daemon_network_sent_bytes_total", Bytes, [PEER_HOST];
@@ -147,6 +159,9 @@ metrics! {
         messages: Counter = "gradwire_coordinator_message_bytes_total", Bytes, [];
         /// Time from the first announcement of a tensor to its first operation.
         negotiation: Histogram = "gradwire_coordinator_negotiation_seconds", Seconds, [];
+        /// Time of each phase, as far as the coordinator knows it: `negotiate` and `credit` of each
+        /// tensor. Together they are the negotiation.
+        phase: Family<Histogram, 1> = "gradwire_coordinator_phase_seconds", Seconds, [PHASE];
         /// Time in which some tensor waited for this node, which was the last to announce it. Waits
         /// at the same time count once.
         node_lag: Family<TimeCounter, 1> =

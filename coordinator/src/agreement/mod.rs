@@ -232,7 +232,7 @@ impl Agreement {
     ) -> Option<Arc<Round>> {
         let set = self.sets.get(id)?;
         let joins = self.table.get(slot).is_some_and(|tensor| tensor.kinds.has_joins());
-        match self.table.settle(slot, set)? {
+        match self.table.settle(slot, set, now)? {
             Settled::Runs(round) => {
                 self.waiting.node(last.node, round.since, now);
                 if let Some((rank, waited)) = last.rank {

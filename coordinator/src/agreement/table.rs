@@ -260,7 +260,12 @@ impl ReadyTable {
 
     /// Ends the round of a tensor that all nodes have announced. If it asks for something that the
     /// table can't do, the round stays open until [`ReadyTable::close`] or [`ReadyTable::fail`].
-    pub(crate) fn settle(&mut self, slot: Slot, set: &ProcessSet) -> Option<Settled> {
+    pub(crate) fn settle(
+        &mut self,
+        slot: Slot,
+        set: &ProcessSet,
+        now: Duration,
+    ) -> Option<Settled> {
         let tensor = self.get(slot)?;
         let since = tensor.since?;
         let nothing_new = tensor.requests.is_empty() && tensor.duplicates.is_empty();
@@ -274,6 +279,7 @@ impl ReadyTable {
                 plan: Arc::clone(&registered.plan),
                 priority: registered.priority,
                 since,
+                agreed: now,
             };
             self.start(slot);
             return Some(Settled::Runs(Arc::new(round)));
@@ -295,16 +301,15 @@ impl ReadyTable {
         let id = tensor.set;
         let Consent { agreed, priority, members, absent } = consent;
         let plan = Arc::new(Plan::new(id, set, &members, absent, agreed));
-        let round = match self.register(slot, &plan, priority) {
-            Some((id, plan)) => {
-                Round { slot, tensor: TensorRef::Id(id), text: Text::BY_ID, plan, priority, since }
-            }
+        let (tensor, text, plan) = match self.register(slot, &plan, priority) {
+            Some((id, plan)) => (TensorRef::Id(id), Text::BY_ID, plan),
             None => {
                 let name = self.get(slot)?.name.clone();
                 let text = check::text_by_name(&name, &plan.agreed);
-                Round { slot, tensor: TensorRef::Name(name), text, plan, priority, since }
+                (TensorRef::Name(name), text, plan)
             }
         };
+        let round = Round { slot, tensor, text, plan, priority, since, agreed: now };
         self.start(slot);
         Some(Settled::Runs(Arc::new(round)))
     }

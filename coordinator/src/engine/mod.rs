@@ -21,10 +21,11 @@ use crate::{
     membership::{Membership, members::Members},
     model::{
         Command, EngineConfig, Event, Output, Phase, Status,
-        command::{Execute, Severity},
+        command::{Execute, Negotiated, Severity},
         event::{Announcement, Latest},
         learned::Learned,
         network::Network,
+        round::Round,
         status::Counts,
         text,
         violation::Violation,
@@ -261,7 +262,11 @@ impl Engine {
             for cut in &sent.cuts {
                 execute.registrations.extend(agreement.sent(&cut.round, cut.last));
                 if cut.first {
-                    out.measures.negotiated.push(now.saturating_sub(cut.round.since));
+                    let Round { since, agreed, .. } = *cut.round;
+                    out.measures.negotiated.push(Negotiated {
+                        negotiate: agreed.saturating_sub(since),
+                        credit: now.saturating_sub(agreed),
+                    });
                 }
             }
             choices.extend(sent.choice);

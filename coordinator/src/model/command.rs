@@ -288,11 +288,20 @@ pub struct Waits {
     pub of_tensors: Vec<Duration>,
 }
 
+/// How long the first operation of a tensor took to start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Negotiated {
+    /// From its first announcement until all ranks agreed on it.
+    pub negotiate: Duration,
+    /// From then on until there was credit for it.
+    pub credit: Duration,
+}
+
 /// How long things took, for the metrics.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Measures {
-    /// For each tensor whose first operation started: the time since its first announcement.
-    pub negotiated: Vec<Duration>,
+    /// For each tensor whose first operation started.
+    pub negotiated: Vec<Negotiated>,
     /// How long tensors waited for those that came last.
     pub waits: Waits,
     /// Tensors on which ranks disagreed.

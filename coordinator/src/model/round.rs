@@ -35,6 +35,8 @@ pub(crate) struct Round {
     pub(crate) priority: Priority,
     /// When the first node announced it.
     pub(crate) since: Duration,
+    /// When all ranks agreed on it.
+    pub(crate) agreed: Duration,
 }
 
 /// How far a node is with a tensor that went to dispatch.

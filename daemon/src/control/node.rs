@@ -18,7 +18,7 @@ use crate::{
         lane::{Disconnected, Lane, LaneEvents},
         piece::Piece,
     },
-    metrics::{self, PeerTraffic},
+    metrics::{self, PeerTraffic, Times},
     model::{
         job::{Job, Outgoing, ReportPanic},
         tensor::{LocalTensor, TensorKey, Ticket},
@@ -397,7 +397,7 @@ impl Node {
 
 /// A weak reference: lanes must not keep the node alive, which stops them.
 impl LaneEvents for Weak<Node> {
-    fn finished(&self, piece: &Piece) {
+    fn finished(&self, piece: &Piece, complete: Option<Instant>) {
         let Some(node) = self.upgrade() else { return };
         let Some(running) = node.running.get() else { return };
         // The tensors leave the queue before any rank is notified: a rank may submit the name again
@@ -410,7 +410,8 @@ impl LaneEvents for Weak<Node> {
         for (key, removed) in ended {
             node.complete(key, removed, 0);
         }
-        metrics::operation(piece.bytes, piece.ordered.elapsed());
+        let times = Times { ordered: piece.ordered, complete, published: Instant::now() };
+        metrics::operation(piece.bytes, times);
     }
 
     fn measured(&self, sequence: Sequence, time: Duration) {

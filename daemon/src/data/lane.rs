@@ -37,8 +37,9 @@ use crate::transport::{
 
 /// What a lane reports to the rest of the daemon.
 pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
-    /// The piece has been published on this node.
-    fn finished(&self, piece: &Piece);
+    /// The piece has been published on this node. Its result was `complete` before, if it was not
+    /// published as it was computed.
+    fn finished(&self, piece: &Piece, complete: Option<Instant>);
     /// A probe has taken this time on this node.
     fn measured(&self, sequence: Sequence, time: Duration);
     /// The lane can't go on.
@@ -318,7 +319,7 @@ impl Runner {
         if piece.nodes.len() <= 1 {
             let store = self.store(&piece);
             piece.run_alone(self.config.chunk, store);
-            self.events.finished(&piece);
+            self.events.finished(&piece, None);
             return;
         }
         let staging = self.spare.pop().unwrap_or_default();
@@ -382,13 +383,14 @@ impl Runner {
             .collect();
         for sequence in &complete {
             let Some(running) = self.pieces.remove(sequence) else { continue };
+            let since = Instant::now();
             running.publish(self.store(&running.piece));
             let (piece, staging) = running.into_parts();
             self.spare.push(staging);
             if piece.is_probe() {
                 self.events.measured(piece.sequence, piece.ordered.elapsed());
             } else {
-                self.events.finished(&piece);
+                self.events.finished(&piece, Some(since));
             }
         }
         if !complete.is_empty() {

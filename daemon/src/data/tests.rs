@@ -56,7 +56,7 @@ enum Event {
 struct Events(Sender<Event>);
 
 impl LaneEvents for Events {
-    fn finished(&self, _: &Piece) {
+    fn finished(&self, _: &Piece, _: Option<Instant>) {
         let _ = self.0.send(Event::Finished);
     }
     fn measured(&self, sequence: Sequence, time: Duration) {

@@ -85,7 +85,7 @@ impl OperationManager {
         let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
         if is_quick && wanted.is_empty() && piece.is_allocated() {
             piece.run_alone(piece.bytes, Store::Cached);
-            self.events.finished(&piece);
+            self.events.finished(&piece, None);
             return Ok(wanted);
         }
         for &peer in &piece.plan.peers {

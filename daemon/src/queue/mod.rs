@@ -246,9 +246,7 @@ impl TensorQueue {
         if entry.missing(state, self.first_rank).next().is_some() {
             return Submitted::Waits;
         }
-        let since = entry.waits.filter(|_| entry.gathering.len() > 1).map(|(since, _)| since);
-        let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
-        let announced = self.announce(key, &mut entry, state);
+        let (announced, waited) = self.announce(key, &mut entry, state);
         Submitted::Announce(Announced {
             latest: Some(Latest { local_rank: last, waited }),
             ..announced
@@ -286,7 +284,7 @@ impl TensorQueue {
             let (key, entry) = (item.key().clone(), item.value_mut());
             let gathers = entry.announced.is_none() && !entry.gathering.is_empty();
             if gathers && entry.missing(state, self.first_rank).next().is_none() {
-                announced.push(self.announce(key, entry, state));
+                announced.push(self.announce(key, entry, state).0);
             }
         }
         Ok(announced)
@@ -324,7 +322,11 @@ impl TensorQueue {
         Rank(self.first_rank.0 + local_rank)
     }
 
-    fn announce(&self, key: TensorKey, entry: &mut Entry, state: &State) -> Announced {
+    /// Announces a tensor. Returns how long it has waited, too: no time if it has one rank here.
+    fn announce(&self, key: TensorKey, entry: &mut Entry, state: &State) -> (Announced, Duration) {
+        let since = entry.waits.filter(|_| entry.gathering.len() > 1).map(|(since, _)| since);
+        let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
+        metrics::gathered(waited);
         let twice = |local: u32| entry.duplicates.iter().any(|d| d.local_rank == local);
         let mut variants: Vec<Variant> = Vec::new();
         for local in &entry.gathering {
@@ -347,7 +349,8 @@ impl TensorQueue {
         let locals = std::mem::take(&mut entry.gathering);
         let tensor = QueuedTensor::new(key.clone(), locals, self.first_rank);
         entry.announced = Some(Arc::new(tensor));
-        Announced { key, variants, all_there: state.joined.is_empty(), latest: None }
+        let all_there = state.joined.is_empty();
+        (Announced { key, variants, all_there, latest: None }, waited)
     }
 
     /// An announced tensor.

@@ -24,6 +24,7 @@ mod launch;
 mod metrics;
 mod network;
 mod network_matrix;
+mod phases;
 mod precision;
 mod probe;
 mod process_sets;

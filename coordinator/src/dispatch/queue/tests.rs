@@ -26,6 +26,7 @@ fn round(slot: u32, request: &Request, priority: i32) -> Arc<Round> {
         plan: Arc::new(plan),
         priority: Priority(priority),
         since: Duration::ZERO,
+        agreed: Duration::ZERO,
     })
 }
 
