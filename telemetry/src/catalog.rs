@@ -1,8 +1,8 @@
 //! Every metric of Gradwire, declared once: name, type, unit, meaning and labels. `docs/metrics.md`
 //! is generated from this (`make metrics-docs`).
 //!
-//! The rules, which the tests check: names begin with `gradwire_` and the part that shows them, and
-//! end in the base unit; counters end in `_total`. Labels are bounded, and no tensor's name is one
+//! The rules, which the tests check: names begin with `gradwire_` and the part that shows them, or
+//! with `process_` where every program has the same metric, and end in the base unit; counters end in `_total`. Labels are bounded, and no tensor's name is one
 //! (BOUND). A histogram is 28 series, so it has no label but `phase` or `collective`.
 
 use std::sync::LazyLock;
@@ -68,6 +68,13 @@ pub const NODE_HOST: Label = Label {
 pub const RANK: Label =
     Label { name: "rank", values: "the number of a rank; `other` stands for all from 1024 on" };
 
+/// A thread.
+pub const THREAD: Label = Label {
+    name: "thread",
+    values: "`gw-control`, `gw-lane-0` and the like (ARCHITECTURE.md lists them); `other` stands \
+             for threads of other names",
+};
+
 /// What is running.
 pub const SERVICE: Label = Label { name: "service", values: "`gradwired` or `coordinator`" };
 
@@ -79,6 +86,22 @@ metrics! {
     PROCESS: Process {
         /// Always 1. The labels tell what is running.
         build_info: Family<Gauge, 2> = "gradwire_build_info", Count, [SERVICE, VERSION];
+        /// Processor time of the threads with a name. What a thread uses between the last look and
+        /// its end is missing.
+        thread_seconds: Family<TimeCounter, 1> =
+            "gradwire_thread_cpu_seconds_total", Seconds, [THREAD];
+        /// Processor time of the process.
+        cpu: TimeCounter = "process_cpu_seconds_total", Seconds, [];
+        /// Memory of the process that is in RAM, shared memory included.
+        resident: Gauge = "process_resident_memory_bytes", Bytes, [];
+        /// Open file descriptors.
+        open_fds: Gauge = "process_open_fds", Count, [];
+        /// The most file descriptors that may be open.
+        max_fds: Gauge = "process_max_fds", Count, [];
+        /// When the process started, in seconds since 1970.
+        start_time: Gauge = "process_start_time_seconds", Seconds, [];
+        /// Threads of the process.
+        threads: Gauge = "process_threads", Count, [];
     }
     /// Of a daemon.
     DAEMON: Daemon {
@@ -192,7 +215,8 @@ mod tests {
             let Metric { name, kind, unit, help, labels } = *metric;
             assert!(names.insert(name), "{name} is declared twice");
             let plain = |c: char| c.is_ascii_lowercase() || c == '_';
-            assert!(name.starts_with("gradwire_") && name.chars().all(plain), "{name}");
+            let is_named = ["gradwire_", "process_"].iter().any(|first| name.starts_with(first));
+            assert!(is_named && name.chars().all(plain), "{name}");
             assert!(help.ends_with('.') && help.len() > 10, "{name}: {help}");
             let stem = name.strip_suffix("_total");
             assert_eq!(stem.is_some(), kind == Kind::Counter, "{name}");

@@ -30,7 +30,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     TelemetryError,
     catalog::{GROUPS, HOST, JOB, PROCESS},
+    collect,
     guard::Guard,
+    process,
     registry::Recorder,
 };
 
@@ -233,6 +235,8 @@ fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) 
     // `gradwire status` looks for this at the usual ports.
     let where_it_is = format!("coordinator {coordinator}\n");
     let metrics = move || {
+        process::collect();
+        collect::collect();
         let body = recorder.render();
         async move { ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], body) }
     };

@@ -78,6 +78,17 @@ impl TimeCounter {
         self.0.fetch_add(nanoseconds(time), Ordering::Relaxed);
     }
 
+    /// Adds a number of seconds.
+    pub(crate) fn add_seconds(&self, seconds: f64) {
+        self.add(Duration::try_from_secs_f64(seconds).unwrap_or_default());
+    }
+
+    /// Sets the sum, which somebody else has counted.
+    pub(crate) fn set_seconds(&self, seconds: f64) {
+        let sum = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        self.0.fetch_max(nanoseconds(sum), Ordering::Relaxed);
+    }
+
     pub(crate) fn sum(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }

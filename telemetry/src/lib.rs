@@ -13,6 +13,7 @@
 //! - [`metric`]: what a metric is
 //! - `guard`: connections that are neither many nor long
 //! - [`collect`]: values that are read when somebody asks for them
+//! - `process`: what the system knows of this process
 //! - `registry`: the recorder, and the text for Prometheus
 //! - [`declare`]: how one is declared
 //! - [`catalog`]: every metric
@@ -30,6 +31,7 @@ mod guard;
 pub mod histogram;
 pub mod logging;
 pub mod metric;
+mod process;
 pub mod rate;
 pub mod reference;
 mod registry;

@@ -14,7 +14,7 @@ use metrics_exporter_prometheus::{
 use parking_lot::Mutex;
 
 use crate::{
-    TelemetryError, collect,
+    TelemetryError,
     histogram::{Histogram, TimeCounter},
     metric::{Kind, Metric},
 };
@@ -107,7 +107,6 @@ impl Recorder {
 
     /// All series, in the text format of Prometheus.
     pub(crate) fn render(&self) -> String {
-        collect::collect();
         let mut text = self.exporter.render();
         // Handles are created rarely, and recording takes no lock.
         for (metric, series) in OWN.lock().values() {

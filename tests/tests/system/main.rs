@@ -36,3 +36,4 @@ mod strict;
 mod traffic;
 mod training;
 mod tuning;
+mod usage;

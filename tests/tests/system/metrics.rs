@@ -24,12 +24,13 @@ pub(super) fn get(address: &str, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// The series of Gradwire in a service's metrics, by name and labels as they are written. The job
+/// The series in a service's metrics, by name and labels as they are written. The job
 /// and the host, which every series has, are checked and left out.
 pub(super) fn series(address: &str) -> BTreeMap<String, f64> {
     let (code, text) = get(address, "/metrics");
     assert_eq!(code, 200, "{text}");
-    let lines = text.lines().filter(|line| line.starts_with("gradwire_"));
+    let is_series = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    let lines = text.lines().filter(is_series);
     let pair = |line: &str| {
         let (series, value) = line.rsplit_once(' ').expect(line);
         let (name, labels) = series.split_once('{').expect(line);
