@@ -6,14 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_collectives::algorithms::Algorithm;
 use gradwire_proto::{Collective, FailureKind, clock::Measured};
 use gradwire_shm::control::Origin;
-use gradwire_telemetry::{Counter, Gauge, Histogram, catalog::DAEMON};
+use gradwire_telemetry::{Counter, Gauge, Histogram, TimeCounter, catalog::DAEMON};
 
 /// Shows every metric whose labels are known. Call this once the recorder is installed.
 pub fn start() {
     LazyLock::force(&DAEMON);
     LazyLock::force(&FAILURES);
+    LazyLock::force(&REJECTED);
     LazyLock::force(&PHASES);
 }
 
@@ -28,6 +30,23 @@ static SUBMISSIONS: LazyLock<Vec<OnceLock<Counter>>> =
 static FAILURES: LazyLock<Vec<Counter>> = LazyLock::new(|| {
     FailureKind::ALL.iter().map(|kind| DAEMON.failures.series([kind.name()])).collect()
 });
+
+/// Algorithms, and none.
+const WAYS: usize = Algorithm::ALL.len() + 1;
+
+/// By collective and algorithm; of most there are none. The last way is that of one node alone.
+static MOVED: LazyLock<Vec<OnceLock<Counter>>> =
+    LazyLock::new(|| (0..COLLECTIVES * WAYS).map(|_| OnceLock::new()).collect());
+
+/// Where the bytes of an operation are counted. `algorithm` is `None` for one node alone.
+pub(crate) fn moved(collective: Collective, algorithm: Option<Algorithm>) -> &'static Counter {
+    let way = algorithm.map_or(WAYS - 1, |algorithm| algorithm as usize);
+    MOVED[collective as usize * WAYS + way].get_or_init(|| {
+        let (algorithm, scope) =
+            algorithm.map_or(("none", "intra_node"), |known| (known.name(), "inter_node"));
+        DAEMON.moved.series([collective.name(), algorithm, scope])
+    })
+}
 
 pub(crate) fn submission(collective: Collective, origin: Origin) {
     let index = collective as usize * Origin::ALL.len() + origin as usize;
@@ -66,9 +85,10 @@ pub(crate) struct Times {
     pub(crate) published: Instant,
 }
 
-pub(crate) fn operation(bytes: u64, times: Times) {
+pub(crate) fn operation(tensors: usize, bytes: u64, times: Times) {
     let Times { ordered, complete, published } = times;
     DAEMON.operations.increment(1);
+    DAEMON.operation_tensors.increment(tensors as u64);
     DAEMON.published.increment(bytes);
     DAEMON.operation.record(published.saturating_duration_since(ordered));
     let complete = complete.inspect(|complete| {
@@ -95,6 +115,75 @@ pub(crate) fn unqueued(tensors: usize) {
 pub(crate) fn workers(attached: usize, shared_bytes: u64) {
     DAEMON.workers.set(attached as f64);
     DAEMON.shared_memory.set(shared_bytes as f64);
+}
+
+/// The part of its owner in a gauge that others have parts in, too. It goes with its owner.
+#[derive(Debug)]
+pub(crate) struct Share {
+    gauge: Gauge,
+    value: f64,
+}
+
+impl Share {
+    fn new(gauge: Gauge) -> Self {
+        Self { gauge, value: 0.0 }
+    }
+
+    /// Of the pieces that lanes exchange.
+    pub(crate) fn of_pieces() -> Self {
+        Self::new(DAEMON.pieces_in_flight.clone())
+    }
+
+    /// Of the frames that links hold.
+    pub(crate) fn of_held_frames() -> Self {
+        Self::new(DAEMON.held_frames.clone())
+    }
+
+    /// Of the bytes of buffers of this kind.
+    pub(crate) fn of_memory(buffer: &str) -> Self {
+        Self::new(DAEMON.memory.series([buffer]))
+    }
+
+    pub(crate) fn add(&mut self, more: usize) {
+        self.value += more as f64;
+        self.gauge.increment(more as f64);
+    }
+
+    pub(crate) fn remove(&mut self, less: usize) {
+        self.value -= less as f64;
+        self.gauge.decrement(less as f64);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.gauge.decrement(self.value);
+    }
+}
+
+/// What a lane did with its time.
+#[derive(Debug)]
+pub(crate) struct LaneActivity {
+    pub(crate) reduce: TimeCounter,
+    pub(crate) send: TimeCounter,
+    pub(crate) receive: TimeCounter,
+    pub(crate) publish: TimeCounter,
+    pub(crate) idle: TimeCounter,
+}
+
+impl LaneActivity {
+    /// Of the lane with this number.
+    pub(crate) fn new(lane: u32) -> Self {
+        let lane = lane.to_string();
+        let of = |activity| DAEMON.lane_seconds.series([&lane, activity]);
+        Self {
+            reduce: of("reduce"),
+            send: of("send"),
+            receive: of("receive"),
+            publish: of("publish"),
+            idle: of("idle"),
+        }
+    }
 }
 
 /// From this node on, peers share one series (BOUND).
@@ -168,8 +257,46 @@ pub(crate) fn line_rate(bytes: u64) {
     DAEMON.line_rate.series([]).set(bytes as f64);
 }
 
-pub(crate) fn rejected_connection() {
-    DAEMON.rejected_connections.increment(1);
+/// Why a connection did not pass its handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rejection {
+    NotGradwire,
+    WrongJob,
+    Secret,
+    Superseded,
+    Broken,
+    Silent,
+    TooMany,
+    WorkerRefused,
+    WorkerBroken,
+}
+
+impl Rejection {
+    /// All of them, in the order of their numbers, with their labels.
+    const ALL: [(Self, &str); 9] = [
+        (Self::NotGradwire, "not_gradwire"),
+        (Self::WrongJob, "wrong_job"),
+        (Self::Secret, "secret"),
+        (Self::Superseded, "superseded"),
+        (Self::Broken, "broken"),
+        (Self::Silent, "silent"),
+        (Self::TooMany, "too_many"),
+        (Self::WorkerRefused, "worker_refused"),
+        (Self::WorkerBroken, "worker_broken"),
+    ];
+}
+
+/// By reason. All are shown from the start: an alert can count on them.
+static REJECTED: LazyLock<[Counter; Rejection::ALL.len()]> =
+    LazyLock::new(|| Rejection::ALL.map(|(_, label)| DAEMON.rejected_connections.series([label])));
+
+pub(crate) fn rejected_connection(why: Rejection) {
+    REJECTED[why as usize].increment(1);
+}
+
+/// How many tensors wait for ranks of this node for too long.
+pub(crate) fn stalled(tensors: usize) {
+    DAEMON.stalled_tensors.set(tensors as f64);
 }
 
 pub(crate) fn failure(kind: FailureKind) {
@@ -191,7 +318,9 @@ mod tests {
     #[test]
     fn the_tables_have_room_for_every_number() {
         assert!(Collective::ALL.iter().all(|it| (*it as usize) < COLLECTIVES));
+        assert!(Algorithm::ALL.iter().enumerate().all(|(at, it)| *it as usize == at));
         assert!(Origin::ALL.iter().enumerate().all(|(at, it)| *it as usize == at));
+        assert!(Rejection::ALL.iter().enumerate().all(|(at, (it, _))| *it as usize == at));
         assert!(FailureKind::ALL.iter().enumerate().all(|(at, it)| *it as usize == at));
     }
 }

@@ -2,8 +2,9 @@
 //! is generated from this (`make metrics-docs`).
 //!
 //! The rules, which the tests check: names begin with `gradwire_` and the part that shows them, or
-//! with `process_` where every program has the same metric, and end in the base unit; counters end in `_total`. Labels are bounded, and no tensor's name is one
-//! (BOUND). A histogram is 28 series, so it has no label but `phase` or `collective`.
+//! with `process_` where every program has the same metric, and end in the base unit; counters end
+//! in `_total`. Labels are bounded, and no tensor's name is one (BOUND). A histogram is 28 series,
+//! so it has no label but `phase` or `collective`.
 
 use std::sync::LazyLock;
 
@@ -28,6 +29,19 @@ pub const HOST: Label = Label {
 pub const COLLECTIVE: Label =
     Label { name: "collective", values: "`allreduce`, `broadcast` and the like" };
 
+/// An algorithm.
+pub const ALGORITHM: Label = Label {
+    name: "algorithm",
+    values: "`ring`, `circulant` and the like, without parameters (docs/algorithms.md); `none` for \
+             operations of one node alone",
+};
+
+/// Between whom bytes move.
+pub const SCOPE: Label = Label {
+    name: "scope",
+    values: "`intra_node` for operations of one node alone, `inter_node` for all others",
+};
+
 /// What a submission is a part of.
 pub const ORIGIN: Label = Label {
     name: "origin",
@@ -40,6 +54,32 @@ pub const ORIGIN: Label = Label {
 pub const KIND: Label = Label {
     name: "kind",
     values: "`worker_lost`, `disagreement` and the like, as in reports of failures",
+};
+
+/// Why a connection was rejected.
+pub const REASON: Label = Label {
+    name: "reason",
+    values: "of another host: `not_gradwire` for another protocol or release, `wrong_job`, \
+             `secret` for a wrong proof of the job's secret, `superseded` for an attempt that came \
+             after a later one, `broken`, `silent`, `too_many` for too many at a time; of a \
+             process of this host: `worker_refused`, `worker_broken`",
+};
+
+/// A data thread of a daemon.
+pub const LANE: Label = Label { name: "lane", values: "the number of a lane" };
+
+/// What a lane does.
+pub const ACTIVITY: Label = Label {
+    name: "activity",
+    values: "`reduce`, `send`, `receive` and `publish`; `idle` is the rest: it waits, or looks for \
+             something to do",
+};
+
+/// What a daemon uses memory for.
+pub const BUFFER: Label = Label {
+    name: "buffer",
+    values: "`staging` for the results of pieces; `frames` for frames that came early, and for \
+             those that may come",
 };
 
 /// A phase of an operation.
@@ -127,6 +167,21 @@ metrics! {
         /// Time of each phase, as far as a daemon knows it: `gather` of each tensor, `transfer` and
         /// `publish` of each operation. An operation of one node alone has no phase `publish`.
         phase: Family<Histogram, 1> = "gradwire_daemon_phase_seconds", Seconds, [PHASE];
+        /// Tensors of these operations. One in several pieces counts in each.
+        operation_tensors: Counter = "gradwire_daemon_operation_tensors_total", Count, [];
+        /// Bytes of these operations, by what they are and how they are moved. Together they are
+        /// gradwire_daemon_published_bytes_total.
+        moved: Family<Counter, 3> =
+            "gradwire_daemon_moved_bytes_total", Bytes, [COLLECTIVE, ALGORITHM, SCOPE];
+        /// Pieces that are exchanged with other nodes now, those of probes included.
+        pieces_in_flight: Gauge = "gradwire_daemon_pieces_in_flight", Count, [];
+        /// Frames that have arrived and wait for other parts of their piece.
+        held_frames: Gauge = "gradwire_daemon_held_frames", Count, [];
+        /// Memory of the daemon itself for data.
+        memory: Family<Gauge, 1> = "gradwire_daemon_memory_bytes", Bytes, [BUFFER];
+        /// What each lane did with its time.
+        lane_seconds: Family<TimeCounter, 2> =
+            "gradwire_daemon_lane_seconds_total", Seconds, [LANE, ACTIVITY];
         /// Bytes sent to the data plane of a peer.
         sent: Family<Counter, 1> =
             "gradwire_daemon_network_sent_bytes_total", Bytes, [PEER_HOST];
@@ -147,7 +202,11 @@ metrics! {
         /// neither tells.
         line_rate: Family<Gauge, 0> = "gradwire_daemon_line_rate_bytes", Bytes, [];
         /// Connections that did not pass their handshake.
-        rejected_connections: Counter = "gradwire_daemon_rejected_connections_total", Count, [];
+        rejected_connections: Family<Counter, 1> =
+            "gradwire_daemon_rejected_connections_total", Count, [REASON];
+        /// Tensors that have waited for ranks of this node for longer than
+        /// negotiation.stall_warning_ms. The coordinator does not know them yet.
+        stalled_tensors: Gauge = "gradwire_daemon_stalled_tensors", Count, [];
         /// Failures that ended tensors or the job.
         failures: Family<Counter, 1> = "gradwire_daemon_failures_total", Count, [KIND];
         /// Round trip of a heartbeat to the coordinator and back, without the time for which the
@@ -206,7 +265,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::metric::Kind;
+    use crate::{histogram::BOUNDS, metric::Kind};
 
     #[test]
     fn names_and_labels_follow_the_rules() {
@@ -232,5 +291,42 @@ mod tests {
             }
         }
         assert!(names.len() >= 29, "{names:?}");
+    }
+
+    /// How many values a label has at most on the first of 9 nodes with 8 ranks each. A series
+    /// exists only once it is needed, so a job that uses everything is meant.
+    fn values(label: &str) -> usize {
+        match label {
+            "activity" => 5,
+            "algorithm" => 24,
+            "buffer" => 2,
+            "collective" => 16,
+            "kind" => 12,
+            "lane" => 2,
+            "node_host" | "peer_host" => 9,
+            "origin" => 6,
+            "phase" => 3,
+            "rank" => 9 * 8,
+            "reason" => 9,
+            // It follows from the algorithm.
+            "scope" => 1,
+            "service" => 2,
+            "thread" => 16,
+            "version" => 1,
+            other => panic!("how many values has {other}?"),
+        }
+    }
+
+    /// BOUND: a daemon with 8 ranks and 8 peers that hosts the coordinator shows few enough series.
+    #[test]
+    fn there_are_at_most_1500_series() {
+        let mut all = 0;
+        for metric in GROUPS.iter().flat_map(|(_, metrics)| *metrics) {
+            let combinations: usize = metric.labels.iter().map(|it| values(it.name)).product();
+            // A bucket for each bound and one for what is longer, the sum and the count.
+            let each = if metric.kind == Kind::Histogram { BOUNDS + 3 } else { 1 };
+            all += each * combinations;
+        }
+        assert!(all <= 1500, "{all} series");
     }
 }

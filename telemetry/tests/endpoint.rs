@@ -156,7 +156,7 @@ async fn every_series_is_valid_and_has_the_job_and_the_host() {
     assert_eq!(values["gradwire_daemon_clock_offset_seconds"], Value::Gauge(-0.25));
     assert_eq!(values["gradwire_coordinator_node_lag_seconds_total"], Value::Counter(2.5));
     // What was not recorded yet is there, too.
-    assert_eq!(values["gradwire_daemon_rejected_connections_total"], Value::Counter(0.0));
+    assert_eq!(values["gradwire_daemon_allocation_requests_total"], Value::Counter(0.0));
 
     let Value::Histogram(buckets) = &values["gradwire_daemon_operation_seconds"] else {
         panic!("{values:?}");

@@ -28,7 +28,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     data::lane::{Connected, Disconnected, Lane, Order},
-    metrics,
+    metrics::{self, Rejection},
     model::{
         job::{Job, ReportPanic},
         world::World,
@@ -37,7 +37,7 @@ use crate::{
     transport::{
         connections::{Connections, Demand},
         frame::Totals,
-        handshake::{self, Attempt, ConnectionId, Identity},
+        handshake::{self, Admission, Attempt, ConnectionId, HandshakeError, Identity},
         window::Window,
     },
 };
@@ -243,7 +243,7 @@ impl Mesh {
                             .retain(|handshake: &AbortOnDropHandle<()>| !handshake.is_finished());
                         if handshakes.len() >= most {
                             handshakes.pop_front();
-                            metrics::rejected_connection();
+                            metrics::rejected_connection(Rejection::TooMany);
                         }
                         let mesh = self.clone();
                         let receive = async move { mesh.receive(stream, from).await };
@@ -283,13 +283,13 @@ impl Mesh {
                 self.hand_over(id, attempt.number, theirs, stream, began.elapsed());
             }
             Ok(Err(error)) => {
-                metrics::rejected_connection();
+                metrics::rejected_connection(rejection(&error));
                 if let Some(left_out) = REFUSALS.admits() {
                     tracing::warn!(%from, %error, left_out, "a data connection was refused");
                 }
             }
             Err(_) => {
-                metrics::rejected_connection();
+                metrics::rejected_connection(Rejection::Silent);
                 if let Some(left_out) = SILENT.admits() {
                     let what = "a data connection was silent during its handshake";
                     tracing::warn!(%from, left_out, "{what}");
@@ -389,6 +389,17 @@ impl Connector for Arc<Mesh> {
 
     fn try_connect(&self, peer: NodeId) {
         self.reach_all(peer, Demand::Probe);
+    }
+}
+
+/// Why a handshake did not pass, for the metrics.
+fn rejection(error: &HandshakeError) -> Rejection {
+    match error {
+        HandshakeError::Io(_) => Rejection::Broken,
+        HandshakeError::NotGradwire => Rejection::NotGradwire,
+        HandshakeError::WrongPeer(_) => Rejection::WrongJob,
+        HandshakeError::Secret | HandshakeError::Refused(Admission::Secret) => Rejection::Secret,
+        HandshakeError::Refused(_) => Rejection::Superseded,
     }
 }
 

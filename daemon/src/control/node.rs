@@ -261,7 +261,9 @@ impl Node {
 
     /// Reports tensors that have waited long for ranks of this node (WAIT).
     pub(crate) fn report_stalls(&self, now: Instant) {
-        let stalled = self.queue().map(|queue| queue.stalled(now, self.config.stall_warning));
+        let limit = self.config.stall_warning;
+        metrics::stalled(self.queue().map_or(0, |queue| queue.overdue(now, limit)));
+        let stalled = self.queue().map(|queue| queue.stalled(now, limit));
         for Stalled { missing, waited, names } in stalled.unwrap_or_default() {
             let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
             let more = names.len().saturating_sub(NAMES);
@@ -411,7 +413,10 @@ impl LaneEvents for Weak<Node> {
             node.complete(key, removed, 0);
         }
         let times = Times { ordered: piece.ordered, complete, published: Instant::now() };
-        metrics::operation(piece.bytes, times);
+        metrics::operation(piece.tensors.len(), piece.bytes, times);
+        if let Some(moved) = piece.moved {
+            moved.increment(piece.bytes);
+        }
     }
 
     fn measured(&self, sequence: Sequence, time: Duration) {

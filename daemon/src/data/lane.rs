@@ -23,16 +23,20 @@ use parking_lot::Mutex;
 use super::{
     in_memory,
     link::{Broken, Link, LinkConfig, LinkError},
+    meter::{Doing, Meter},
     piece::Piece,
     running::{Ordered, Pieces, Running},
     stall::{Activity, NOTICES_PER_LIMIT, Stall, Wait},
 };
-use crate::transport::{
-    frame::Totals,
-    handshake::MAX_STREAMS,
-    paths::{DataSocket, Paths},
-    stream::{StreamError, Turn},
-    window::Window,
+use crate::{
+    metrics::Share,
+    transport::{
+        frame::Totals,
+        handshake::MAX_STREAMS,
+        paths::{DataSocket, Paths},
+        stream::{StreamError, Turn},
+        window::Window,
+    },
 };
 
 /// What a lane reports to the rest of the daemon.
@@ -136,6 +140,9 @@ impl Lane {
         let name = format!("gw-lane-{}", config.index);
         let runner = Runner {
             links: config.hosts.iter().map(|_| None).collect(),
+            meter: Meter::new(config.index),
+            in_flight: Share::of_pieces(),
+            memory: Share::of_memory("staging"),
             config,
             poll,
             orders,
@@ -214,6 +221,10 @@ struct Runner {
     ordered: Ordered,
     /// Staging buffers for reuse: the steady state allocates nothing and faults no page.
     spare: Vec<Vec<u8>>,
+    /// What the metrics show of the pieces and of these buffers.
+    in_flight: Share,
+    memory: Share,
+    meter: Meter,
     /// When to check next whether a piece is late, and to send notices to peers.
     next_check: Instant,
     suspension: Suspension,
@@ -255,6 +266,7 @@ impl Runner {
                     Order::Measure { sequence, pattern } => {
                         self.ordered.start(sequence);
                         self.events.measured(sequence, in_memory::measure(pattern));
+                        self.meter.spent(Doing::Reduce);
                     }
                     // `finish_complete` finds the pieces.
                     Order::Allocated => {}
@@ -296,15 +308,15 @@ impl Runner {
     fn turn(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for piece in self.pieces.values_mut() {
-            if piece.reduce_some(self.config.chunk) {
+            if piece.reduce_some(self.config.chunk, &mut self.meter) {
                 moved = true;
                 break;
             }
         }
         for index in 0..self.links.len() {
             let Some(link) = &mut self.links[index] else { continue };
-            let sent = link.send(&mut self.pieces);
-            match link.receive(&mut self.pieces, &self.ordered) {
+            let sent = link.send(&mut self.pieces, &mut self.meter);
+            match link.receive(&mut self.pieces, &self.ordered, &mut self.meter) {
                 Ok(received) => moved |= sent == Turn::Moved || received == Turn::Moved,
                 Err(broken) => self.lost(index, &broken)?,
             }
@@ -319,11 +331,15 @@ impl Runner {
         if piece.nodes.len() <= 1 {
             let store = self.store(&piece);
             piece.run_alone(self.config.chunk, store);
+            self.meter.spent(Doing::Reduce);
             self.events.finished(&piece, None);
             return;
         }
         let staging = self.spare.pop().unwrap_or_default();
+        let before = staging.capacity();
         let running = Running::new(piece, staging);
+        self.memory.add(running.staging_bytes() - before);
+        self.in_flight.add(1);
         for (step, peer) in running.piece.plan.senders() {
             let node = running.piece.nodes[peer as usize];
             Self::link(&mut self.links, &self.config, node).enqueue(sequence, step);
@@ -346,7 +362,8 @@ impl Runner {
         let Connected { peer, number, stream, window, attempt, theirs } = connected;
         let stream = self.watch(peer, number, stream)?;
         let link = Self::link(&mut self.links, &self.config, peer);
-        let prepared = link.prepare(number, attempt, theirs, &mut self.pieces, &self.ordered);
+        let Self { pieces, ordered, meter, .. } = self;
+        let prepared = link.prepare(number, attempt, theirs, pieces, ordered, meter);
         match prepared {
             Ok(true) => link.connect(number, stream, window),
             Ok(false) => {
@@ -383,7 +400,8 @@ impl Runner {
             .collect();
         for sequence in &complete {
             let Some(running) = self.pieces.remove(sequence) else { continue };
-            let since = Instant::now();
+            self.in_flight.remove(1);
+            let since = self.meter.spent(Doing::Idle);
             running.publish(self.store(&running.piece));
             let (piece, staging) = running.into_parts();
             self.spare.push(staging);
@@ -392,6 +410,7 @@ impl Runner {
             } else {
                 self.events.finished(&piece, Some(since));
             }
+            self.meter.spent(Doing::Publish);
         }
         if !complete.is_empty() {
             self.count_moved();
@@ -462,7 +481,7 @@ impl Runner {
     /// Checks whether a piece is late (WAIT), and notifies peers of the pieces that wait here. It
     /// does so a few times within the limit, and when a limit ends.
     fn check_stalls(&mut self) -> Result<(), Failure> {
-        let now = Instant::now();
+        let now = self.meter.spent(Doing::Idle);
         if now < self.next_check {
             return Ok(());
         }
@@ -474,7 +493,7 @@ impl Runner {
             link.look(now, was_suspended);
         }
         if was_suspended {
-            self.pieces.values_mut().for_each(Running::mark_progress);
+            self.pieces.values_mut().for_each(|running| running.mark_progress(now));
         }
         let me = self.config.me;
         let mut notices: Vec<Option<Stall>> = self.links.iter().map(|_| None).collect();

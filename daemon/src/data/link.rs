@@ -10,15 +10,19 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
+    meter::{Doing, Meter},
     plan::Work,
     running::{Ordered, Pieces, Running},
     stall::Activity,
 };
-use crate::transport::{
-    frame::{Header, Notice, Totals},
-    paths::DataSocket,
-    stream::{Chunk, OutgoingFrame, Sink, Source, Stream, StreamError, Target, Turn},
-    window::Window,
+use crate::{
+    metrics::Share,
+    transport::{
+        frame::{Header, Notice, Totals},
+        paths::DataSocket,
+        stream::{Chunk, OutgoingFrame, Sink, Source, Stream, StreamError, Target, Turn},
+        window::Window,
+    },
 };
 
 /// Why a link can't be used any more.
@@ -94,6 +98,9 @@ struct Inbound {
     /// Buffers of frames that are no longer held, and their size in bytes.
     spare: Vec<Vec<u8>>,
     spare_bytes: usize,
+    /// What the metrics show of these frames and of their memory.
+    held_frames: Share,
+    memory: Share,
     /// The smallest payload of a frame that does not end its block.
     least: u64,
 }
@@ -103,21 +110,29 @@ fn piece_of(pieces: &mut Pieces, sequence: Sequence) -> &mut Running {
     pieces.get_mut(&sequence).expect("a piece outlives its transfers")
 }
 
-impl Source for Pieces {
+/// Sends the frames of the pieces of a lane.
+struct Departures<'a> {
+    pieces: &'a mut Pieces,
+    meter: &'a mut Meter,
+}
+
+impl Source for Departures<'_> {
     fn payload(&self, chunk: &Chunk, from: u64) -> &[u8] {
-        let piece = self.get(&Sequence(chunk.header.sequence));
+        let piece = self.pieces.get(&Sequence(chunk.header.sequence));
         let piece = piece.expect("a piece outlives its transfers");
         let length = u64::from(chunk.header.length) - from;
         piece.outgoing(chunk.step, chunk.header.offset + from, length)
     }
 
     fn progressed(&mut self, chunk: &Chunk) {
-        piece_of(self, Sequence(chunk.header.sequence)).mark_progress();
+        let now = self.meter.spent(Doing::Send);
+        piece_of(self.pieces, Sequence(chunk.header.sequence)).mark_progress(now);
     }
 
     fn sent(&mut self, chunk: &Chunk) {
         let Header { sequence, offset, length, .. } = chunk.header;
-        piece_of(self, Sequence(sequence)).sent(chunk.step, offset, length.into());
+        let now = self.meter.spent(Doing::Send);
+        piece_of(self.pieces, Sequence(sequence)).sent(chunk.step, offset, length.into(), now);
     }
 }
 
@@ -126,6 +141,7 @@ struct Arrivals<'a> {
     inbound: &'a mut Inbound,
     pieces: &'a mut Pieces,
     ordered: &'a Ordered,
+    meter: &'a mut Meter,
 }
 
 impl Arrivals<'_> {
@@ -183,27 +199,32 @@ impl Sink for Arrivals<'_> {
     }
 
     fn progressed(&mut self, header: &Header, is_whole: bool) {
-        self.inbound.activity.moved(Instant::now());
+        let now = self.meter.spent(Doing::Receive);
+        self.inbound.activity.moved(now);
         if !is_whole {
-            self.piece(header).mark_progress();
+            self.piece(header).mark_progress(now);
         }
     }
 
     fn placed(&mut self, header: &Header, target: Target) {
-        self.piece(header).placed(target.step, header.offset, header.length.into());
+        let now = self.meter.last();
+        self.piece(header).placed(target.step, header.offset, header.length.into(), now);
     }
 
     fn take(&mut self, header: &Header, target: Target, payload: &mut Vec<u8>) {
         let length = header.length as usize;
-        let piece = self.piece(header);
+        let piece = piece_of(self.pieces, Sequence(header.sequence));
         if piece.takes(target.step, header.offset, length as u64) {
-            piece.take(target.step, header.offset, &payload[..length]);
+            piece.take(target.step, header.offset, &payload[..length], self.meter);
             return;
         }
-        let Inbound { held, spare, spare_bytes, .. } = &mut *self.inbound;
+        let Inbound { held, spare, spare_bytes, held_frames, memory, .. } = &mut *self.inbound;
         let next = spare.pop().unwrap_or_default();
         *spare_bytes -= next.capacity();
+        memory.remove(next.capacity());
         let payload = fitted(std::mem::replace(payload, next), length);
+        memory.add(payload.capacity());
+        held_frames.add(1);
         let sequence = Sequence(header.sequence);
         held.push_back(Held { sequence, step: target.step, offset: header.offset, payload });
     }
@@ -211,17 +232,20 @@ impl Sink for Arrivals<'_> {
 
 impl Inbound {
     /// Receives held frames whose step may receive them now.
-    fn take_held(&mut self, pieces: &mut Pieces) -> Turn {
+    fn take_held(&mut self, pieces: &mut Pieces, meter: &mut Meter) -> Turn {
         let mut turn = Turn::Idle;
         let mut index = 0;
         while let Some(held) = self.held.get(index) {
             let piece = piece_of(pieces, held.sequence);
             if piece.takes(held.step, held.offset, held.payload.len() as u64) {
-                piece.take(held.step, held.offset, &held.payload);
+                piece.take(held.step, held.offset, &held.payload, meter);
+                self.held_frames.remove(1);
                 let buffer = self.held.remove(index).map(|held| held.payload).unwrap_or_default();
                 if self.spare_bytes + buffer.capacity() <= MAX_SPARE {
                     self.spare_bytes += buffer.capacity();
                     self.spare.push(buffer);
+                } else {
+                    self.memory.remove(buffer.capacity());
                 }
                 turn = Turn::Moved;
             } else {
@@ -293,6 +317,8 @@ impl Link {
                 held: VecDeque::new(),
                 spare: Vec::new(),
                 spare_bytes: 0,
+                held_frames: Share::of_held_frames(),
+                memory: Share::of_memory("frames"),
                 least: config.chunk.min(MIN_PAYLOAD),
             },
             has_sent: false,
@@ -324,13 +350,14 @@ impl Link {
     ///
     /// # Errors
     /// [`LinkError`] if something was under way on the earlier connection when it broke.
-    pub(crate) fn prepare(
+    pub(super) fn prepare(
         &mut self,
         number: u32,
         attempt: u32,
         theirs: Option<Totals>,
         pieces: &mut Pieces,
         ordered: &Ordered,
+        meter: &mut Meter,
     ) -> Result<bool, LinkError> {
         let index = number as usize;
         if self.slots.len() <= index {
@@ -343,7 +370,7 @@ impl Link {
         slot.attempt = attempt;
         if let Some(stream) = &mut slot.stream {
             stream.is_replaced();
-            let mut arrivals = Arrivals { inbound: &mut self.inbound, pieces, ordered };
+            let mut arrivals = Arrivals { inbound: &mut self.inbound, pieces, ordered, meter };
             let mut receive = || stream.receive(&mut arrivals, self.config.epoch);
             let end = loop {
                 match receive() {
@@ -425,7 +452,7 @@ impl Link {
     }
 
     /// Sends what is ready, at most one chunk on each connection.
-    pub(crate) fn send(&mut self, pieces: &mut Pieces) -> Turn {
+    pub(super) fn send(&mut self, pieces: &mut Pieces, meter: &mut Meter) -> Turn {
         let (mut turn, count) = (Turn::Idle, self.slots.len());
         let first = self.first;
         for index in (0..count).map(|i| (first + i) % count) {
@@ -439,21 +466,23 @@ impl Link {
                 self.first = (index + 1) % count;
                 self.has_sent = true;
             }
-            turn = turn.or(stream.send(pieces));
+            turn = turn.or(stream.send(&mut Departures { pieces, meter }));
         }
         turn
     }
 
     /// Receives what has arrived, at most one frame on each connection.
-    pub(crate) fn receive(
+    pub(super) fn receive(
         &mut self,
         pieces: &mut Pieces,
         ordered: &Ordered,
+        meter: &mut Meter,
     ) -> Result<Turn, Broken> {
-        let mut turn = self.inbound.take_held(pieces);
+        let mut turn = self.inbound.take_held(pieces, meter);
         for (number, slot) in (0..).zip(&mut self.slots) {
             let Some(stream) = &mut slot.stream else { continue };
-            let mut arrivals = Arrivals { inbound: &mut self.inbound, pieces, ordered };
+            let inbound = &mut self.inbound;
+            let mut arrivals = Arrivals { inbound, pieces, ordered, meter };
             let received = stream.receive(&mut arrivals, self.config.epoch);
             turn = turn.or(received.map_err(|error| Broken { number, error })?);
         }

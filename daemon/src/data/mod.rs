@@ -10,6 +10,7 @@
 //! - `plan`: a schedule prepared for execution, and the progress of an execution (pure)
 //! - `piece`: one piece: tensors, arithmetic, schedule
 //! - `staging`: the memory in which a piece's result is computed, in wire form
+//! - `meter`: what a lane does with its time
 //! - `running`: a piece in flight
 //! - `stall`: when a piece is late, and which node is at fault (pure)
 //! - `link`: a lane's connections to one peer, which share what is to be sent
@@ -19,6 +20,7 @@
 mod in_memory;
 pub(crate) mod lane;
 mod link;
+mod meter;
 pub(crate) mod piece;
 pub(crate) mod plan;
 mod ranges;

@@ -5,6 +5,7 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use gradwire_kernels::{Combine, Finish, Form, Store};
 use gradwire_proto::{NodeId, Sequence, TensorName};
+use gradwire_telemetry::Counter;
 
 use super::plan::Plan;
 use crate::model::{
@@ -94,6 +95,8 @@ pub(crate) struct Piece {
     pub(crate) nodes: Arc<[NodeId]>,
     /// When the coordinator's order was received.
     pub(crate) ordered: Instant,
+    /// Where its bytes are counted when it is published.
+    pub(crate) moved: Option<&'static Counter>,
 }
 
 impl Piece {

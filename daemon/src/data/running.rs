@@ -10,6 +10,7 @@ use gradwire_kernels::Store;
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
+    meter::{Doing, Meter},
     piece::Piece,
     plan::{Progress, StepPart, Work},
     staging::Staging,
@@ -70,14 +71,19 @@ impl Running {
         (self.piece, self.staging.into_memory())
     }
 
-    fn advance(&mut self, step: u32, offset: u64, bytes: u64) {
+    fn advance(&mut self, step: u32, offset: u64, bytes: u64, now: Instant) {
         self.progress.advance(&self.piece.plan, step, offset..offset + bytes);
-        self.mark_progress();
+        self.mark_progress(now);
     }
 
     /// Something has moved, even if it is only a part of a chunk, so the piece is not late.
-    pub(crate) fn mark_progress(&mut self) {
-        self.last_progress = Instant::now();
+    pub(crate) fn mark_progress(&mut self, now: Instant) {
+        self.last_progress = now;
+    }
+
+    /// The bytes of its buffer.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        self.staging.bytes()
     }
 
     /// How many bytes of a step from `offset` on may be processed now, at most `limit`, and only
@@ -115,7 +121,7 @@ impl Running {
 
     /// Does the next chunk of local reduction that others wait for. Returns false when there is
     /// none.
-    pub(crate) fn reduce_some(&mut self, chunk: u64) -> bool {
+    pub(super) fn reduce_some(&mut self, chunk: u64, meter: &mut Meter) -> bool {
         let plan = self.piece.plan.clone();
         while let Some(planned) = plan.steps.get(self.next_local as usize) {
             let step = self.next_local;
@@ -127,7 +133,7 @@ impl Running {
                     return false;
                 }
                 self.reduce_local(step, offset, bytes, None);
-                self.advance(step, offset, bytes);
+                self.advance(step, offset, bytes, meter.spent(Doing::Reduce));
                 return true;
             }
             self.next_local += 1;
@@ -156,14 +162,14 @@ impl Running {
     }
 
     /// Processes a received chunk.
-    pub(crate) fn take(&mut self, step: u32, offset: u64, received: &[u8]) {
+    pub(super) fn take(&mut self, step: u32, offset: u64, received: &[u8], meter: &mut Meter) {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
         let bytes = received.len() as u64;
         match (planned.fused, planned.work) {
             (Some(local), _) => {
                 self.reduce_local(step, offset, bytes, Some(received));
-                self.advance(local, offset, bytes);
+                self.advance(local, offset, bytes, meter.spent(Doing::Reduce));
             }
             (None, Work::Combine { theirs_first }) => {
                 for part in planned.parts(offset..offset + bytes) {
@@ -176,15 +182,17 @@ impl Running {
                         part.unrounded,
                     );
                 }
+                meter.spent(Doing::Reduce);
             }
             (None, _) => {
                 for part in planned.parts(offset..offset + bytes) {
                     let received = &received[within(&part, offset)];
                     self.staging.block_mut(place(&part)).copy_from_slice(received);
                 }
+                meter.spent(Doing::Receive);
             }
         }
-        self.advance(step, offset, bytes);
+        self.advance(step, offset, bytes, meter.last());
     }
 
     /// Whether a chunk of a receiving step is in one place.
@@ -206,13 +214,13 @@ impl Running {
     }
 
     /// A chunk that was handed out has been sent.
-    pub(crate) fn sent(&mut self, step: u32, offset: u64, bytes: u64) {
-        self.advance(step, offset, bytes);
+    pub(crate) fn sent(&mut self, step: u32, offset: u64, bytes: u64, now: Instant) {
+        self.advance(step, offset, bytes, now);
     }
 
     /// A chunk has been received directly into the piece.
-    pub(crate) fn placed(&mut self, step: u32, offset: u64, bytes: u64) {
-        self.advance(step, offset, bytes);
+    pub(crate) fn placed(&mut self, step: u32, offset: u64, bytes: u64, now: Instant) {
+        self.advance(step, offset, bytes, now);
     }
 
     /// Publishes the finished result to the local ranks (INPUT: only now).

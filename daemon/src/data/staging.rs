@@ -47,6 +47,11 @@ impl Staging {
         Self { memory, sums, wire }
     }
 
+    /// The bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.capacity()
+    }
+
     /// The memory, for the next piece.
     pub(crate) fn into_memory(self) -> Vec<u8> {
         self.memory

@@ -332,6 +332,7 @@ fn piece(
         plan: Arc::new(Plan::new(&schedule, 4)),
         nodes: participants.into_iter().map(NodeId).collect(),
         ordered: Instant::now(),
+        moved: None,
     }
 }
 

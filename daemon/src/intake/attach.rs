@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     control::node::Node,
-    metrics,
+    metrics::{self, Rejection},
     model::{job::Phase, memory::WorkerMemory, world::World},
     workers::{
         outbox::Outbox,
@@ -204,14 +204,14 @@ impl Session {
         match introduced.and_then(|(attach, frame, pid)| self.attach(&attach, frame, pid)) {
             Ok(worker) => return self.serve_attached(&worker),
             Err(AttachError::Refused(failure)) => {
-                metrics::rejected_connection();
+                metrics::rejected_connection(Rejection::WorkerRefused);
                 if let Some(left_out) = REFUSALS.admits() {
                     tracing::warn!(%failure, left_out, "a worker was refused");
                 }
                 let _ = send(&self.stream, Reply::Refused(failure.into()));
             }
             Err(AttachError::Broken(why)) => {
-                metrics::rejected_connection();
+                metrics::rejected_connection(Rejection::WorkerBroken);
                 if let Some(left_out) = BROKEN.admits() {
                     let what = "a worker's connection ended before it was attached";
                     tracing::warn!(why, left_out, "{what}");

@@ -11,6 +11,7 @@ use gradwire_proto::{
 use super::plans::{Planned, Plans};
 use crate::{
     data::piece::{NAMES, Piece, PieceSegment, Purpose},
+    metrics,
     model::{
         agreement::Agreement,
         operation::{Operation, OperationSegment, PartRange},
@@ -131,6 +132,7 @@ impl Builder {
         let Arithmetic { combine, prescale, finish } =
             Arithmetic::of(&request, members.ranks.len() as u32);
         let purpose = if others.is_empty() { Purpose::Ranks } else { Purpose::Others(others) };
+        let algorithm = Some(spec.algorithm()).filter(|_| nodes.len() > 1);
         let piece = Piece {
             sequence,
             purpose,
@@ -142,6 +144,7 @@ impl Builder {
             segments,
             bytes: elements * element,
             plan,
+            moved: Some(metrics::moved(request.collective, algorithm)),
             nodes,
             ordered: Instant::now(),
         };

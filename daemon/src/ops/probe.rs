@@ -36,5 +36,6 @@ pub(super) fn piece(me: NodeId, probe: &Probe, ordered: Instant) -> Option<Piece
         plan: Arc::new(Plan::new(&schedule, 1)),
         nodes: Arc::clone(nodes),
         ordered,
+        moved: None,
     })
 }

@@ -418,6 +418,15 @@ impl TensorQueue {
         stalled.collect()
     }
 
+    /// How many tensors have waited for local ranks for `limit`, reported or not.
+    pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> usize {
+        let is_overdue = |entry: &Entry| {
+            let since = entry.waits.filter(|_| entry.announced.is_none()).map(|(since, _)| since);
+            since.is_some_and(|since| now.saturating_duration_since(since) >= limit)
+        };
+        self.entries.iter().filter(|item| is_overdue(item.value())).count()
+    }
+
     /// Removes everything: the job is over. Its ranks are notified in other ways.
     pub(crate) fn clear(&self) {
         metrics::unqueued(self.len());

@@ -18,6 +18,7 @@ mod hostile_network;
 mod hostile_workers;
 mod join;
 mod kills;
+mod lanes;
 mod large;
 mod late_room;
 mod launch;

@@ -21,6 +21,7 @@ fn probe(sequence: u64, pattern: Pattern, nodes: &[u32], node: u32) -> Piece {
         plan: Arc::new(Plan::new(&schedule, 1)),
         nodes: nodes.iter().copied().map(NodeId).collect(),
         ordered: Instant::now(),
+        moved: None,
     }
 }
 

@@ -1,0 +1,187 @@
+//! What daemons show of their lanes and operations: how each lane spends its time, how bytes are
+//! moved, which pieces and buffers there are; and of who is kept out or kept waiting.
+
+use std::{collections::BTreeMap, io::Write, net::TcpStream, time::Instant};
+
+use gradwire_tests::launched::{Job, Launch, processes::Role};
+use rustix::process::Signal;
+
+use super::metrics::{series, variable};
+
+type Series = BTreeMap<String, f64>;
+
+/// The sum of all series of a metric that have these labels, in the order of the declaration.
+fn sum(series: &Series, metric: &str, labels: &str) -> f64 {
+    let matching = series.iter().filter(|(key, _)| {
+        key.strip_prefix(metric).is_some_and(|rest| rest.starts_with('{') && rest.contains(labels))
+    });
+    matching.map(|(_, value)| value).sum()
+}
+
+/// The metrics of a daemon once it has done all operations that the coordinator has ordered.
+fn settled(job: &Job, daemon: &str, coordinator: &str) -> Series {
+    job.wait_for("all operations counted", || {
+        let ordered = series(coordinator)["gradwire_coordinator_operations_total"];
+        let series = series(daemon);
+        (series["gradwire_daemon_operations_total"] == ordered).then_some(series)
+    })
+}
+
+const LANE_SECONDS: &str = "gradwire_daemon_lane_seconds_total";
+
+#[test]
+fn lanes_account_for_their_time_and_bytes_for_their_way() {
+    let steps = ["attach", "loop:3:1000", "until:go", "loop:20:200000", "until:end", "leave"];
+    let launch = Launch::new().two_by_two().words(&["--verbose"]);
+    let launch = launch.set("negotiation.algorithm=recursive-doubling");
+    let mut job = launch.rank(&steps).start();
+    job.until_said("looped", 4);
+    let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
+    let began = Instant::now();
+    let before = settled(&job, &daemons[0], &daemons[0]);
+    job.allow("go");
+    job.wait_for("twice looped", || {
+        let looped = job.lines().iter().filter(|line| line.text.contains(" looped 20 ")).count();
+        (looped >= 4).then_some(())
+    });
+    let after = settled(&job, &daemons[0], &daemons[0]);
+    let other = settled(&job, &daemons[1], &daemons[0]);
+    for activity in ["reduce", "send", "receive", "publish", "idle"] {
+        let labels = format!("activity=\"{activity}\"");
+        let [was, is] = [&before, &after].map(|series| sum(series, LANE_SECONDS, &labels));
+        assert!(is > was, "{activity}: {was} s, {is} s");
+    }
+    // A lane that waits notes that four times a second, if not more often.
+    let elapsed = began.elapsed().as_secs_f64();
+    for lane in ["0", "1"] {
+        let labels = format!("lane=\"{lane}\"");
+        let [was, is] = [&before, &after].map(|series| sum(series, LANE_SECONDS, &labels));
+        assert!(is - was <= elapsed + 1.0, "lane {lane}: {was} s, {is} s, in {elapsed} s");
+    }
+
+    for series in [&after, &other] {
+        let moved = |labels: &str| sum(series, "gradwire_daemon_moved_bytes_total", labels);
+        let published = series["gradwire_daemon_published_bytes_total"];
+        let of_loops = 4.0 * (3.0 * 1000.0 + 20.0 * 200_000.0);
+        assert_eq!(published, of_loops);
+        let labels = "{collective=\"allreduce\",algorithm=\"recursive-doubling\",\
+                      scope=\"inter_node\"}";
+        assert_eq!([moved(""), moved(labels)], [published; 2], "{series:?}");
+        // One tensor at a time, which is in each of its pieces.
+        let operations = series["gradwire_daemon_operations_total"];
+        assert_eq!(series["gradwire_daemon_operation_tensors_total"], operations);
+        assert_eq!(series["gradwire_daemon_pieces_in_flight"], 0.0);
+        assert_eq!(series["gradwire_daemon_held_frames"], 0.0);
+        let staging = series["gradwire_daemon_memory_bytes{buffer=\"staging\"}"];
+        assert!(staging >= 200_000.0, "{staging} bytes");
+    }
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+/// With every node sending to every other one, frames come before their step may receive them.
+#[test]
+fn pieces_and_early_frames_are_seen_while_they_are_there() {
+    let hosts = "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1,127.0.0.4:1";
+    let launch = Launch::new().hosts(hosts).words(&["--verbose"]).set("launch.grace_ms=500");
+    let launch = launch.set("negotiation.algorithm=circulant").set("data.chunk_bytes=4KiB");
+    let mut job = launch.rank(&["attach", "loop:100000:100000"]).start();
+    job.until_said("looping", 4);
+    let daemons = [0, 1, 2, 3].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
+    for metric in ["pieces_in_flight", "held_frames", "memory_bytes{buffer=\"frames\"}"] {
+        job.wait_for(metric, || {
+            let shown = |address: &String| series(address)[&format!("gradwire_daemon_{metric}")];
+            daemons.iter().any(|address| shown(address) > 0.0).then_some(())
+        });
+    }
+    job.signal(Role::Launcher, Signal::KILL);
+    job.finish().assert_code(128 + 9);
+}
+
+#[test]
+fn fused_tensors_are_counted_apart_from_their_operations() {
+    let steps = ["attach", "loop:3:1000", "until:go", "submit:50:1000", "until:end", "leave"];
+    let launch = Launch::new().two_by_two().words(&["--verbose"]).set("probe.enabled=false");
+    let mut job = launch.set("negotiation.credit_pieces=1").rank(&steps).start();
+    job.until_said("looped", 4);
+    let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
+    settled(&job, &daemons[0], &daemons[0]);
+    // A daemon that stands still has its ranks wait, and the other one collects what becomes ready.
+    job.signal(Role::Daemon(1), Signal::STOP);
+    job.allow("go");
+    job.wait_for("tensors in the queue", || {
+        (series(&daemons[0])["gradwire_daemon_queued_tensors"] == 50.0).then_some(())
+    });
+    job.signal(Role::Daemon(1), Signal::CONT);
+    job.until_said("done", 4);
+    let after = settled(&job, &daemons[0], &daemons[0]);
+    let [tensors, operations] = ["operation_tensors", "operations"]
+        .map(|what| after[&format!("gradwire_daemon_{what}_total")]);
+    assert_eq!(tensors, 53.0);
+    assert!(operations < tensors, "{operations} operations");
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+/// The bytes of one node alone are none of the network's.
+#[test]
+fn the_bytes_of_one_node_stay_there() {
+    let steps = ["attach", "loop:3:1000", "loop:1:200000", "say:idle", "until:end", "leave"];
+    let mut job = Launch::new().ranks(2).words(&["--verbose"]).rank(&steps).start();
+    job.until_said("said", 2);
+    let daemon = variable(&job, 0, "GRADWIRE_DAEMON_METRICS");
+    let series = settled(&job, &daemon, &daemon);
+    let labels = "{collective=\"allreduce\",algorithm=\"none\",scope=\"intra_node\"}";
+    let moved = ["", labels].map(|one| sum(&series, "gradwire_daemon_moved_bytes_total", one));
+    assert_eq!(moved, [4.0 * 203_000.0; 2], "{series:?}");
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+/// Who is rejected is counted by the reason.
+#[test]
+fn strangers_are_counted_by_what_they_did() {
+    let steps = ["attach", "loop:3:1000", "until:end", "leave"];
+    let launch = Launch::new().two_by_two().words(&["--verbose"]);
+    let mut job = launch.set("data.connect_timeout_ms=500").rank(&steps).start();
+    job.until_said("looped", 4);
+    let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
+    let data = job.served("data");
+    let rejected = |reason: &str| -> f64 {
+        let labels = format!("reason=\"{reason}");
+        let of = |address: &String| {
+            sum(&series(address), "gradwire_daemon_rejected_connections_total", &labels)
+        };
+        daemons.iter().map(of).sum()
+    };
+    assert_eq!(rejected(""), 0.0);
+    let connect = || TcpStream::connect(&data[0]).expect("a daemon that listens");
+    connect().write_all(&[b'x'; 4096]).unwrap();
+    job.wait_for("what is not Gradwire", || (rejected("not_gradwire") == 1.0).then_some(()));
+    drop(connect());
+    job.wait_for("what ends early", || (rejected("broken") == 1.0).then_some(()));
+    let silent = connect();
+    job.wait_for("what says nothing", || (rejected("silent") == 1.0).then_some(()));
+    drop(silent);
+    assert_eq!(rejected(""), 3.0);
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+/// The coordinator does not know of a tensor that waits for a rank of the same node.
+#[test]
+fn a_wait_within_a_node_is_a_stall_of_its_daemon() {
+    let steps = ["attach", "loop:3:1000", "1/until:go", "loop:1:1000", "until:end", "leave"];
+    let launch = Launch::new().two_by_two().words(&["--verbose"]);
+    let mut job = launch.set("negotiation.stall_warning_ms=500").rank(&steps).start();
+    job.until_said("looped", 4);
+    let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
+    let stalled = "gradwire_daemon_stalled_tensors";
+    job.wait_for("a stall", || (series(&daemons[0])[stalled] == 1.0).then_some(()));
+    // The other node has announced it, and the coordinator waits for the first one.
+    assert_eq!(series(&daemons[1])[stalled], 0.0);
+    job.allow("go");
+    job.wait_for("its end", || (series(&daemons[0])[stalled] == 0.0).then_some(()));
+    job.allow("end");
+    job.finish().assert_code(0);
+}
