@@ -51,6 +51,7 @@ use std::{
 use gradwire_coordinator::SessionAcceptor;
 pub use gradwire_proto::Ending;
 use gradwire_proto::{Failure, FailureKind, launch::Notice};
+use gradwire_telemetry::on_scrape;
 use rustix::io::Errno;
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -210,6 +211,7 @@ impl Daemon {
         let (job, outgoing) = Job::new();
         let (intake, requests) = Intake::new();
         let node = Node::new(config.clone(), job.clone(), Box::new(intake.clone()));
+        on_scrape(&node);
         intake::reader::start(Arc::downgrade(&node), requests);
         if notices.is_some() {
             node.process_ends.expect(true);

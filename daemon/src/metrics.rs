@@ -7,8 +7,8 @@ use std::{
 };
 
 use gradwire_collectives::algorithms::Algorithm;
-use gradwire_proto::{Collective, FailureKind, clock::Measured};
-use gradwire_shm::control::Origin;
+use gradwire_proto::{Collective, FailureKind, Rank, clock::Measured};
+use gradwire_shm::control::{Origin, Progress};
 use gradwire_telemetry::{Counter, Gauge, Histogram, TimeCounter, catalog::DAEMON};
 
 /// Shows every metric whose labels are known. Call this once the recorder is installed.
@@ -115,6 +115,43 @@ pub(crate) fn unqueued(tensors: usize) {
 pub(crate) fn workers(attached: usize, shared_bytes: u64) {
     DAEMON.workers.set(attached as f64);
     DAEMON.shared_memory.set(shared_bytes as f64);
+}
+
+/// From this rank on, ranks share one series (BOUND).
+const MANY_RANKS: u32 = 1024;
+
+/// What one local rank does with its time.
+#[derive(Debug)]
+pub(crate) struct RankMetrics {
+    steps: Counter,
+    blocked: TimeCounter,
+    in_flight: TimeCounter,
+}
+
+impl RankMetrics {
+    pub(crate) fn new(rank: Rank) -> Self {
+        let (rank, daemon) = (rank_label(rank), &*DAEMON);
+        Self {
+            steps: daemon.rank_steps.series([&rank]),
+            blocked: daemon.rank_blocked.series([&rank]),
+            in_flight: daemon.rank_in_flight.series([&rank]),
+        }
+    }
+
+    pub(crate) fn add(&self, progress: &Progress) {
+        self.steps.increment(progress.steps);
+        self.blocked.add(progress.blocked);
+        self.in_flight.add(progress.in_flight);
+    }
+
+    /// The time since the last step of a rank that makes steps.
+    pub(crate) fn since_step(rank: Rank) -> Gauge {
+        DAEMON.rank_since_step.series([&rank_label(rank)])
+    }
+}
+
+fn rank_label(rank: Rank) -> String {
+    if rank.0 < MANY_RANKS { rank.to_string() } else { OTHER.to_owned() }
 }
 
 /// The part of its owner in a gauge that others have parts in, too. It goes with its owner.

@@ -491,6 +491,10 @@ class Session:
         """
         The number of ranks on this node.
         """
+    def mark_step(self, /) -> None:
+        """
+        Notes that the program has made a step, for the metrics.
+        """
     @property
     def nodes(self, /) -> list[tuple[str, int, int]]:
         """

@@ -311,6 +311,32 @@ def is_rank() -> bool:
     return _session is not None and _process == os.getpid()
 
 
+def mark_step() -> None:
+    """Notes that the program has made a step, for the metrics of the daemon.
+
+    ``DistributedOptimizer.step`` and ``ddp_hook``, with its last bucket, call it by themselves. It
+    takes no system call. The metrics show for each rank how many steps it has made, and how long
+    ago the last one was.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+
+    Example:
+        ```python
+        for batch in data:
+            train(batch)
+            gw.mark_step()
+        ```
+    """
+    session().mark_step()
+
+
+def note_step() -> None:
+    """Does what ``mark_step`` does, if this process is a rank."""
+    if is_rank() and _session is not None:
+        _session.mark_step()
+
+
 def abort(reason: str) -> None:
     """Ends the job: operations of all other ranks fail with this reason.
 

@@ -99,6 +99,11 @@ impl Session {
         if at_exit::leave(self.inner.clone(), services) { Ok(()) } else { self.shutdown(py) }
     }
 
+    /// Notes that the program has made a step, for the metrics.
+    fn mark_step(&self) {
+        self.inner.mark_step();
+    }
+
     /// Ends the job: all other ranks get the reason.
     ///
     /// Args:

@@ -40,8 +40,8 @@ fn submission() -> Submission {
 
 fn sides() -> (WorkerControl, SubmissionReader, CompletionWriter) {
     let (worker, fd) = WorkerControl::create("gradwire-bench").expect("a control page");
-    let (reader, writer, _) = DaemonControl::open(fd).expect("a good control page");
-    (worker, reader, writer)
+    let daemon = DaemonControl::open(fd).expect("a good control page");
+    (worker, daemon.submissions, daemon.completions)
 }
 
 fn one_thread(c: &mut Criterion) {

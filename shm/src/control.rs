@@ -1,7 +1,7 @@
 //! The control page: how a worker asks and how the daemon answers, without a system call unless
 //! somebody sleeps.
 //!
-//! # Layout, version 3
+//! # Layout, version 4
 //!
 //! One sealed memfd, little endian. Words that different sides write are on cache lines of their
 //! own, in pairs of 64 bytes because processors fetch two.
@@ -22,6 +22,10 @@
 //!  520     4        worker       how many threads wait on the epoch
 //!  528     8        worker       the ticket that they wait for; 0: whichever comes
 //!  640     4        worker       heartbeats of the worker
+//!  648     8        worker       steps of the program
+//!  656     8        worker       when the last step was, in ns of the monotonic clock
+//!  664     8        worker       time blocked in waits, in ns (see `activity`)
+//!  672     4        worker       how many threads are blocked in waits
 //!  768     4        daemon       heartbeats of the daemon
 //!  4096    1 MiB    worker       submission ring: records (see below)
 //!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, 0 u64, aux u64
@@ -53,6 +57,7 @@
 //! entries: so there is always a place for an answer, and a full ring means that the worker breaks
 //! the rules (BOUND).
 
+mod activity;
 mod daemon;
 mod error;
 mod page;
@@ -60,6 +65,7 @@ mod record;
 mod submission;
 mod worker;
 
+pub use activity::{Activity, Blocked, Progress};
 pub use daemon::{CompletionWriter, DaemonControl, Heartbeats, SubmissionReader};
 pub use error::{ControlError, LAYOUT_VERSION, RingError, SubmitError};
 pub use page::{CONTROL_BYTES, SUBMISSION_RING_BYTES};

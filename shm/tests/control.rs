@@ -8,7 +8,7 @@ use std::{
 };
 
 use gradwire_shm::control::{
-    Completion, CompletionWriter, DaemonControl, Doorbell, Heartbeats, SubmissionReader,
+    Completion, CompletionWriter, DaemonControl, Doorbell, Heartbeats, Progress, SubmissionReader,
     SubmitError, WorkerControl,
 };
 
@@ -19,8 +19,8 @@ const SPIN: Duration = Duration::from_micros(50);
 
 fn both() -> (WorkerControl, SubmissionReader, CompletionWriter, Heartbeats) {
     let (worker, fd) = WorkerControl::create("gradwire-test-control").unwrap();
-    let (reader, writer, beats) = DaemonControl::open(fd).unwrap();
-    (worker, reader, writer, beats)
+    let daemon = DaemonControl::open(fd).unwrap();
+    (worker, daemon.submissions, daemon.completions, daemon.heartbeats)
 }
 
 #[test]
@@ -53,6 +53,42 @@ fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
     // No time and no end of time are both times.
     assert!(!worker.wait(worker.epoch(), Duration::ZERO, Duration::MAX));
     assert!(worker.wait(seen, Duration::MAX, Duration::MAX));
+}
+
+/// What a rank does with its time: steps, blocked threads, operations in flight. Times at once count
+/// once, and what is still going on counts, too.
+#[test]
+fn the_daemon_sees_what_a_rank_does_with_its_time() {
+    const PAUSE: Duration = Duration::from_millis(20);
+    let (worker, fd) = WorkerControl::create("gradwire-test-activity").unwrap();
+    let DaemonControl { mut submissions, completions, activity, .. } =
+        DaemonControl::open(fd).unwrap();
+    let begin = Instant::now();
+    assert_eq!(activity.look(), Progress::default());
+    worker.mark_step();
+    worker.mark_step();
+    let blocked = [worker.block(), worker.block()];
+    for ticket in 0..2 {
+        let _ = worker.submit(&common::submission(ticket)).unwrap();
+        submissions.pop().unwrap().unwrap();
+    }
+    thread::sleep(PAUSE);
+    let during = activity.look();
+    assert_eq!(during.steps, 2);
+    assert!(during.since_step.is_some_and(|since| since >= PAUSE), "{during:?}");
+    thread::sleep(PAUSE);
+    drop(blocked);
+    completions.push(Completion { ticket: 0, aux: 0 }).unwrap();
+    completions.answered();
+    let after = activity.look();
+    let all = begin.elapsed();
+    for (during, after) in [(during.blocked, after.blocked), (during.in_flight, after.in_flight)] {
+        assert!(during >= PAUSE && after >= PAUSE && during + after <= all, "{during:?} {after:?}");
+    }
+    assert_eq!(after.steps, 0);
+    thread::sleep(PAUSE);
+    let idle = activity.look();
+    assert_eq!((idle.blocked, idle.in_flight), (Duration::ZERO, Duration::ZERO));
 }
 
 #[test]

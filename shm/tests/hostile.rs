@@ -9,14 +9,15 @@ use std::{
         Ordering::{Relaxed, SeqCst},
     },
     thread,
+    time::Duration,
 };
 
 use gradwire_proto::{DType, ReduceOp, Request, Shape, TensorName};
 use gradwire_shm::{
     control::{
-        CONTROL_BYTES, Completion, CompletionWriter, ControlError, DaemonControl, Doorbell,
-        MAX_IN_FLIGHT, RingError, SUBMISSION_RING_BYTES, SubmissionReader, SubmitError,
-        WorkerControl,
+        Activity, CONTROL_BYTES, Completion, CompletionWriter, ControlError, DaemonControl,
+        Doorbell, MAX_IN_FLIGHT, Progress, RingError, SUBMISSION_RING_BYTES, SubmissionReader,
+        SubmitError, WorkerControl,
     },
     ring::{MAX_RECORD_WORDS, Nonsense},
     segment::{HugePages, Segment, SegmentError},
@@ -71,11 +72,22 @@ const COMPLETION_TAIL: usize = 384 / 8;
 const COMPLETION_HEAD: usize = 512 / 8;
 const RECORDS: usize = 4096 / 8;
 
-fn page() -> (WorkerControl, Words, SubmissionReader, CompletionWriter) {
+fn sides() -> (WorkerControl, Words, DaemonControl) {
     let (worker, fd) = WorkerControl::create("gradwire-test-hostile").unwrap();
     let words = Words::map(&fd);
-    let (reader, writer, _) = DaemonControl::open(fd).unwrap();
-    (worker, words, reader, writer)
+    (worker, words, DaemonControl::open(fd).unwrap())
+}
+
+fn page() -> (WorkerControl, Words, SubmissionReader, CompletionWriter) {
+    let (worker, words, daemon) = sides();
+    (worker, words, daemon.submissions, daemon.completions)
+}
+
+/// What a rank says of its time is not more than there was, and a little.
+fn look(activity: &Activity) {
+    let Progress { steps, blocked, in_flight, since_step } = activity.look();
+    assert!(steps <= 60_000_000 && blocked.max(in_flight) <= Duration::from_secs(120));
+    assert!(since_step.is_none_or(|since| since < Duration::from_secs(1 << 40)));
 }
 
 #[test]
@@ -202,7 +214,7 @@ fn what_is_not_a_control_page_is_refused() {
 
     let cases: &[(usize, u64, &str)] = &[
         (1, 0, "layout version 0"),
-        (1, 77, "layout version 77 and this daemon needs 3; install the same release"),
+        (1, 77, "layout version 77 and this daemon needs 4; install the same release"),
         (2, 5, "rings have 5 words and 0 entries"),
     ];
     for &(word, value, text) in cases {
@@ -267,7 +279,8 @@ proptest! {
 
     #[test]
     fn no_writes_between_steps_do_harm(steps in prop::collection::vec(step(), 1..120)) {
-        let (worker, words, mut reader, writer) = page();
+        let (worker, words, daemon) = sides();
+        let DaemonControl { submissions: mut reader, completions: writer, activity, .. } = daemon;
         for step in steps {
             match step {
                 Step::Write(place, value) => words.set(place, value),
@@ -280,12 +293,14 @@ proptest! {
                 Step::Sleep => _ = reader.prepare_sleep(),
                 Step::Push(ticket) => _ = writer.push(Completion { ticket, aux: 0 }),
             }
+            look(&activity);
         }
     }
 
     #[test]
     fn no_writes_at_the_same_time_do_harm(seed in any::<u64>()) {
-        let (worker, words, mut reader, writer) = page();
+        let (worker, words, daemon) = sides();
+        let DaemonControl { submissions: mut reader, completions: writer, activity, .. } = daemon;
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let (words, done) = (&words, &done);
@@ -304,6 +319,7 @@ proptest! {
                 _ = reader.pop();
                 _ = reader.prepare_sleep();
                 _ = writer.push(Completion { ticket, aux: 0 });
+                look(&activity);
             }
             done.store(true, Relaxed);
         });

@@ -144,7 +144,8 @@ fn daemon(part: &Part) -> Result<(), &'static str> {
     let mut attach = receive(&socket).ok().flatten().ok_or(gone)?;
     let fd = attach.fds.pop().ok_or("no control page")?;
     part.reach("hand over");
-    let (mut reader, writer, _beats) = DaemonControl::open(fd).unwrap();
+    let DaemonControl { submissions: mut reader, completions: writer, .. } =
+        DaemonControl::open(fd).unwrap();
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     send(&socket, b"attached", &[bell.as_fd()]).map_err(|_| gone)?;
     let mut segment = receive(&socket).ok().flatten().ok_or(gone)?;

@@ -104,7 +104,7 @@ pub const NODE_HOST: Label = Label {
              from the 65th node on",
 };
 
-/// A rank, as the coordinator sees it.
+/// A rank.
 pub const RANK: Label =
     Label { name: "rank", values: "the number of a rank; `other` stands for all from 1024 on" };
 
@@ -147,6 +147,19 @@ metrics! {
     DAEMON: Daemon {
         /// Local ranks that are attached.
         workers: Gauge = "gradwire_daemon_workers", Count, [];
+        /// Steps of a local rank: of an optimizer, with the last bucket of `ddp_hook`, or by
+        /// `mark_step()`.
+        rank_steps: Family<Counter, 1> = "gradwire_daemon_rank_steps_total", Count, [RANK];
+        /// Time since the last step of a local rank.
+        rank_since_step: Family<Gauge, 1> =
+            "gradwire_daemon_rank_since_step_seconds", Seconds, [RANK];
+        /// Time in which a local rank was blocked in a wait for a result: what communication adds
+        /// to its steps.
+        rank_blocked: Family<TimeCounter, 1> =
+            "gradwire_daemon_rank_blocked_seconds_total", Seconds, [RANK];
+        /// Time in which a local rank had operations in flight.
+        rank_in_flight: Family<TimeCounter, 1> =
+            "gradwire_daemon_rank_in_flight_seconds_total", Seconds, [RANK];
         /// Shared memory that local ranks have handed over.
         shared_memory: Gauge = "gradwire_daemon_shared_memory_bytes", Bytes, [];
         /// Process sets, that of all ranks included.

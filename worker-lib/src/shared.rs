@@ -386,6 +386,7 @@ impl Shared {
 
     /// Waits for an operation's outcome; `None` if the deadline passed first.
     pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
+        let mut blocked = None;
         loop {
             let seen = self.control.epoch();
             self.collect();
@@ -403,6 +404,7 @@ impl Shared {
             if left.is_zero() {
                 return None;
             }
+            blocked.get_or_insert_with(|| self.control.block());
             self.control.wait_for(ticket, seen, left.min(LOOK_AROUND), self.spin);
         }
     }

@@ -9,6 +9,7 @@ use gradwire_proto::{
     Ending, Failure, FailureKind, NodeId, Rank, Sequence, TensorName,
     launch::{Notice, ProcessEnd},
 };
+use gradwire_telemetry::Collect;
 use tokio::task::JoinHandle;
 
 use super::mesh::Mesh;
@@ -394,6 +395,12 @@ impl Node {
             self.fail_tickets(&[*ticket], &failure);
         }
         self.submit_again(key, removed.later);
+    }
+}
+
+impl Collect for Node {
+    fn collect(&self) {
+        self.workers.all().iter().for_each(|worker| worker.activity.show());
     }
 }
 

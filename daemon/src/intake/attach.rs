@@ -43,6 +43,7 @@ use crate::{
     metrics::{self, Rejection},
     model::{job::Phase, memory::WorkerMemory, world::World},
     workers::{
+        activity::RankActivity,
         outbox::Outbox,
         slots::Slot,
         worker::{Worker, send},
@@ -314,18 +315,21 @@ impl Session {
         let fd = <[OwnedFd; 1]>::try_from(frame.fds)
             .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
         let [fd] = fd;
-        let (reader, completions, heartbeats) = DaemonControl::open(fd)
-            .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
+        let DaemonControl { submissions: reader, completions, heartbeats, activity } =
+            DaemonControl::open(fd)
+                .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
         let world = self.world()?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = eventfd(0, flags).map_err(|error| no_descriptor(&error.into()))?;
         let local_rank = attach.local_rank;
+        let rank = Rank(world.me().first_rank.0 + local_rank);
         let worker = Arc::new(Worker {
             local_rank,
-            rank: Rank(world.me().first_rank.0 + local_rank),
+            rank,
             pid,
             memory: WorkerMemory::default(),
             completions,
+            activity: RankActivity::new(rank, activity),
             outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
         // WAIT: a worker notices the daemon's silence from the first heartbeat on. So that is sent

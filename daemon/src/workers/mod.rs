@@ -5,6 +5,7 @@
 //! - `worker`: one attached worker
 //! - `slots`: all of them, by local rank
 
+pub(crate) mod activity;
 pub(crate) mod outbox;
 pub(crate) mod process_ends;
 pub(crate) mod slots;

@@ -10,7 +10,10 @@ use gradwire_shm::{
 use prost::Message;
 use rustix::process::Signal;
 
-use super::outbox::{Outbox, OutboxError};
+use super::{
+    activity::RankActivity,
+    outbox::{Outbox, OutboxError},
+};
 use crate::model::{agreement::OutputShapes, memory::WorkerMemory};
 
 /// One attached worker.
@@ -22,6 +25,7 @@ pub(crate) struct Worker {
     pub(crate) pid: u32,
     pub(crate) memory: WorkerMemory,
     pub(crate) completions: CompletionWriter,
+    pub(crate) activity: RankActivity,
     pub(crate) outbox: Outbox,
 }
 

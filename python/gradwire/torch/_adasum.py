@@ -141,6 +141,7 @@ class DistributedAdasum(Wrapped):
         with torch.no_grad():
             for first in range(0, len(changes), AT_ONCE):
                 self._combine(changes[first : first + AT_ONCE])
+        _world.note_step()
         return loss
 
     def _combine(self, changes: list[tuple[torch.Tensor, str, torch.Tensor]]) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from gradwire._errors import InvalidRequest
 from gradwire._ops import Adasum, Average, ReduceOp, reduce_op
-from gradwire._world import ProcessSet, global_process_set, is_initialized, session
+from gradwire._world import ProcessSet, global_process_set, is_initialized, note_step, session
 from gradwire.torch import _scaler
 from gradwire.torch._adasum import DistributedAdasum, checked_passes
 from gradwire.torch._compression import Compression, Compressor
@@ -217,9 +217,11 @@ class _Distributed(Wrapped):
             self.synchronize()
         exchange.hide()
         try:
-            return self._original_step(closure, *args, **kwargs)
+            result = self._original_step(closure, *args, **kwargs)
         finally:
             exchange.stepped()
+        note_step()
+        return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clears the gradients, as the optimizer does.

@@ -5,13 +5,14 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use parking_lot::Mutex;
 
 use super::{
+    activity::{Activity, InFlight},
     error::{ControlError, RingError},
     page::Page,
     record,
@@ -19,29 +20,37 @@ use super::{
 };
 use crate::{ring::PushError, segment::Segment};
 
-/// A worker's control page, for the daemon. It is opened as parts that live in different threads.
+/// A worker's control page, for the daemon, as parts that live in different threads.
 #[derive(Debug)]
-pub struct DaemonControl;
+pub struct DaemonControl {
+    /// What the worker asks for.
+    pub submissions: SubmissionReader,
+    /// The answers.
+    pub completions: CompletionWriter,
+    /// Signs of life.
+    pub heartbeats: Heartbeats,
+    /// What the rank does with its time.
+    pub activity: Activity,
+}
 
 impl DaemonControl {
     /// Maps and checks what a worker handed over.
     ///
     /// # Errors
     /// [`ControlError`] if it is not a control page of this version.
-    pub fn open(
-        fd: OwnedFd,
-    ) -> Result<(SubmissionReader, CompletionWriter, Heartbeats), ControlError> {
+    pub fn open(fd: OwnedFd) -> Result<Self, ControlError> {
         let page = Page::check(Segment::open(fd, Page::whole_pages())?)?;
-        let in_flight = Arc::new(AtomicU32::new(0));
-        let reader = SubmissionReader {
+        let in_flight = Arc::new(InFlight::default());
+        let submissions = SubmissionReader {
             page: page.clone(),
             head: 0,
             seen: AtomicU64::new(0),
             in_flight: Arc::clone(&in_flight),
             record: Vec::new(),
         };
-        let writer = CompletionWriter { page: page.clone(), tail: Mutex::new(0), in_flight };
-        Ok((reader, writer, Heartbeats { page }))
+        let activity = Activity::new(page.clone(), Arc::clone(&in_flight));
+        let completions = CompletionWriter { page: page.clone(), tail: Mutex::new(0), in_flight };
+        Ok(Self { submissions, completions, heartbeats: Heartbeats { page }, activity })
     }
 }
 
@@ -54,7 +63,7 @@ pub struct SubmissionReader {
     /// The highest tail seen, so that a worker can't keep the daemon awake by moving it back and
     /// forth.
     seen: AtomicU64,
-    in_flight: Arc<AtomicU32>,
+    in_flight: Arc<InFlight>,
     /// The record that is being read, copied out of shared memory.
     record: Vec<u64>,
 }
@@ -72,7 +81,7 @@ impl SubmissionReader {
             .map_err(RingError::Submissions)?;
         let Some(record) = popped else { return Ok(None) };
         self.seen.fetch_max(self.head, Relaxed);
-        if self.in_flight.fetch_add(1, Relaxed) >= MAX_IN_FLIGHT {
+        if self.in_flight.add() >= MAX_IN_FLIGHT {
             return Err(RingError::TooMany { limit: MAX_IN_FLIGHT }); // BOUND
         }
         record::decode(record).map(Some)
@@ -103,7 +112,7 @@ pub struct CompletionWriter {
     page: Page,
     /// Entries published so far.
     tail: Mutex<u64>,
-    in_flight: Arc<AtomicU32>,
+    in_flight: Arc<InFlight>,
 }
 
 impl CompletionWriter {
@@ -125,12 +134,12 @@ impl CompletionWriter {
     /// Counts a submission as answered whose failure is sent over the socket. Called once per
     /// failed ticket, before the message is sent.
     pub fn answered(&self) {
-        let _ = self.in_flight.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        self.in_flight.remove();
     }
 
     /// Submissions without an answer.
     pub fn in_flight(&self) -> u32 {
-        self.in_flight.load(Relaxed)
+        self.in_flight.count()
     }
 }
 

@@ -40,6 +40,10 @@ const COMPLETION_HEAD: u64 = 512;
 const WAITERS: u64 = 520;
 const WANTED: u64 = 528;
 const WORKER_BEATS: u64 = 640;
+const STEPS: u64 = 648;
+const STEP_AT: u64 = 656;
+const BLOCKED_TIME: u64 = 664;
+const BLOCKED_THREADS: u64 = 672;
 const DAEMON_BEATS: u64 = 768;
 const SUBMISSIONS: u64 = 4096;
 const COMPLETIONS: u64 = SUBMISSIONS + SUBMISSION_RING_BYTES;
@@ -136,6 +140,22 @@ impl Page {
 
     pub(super) fn worker_beats(&self) -> &AtomicU32 {
         self.flag(WORKER_BEATS)
+    }
+
+    pub(super) fn steps(&self) -> &AtomicU64 {
+        self.cell(STEPS)
+    }
+
+    pub(super) fn step_at(&self) -> &AtomicU64 {
+        self.cell(STEP_AT)
+    }
+
+    pub(super) fn blocked_time(&self) -> &AtomicU64 {
+        self.cell(BLOCKED_TIME)
+    }
+
+    pub(super) fn blocked_threads(&self) -> &AtomicU32 {
+        self.flag(BLOCKED_THREADS)
     }
 
     pub(super) fn daemon_beats(&self) -> &AtomicU32 {

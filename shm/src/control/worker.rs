@@ -17,6 +17,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    activity::{self, Blocked},
     error::{ControlError, SubmitError},
     page::{Page, SUBMISSION_RING_BYTES},
     record,
@@ -160,6 +161,17 @@ impl WorkerControl {
     /// Moves the epoch and wakes all waiters, for a message that came over the socket.
     pub fn wake_all(&self) {
         self.page.completions().signal();
+    }
+
+    /// Notes that the program has made a step, for the metrics.
+    pub fn mark_step(&self) {
+        self.page.step_at().store(activity::now(), Relaxed);
+        self.page.steps().fetch_add(1, Release);
+    }
+
+    /// Notes that the calling thread is blocked, until the result is dropped, for the metrics.
+    pub fn block(&self) -> Blocked<'_> {
+        Blocked::new(&self.page)
     }
 
     /// Sends a heartbeat to the daemon.

@@ -110,6 +110,10 @@ impl Rank {
             "random" => self.random(numbers(step)?)?,
             "sparse" => self.sparse(numbers(step)?)?,
             "sleep" => sleep(Duration::from_millis(numbers::<1>(step)?[0])),
+            "mark" => {
+                let session = self.session()?;
+                (0..numbers::<1>(step)?[0]).for_each(|_| session.mark_step());
+            }
             "until" => until(Path::new(argument))?,
             "env" => say("env", std::env::var(argument).unwrap_or_default()),
             "say" => say("said", argument),

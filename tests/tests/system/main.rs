@@ -32,6 +32,7 @@ mod process_sets;
 mod random_collectives;
 mod resources;
 mod servers;
+mod steps;
 mod stragglers;
 mod strict;
 mod traffic;

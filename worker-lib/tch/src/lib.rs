@@ -179,6 +179,7 @@ impl DistributedOptimizer {
             Ok(())
         })?;
         self.inner.step();
+        session.mark_step();
         Ok(())
     }
 }

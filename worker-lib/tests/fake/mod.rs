@@ -217,7 +217,8 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         say(&stream, Message::Refused(failure.into()), None);
         return;
     }
-    let (mut reader, writer, beats) = DaemonControl::open(fds.remove(0)).unwrap();
+    let DaemonControl { submissions: mut reader, completions: writer, heartbeats: beats, .. } =
+        DaemonControl::open(fds.remove(0)).unwrap();
     let segments = Arc::new(Mutex::new(Vec::new()));
     let peer =
         Peer { stream: stream.clone(), writer: Arc::new(writer), segments: segments.clone() };

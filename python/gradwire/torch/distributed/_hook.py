@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from gradwire import _native
 from gradwire._ops import Average, ReduceOp
-from gradwire._world import ProcessSet, global_process_set
+from gradwire._world import ProcessSet, global_process_set, note_step
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
 from gradwire.torch._slots import copied
@@ -146,7 +146,8 @@ _default: Optional[DdpHookState] = None  # noqa: UP045 - DDP needs real types
 def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Reduces a bucket of DDP's gradients over all ranks: a communication hook.
 
-    Buckets that the next forward pass needs first are sent first.
+    Buckets that the next forward pass needs first are sent first. The last bucket marks a step for
+    the metrics, as ``mark_step`` does.
 
     Args:
         state: A ``DdpHookState``, or None for the default one.
@@ -181,6 +182,9 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
     handle = collectives.reduced(
         [memory], name, state.op, 1.0, 1.0, state.process_set, priority=bucket.index()
     )
+
+    if bucket.is_last():
+        note_step()
 
     def finish(_: list[Any]) -> None:
         # DDP takes the gradients from the value of the future, which may be shared memory.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rank_metrics import ADDRESS, steps
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -139,7 +140,9 @@ def test_ddp_hook(bucket_view: bool) -> None:
         network(), gradient_as_bucket_view=bucket_view, bucket_cap_mb=0.01
     )
     model.register_comm_hook(gradwire.DdpHookState(), gradwire.ddp_hook)
+    before = steps() if ADDRESS else 0
     check(list(model.parameters()), train(model))
+    assert not ADDRESS or steps() == before + STEPS
 
 
 def test_ddp_hook_beside_another_backend() -> None:
