@@ -16,6 +16,7 @@ from panels import (
     times,
 )
 
+IN_USE = f'{HOSTS}, activity!="idle"'
 LOST = f'{HOSTS}, kind="connection_lost"'
 OPERATION = "gradwire_daemon_operation_seconds"
 ROUND_TRIP = "gradwire_daemon_heartbeat_round_trip_seconds"
@@ -26,6 +27,13 @@ OPERATIONS = "gradwire_daemon_operations_total"
 FAILURES = "gradwire_daemon_failures_total"
 REJECTED = "gradwire_daemon_rejected_connections_total"
 SUBMISSIONS = "gradwire_daemon_submissions_total"
+PACKETS = "gradwire_daemon_network_packets_total"
+RETRANSMITS = "gradwire_daemon_network_retransmits_total"
+PEER_ROUND_TRIP = "gradwire_daemon_network_round_trip_seconds"
+LINE_RATE = "gradwire_daemon_line_rate_bytes"
+LANES = "gradwire_daemon_lane_seconds_total"
+THREADS = "gradwire_thread_cpu_seconds_total"
+TENSORS = "gradwire_daemon_operation_tensors_total"
 
 
 def network() -> Dashboard:
@@ -75,6 +83,46 @@ def network() -> Dashboard:
             "none",
             Query(f"sum({increase(FAILURES, LOST)})"),
             bad_from=0.5,
+        ),
+        lines(
+            "Share of the line: sent",
+            "What a host sends for this job, as a share of what its line carries. Near 100 % the "
+            "line sets the pace. It is empty where the rate is not known: set network.rate_mbit.",
+            "percentunit",
+            Query(
+                f"sum by (host) ({rate(SENT, HOSTS)}) / max by (host) ({LINE_RATE}{{{HOSTS}}})",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "Share of the line: received",
+            "What a host receives for this job, as a share of what its line carries.",
+            "percentunit",
+            Query(
+                f"sum by (host) ({rate(RECEIVED, HOSTS)}) / max by (host) ({LINE_RATE}{{{HOSTS}}})",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "Packets sent again",
+            "Of the packets on the data connections of each link, the share that was sent again. "
+            "The ten links with the most.",
+            "percentunit",
+            Query(
+                f"topk(10, sum by (host, peer_host) ({rate(RETRANSMITS, HOSTS)}) "
+                f"/ (sum by (host, peer_host) ({rate(PACKETS, HOSTS)}) > 0))",
+                "{{host}} to {{peer_host}}",
+            ),
+        ),
+        lines(
+            "Round trips to peers",
+            "Of the data connections of each link, the slowest, as the system has measured it. "
+            "What waits in the buffers of the line counts. The ten slowest links.",
+            "s",
+            Query(
+                f"topk(10, max by (host, peer_host) ({PEER_ROUND_TRIP}{{{HOSTS}}}))",
+                "{{host}} to {{peer_host}}",
+            ),
         ),
         lines(
             "Sent by host",
@@ -146,10 +194,13 @@ def network() -> Dashboard:
             ),
         ),
         lines(
-            "Rejected connections by host",
+            "Rejected connections by reason",
             "Connections that did not pass their handshake.",
             "cps",
-            Query(f"sum by (host) ({rate(REJECTED, HOSTS)})", "{{host}}"),
+            Query(
+                f"sum by (host, reason) ({rate(REJECTED, HOSTS)})",
+                "{{host}}: {{reason}}",
+            ),
         ),
     ]
     for panel in panels:
@@ -255,6 +306,80 @@ def node() -> Dashboard:
             "Shared memory that local ranks have handed over.",
             "bytes",
             Query(f"sum by (host) (gradwire_daemon_shared_memory_bytes{{{HOSTS}}})", "{{host}}"),
+        ),
+        lines(
+            "What lanes do",
+            "Lanes that are busy with each activity, in the mean; the rest of their time they are "
+            "idle.",
+            "none",
+            Query(
+                f"sum by (activity) ({rate(LANES, IN_USE)})",
+                "{{activity}}",
+            ),
+        ),
+        lines(
+            "Busy lanes by host",
+            "How busy the lanes of each host are, as a share of their time. Near 100 % they set "
+            "the pace: more lanes may help (data.lanes).",
+            "percentunit",
+            Query(
+                f"sum by (host) ({rate(LANES, IN_USE)}) / sum by (host) ({rate(LANES, HOSTS)})",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "Processor time by thread",
+            "Cores that the threads of the daemons use.",
+            "none",
+            Query(f"sum by (thread) ({rate(THREADS, HOSTS)})", "{{thread}}"),
+        ),
+        lines(
+            "Processor time by host",
+            "Cores that each daemon uses.",
+            "none",
+            Query(f"sum by (host) ({rate('process_cpu_seconds_total', HOSTS)})", "{{host}}"),
+        ),
+        lines(
+            "Memory of the daemon by host",
+            "Memory that is in RAM, with the shared memory that the daemon has used.",
+            "bytes",
+            Query(f"max by (host) (process_resident_memory_bytes{{{HOSTS}}})", "{{host}}"),
+        ),
+        lines(
+            "Memory of buffers",
+            "What daemons keep for data: results of pieces, and frames that come early.",
+            "bytes",
+            Query(
+                f"sum by (host, buffer) (gradwire_daemon_memory_bytes{{{HOSTS}}})",
+                "{{host}}: {{buffer}}",
+            ),
+        ),
+        lines(
+            "Pieces in flight and held frames",
+            "Pieces that lanes exchange with other nodes, and frames that have come before their "
+            "piece can take them.",
+            "none",
+            Query(f"sum(gradwire_daemon_pieces_in_flight{{{HOSTS}}})", "pieces in flight"),
+            Query(f"sum(gradwire_daemon_held_frames{{{HOSTS}}})", "held frames"),
+        ),
+        lines(
+            "Tensors of an operation by host",
+            "How many tensors an operation has, in the mean. More than one: they are fused.",
+            "none",
+            Query(
+                f"sum by (host) ({rate(TENSORS, HOSTS)}) "
+                f"/ (sum by (host) ({rate(OPERATIONS, HOSTS)}) > 0)",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            "File descriptors by host",
+            "Open descriptors of each daemon, as a share of those that it may open.",
+            "percentunit",
+            Query(
+                f"max by (host) (process_open_fds{{{HOSTS}}} / process_max_fds{{{HOSTS}}})",
+                "{{host}}",
+            ),
         ),
         lines(
             "Failures by kind",

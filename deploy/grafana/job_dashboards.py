@@ -28,6 +28,8 @@ NEGOTIATION = "gradwire_coordinator_negotiation_seconds"
 OPERATION = "gradwire_daemon_operation_seconds"
 SENT = "gradwire_daemon_network_sent_bytes_total"
 PUBLISHED = "gradwire_daemon_published_bytes_total"
+PHASES = ("gradwire_daemon_phase_seconds", "gradwire_coordinator_phase_seconds")
+MOVED = "gradwire_daemon_moved_bytes_total"
 FAILURES = "gradwire_daemon_failures_total"
 SUBMISSIONS = "gradwire_daemon_submissions_total"
 
@@ -57,10 +59,14 @@ def overview() -> Dashboard:
         ),
         number(
             "Stalled tensors",
-            "Tensors that wait for longer than negotiation.stall_warning_ms. `gradwire status` "
-            "names the tensors and the ranks that are missing.",
+            "Tensors that wait for longer than negotiation.stall_warning_ms: for other nodes, as "
+            "the coordinator sees them, or for ranks of the same node. `gradwire status` and the "
+            "log name the ranks that are missing.",
             "none",
-            Query(f"max(gradwire_coordinator_stalled_tensors{{{JOB}}})"),
+            Query(
+                f"max(gradwire_coordinator_stalled_tensors{{{JOB}}}) "
+                f"+ sum(gradwire_daemon_stalled_tensors{{{JOB}}})"
+            ),
             bad_from=1,
         ),
         number(
@@ -108,6 +114,32 @@ def overview() -> Dashboard:
             "Time from the coordinator's order to the end of an operation on a node.",
             "s",
             *percentiles(OPERATION, HOSTS),
+        ),
+        lines(
+            "Phases of operations",
+            "Mean time of each phase: `gather` until all ranks of a node have submitted a tensor, "
+            "`negotiate` until all nodes have, `credit` until its first operation starts, "
+            "`transfer` until the result of an operation is complete, `publish` until the ranks "
+            "have it.",
+            "s",
+            *(
+                Query(
+                    f"sum by (phase) ({rate(phases + '_sum')}) "
+                    f"/ (sum by (phase) ({rate(phases + '_count')}) > 0)",
+                    "{{phase}}",
+                )
+                for phases in PHASES
+            ),
+        ),
+        lines(
+            "Data by algorithm",
+            "Bytes of the operations that are complete, by what they are and how they are moved. "
+            "Operations of one node alone need no algorithm.",
+            "Bps",
+            Query(
+                f"sum by (collective, algorithm) ({rate(MOVED, HOSTS)})",
+                "{{collective}}: {{algorithm}}",
+            ),
         ),
         lines(
             "Tensors and operations at the coordinator",

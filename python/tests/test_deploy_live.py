@@ -88,6 +88,8 @@ def job(folder: Path) -> Iterator[tuple[str, str]]:
     program.write_text(textwrap.dedent(PROGRAM))
     words = [LAUNCHER, "run", "-H", ",".join(f"{host}:1" for host in HOSTS)]
     words += ["--set", "metrics.listen=127.0.0.1:0", "--metrics-sd", str(folder / "jobs")]
+    # A loopback has no rate of its own.
+    words += ["--set", "network.rate_mbit=10000"]
     words += ["--", sys.executable, str(program)]
     variables = {"TEST_FOLDER": str(folder), "TEST_SECONDS": str(LIMIT)}
     with running(words, folder / "job.log", **variables) as launcher:
