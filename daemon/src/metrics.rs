@@ -17,6 +17,7 @@ pub fn start() {
     LazyLock::force(&FAILURES);
     LazyLock::force(&REJECTED);
     LazyLock::force(&PHASES);
+    LazyLock::force(&SUBMITTED);
 }
 
 /// One more than the largest number of a collective; they begin at 1.
@@ -52,6 +53,15 @@ pub(crate) fn submission(collective: Collective, origin: Origin) {
     let index = collective as usize * Origin::ALL.len() + origin as usize;
     let series = || DAEMON.submissions.series([collective.name(), origin.name()]);
     SUBMISSIONS[index].get_or_init(series).increment(1);
+}
+
+/// By memory: shared and ordinary.
+static SUBMITTED: LazyLock<[Counter; 2]> =
+    LazyLock::new(|| ["shared", "ordinary"].map(|memory| DAEMON.submitted.series([memory])));
+
+/// A rank contributes so many bytes. It may have copied them to shared memory.
+pub(crate) fn contribution(bytes: u64, copied: bool) {
+    SUBMITTED[usize::from(copied)].increment(bytes);
 }
 
 pub(crate) fn process_sets(sets: usize) {

@@ -33,6 +33,7 @@ PEER_ROUND_TRIP = "gradwire_daemon_network_round_trip_seconds"
 LINE_RATE = "gradwire_daemon_line_rate_bytes"
 LANES = "gradwire_daemon_lane_seconds_total"
 THREADS = "gradwire_thread_cpu_seconds_total"
+CONTRIBUTED = "gradwire_daemon_submitted_bytes_total"
 TENSORS = "gradwire_daemon_operation_tensors_total"
 
 
@@ -282,6 +283,13 @@ def node() -> Dashboard:
                 f"sum by (collective, origin) ({rate(SUBMISSIONS, HOSTS)})",
                 "{{collective}} ({{origin}})",
             ),
+        ),
+        lines(
+            "Contributions of ranks by memory",
+            "Bytes that local ranks contribute. Tensors in shared memory are not copied; those in "
+            "ordinary memory are copied there, and the result back.",
+            "Bps",
+            Query(f"sum by (memory) ({rate(CONTRIBUTED, HOSTS)})", "{{memory}}"),
         ),
         lines(
             "Time of an operation by host",

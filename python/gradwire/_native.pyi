@@ -74,6 +74,12 @@ class Buffer:
         """
         The mapping that contains the memory: its address and its size in bytes.
         """
+    def mark_copied(self, /) -> None:
+        """
+        Notes that it was filled from ordinary memory.
+
+        The next operation on it counts that in the metrics of the daemon.
+        """
     @property
     def nbytes(self, /) -> int:
         """

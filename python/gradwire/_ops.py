@@ -202,6 +202,7 @@ class Collectives(Generic[Array]):
         dtype, shape = self.adapter.describe(array)
         buffer = session().buffer(dtype, list(shape))
         self.adapter.load(array, buffer)
+        buffer.mark_copied()
         return buffer
 
     def _view(self, like: Array) -> Callable[[list[_native.Buffer]], Array]:

@@ -119,6 +119,13 @@ impl Buffer {
         Ok(self.memory.view(first_element, dtype, &shape).or_raise(py)?.into())
     }
 
+    /// Notes that it was filled from ordinary memory.
+    ///
+    /// The next operation on it counts that in the metrics of the daemon.
+    fn mark_copied(&self) {
+        self.memory.mark_copied();
+    }
+
     /// Copies bytes to the memory.
     ///
     /// Args:
@@ -132,6 +139,7 @@ impl Buffer {
             return Err(PythonError::invalid(text).raise(py));
         }
         dlpack::write(&self.memory, bytes);
+        self.memory.mark_copied();
         Ok(())
     }
 

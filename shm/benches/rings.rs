@@ -35,6 +35,7 @@ fn submission() -> Submission {
         inputs: vec![place],
         outputs: vec![place],
         origin: Origin::Plain,
+        copied: false,
     }
 }
 

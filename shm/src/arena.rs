@@ -12,7 +12,10 @@ use std::{
     fmt,
     ops::Range,
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use gradwire_proto::JobId;
@@ -210,7 +213,8 @@ impl Arena {
         drop(state);
         let pointer = memory.segment.as_ptr().wrapping_add(offset as usize);
         let arena = Arc::clone(&self.0);
-        Some(ArenaBlock { arena, segment: SegmentId(index), offset, bytes, taken, pointer })
+        let (segment, copied) = (SegmentId(index), AtomicBool::new(false));
+        Some(ArenaBlock { arena, segment, offset, bytes, taken, pointer, copied })
     }
 
     /// Adds a segment in which `taken` bytes fit.
@@ -265,6 +269,8 @@ pub struct ArenaBlock {
     /// The bytes that it occupies, a multiple of [`ALIGNMENT`].
     taken: u64,
     pointer: *mut u8,
+    /// It was filled from ordinary memory, and nobody has counted that.
+    copied: AtomicBool,
 }
 
 // SAFETY: a block is an address range that nobody else is given while it lives; nothing of it is
@@ -298,6 +304,17 @@ impl ArenaBlock {
         let bytes =
             state.segments.get(self.segment.0 as usize).map_or(0, |lent| lent.segment.bytes());
         (self.pointer.wrapping_sub(self.offset as usize), bytes)
+    }
+
+    /// Notes, for metrics, that it was filled from ordinary memory.
+    pub fn mark_copied(&self) {
+        self.copied.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was filled from ordinary memory since the last call.
+    pub fn take_copied(&self) -> bool {
+        // Mostly it was not, and to look costs less than to write.
+        self.copied.load(Ordering::Relaxed) && self.copied.swap(false, Ordering::Relaxed)
     }
 
     /// Its first byte, valid for [`ArenaBlock::bytes`] bytes while the block lives.

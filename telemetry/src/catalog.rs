@@ -29,6 +29,13 @@ pub const HOST: Label = Label {
 pub const COLLECTIVE: Label =
     Label { name: "collective", values: "`allreduce`, `broadcast` and the like" };
 
+/// Where a rank has a tensor.
+pub const MEMORY: Label = Label {
+    name: "memory",
+    values: "`shared` if the tensor was in shared memory, `ordinary` if the rank had to copy it \
+             there",
+};
+
 /// An algorithm.
 pub const ALGORITHM: Label = Label {
     name: "algorithm",
@@ -167,6 +174,10 @@ metrics! {
         /// Submissions of local ranks.
         submissions: Family<Counter, 2> =
             "gradwire_daemon_submissions_total", Count, [COLLECTIVE, ORIGIN];
+        /// Bytes that local ranks contribute, by where they were. What is in shared memory is not
+        /// copied.
+        submitted: Family<Counter, 1> =
+            "gradwire_daemon_submitted_bytes_total", Bytes, [MEMORY];
         /// Tensors that local ranks have submitted and that are not done.
         queued_tensors: Gauge = "gradwire_daemon_queued_tensors", Count, [];
         /// Times that a local rank had to allocate memory for a result that it could not expect.
@@ -315,7 +326,7 @@ mod tests {
             "buffer" => 2,
             "collective" => 16,
             "kind" => 12,
-            "lane" => 2,
+            "lane" | "memory" => 2,
             "node_host" | "peer_host" => 9,
             "origin" => 6,
             "phase" => 3,

@@ -198,6 +198,7 @@ pub fn submission(ticket: u64, name: &str, request: Request) -> Submission {
         inputs: places.clone(),
         outputs: places,
         origin: Origin::Plain,
+        copied: false,
     }
 }
 

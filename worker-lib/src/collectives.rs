@@ -236,6 +236,8 @@ impl Session {
             request,
             priority,
             origin,
+            // All of them, so that each copy counts once.
+            copied: inputs.iter().filter(|memory| memory.take_copied()).count() > 0,
             inputs: from,
             outputs: to,
             memory,

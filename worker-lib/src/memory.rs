@@ -90,6 +90,16 @@ impl Memory {
         arena.owns(&self.block)
     }
 
+    /// Notes, for metrics, that it was filled from ordinary memory.
+    pub(crate) fn mark_copied(&self) {
+        self.block.mark_copied();
+    }
+
+    /// Whether it was filled from ordinary memory since the last call.
+    pub(crate) fn take_copied(&self) -> bool {
+        self.block.take_copied()
+    }
+
     /// Keeps the memory in use while the daemon reads it.
     pub(crate) fn lend(&self) -> Keep {
         Keep { block: self.block.clone(), written: 0..0 }
@@ -240,6 +250,12 @@ impl SharedBuffer {
     /// The size of the elements in bytes.
     pub fn byte_len(&self) -> u64 {
         self.memory.byte_len()
+    }
+
+    /// Notes that it was filled from ordinary memory. The next operation on it counts that in the
+    /// metrics of the daemon.
+    pub fn mark_copied(&self) {
+        self.memory.mark_copied();
     }
 
     /// The first byte, valid for [`SharedBuffer::byte_len`] bytes while a clone or a view lives.

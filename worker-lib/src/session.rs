@@ -17,7 +17,7 @@ use crate::{
     element::Element,
     error::{GradwireError, Result},
     link::{Node, World},
-    memory::{Buffer, Memory, Tensor},
+    memory::{Buffer, Memory, Payload, Tensor},
     naming::Names,
     process_set::{ProcessSet, ProcessSets},
     shared::{FAREWELL, Shared},
@@ -173,6 +173,7 @@ impl Session {
             return Err(GradwireError::Invalid(text));
         }
         tensor.as_mut_slice().copy_from_slice(values);
+        tensor.memory().mark_copied();
         Ok(tensor)
     }
 

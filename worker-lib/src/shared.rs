@@ -59,6 +59,8 @@ pub(crate) struct Operation {
     pub(crate) request: Request,
     pub(crate) priority: i32,
     pub(crate) origin: Origin,
+    /// Whether its inputs were copied from ordinary memory.
+    pub(crate) copied: bool,
     pub(crate) inputs: Vec<Place>,
     pub(crate) outputs: Vec<Place>,
     /// The memory of these places.
@@ -263,8 +265,8 @@ impl Shared {
 
     /// Starts an operation. Waits while the ring is full.
     pub(crate) fn submit(&self, operation: Operation) -> Result<u64> {
-        let Operation { process_set, name, request, priority, origin, inputs, outputs, .. } =
-            operation;
+        let Operation { process_set, name, request, priority, origin, .. } = operation;
+        let Operation { copied, inputs, outputs, .. } = operation;
         request.validate()?;
         self.check()?;
         // A name is free when its operation has ended, even if nobody has asked for the outcome.
@@ -278,8 +280,17 @@ impl Shared {
         })?;
         let bytes = request.bytes();
         let process_set = process_set.0;
-        let submission =
-            Submission { ticket, process_set, name, request, priority, inputs, outputs, origin };
+        let submission = Submission {
+            ticket,
+            process_set,
+            name,
+            request,
+            priority,
+            inputs,
+            outputs,
+            origin,
+            copied,
+        };
         let result = self.push(&submission);
         match result {
             Ok(()) => {

@@ -113,7 +113,7 @@ fn check(
     set: ProcessSetId,
     submission: Submission,
 ) -> Result<LocalTensor, Refused> {
-    let Submission { ticket, name, request, priority, inputs, outputs, .. } = submission;
+    let Submission { ticket, name, request, priority, inputs, outputs, copied, .. } = submission;
     let members = queue.admit(set, worker.local_rank).map_err(|refusal| {
         Refused::Invalid(Invalid { what: refusal.to_string(), hint: refusal.hint() })
     })?;
@@ -128,6 +128,7 @@ fn check(
     };
     let inputs =
         places("input", &inputs, &|part| if is_read { request.bytes_of(part) } else { 0 })?;
+    metrics::contribution(inputs.iter().map(Span::bytes).sum(), copied);
     let position = members.position(worker.rank).unwrap_or_default();
     let expected = request.expected(worker.rank, members.ranks.len(), position);
     let outputs =

@@ -97,6 +97,11 @@ impl Span {
         }
     }
 
+    /// Its size.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Whether it begins where another one begins.
     pub(crate) fn begins_with(&self, other: &Self) -> bool {
         std::ptr::eq(self.start, other.start)

@@ -311,6 +311,7 @@ class Slot:
             else:
                 collectives.adapter.load(gradient, place.buffer)
             copied(place.memory)
+            place.buffer.mark_copied()
         if self.parameter.device.type == "cpu":
             if not self.in_place(self.parameter.grad):
                 self.parameter.grad = place.view_for_parameter()

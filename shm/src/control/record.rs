@@ -36,10 +36,20 @@ fn unpair(word: u64) -> (u32, u32) {
 
 /// A record without its length. There is a place for each tensor.
 pub(super) fn encode(submission: &Submission) -> Vec<u64> {
-    let Submission { ticket, process_set, name, request, priority, inputs, outputs, origin } =
-        submission;
+    let Submission {
+        ticket,
+        process_set,
+        name,
+        request,
+        priority,
+        inputs,
+        outputs,
+        origin,
+        copied,
+    } = submission;
     let name = name.as_str().as_bytes();
-    let kinds = [request.collective as u8, request.reduce_op as u8, *origin as u8, 0];
+    let kinds =
+        [request.collective as u8, request.reduce_op as u8, *origin as u8, u8::from(*copied)];
     let mut record = Vec::with_capacity(64);
     record.extend([
         *ticket,
@@ -85,7 +95,7 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
     let [ticket, set, kinds, prescale, postscale, sizes, tensors] = fixed;
     let (process_set, priority) = unpair(set);
     let (kinds, root) = unpair(kinds);
-    let [collective, reduce_op, origin, _] = kinds.to_le_bytes();
+    let [collective, reduce_op, origin, copied] = kinds.to_le_bytes();
     let (name, list) = unpair(sizes);
     let tensors = tensors as u32;
     let size = || RingError::Size { words, tensors, list, name };
@@ -143,6 +153,10 @@ pub(super) fn decode(record: &[u64]) -> Result<Submission, RingError> {
         inputs,
         outputs,
         origin: Origin::from_number(origin).ok_or_else(|| unknown("origin", origin))?,
+        copied: match copied {
+            0 | 1 => copied == 1,
+            other => return Err(unknown("copied", other)),
+        },
     })
 }
 
@@ -173,6 +187,7 @@ mod tests {
                 .map(|part| Place { segment: part as u32, offset: 64 })
                 .collect(),
             origin: Origin::Adasum,
+            copied: true,
             request,
         }
     }
@@ -230,11 +245,20 @@ mod tests {
         assert!(survived > 1000, "{survived}");
     }
 
+    /// TRUST: a flag has two values.
+    #[test]
+    fn another_number_is_no_flag() {
+        let mut record = encode(&submission("x", Request::barrier()));
+        record[2] += 1 << 24;
+        let error = decode(&record).unwrap_err();
+        assert!(error.to_string().contains("copied"), "{error}");
+    }
+
     #[test]
     fn every_origin_survives() {
         for &origin in Origin::ALL {
             let request = Request::barrier();
-            round_trip(&Submission { origin, ..submission("o", request) });
+            round_trip(&Submission { origin, copied: false, ..submission("o", request) });
         }
         assert_eq!(Origin::from_number(Origin::ALL.len() as u8), None);
     }

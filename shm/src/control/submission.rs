@@ -82,6 +82,8 @@ pub struct Submission {
     pub outputs: Vec<Place>,
     /// Which call it is a part of.
     pub origin: Origin,
+    /// Whether the rank has copied its contributions from ordinary memory. It is only for metrics.
+    pub copied: bool,
 }
 
 /// The operation of this ticket has succeeded and its output is written. Failures come over the

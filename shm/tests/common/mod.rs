@@ -77,5 +77,6 @@ pub(crate) fn submission(ticket: u64) -> Submission {
         inputs,
         outputs,
         origin,
+        copied: ticket.is_multiple_of(3),
     }
 }

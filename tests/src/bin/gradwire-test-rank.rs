@@ -103,6 +103,7 @@ impl Rank {
                 self.session = Some(session);
             }
             "loop" => self.repeat(numbers(step)?)?,
+            "slice" => self.slice(numbers(step)?)?,
             "submit" => self.submit(numbers(step)?)?,
             "lend" => self.lend(numbers(step)?)?,
             "lonely" => self.lonely(numbers(step)?)?,
@@ -164,6 +165,20 @@ impl Rank {
             check(&handle.wait()?, session.size(), i)?;
         }
         say("done", "");
+        Ok(())
+    }
+
+    /// Sums so many elements of ordinary memory, so many times.
+    fn slice(&self, [times, elements]: [u64; 2]) -> Result<()> {
+        let session = self.session()?;
+        let own = session.rank() as f32 + 1.0;
+        let sum: f32 = (1..=session.size()).map(|rank| rank as f32).sum();
+        for _ in 0..times {
+            let mut slice = vec![own; usize::try_from(elements)?];
+            let options = AllreduceOptions::named("slice").op(ReduceOp::Sum);
+            session.allreduce_slice(&mut slice, options)?;
+            ensure!(slice.iter().all(|element| *element == sum), "not {sum}: {:?}", slice[0]);
+        }
         Ok(())
     }
 

@@ -138,6 +138,25 @@ fn the_bytes_of_one_node_stay_there() {
     job.finish().assert_code(0);
 }
 
+/// Tensors in shared memory are not copied, all others are.
+#[test]
+fn what_ranks_copy_is_counted_apart() {
+    let steps = ["attach", "loop:5:1000", "slice:3:2000", "say:idle", "until:end", "leave"];
+    let mut job = Launch::new().two_by_two().words(&["--verbose"]).rank(&steps).start();
+    job.until_said("said", 4);
+    for rank in [0, 2] {
+        let daemon = variable(&job, rank, "GRADWIRE_DAEMON_METRICS");
+        let series = series(&daemon);
+        let of = |memory: &str| {
+            series[&format!("gradwire_daemon_submitted_bytes_total{{memory=\"{memory}\"}}")]
+        };
+        // Of two ranks, with four bytes for each element.
+        assert_eq!([of("shared"), of("ordinary")], [40_000.0, 48_000.0], "{series:?}");
+    }
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
 /// Who is rejected is counted by the reason.
 #[test]
 fn strangers_are_counted_by_what_they_did() {

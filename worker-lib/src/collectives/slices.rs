@@ -20,7 +20,7 @@ use crate::{
     error::Result,
     exchange::disagreement,
     handle::Handle,
-    memory::Tensor,
+    memory::{Payload, Tensor},
     options::{AllreduceOptions, Reduction},
     session::Session,
     task::Parts,
@@ -109,6 +109,7 @@ impl Session {
         match free {
             Some(mut tensor) if tensor.as_slice().len() == values.len() => {
                 tensor.as_mut_slice().copy_from_slice(values);
+                tensor.memory().mark_copied();
                 Ok(tensor)
             }
             _ => self.tensor(values, &[values.len()]),

@@ -110,6 +110,7 @@ def _copy_in(buffer: _native.Buffer, part: torch.Tensor, tensor: torch.Tensor) -
         _cuda.stage.load(buffer, part, tensor)
     else:
         part.copy_(tensor)
+    buffer.mark_copied()
 
 
 def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
