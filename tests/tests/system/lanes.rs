@@ -34,10 +34,10 @@ fn lanes_account_for_their_time_and_bytes_for_their_way() {
     let steps = ["attach", "loop:3:1000", "until:go", "loop:20:200000", "until:end", "leave"];
     let launch = Launch::new().two_by_two().words(&["--verbose"]);
     let launch = launch.set("negotiation.algorithm=recursive-doubling");
+    let began = Instant::now();
     let mut job = launch.rank(&steps).start();
     job.until_said("looped", 4);
     let daemons = [0, 2].map(|rank| variable(&job, rank, "GRADWIRE_DAEMON_METRICS"));
-    let began = Instant::now();
     let before = settled(&job, &daemons[0], &daemons[0]);
     job.allow("go");
     job.wait_for("twice looped", || {
@@ -51,12 +51,12 @@ fn lanes_account_for_their_time_and_bytes_for_their_way() {
         let [was, is] = [&before, &after].map(|series| sum(series, LANE_SECONDS, &labels));
         assert!(is > was, "{activity}: {was} s, {is} s");
     }
-    // A lane that waits notes that four times a second, if not more often.
+    // No time counts twice.
     let elapsed = began.elapsed().as_secs_f64();
     for lane in ["0", "1"] {
         let labels = format!("lane=\"{lane}\"");
-        let [was, is] = [&before, &after].map(|series| sum(series, LANE_SECONDS, &labels));
-        assert!(is - was <= elapsed + 1.0, "lane {lane}: {was} s, {is} s, in {elapsed} s");
+        let spent = sum(&after, LANE_SECONDS, &labels);
+        assert!(spent > 0.0 && spent <= elapsed, "lane {lane}: {spent} s in {elapsed} s");
     }
 
     for series in [&after, &other] {
@@ -175,8 +175,10 @@ fn strangers_are_counted_by_what_they_did() {
     };
     assert_eq!(rejected(""), 0.0);
     let connect = || TcpStream::connect(&data[0]).expect("a daemon that listens");
-    connect().write_all(&[b'x'; 4096]).unwrap();
+    let mut stranger = connect();
+    stranger.write_all(&[b'x'; 4096]).unwrap();
     job.wait_for("what is not Gradwire", || (rejected("not_gradwire") == 1.0).then_some(()));
+    drop(stranger);
     drop(connect());
     job.wait_for("what ends early", || (rejected("broken") == 1.0).then_some(()));
     let silent = connect();
@@ -198,7 +200,7 @@ fn a_wait_within_a_node_is_a_stall_of_its_daemon() {
     let stalled = "gradwire_daemon_stalled_tensors";
     job.wait_for("a stall", || (series(&daemons[0])[stalled] == 1.0).then_some(()));
     // The other node has announced it, and the coordinator waits for the first one.
-    assert_eq!(series(&daemons[1])[stalled], 0.0);
+    job.wait_for("no stall there", || (series(&daemons[1])[stalled] == 0.0).then_some(()));
     job.allow("go");
     job.wait_for("its end", || (series(&daemons[0])[stalled] == 0.0).then_some(()));
     job.allow("end");

@@ -58,7 +58,7 @@ fn one_node_receives_what_the_other_has_sent() {
 fn lost_packets_are_seen_as_retransmits() {
     let Some(pair) = Pair::new() else { return };
     let steps =
-        ["attach", "loop:2:1000", "until:go", "loop:10:100000", "say:done", "until:end", "leave"];
+        ["attach", "loop:2:1000", "until:go", "loop:30:100000", "say:done", "until:end", "leave"];
     // Packets are lost after the connections have been made.
     let mut job = pair.launch().words(&["--verbose"]).rank(&steps).start();
     job.until_said("looped", 4);
@@ -74,7 +74,7 @@ fn lost_packets_are_seen_as_retransmits() {
         let shown = series.get("gradwire_daemon_line_rate_bytes").copied();
         assert_eq!(shown, pair.speed(host).map(|mbit| mbit * 125_000.0), "{series:?}");
     }
-    // One packet in twenty. Eight megabytes are some thousand packets.
+    // One packet in twenty. A packet may have up to 64 KiB, so there are hundreds of them.
     let loses = pair.lose(13).is_some();
     job.allow("go");
     job.until_said("said", 4);

@@ -42,7 +42,9 @@ fn a_daemon_uses_what_the_system_says() {
     });
     let after = series(&daemon);
 
-    assert_eq!(after["process_threads"], entries(&format!("{proc}/task")));
+    // A thread may have come or gone, such as one that looks up an address.
+    let threads = entries(&format!("{proc}/task"));
+    assert!((after["process_threads"] - threads).abs() <= 2.0, "{threads}: {after:?}");
     let most = field(&format!("{proc}/limits"), "Max open files").unwrap();
     assert_eq!(after["process_max_fds"], most);
     // The descriptor of the scrape itself has come or gone.
