@@ -57,6 +57,9 @@ fn a_daemon_uses_what_the_system_says() {
     let age = now.as_secs_f64() - after["process_start_time_seconds"];
     assert!((-2.0..300.0).contains(&age), "started {age} s ago");
 
+    // BOUND: the catalog has a test for larger jobs.
+    assert!(after.len() <= 1500, "{} series", after.len());
+
     // The lanes of this job have worked, and all threads together have used what the process has.
     let (was, is) = (by_thread(&before), by_thread(&after));
     for thread in ["gw-control", "gw-http", "gw-worker", "gw-lane-0", "gw-lane-1", "other"] {
