@@ -24,6 +24,9 @@ RANK_LAG = "gradwire_coordinator_rank_lag_seconds_total"
 RANK_LAST = "gradwire_coordinator_rank_last_total"
 NODE_LAG = "gradwire_coordinator_node_lag_seconds_total"
 RANK_WAIT = "gradwire_coordinator_rank_wait_seconds"
+STEPS = "gradwire_daemon_rank_steps_total"
+BLOCKED = "gradwire_daemon_rank_blocked_seconds_total"
+IN_FLIGHT = "gradwire_daemon_rank_in_flight_seconds_total"
 NEGOTIATION = "gradwire_coordinator_negotiation_seconds"
 OPERATION = "gradwire_daemon_operation_seconds"
 SENT = "gradwire_daemon_network_sent_bytes_total"
@@ -83,6 +86,40 @@ def overview() -> Dashboard:
             "none",
             Query(f'count(ALERTS{{alertstate="firing", {JOB}}}) or vector(0)'),
             bad_from=1,
+        ),
+        lines(
+            "Steps",
+            "Steps of each rank: of an optimizer, with the last bucket of ddp_hook, or by "
+            "mark_step().",
+            "ops",
+            Query(f"sum by (rank) ({rate(STEPS, RANKS)})", "rank {{rank}}"),
+        ),
+        lines(
+            "Blocked in waits",
+            "The share of the time in which a rank waited for results: what communication, or "
+            "waiting for others, adds to its steps.",
+            "percentunit",
+            Query(f"sum by (rank) ({rate(BLOCKED, RANKS)})", "rank {{rank}}"),
+        ),
+        lines(
+            "Hidden communication",
+            "Of the time in which a rank had operations in flight, the share in which it was not "
+            "blocked: that is hidden behind its computation.",
+            "percentunit",
+            Query(
+                f"1 - sum by (rank) ({rate(BLOCKED, RANKS)}) "
+                f"/ (sum by (rank) ({rate(IN_FLIGHT, RANKS)}) > 0)",
+                "rank {{rank}}",
+            ),
+        ),
+        lines(
+            "Time since the last step",
+            "How long ago each rank has made a step. A line that rises has stopped.",
+            "s",
+            Query(
+                f"max by (rank) (gradwire_daemon_rank_since_step_seconds{{{RANKS}}})",
+                "rank {{rank}}",
+            ),
         ),
         lines(
             "Operations",

@@ -190,8 +190,7 @@ def dashboard(uid: str, title: str, about: str, with_ranks: bool) -> dashboards.
     source = dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus")
     job = "label_values(gradwire_build_info, gradwire_job)"
     host = f"label_values(gradwire_build_info{{{JOB}}}, host)"
-    # The series by rank are those of the coordinator, so they don't have the host of the rank.
-    rank = f"label_values(gradwire_coordinator_rank_lag_seconds_total{{{JOB}}}, rank)"
+    rank = f"label_values(gradwire_daemon_rank_steps_total{{{HOSTS}}}, rank)"
     made = (
         dashboards.Dashboard(title)
         .uid(uid)
@@ -207,7 +206,7 @@ def dashboard(uid: str, title: str, about: str, with_ranks: bool) -> dashboards.
         .with_variable(_any(_values("host", "Host", "Hosts of the job", host)))
     )
     if with_ranks:
-        about_ranks = "Ranks of the job for which others have waited"
+        about_ranks = "Ranks of these hosts"
         made = made.with_variable(_any(_values("rank", "Rank", about_ranks, rank)))
     others = dashboards.DashboardLink("Gradwire").type(models.DashboardLinkType.DASHBOARDS)
     return made.link(others.tags([TAG]).include_vars(True).keep_time(True).as_dropdown(True))

@@ -55,8 +55,8 @@ fn a_wait_ends_with_an_answer_with_news_or_with_its_time() {
     assert!(worker.wait(seen, Duration::MAX, Duration::MAX));
 }
 
-/// What a rank does with its time: steps, blocked threads, operations in flight. Times at once count
-/// once, and what is still going on counts, too.
+/// What a rank does with its time: steps, blocked threads, operations in flight. Times at once
+/// count once, and what is still going on counts, too.
 #[test]
 fn the_daemon_sees_what_a_rank_does_with_its_time() {
     const PAUSE: Duration = Duration::from_millis(20);
