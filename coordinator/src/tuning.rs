@@ -337,6 +337,25 @@ mod tests {
     }
 
     #[test]
+    fn servers_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let nodes = ["a", "b", "c"].map(node);
+        let file = Tuning::of(&settings(directory.path())).unwrap().file(&nodes);
+        let topology = Topology::flat(3).with_servers(1);
+        let learned = vec![Learned { topology, ..learned(10) }];
+        file.write(&learned);
+        assert_eq!(file.content().unwrap(), learned);
+        let good = fs::read_to_string(&file.path).unwrap();
+        assert!(good.contains("\"servers\":1"), "{good}");
+        for servers in [2, 3, u32::MAX] {
+            let wrong = good.replace("\"servers\":1", &format!("\"servers\":{servers}"));
+            fs::write(&file.path, wrong).unwrap();
+            let error = file.content().unwrap_err();
+            assert!(error.contains("a class of pieces in it is not possible"), "{error}");
+        }
+    }
+
+    #[test]
     fn nothing_is_kept_unless_it_is_asked_for_and_useful() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(Tuning::of(&Settings::default()), None);
