@@ -66,10 +66,6 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
                 .into_iter()
                 .map(announcement)
                 .collect::<Result<_, _>>()?,
-            latest: ready.latest.map(|latest| Latest {
-                local_rank: latest.local_rank,
-                waited: Duration::from_micros(latest.waited_us),
-            }),
         },
         Message::Done(done) => Event::Done {
             connection,
@@ -109,6 +105,10 @@ fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
         set: ProcessSetId(wire.process_set),
         tensor: wire.tensor.try_into()?,
         submitted: submitted.collect::<Result<_, WireError>>()?,
+        latest: wire.latest.map(|latest| Latest {
+            local_rank: latest.local_rank,
+            waited: Duration::from_micros(latest.waited_us),
+        }),
     })
 }
 

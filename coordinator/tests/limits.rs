@@ -71,10 +71,10 @@ impl Job {
                     priority: Priority(0),
                     duplicate: false,
                 }],
+                latest: None,
             };
             let connection = ConnectionId(node.into());
-            let event =
-                Event::Ready { connection, announcements: vec![announcement], latest: None };
+            let event = Event::Ready { connection, announcements: vec![announcement] };
             assert_eq!(self.engine.step(event, Duration::ZERO).commands, []);
         }
         match self.engine.step(Event::Drained, Duration::ZERO).commands.pop() {

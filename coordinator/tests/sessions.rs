@@ -199,10 +199,9 @@ async fn garbage_ends_the_job_by_name() {
     let with = |change: fn(&mut pb::Request)| {
         let mut announcement = by_name("w", &[0], 1);
         change(announcement.submitted[0].request.as_mut().unwrap());
-        Say::Ready(pb::Ready { announcements: vec![announcement], latest: None })
+        Say::Ready(pb::Ready { announcements: vec![announcement] })
     };
-    let ready =
-        |announcement| Say::Ready(pb::Ready { announcements: vec![announcement], latest: None });
+    let ready = |announcement| Say::Ready(pb::Ready { announcements: vec![announcement] });
     let cases: Vec<(Option<Say>, &str)> = vec![
         (None, "the message has no message"),
         (Some(with(|r| r.dtype = 99)), "element type has the unknown number 99"),
@@ -216,9 +215,9 @@ async fn garbage_ends_the_job_by_name() {
         (Some(ready(pb::Announcement { process_set: 9, ..name("w") })), "unknown process set 9"),
         (Some(ready(pb::Announcement { tensor: None, ..name("w") })), "the message has no tensor"),
         (
-            Some(Say::Ready(pb::Ready {
-                announcements: vec![name("w")],
+            Some(ready(pb::Announcement {
                 latest: Some(pb::Latest { local_rank: 1, waited_us: u64::MAX }),
+                ..name("w")
             })),
             "says that its local rank 1 was the last to submit a tensor, and has no such rank",
         ),
@@ -355,7 +354,7 @@ async fn a_node_that_does_not_read_is_lost_and_not_waited_for() {
     let announcement = |number: u32, rank| {
         let mut announcement = by_name(&format!("{number:0>1000}"), &[rank], 1);
         announcement.submitted[0].request = Some(impossible.clone());
-        Say::Ready(pb::Ready { announcements: vec![announcement], latest: None })
+        Say::Ready(pb::Ready { announcements: vec![announcement] })
     };
     for number in 0.. {
         let message = Some(announcement(number, 1));

@@ -196,6 +196,7 @@ fn announcement(tensor: &Tensor, id: Option<u32>, rank: u32) -> pb::Announcement
         tensor: Some(pb::TensorRef { tensor: Some(reference) }),
         // With an id, the request is that of the registration.
         submitted: Some(submitted).filter(|_| id.is_none()).into_iter().collect(),
+        latest: None,
     }
 }
 

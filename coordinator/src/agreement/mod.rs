@@ -231,13 +231,14 @@ impl Agreement {
         now: Duration,
     ) -> Option<Arc<Round>> {
         let set = self.sets.get(id)?;
-        let joins = self.table.get(slot).is_some_and(|tensor| tensor.kinds.has_joins());
+        let tensor = self.table.get(slot)?;
+        let (joins, submitted) = (tensor.kinds.has_joins(), tensor.submitted);
         match self.table.settle(slot, set, now)? {
             Settled::Runs(round) => {
                 self.waiting.node(last.node, round.since, now);
-                if let Some((rank, waited)) = last.rank {
-                    let submitted = now.saturating_sub(waited);
-                    self.waiting.rank(rank, round.since.min(submitted), now);
+                let member = |&(rank, _): &(Rank, _)| set.contains(rank);
+                if let Some((rank, _)) = last.rank.filter(member) {
+                    self.waiting.rank(rank, submitted, now);
                 }
                 return Some(round);
             }

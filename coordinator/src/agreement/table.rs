@@ -245,6 +245,9 @@ impl ReadyTable {
         let Some(tensor) = self.get_mut(slot) else { return Announced::Nothing };
         let is_first = tensor.since.is_none();
         tensor.since.get_or_insert(now);
+        let waited = announcement.latest.map_or(Duration::ZERO, |latest| latest.waited);
+        let submitted = now.saturating_sub(waited);
+        tensor.submitted = if is_first { submitted } else { submitted.min(tensor.submitted) };
         tensor.announced.insert(node.index());
         if announcement.submitted.is_empty()
             && let Some(registered) = &tensor.registered

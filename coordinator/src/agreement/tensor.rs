@@ -113,6 +113,8 @@ pub(super) struct Tensor {
     pub(super) registered: Option<Registered>,
     /// When the first node announced it; `None` while nobody waits for it.
     pub(super) since: Option<Duration>,
+    /// When its first rank submitted it, as far as nodes have said.
+    pub(super) submitted: Duration,
     /// The nodes that have announced it.
     pub(super) announced: FixedBitSet,
     /// The full requests of the nodes that did not announce it by the id alone.
@@ -135,6 +137,7 @@ impl Tensor {
             name,
             registered: None,
             since: None,
+            submitted: Duration::ZERO,
             announced: FixedBitSet::with_capacity(nodes),
             requests: Vec::new(),
             duplicates: Vec::new(),

@@ -152,9 +152,7 @@ impl Engine {
             Event::Nonsense { what, .. } => {
                 Err(Violation::Protocol(format!("sent what is no message: {what}")))
             }
-            Event::Ready { announcements, latest, .. } => {
-                self.ready(node, announcements, latest, now)
-            }
+            Event::Ready { announcements, .. } => self.ready(node, announcements, now),
             Event::Done { sequences, .. } => {
                 let agreement = &mut self.agreement;
                 self.dispatch.done(node, &sequences, now, |slot| agreement.finished(slot))
@@ -177,13 +175,11 @@ impl Engine {
         &mut self,
         node: NodeId,
         announcements: Vec<Announcement>,
-        latest: Option<Latest>,
         now: Duration,
     ) -> Result<(), Violation> {
-        let rank = latest.map(|latest| self.rank_of(node, latest)).transpose()?;
-        let from = Last { node, rank };
         let joins: Vec<ProcessSetId> = self.agreement.note_joins(node, &announcements);
         for announcement in announcements {
+            let from = Last { node, rank: self.last_rank(node, announcement.latest)? };
             let dispatch = &self.dispatch;
             let progress = |slot, set: &_| dispatch.progress(slot, node, set);
             let members = self.membership.members();
@@ -198,14 +194,22 @@ impl Engine {
         Ok(())
     }
 
-    /// The rank that a node says was its last, and how long its first one had waited (TRUST).
-    fn rank_of(&self, node: NodeId, latest: Latest) -> Result<(Rank, Duration), Violation> {
-        let Latest { local_rank, waited } = latest;
-        let rank = self.membership.members().rank(node, local_rank).ok_or_else(|| {
+    /// The rank of a node that was the last to submit a tensor, and how long its first one had
+    /// waited (TRUST).
+    fn last_rank(
+        &self,
+        node: NodeId,
+        latest: Option<Latest>,
+    ) -> Result<Option<(Rank, Duration)>, Violation> {
+        let members = self.membership.members();
+        let Some(Latest { local_rank, waited }) = latest else {
+            return Ok(members.only_rank(node).map(|rank| (rank, Duration::ZERO)));
+        };
+        let rank = members.rank(node, local_rank).ok_or_else(|| {
             let what = format!("says that its local rank {local_rank} was the last to submit");
             Violation::Protocol(format!("{what} a tensor, and has no such rank"))
         })?;
-        Ok((rank, waited))
+        Ok(Some((rank, waited)))
     }
 
     /// A node is lost, which ends the job.

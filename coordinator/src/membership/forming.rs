@@ -94,9 +94,14 @@ pub(crate) fn check_join(config: &EngineConfig, join: &Join) -> Result<(), Refus
         }
         Ok(_) => {}
     }
-    if !join.metrics_address.is_empty() && join.metrics_address.parse::<SocketAddr>().is_err() {
-        let address = text::excerpt(&join.metrics_address, 80);
-        return invalid(format!("the metrics address '{address}' of node '{host}' is not ip:port"));
+    let reachable = |at: SocketAddr| !at.ip().is_unspecified() && at.port() != 0;
+    let metrics = &join.metrics_address;
+    if !metrics.is_empty() && !metrics.parse().is_ok_and(reachable) {
+        let address = text::excerpt(metrics, 80);
+        return invalid(format!(
+            "the metrics address '{address}' of node '{host}' is not an ip:port that others can \
+             reach"
+        ));
     }
     let is_server = join.order >= config.nodes - config.servers;
     if join.order < config.nodes && is_server && join.slots > 0 {

@@ -122,6 +122,12 @@ impl Members {
         (local_rank < node.slots).then(|| Rank(node.first_rank.0 + local_rank))
     }
 
+    /// The rank of a node that has only one.
+    pub(crate) fn only_rank(&self, node: NodeId) -> Option<Rank> {
+        let node = &self.all.get(node.index())?.node;
+        (node.slots == 1).then_some(node.first_rank)
+    }
+
     /// A rank leaves a node. Returns whether it had not left before.
     pub(crate) fn leave(&mut self, node: NodeId, rank: Rank, absent: bool) -> bool {
         let Some(member) = self.all.get_mut(node.index()) else { return false };

@@ -51,6 +51,15 @@ pub struct Submitted {
     pub duplicate: bool,
 }
 
+/// The last of a node's ranks to submit a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latest {
+    /// The rank, counted from 0 on its node.
+    pub local_rank: u32,
+    /// How long ago the first rank of the node submitted it.
+    pub waited: Duration,
+}
+
 /// One tensor that all local ranks of the process set which have not joined have submitted. For a
 /// send and receive, these are the local ones of its two ranks; for a join, it is one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,15 +70,9 @@ pub struct Announcement {
     pub tensor: TensorRef,
     /// The requests; empty if all local ranks asked for exactly what is registered under the id.
     pub submitted: Vec<Submitted>,
-}
-
-/// The last of a node's ranks to submit a tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Latest {
-    /// The rank, counted from 0 on its node.
-    pub local_rank: u32,
-    /// How long ago the first rank of the node submitted it.
-    pub waited: Duration,
+    /// Who was the last of the node's ranks to submit it. `None` if there is no choice, or if
+    /// nobody submitted it just now.
+    pub latest: Option<Latest>,
 }
 
 /// Something that happened. Every event of a connection also counts as a sign of life of its
@@ -103,8 +106,6 @@ pub enum Event {
         connection: ConnectionId,
         /// The tensors.
         announcements: Vec<Announcement>,
-        /// Who was the last of the node's ranks to submit one of them, if that is known.
-        latest: Option<Latest>,
     },
     /// Operations are complete on a node.
     Done {

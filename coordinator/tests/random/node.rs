@@ -131,6 +131,7 @@ impl Node {
                     priority: Priority(0),
                     duplicate: false,
                 }],
+                latest: None,
             });
             // Those that waited here for this rank alone are sent with it.
             let of_set = self.tensors.keys().filter(|other| other.0 == key.0);
@@ -145,11 +146,7 @@ impl Node {
             announcements.extend(self.announce(world, &key));
         }
         let connection = self.connection();
-        (!announcements.is_empty()).then_some(Event::Ready {
-            connection,
-            announcements,
-            latest: None,
-        })
+        (!announcements.is_empty()).then_some(Event::Ready { connection, announcements })
     }
 
     /// Announces a tensor if all have submitted it that are here.
@@ -178,6 +175,7 @@ impl Node {
                 set: key.0,
                 tensor: TensorRef::Id(registered.id),
                 submitted: Vec::new(),
+                latest: None,
             },
             None => Announcement {
                 set: key.0,
@@ -192,6 +190,7 @@ impl Node {
                         duplicate: false,
                     })
                     .collect(),
+                latest: None,
             },
         };
         self.tensors.get_mut(key).unwrap().announced = true;

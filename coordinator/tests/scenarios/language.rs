@@ -245,12 +245,11 @@ impl Scenario {
                     .split_whitespace()
                     .map(|name| announcement(tensor(name)?, Vec::new()))
                     .collect::<Parsed<_>>()?,
-                latest: None,
             },
             "submit" => {
                 let (name, requests) = rest.split_once(' ').unwrap_or((rest, ""));
                 let announcements = vec![self.announcement(node, name, requests)?];
-                Event::Ready { connection, announcements, latest: None }
+                Event::Ready { connection, announcements }
             }
             // Several announcements in one message, as daemons send them.
             "message" => {
@@ -259,11 +258,7 @@ impl Scenario {
                     let (name, requests) = one.split_once(' ').unwrap_or((one, ""));
                     self.announcement(node, name, requests)
                 });
-                Event::Ready {
-                    connection,
-                    announcements: announcements.collect::<Parsed<_>>()?,
-                    latest: None,
-                }
+                Event::Ready { connection, announcements: announcements.collect::<Parsed<_>>()? }
             }
             "done" => Event::Done {
                 connection,
@@ -322,5 +317,5 @@ fn announcement(
     (set, tensor): (ProcessSetId, TensorRef),
     submitted: Vec<Submitted>,
 ) -> Parsed<Announcement> {
-    Ok(Announcement { set, tensor, submitted })
+    Ok(Announcement { set, tensor, submitted, latest: None })
 }

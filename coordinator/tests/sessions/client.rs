@@ -177,7 +177,7 @@ impl Node {
     }
 
     pub(crate) async fn announce(&self, announcements: Vec<pb::Announcement>) {
-        self.say(Say::Ready(pb::Ready { announcements, latest: None })).await;
+        self.say(Say::Ready(pb::Ready { announcements })).await;
     }
 
     pub(crate) async fn done(&self, execute: &pb::Execute) {
@@ -205,10 +205,11 @@ pub(crate) fn by_name(name: &str, ranks: &[u32], elements: u64) -> pb::Announcem
             priority: 0,
             duplicate: false,
         }],
+        latest: None,
     }
 }
 
 pub(crate) fn by_id(id: u32) -> pb::Announcement {
     let tensor = Some(pb::TensorRef { tensor: Some(Tensor::Id(id)) });
-    pb::Announcement { process_set: 0, tensor, submitted: Vec::new() }
+    pb::Announcement { process_set: 0, tensor, submitted: Vec::new(), latest: None }
 }

@@ -28,7 +28,7 @@ use crate::{
     model::{
         job::{Job, Outgoing},
         operation::Instruction,
-        tensor::{Announced, Latest},
+        tensor::Announced,
         world::World,
     },
 };
@@ -162,12 +162,6 @@ impl Session<'_> {
     fn announce(&self, announced: Announced, ready: &mut pb::Ready) -> usize {
         // Nothing is ready before there is a world.
         let Some(registry) = &self.registry else { return 0 };
-        if let Some(Latest { local_rank, waited }) = announced.latest {
-            let waited_us = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-            if ready.latest.as_ref().is_none_or(|latest| latest.waited_us < waited_us) {
-                ready.latest = Some(pb::Latest { local_rank, waited_us });
-            }
-        }
         let announcement = registry.announcement(announced);
         let bytes = announcement.encoded_len();
         ready.announcements.push(announcement);

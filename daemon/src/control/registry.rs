@@ -6,7 +6,7 @@
 //! agreed has to fit the ranks that take part. That it also is what the local ranks asked for is
 //! checked against the queue, where that is known.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use gradwire_collectives::algorithms::{
     Algorithm, MAX_SPEC, Spec,
@@ -24,6 +24,9 @@ use crate::model::{
     tensor::{Announced, TensorKey, pair},
     world::{World, invalid},
 };
+
+/// Shorter waits of local ranks for each other are not reported.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Specs that have ids (BOUND). A coordinator chooses among a few.
 const MAX_SPECS: usize = 1024;
@@ -78,7 +81,7 @@ impl Registry {
 
     /// The message that announces a tensor: as short as its id allows.
     pub(crate) fn announcement(&self, announced: Announced) -> pb::Announcement {
-        let Announced { key, variants, all_there, .. } = announced;
+        let Announced { key, variants, all_there, latest } = announced;
         let known = self.by_key.get(&key);
         let unchanged = known.is_some_and(|known| {
             let all: usize = variants.iter().map(|variant| variant.ranks.len()).sum();
@@ -103,6 +106,13 @@ impl Registry {
             process_set: key.set.0,
             tensor: Some(tensor.into()),
             submitted: submitted.collect(),
+            latest: latest.filter(|_| self.world.me().slots > 1).map(|latest| {
+                // Short times say nothing, and are the usual case: they take no bytes.
+                let waited = Some(latest.waited).filter(|waited| *waited >= SHORTEST_WAIT);
+                let waited_us = waited.map_or(0, |waited| waited.as_micros());
+                let waited_us = u64::try_from(waited_us).unwrap_or(u64::MAX);
+                pb::Latest { local_rank: latest.local_rank, waited_us }
+            }),
         }
     }
 
