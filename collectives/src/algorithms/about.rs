@@ -160,7 +160,7 @@ impl Algorithm {
             Self::Mesh => (
                 "along the rows of a grid from both ends towards each owner, then along its \
                  columns",
-                "2(A+B−2)α + 2(M−1)/M·S·β",
+                "2(A+B−2)α + 2(1+1/A)·S·β",
                 "nodes with links to their neighbours only",
                 "Barnett et al., \"Global Combine Algorithms for 2-D Meshes with Wormhole \
                  Routing\", 1995",

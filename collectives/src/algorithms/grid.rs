@@ -2,9 +2,9 @@
 //! Each block is reduced along the first dimension to those who have its owner's first coordinate,
 //! from there along the second one, and so on; then it goes back the same way.
 //!
-//! Nobody sends more than about 2(M−1)/M of the piece, and a message has all blocks that take a
-//! link at a time. The first dimension is the members of a rack where racks are of one size. So
-//! between racks goes what is left after it: 2(r−1) times the piece, the least there is.
+//! Nobody sends more than 2(M−1)/M of the piece, but for `mesh`, and a message has all blocks that
+//! take a link at a time. The first dimension is the members of a rack where racks are of one size.
+//! So between racks goes what is left after it: 2(r−1) times the piece, the least there is.
 //!
 //! | | dimensions | along each |
 //! |---|---|---|
@@ -15,8 +15,10 @@
 //!
 //! Rings have a chain of 2Σ(p−1) messages over the sizes p of the dimensions. Direct exchange has
 //! one of two for each dimension, with up to p−1 senders at once. A line is a ring without the link
-//! that closes it: at most 2Σ(p−1) messages, too, and as many bytes, but only between neighbours on
-//! a mesh. A broadcast or reduction of `mesh` goes along the tree of a block that the root owns.
+//! that closes it: at most 2Σ(p−1) messages, too, but only between neighbours on a mesh. All send
+//! as many bytes together, but a node that is at no end of its line hands results on to both sides:
+//! of A×B it sends up to 2(1 + 1/A) times the piece. A broadcast or reduction of `mesh` goes along
+//! the tree of a block that the root owns.
 
 use super::{
     build::{self, Link, Place, Rooted},
@@ -147,8 +149,20 @@ pub(super) fn allreduce(
     })
 }
 
+/// What the busiest node of a mesh sends, in units of the piece. Along a line of p it sends (p−1)/p
+/// of what the line reduces, and hands on (p+1)/p of it, to both sides; of two, a half each time.
+fn busiest_of_mesh(sizes: &[u32]) -> f64 {
+    let mut left = 1.0;
+    let mut sent = 0.0;
+    for &size in sizes.iter().filter(|&&size| size > 1) {
+        sent += if size == 2 { left } else { 2.0 * left };
+        left /= f64::from(size);
+    }
+    sent
+}
+
 /// The cost of an allreduce: 2Σ(p−1)α along rings, 2dα by direct exchange in d dimensions, and
-/// 2(M−1)/M·S·β + (M−1)/M·S·γ.
+/// 2(M−1)/M·S·β + (M−1)/M·S·γ; along lines up to 2(1+1/A)·S·β for A×B.
 pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cluster) -> Shape {
     let sizes = dimensions(spec, topology);
     let links: f64 = sizes.iter().map(|&size| f64::from(size) - 1.0).sum();
@@ -163,7 +177,10 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
         Along::Direct => 1.0,
     };
     Shape {
-        line: 2.0 * share,
+        line: match along {
+            Along::Line => busiest_of_mesh(&sizes),
+            Along::Ring | Along::Direct => 2.0 * share,
+        },
         senders,
         uplink: match cluster.racks > 1.0 {
             true if aligned => cluster.least_uplink(),

@@ -110,7 +110,10 @@ pub(super) fn around(topology: &Topology, segments: u32, me: u32, count: u64) ->
     builder.finish(nodes, me, blocks)
 }
 
-/// `rings` of them, each for as many blocks.
+/// The most blocks of several rings together, unless one ring has more (BOUND).
+const MOST_BLOCKS: u32 = 4096;
+
+/// `rings` of them, each for as many blocks; fewer where there would be too many blocks.
 pub(super) fn several(
     topology: &Topology,
     rings: u32,
@@ -118,15 +121,17 @@ pub(super) fn several(
     me: u32,
     count: u64,
 ) -> Schedule {
+    let nodes = topology.participants();
+    let rings = rings.min(MOST_BLOCKS / nodes).max(1);
     let racks = topology.members();
     let orders: Vec<Vec<u32>> = (0..rings)
         .map(|ring| racks.iter().flat_map(|rack| with_stride(rack, ring)).collect())
         .collect();
     let rounds: Vec<Round<'_>> = orders.iter().map(|order| Round::new(order, me)).collect();
-    let nodes = topology.participants();
-    let blocks = blocks(nodes, segments, count / u64::from(rings));
-    let blocks =
-        if rings == 1 { blocks } else { split(count, blocks.len() as u64 * u64::from(rings)) };
+    let each = blocks(nodes, segments, count / u64::from(rings)).len() as u64;
+    // A whole number of blocks for each participant of each ring.
+    let most = u64::from(MOST_BLOCKS / (nodes * rings)).max(1) * u64::from(nodes);
+    let blocks = split(count, each.min(most) * u64::from(rings));
     build::reduce_and_return(nodes, me, blocks, |block| {
         let (ring, number) = (&rounds[(block % rings) as usize], block / rings);
         on_path(ring.along(number), nodes, 0, |p| ring.name(number, p))

@@ -2,7 +2,7 @@
 //! between racks.
 
 use gradwire_collectives::{
-    Algorithm, Kind, Schedule, Spec, Topology, verify::cross_rack_elements,
+    Algorithm, Kind, Schedule, Spec, Topology, generate, verify::cross_rack_elements,
 };
 
 use crate::{all, prove, proven};
@@ -70,6 +70,41 @@ fn meshes_use_links_of_neighbours() {
                 }
             }
         }
+    }
+}
+
+/// Who is at no end of a line hands results on to both sides: 2 times what the line has, of two
+/// participants once; each further dimension has a part of that.
+#[test]
+fn the_middle_of_a_mesh_sends_more() {
+    for (wide, high, expected) in [
+        (2, 2, 1.5),
+        (2, 3, 2.0),
+        (3, 2, 2.0 + 1.0 / 3.0),
+        (3, 3, 2.0 + 2.0 / 3.0),
+        (4, 4, 2.5),
+        (5, 13, 2.4),
+    ] {
+        let spec = Spec::parse(&format!("mesh(dims={wide}x{high})")).unwrap();
+        let topology = Topology::flat(wide * high);
+        let count = u64::from(wide * high) * 64 * 100;
+        let report = prove(Kind::Allreduce, spec, &topology, count);
+        let sent = report.most_elements_sent as f64 / count as f64;
+        assert!((sent - expected).abs() < 1e-6, "{spec}: {sent}, not {expected}");
+    }
+}
+
+/// BOUND: however many rings are asked for.
+#[test]
+fn several_rings_have_a_bounded_number_of_blocks() {
+    let spec = Spec::parse("multi-ring(rings=16,segments=256)").unwrap();
+    for nodes in [1, 2, 3, 7, 64, 130, 1024, 4096] {
+        let topology = Topology::flat(nodes);
+        let schedule = generate(Kind::Allreduce, spec, &topology, nodes / 2, 1 << 40);
+        assert!(schedule.blocks.len() <= 4096, "{nodes}: {}", schedule.blocks.len());
+    }
+    for nodes in [3, 16] {
+        prove(Kind::Allreduce, spec, &Topology::flat(nodes), 1 << 22);
     }
 }
 

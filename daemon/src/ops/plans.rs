@@ -19,6 +19,10 @@ const PLANS: usize = 256;
 /// The sections that they have together (BOUND). An alltoall has many.
 const SECTIONS: usize = 1 << 16;
 
+/// The steps that they have together, if there are several (BOUND): some 200 MB. Thousands of nodes
+/// have many.
+const STEPS: usize = 1 << 20;
+
 /// What a schedule depends on, besides the world.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
@@ -123,7 +127,8 @@ impl Plans {
         if key.is_exchange && sections + key.sections.len() > SECTIONS {
             planned.retain(|key, _| !key.is_exchange);
         }
-        if planned.len() >= PLANS {
+        let steps: usize = planned.values().map(|planned| planned.plan.steps.len()).sum();
+        if planned.len() >= PLANS || steps + new.plan.steps.len() > STEPS {
             planned.clear();
         }
         planned.insert(key, new.clone());

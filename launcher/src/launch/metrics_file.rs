@@ -45,9 +45,16 @@ impl MetricsFile {
 
     /// Readers see the old content or the new one, never a part.
     fn write(&self, daemons: &[DaemonMetrics]) -> io::Result<()> {
-        let new = self.path.with_extension("json.new");
-        fs::write(&new, content(&self.job, daemons))?;
-        fs::rename(&new, &self.path)
+        let new = self.new_path();
+        let written = fs::write(&new, content(&self.job, daemons));
+        written.and_then(|()| fs::rename(&new, &self.path)).inspect_err(|_| {
+            // If that fails, too, there is nothing else to try.
+            let _ = fs::remove_file(&new);
+        })
+    }
+
+    fn new_path(&self) -> PathBuf {
+        self.path.with_extension("json.new")
     }
 
     /// Lists the daemons. The job does not depend on whether that is possible.
