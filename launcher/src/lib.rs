@@ -10,6 +10,7 @@
 //! - [`args`]: the options of every command that starts a job
 //! - [`signals`]: what ends this process from outside
 //! - [`processes`]: the descendants of this process, and the end of them all
+//! - [`reach`]: how a host is reached, and why not
 //! - [`messages`]: reads the messages of the other side
 //! - [`agent`]: the agent
 //! - [`launch`]: the launcher
@@ -22,4 +23,5 @@ pub mod error;
 pub mod launch;
 pub mod messages;
 pub mod processes;
+pub mod reach;
 pub mod signals;

@@ -33,6 +33,7 @@ mod error;
 mod pages;
 pub(crate) mod reserve;
 
+pub use available::{Available, available};
 pub use error::SegmentError;
 pub use pages::{HUGE_PAGE, HugePages};
 

@@ -7,7 +7,6 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::IpAddr,
-    process::Stdio,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -19,10 +18,9 @@ use gradwire_proto::{
     MAX_CONTROL_MESSAGE,
     launch::{Begin, LineEnd, Order, ProcessEnd, Report, Role, Stream, Text, to_line},
 };
-use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+    process::{ChildStderr, ChildStdin, ChildStdout},
     sync::mpsc,
     task::JoinSet,
     time::{MissedTickBehavior, interval, timeout},
@@ -33,7 +31,10 @@ use super::{
     job::Event,
     places,
 };
-use crate::{error::limits_hint, messages::Reader};
+use crate::{
+    messages::Reader,
+    reach::{Reached, Way},
+};
 
 /// How often an agent receives a sign of life; it gives us up after [`SILENCE`].
 const PING: Duration = Duration::from_secs(5);
@@ -56,14 +57,10 @@ const TAIL_CHARS: usize = 500;
 pub struct Target {
     /// Its index among the job's nodes.
     pub node: usize,
-    /// Its name.
-    pub host: String,
-    /// Whether it is this machine.
-    pub local: bool,
     /// A host that is not this machine, if the job has one.
     pub remote: Option<String>,
-    /// The program and arguments that start its agent.
-    pub command: Vec<String>,
+    /// How it is reached.
+    pub way: Way,
     /// What the host must have.
     pub begin: Begin,
 }
@@ -92,18 +89,8 @@ pub fn open(
 ) {
     let (send, receive) = orders;
     let begin = Order::Begin(target.begin.clone());
-    let mut command = Command::new(&target.command[0]);
-    command
-        .args(&target.command[1..])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        // A group of its own: Ctrl-C is the launcher's to handle, not the agent's or ssh's.
-        .process_group(0)
-        .kill_on_drop(true);
-    match command.spawn() {
-        Ok(child) => {
-            let mut child = Reached(child);
+    match target.way.start() {
+        Ok(mut child) => {
             if let Some(stdin) = child.0.stdin.take() {
                 tasks.spawn(speak(stdin, begin, receive));
             }
@@ -119,34 +106,9 @@ pub fn open(
                 .listen(child),
             );
         }
-        Err(error) => {
-            let (host, program) = (&target.host, &target.command[0]);
-            let what = match target.local {
-                true => format!("gradwire's agent on host {host} can't be started: {error}"),
-                false => format!("host {host} can't be reached: {program} can't be run: {error}"),
-            };
-            let hint = match limits_hint(&error) {
-                Some(hint) => hint,
-                None if target.local => "",
-                None => "set launch.ssh to the program that reaches other hosts",
-            }
-            .to_owned();
+        Err((what, hint)) => {
             let event = Event::Refused { node: target.node, what, hint };
             tasks.spawn(async move { drop(shared.events.send(event).await) });
-        }
-    }
-}
-
-/// What was started to reach a host: an agent, or ssh. Dropped before its end it is killed, with
-/// what is in its process group; a shared connection that ssh has put into the background is not.
-struct Reached(Child);
-
-impl Drop for Reached {
-    fn drop(&mut self) {
-        // It has no id any more once its end is known: then the group may be somebody else's.
-        let group = self.0.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-        if let Some(group) = group {
-            let _ = kill_process_group(group, Signal::KILL);
         }
     }
 }
@@ -184,7 +146,8 @@ struct Link {
 impl Link {
     async fn listen(mut self, mut child: Reached) {
         let (stdout, stderr) = (child.0.stdout.take(), child.0.stderr.take());
-        let noise = tokio::spawn(overhear(stderr, self.target.host.clone(), self.shared.clone()));
+        let noise =
+            tokio::spawn(overhear(stderr, self.target.way.host.clone(), self.shared.clone()));
         let strange = match stdout {
             Some(stdout) => self.read(stdout).await,
             None => None,
@@ -197,7 +160,9 @@ impl Link {
         let at = self.shared.born.elapsed();
         let node = self.target.node;
         let event = if self.offset.is_none() {
-            self.unreachable(status.and_then(|status| status.code()), &said, strange)
+            let code = status.and_then(|status| status.code());
+            let (what, hint) = self.target.way.unreachable(code, &said, strange);
+            Event::Refused { node, what, hint }
         } else {
             let what = strange.or_else(|| said.back().cloned()).unwrap_or_else(|| match status {
                 Some(status) => ProcessEnd::from(status).to_string(),
@@ -206,45 +171,6 @@ impl Link {
             Event::Lost { node, what, at }
         };
         let _ = self.shared.events.send(event).await;
-    }
-
-    /// Why there was no first answer.
-    fn unreachable(
-        &self,
-        code: Option<i32>,
-        said: &VecDeque<String>,
-        strange: Option<String>,
-    ) -> Event {
-        let (host, node) = (&self.target.host, self.target.node);
-        // An agent that can't begin prints an error as every command does.
-        let own = said.iter().find_map(|line| line.strip_prefix("hint: "));
-        let lines = said.iter().filter(|line| !line.starts_with("hint: "));
-        let lines = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
-        let said = lines.collect::<Vec<_>>().join("; ");
-        let program = &self.target.command[0];
-        let how = match (strange, said.as_str(), code) {
-            (Some(strange), ..) => strange,
-            (None, "", Some(code)) => format!("{program} ended with exit code {code}"),
-            (None, "", None) => format!("{program} was killed"),
-            (None, said, _) => said.to_owned(),
-        };
-        let hint = match (own, code) {
-            (Some(hint), _) => hint.to_owned(),
-            _ if self.target.local => String::new(),
-            // The exit codes of a shell for a program that it can't find or run.
-            (None, Some(126 | 127)) => {
-                "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
-            }
-            _ => format!(
-                "`{} true` has to work without a password",
-                self.target.command[..self.target.command.len() - 2].join(" ")
-            ),
-        };
-        let what = match self.target.local {
-            true => format!("gradwire's agent on host {host} can't work: {how}"),
-            false => format!("host {host} can't be reached: {how}"),
-        };
-        Event::Refused { node, what, hint }
     }
 
     /// Reads reports until the end; gives what was no report, if that is why.
@@ -280,7 +206,7 @@ impl Link {
 
     async fn output(&mut self, role: Role, stream: Stream, text: Text, end: LineEnd) {
         let node = self.target.node;
-        let host = &self.target.host;
+        let host = &self.target.way.host;
         let (source, stream) = match (role, stream) {
             (Role::Rank(rank), stream) => (Source::Rank(rank), stream),
             (_, Stream::Stdout) => {
@@ -307,8 +233,8 @@ impl Link {
         let node = self.target.node;
         match report {
             Report::Ready { address, port } => {
-                let host = &self.target.host;
-                let address = if self.target.local {
+                let host = &self.target.way.host;
+                let address = if self.target.way.local {
                     Some(places::local_address(host, self.target.remote.as_deref()).await)
                 } else {
                     places::remote_address(host, address).await

@@ -46,6 +46,7 @@ use self::{
 use crate::{
     error::{CommandError, print_line},
     processes::{self, Whose},
+    reach::Way,
     signals::Endings,
 };
 
@@ -230,41 +231,20 @@ async fn output_ends(written: &mut oneshot::Receiver<Option<String>>) -> Option<
     written.await.unwrap_or_else(|_| Some("the writing thread panicked".to_owned()))
 }
 
-/// Each host with the command that starts its agent. What a job needs of a host travels on the
-/// agent's standard input; the command line is the same for every job (TRUST).
+/// Each host with the way to its agent.
 async fn targets(
     plan: &Plan,
     settings: &Settings,
     options: &Options,
 ) -> Result<Vec<Target>, CommandError> {
-    let own = std::env::current_exe()
-        .map_err(|error| CommandError::failed(format!("can't find my own program: {error}")))?;
-    let mut looks = JoinSet::new();
-    for (i, node) in plan.nodes.iter().enumerate() {
-        let host = node.host.clone();
-        looks.spawn(async move { (i, places::is_local(&host).await) });
-    }
-    let mut local = vec![false; plan.nodes.len()];
-    while let Some(Ok((i, is_local))) = looks.join_next().await {
-        local[i] = is_local;
-    }
+    let names: Vec<_> = plan.nodes.iter().map(|node| node.host.clone()).collect();
+    let local = places::are_local(&names).await;
     let remote = plan.nodes.iter().zip(&local).find(|(_, local)| !**local);
     let remote = remote.map(|(node, _)| node.host.clone());
     let launch = &settings.launch;
     let hosts = plan.nodes.iter().zip(local).enumerate();
     let targets = hosts.map(|(node, (place, local))| {
-        let command = if local {
-            vec![own.to_string_lossy().into_owned(), "agent".to_owned()]
-        } else {
-            let mut command = vec![launch.ssh.clone()];
-            command.extend(launch.ssh_args.iter().cloned());
-            command.extend([
-                place.host.clone(),
-                launch.remote_gradwire.clone(),
-                "agent".to_owned(),
-            ]);
-            command
-        };
+        let way = Way::new(&place.host, local, &["agent"], settings)?;
         let environment =
             if local { plan::Variables::new() } else { plan::forwarded(&options.environment) };
         let begin = Begin {
@@ -277,7 +257,7 @@ async fn targets(
             program: plan.program.clone(),
             gradwired: launch.gradwired.clone(),
         };
-        Target { node, host: place.host.clone(), local, remote: remote.clone(), command, begin }
+        Ok(Target { node, way, remote: remote.clone(), begin })
     });
-    Ok(targets.collect())
+    targets.collect()
 }

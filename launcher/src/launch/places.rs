@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
-use tokio::net::lookup_host;
+use tokio::{net::lookup_host, task::JoinSet};
 
 /// The name ssh would connect to: without `user@`.
 fn bare(host: &str) -> &str {
@@ -38,6 +38,19 @@ pub async fn is_local(host: &str) -> bool {
         return true;
     }
     resolve(host).await.is_some_and(is_ours)
+}
+
+/// Which of these hosts are this machine; all names are looked up at once.
+pub async fn are_local(hosts: &[String]) -> Vec<bool> {
+    let mut looks = JoinSet::new();
+    for (i, host) in hosts.iter().cloned().enumerate() {
+        looks.spawn(async move { (i, is_local(&host).await) });
+    }
+    let mut local = vec![false; hosts.len()];
+    while let Some(Ok((i, is_local))) = looks.join_next().await {
+        local[i] = is_local;
+    }
+    local
 }
 
 /// This machine's address as a remote host sees it: where packets to that host leave from. None

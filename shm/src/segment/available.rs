@@ -13,18 +13,25 @@ use super::{error::SegmentError, pages::HUGE_PAGE};
 
 /// How much memory is left, and by which limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Available {
-    bytes: u64,
-    limit: String,
+pub struct Available {
+    /// So many bytes.
+    pub bytes: u64,
+    /// What limits them.
+    pub limit: String,
 }
 
-/// Refuses a segment of `bytes`, of which `missing` are still to be taken, if they don't fit.
-pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
+/// How much memory this process may still take, by the strictest limit; `None` if none is known.
+pub fn available() -> Option<Available> {
     let groups = Process::myself().and_then(|process| process.cgroups());
     let groups = groups.map_or(Vec::new(), |groups| groups.0);
     let read = |path: &Path| fs::read_to_string(path).ok();
     let limits = machine(Meminfo::current()).into_iter().chain(control_groups(&groups, &read));
-    match limits.min_by_key(|left| left.bytes) {
+    limits.min_by_key(|left| left.bytes)
+}
+
+/// Refuses a segment of `bytes`, of which `missing` are still to be taken, if they don't fit.
+pub(super) fn check(bytes: u64, missing: u64) -> Result<(), SegmentError> {
+    match available() {
         Some(left) if missing > left.bytes => {
             Err(SegmentError::NoMemory { bytes, available: left.bytes, limit: left.limit })
         }

@@ -1,0 +1,136 @@
+//! How a host is reached: the program that is started for it, here or through ssh, and why there
+//! was no answer.
+
+use std::{collections::VecDeque, io, process::Stdio};
+
+use gradwire_settings::Settings;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+
+use crate::error::{CommandError, limits_hint};
+
+/// The way to a host.
+#[derive(Debug, Clone)]
+pub struct Way {
+    /// The host as the user calls it.
+    pub host: String,
+    /// Whether it is this machine.
+    pub local: bool,
+    /// The program and its arguments, without those for gradwire.
+    program: Vec<String>,
+    /// What gradwire is to do there.
+    words: Vec<String>,
+}
+
+impl Way {
+    /// The way to a host, where gradwire is started with `words`. What it needs beside them travels
+    /// on its standard input; the command line is the same for every job (TRUST).
+    ///
+    /// # Errors
+    /// [`CommandError`] if this program can't be found.
+    pub fn new(
+        host: &str,
+        local: bool,
+        words: &[&str],
+        settings: &Settings,
+    ) -> Result<Self, CommandError> {
+        let launch = &settings.launch;
+        let (program, mut rest) = if local {
+            let own = std::env::current_exe().map_err(|error| {
+                CommandError::failed(format!("can't find my own program: {error}"))
+            })?;
+            (vec![own.to_string_lossy().into_owned()], Vec::new())
+        } else {
+            let mut program = vec![launch.ssh.clone()];
+            program.extend(launch.ssh_args.iter().cloned());
+            program.push(host.to_owned());
+            (program, vec![launch.remote_gradwire.clone()])
+        };
+        rest.extend(words.iter().map(ToString::to_string));
+        Ok(Self { host: host.to_owned(), local, program, words: rest })
+    }
+
+    /// Starts what reaches the host, with its standard streams in pipes.
+    ///
+    /// # Errors
+    /// What went wrong, and what to do.
+    pub fn start(&self) -> Result<Reached, (String, String)> {
+        let mut command = Command::new(&self.program[0]);
+        command
+            .args(&self.program[1..])
+            .args(&self.words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A group of its own: Ctrl-C is the launcher's to handle, not the agent's or ssh's.
+            .process_group(0)
+            .kill_on_drop(true);
+        command.spawn().map(Reached).map_err(|error| self.not_started(&error))
+    }
+
+    fn not_started(&self, error: &io::Error) -> (String, String) {
+        let (host, program) = (&self.host, &self.program[0]);
+        let what = match self.local {
+            true => format!("gradwire's agent on host {host} can't be started: {error}"),
+            false => format!("host {host} can't be reached: {program} can't be run: {error}"),
+        };
+        let hint = match limits_hint(error) {
+            Some(hint) => hint,
+            None if self.local => "",
+            None => "set launch.ssh to the program that reaches other hosts",
+        };
+        (what, hint.to_owned())
+    }
+
+    /// Why there was no first answer, and what to do: from the exit code, from what was written on
+    /// standard error, and from the answer that was none.
+    pub fn unreachable(
+        &self,
+        code: Option<i32>,
+        said: &VecDeque<String>,
+        strange: Option<String>,
+    ) -> (String, String) {
+        let host = &self.host;
+        // An agent that can't begin prints an error as every command does.
+        let own = said.iter().find_map(|line| line.strip_prefix("hint: "));
+        let lines = said.iter().filter(|line| !line.starts_with("hint: "));
+        let lines = lines.map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
+        let said = lines.collect::<Vec<_>>().join("; ");
+        let program = &self.program[0];
+        let how = match (strange, said.as_str(), code) {
+            (Some(strange), ..) => strange,
+            (None, "", Some(code)) => format!("{program} ended with exit code {code}"),
+            (None, "", None) => format!("{program} was killed"),
+            (None, said, _) => said.to_owned(),
+        };
+        let hint = match (own, code) {
+            (Some(hint), _) => hint.to_owned(),
+            _ if self.local => String::new(),
+            // The exit codes of a shell for a program that it can't find or run.
+            (None, Some(126 | 127)) => {
+                "install gradwire there, or set launch.remote_gradwire to its path".to_owned()
+            }
+            _ => format!("`{} true` has to work without a password", self.program.join(" ")),
+        };
+        let what = match self.local {
+            true => format!("gradwire's agent on host {host} can't work: {how}"),
+            false => format!("host {host} can't be reached: {how}"),
+        };
+        (what, hint)
+    }
+}
+
+/// What was started to reach a host: an agent, or ssh. Dropped before its end it is killed, with
+/// what is in its process group; a shared connection that ssh has put into the background is not.
+#[derive(Debug)]
+pub struct Reached(pub Child);
+
+impl Drop for Reached {
+    fn drop(&mut self) {
+        // It has no id any more once its end is known: then the group may be somebody else's.
+        let group = self.0.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
