@@ -6,7 +6,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use gradwire_bench::args::Measurement;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
-use crate::{algorithms, explain, probe};
+use crate::{algorithms, doctor, explain, probe};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -32,6 +32,8 @@ pub enum Command {
     Algorithms(algorithms::Options),
     /// Show what the cost model chooses on a cluster, and what it predicts.
     Explain(explain::Options),
+    /// Check whether hosts, and the network between them, are fit for a job.
+    Doctor(doctor::Options),
     /// Measure the links between hosts, as every job does when it starts.
     Probe(probe::Options),
     /// Show what a running coordinator knows.
@@ -43,6 +45,9 @@ pub enum Command {
     /// Serve one launcher on standard input and output.
     #[command(hide = true)]
     Agent,
+    /// Serve one `gradwire doctor` on standard input and output.
+    #[command(hide = true)]
+    DoctorAgent,
     /// Run a job's coordinator; what it is about comes from the environment.
     #[command(hide = true)]
     Coordinator(SettingsOptions),
@@ -102,7 +107,7 @@ pub struct Run {
 pub fn normalise(mut words: Vec<OsString>) -> Vec<OsString> {
     match words.get(1).and_then(|word| word.to_str()) {
         Some("run") => {}
-        Some("bench" | "probe") => {
+        Some("bench" | "probe" | "doctor") => {
             words.iter_mut().filter(|word| *word == "-np").for_each(|word| *word = "--np".into());
             return words;
         }

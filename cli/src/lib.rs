@@ -8,6 +8,7 @@
 //! - [`algorithms`]: `gradwire algorithms`
 //! - [`explain`]: `gradwire explain`
 //! - [`find`]: finds the jobs of this host
+//! - [`doctor`]: `gradwire doctor`
 //! - [`probe`]: `gradwire probe`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
@@ -21,6 +22,7 @@ pub mod args;
 pub mod cluster;
 pub mod cluster_file;
 pub mod coordinator;
+pub mod doctor;
 pub mod explain;
 pub mod find;
 pub mod probe;

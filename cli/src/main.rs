@@ -20,8 +20,9 @@ use gradwire_cli::{
     args::{Cli, Command, Config, Run, normalise},
     cluster,
     cluster_file::ClusterFile,
-    coordinator, explain, find, probe, show, status,
+    coordinator, doctor, explain, find, probe, show, status,
 };
+use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
     agent,
     args::{JobOptions, SettingsOptions},
@@ -80,6 +81,21 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
                 }
             };
             print(&explain::on_cluster(&topology, &cost, &settings, json)?)
+        }
+        Command::Doctor(options) => {
+            let (loaded, hosts) = prepare(&options.at, &[])?;
+            let nodes = Plan::nodes(&hosts, options.at.np)?;
+            let report = block_on(doctor::check(&nodes, &loaded.settings, &environment()))??;
+            print(&if options.json { report.to_json()? } else { report.to_text() })?;
+            Ok(ExitCode::from(u8::from(report.status == Status::Fail)))
+        }
+        Command::DoctorAgent => {
+            // Several threads: several connections carry bytes at the same time.
+            let runtime = built(Builder::new_multi_thread().worker_threads(AGENT_THREADS))?;
+            let ended = runtime
+                .block_on(gradwire_doctor::agent::run(tokio::io::stdin(), tokio::io::stdout()));
+            runtime.shutdown_background();
+            ended.map(|()| ExitCode::SUCCESS).map_err(CommandError::failed)
         }
         Command::Probe(options) if options.started => {
             let ask = |metrics: &str| block_on(status::ask(&find::coordinator_by(metrics)?))?;
@@ -218,11 +234,19 @@ fn start(
     Ok(ExitCode::from(report.code))
 }
 
+/// The threads of the agent of `gradwire doctor`; a daemon has two for data by default.
+const AGENT_THREADS: usize = 2;
+
 /// Descriptors without which nothing can begin, so that whatever runs out of them later can say so.
 const MIN_OPEN_FILES: u64 = 24;
 
-/// One thread's runtime; tokio panics where it gets no descriptor, so that is looked at before.
+/// One thread's runtime.
 fn runtime() -> Result<Runtime, CommandError> {
+    built(&mut Builder::new_current_thread())
+}
+
+/// A runtime. Tokio panics where it gets no descriptor, so that is looked at before.
+fn built(builder: &mut Builder) -> Result<Runtime, CommandError> {
     let most = getrlimit(Resource::Nofile).current;
     if let Some(most) = most.filter(|most| *most < MIN_OPEN_FILES) {
         let error = io::Error::from(Errno::MFILE);
@@ -230,8 +254,7 @@ fn runtime() -> Result<Runtime, CommandError> {
             format!("{error}: this process may open {most}, and needs at least {MIN_OPEN_FILES}");
         return Err(CommandError::failed(what).hint(limits_hint(&error).unwrap_or_default()));
     }
-    let built = Builder::new_current_thread().enable_all().build();
-    built.map_err(|error| CommandError::system(&error))
+    builder.enable_all().build().map_err(|error| CommandError::system(&error))
 }
 
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, CommandError> {

@@ -58,12 +58,7 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
         };
         (format!("program '{name}' {}", why_not(name, host, &path, &directory)), hint)
     })?;
-    let gradwired = if begin.gradwired.is_empty() {
-        beside_own().or_else(|| find("gradwired").ok())
-    } else {
-        find(&begin.gradwired).ok()
-    };
-    let gradwired = gradwired.ok_or_else(|| {
+    let gradwired = find_gradwired(&begin.gradwired, &path, &directory).ok_or_else(|| {
         let name = if begin.gradwired.is_empty() { "gradwired" } else { &begin.gradwired };
         (
             format!("program '{name}' not found on host {host}"),
@@ -71,6 +66,15 @@ pub fn check(begin: &Begin) -> Result<Checked, (String, String)> {
         )
     })?;
     Ok(Checked { program, gradwired, directory })
+}
+
+/// The daemon's program: as `launch.gradwired` names it, or else beside this one or in PATH.
+pub fn find_gradwired(setting: &str, path: &OsStr, directory: &Path) -> Option<PathBuf> {
+    let find = |program: &str| which::which_in(program, Some(path), directory).ok();
+    match setting {
+        "" => beside_own().or_else(|| find("gradwired")),
+        program => find(program),
+    }
 }
 
 /// Why a program can't be run: not there, or there and not to be run.

@@ -1,0 +1,147 @@
+//! Measures with another agent: latency, a large message, and the rate of both directions at once.
+//! The other agent answers.
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::Secret;
+use nix::sys::socket::{getsockopt, sockopt::IpMtu};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    time::timeout,
+};
+
+use super::connect::{Kind, dial};
+use crate::{
+    facts::Measured,
+    limits::{
+        ARRIVING, LARGE, LARGE_WAIT, LATENCY, MAX_SENT, MAX_STREAMS, PING, PINGS, SENDING, WARM_UP,
+    },
+    messages::Peer,
+};
+
+/// How much is sent or received with one call.
+const CHUNK: usize = 256 << 10;
+
+/// What the first byte of a message says: answer with a byte, or with as many as there are.
+const SMALL_MESSAGE: u8 = 1;
+const LARGE_MESSAGE: u8 = 2;
+
+/// The dialling side. Gives the connections that are to carry bytes; none if large messages are
+/// lost.
+///
+/// # Errors
+/// Why nothing could be measured.
+pub async fn measure(
+    peer: &Peer,
+    secret: &Secret,
+    own: u32,
+    streams: u32,
+    limit: Duration,
+) -> Result<(Measured, Vec<TcpStream>), String> {
+    let connect = |kind| dial(peer.address, secret, own, kind, limit);
+    let mut stream = connect(Kind::Ping).await?;
+    let round_trip = latency(&mut stream).await.map_err(|error| error.to_string())?;
+    let lost_large = match timeout(LARGE_WAIT, exchange_large(&mut stream)).await {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(_) => Some(format!("it did not come back within {} ms", LARGE_WAIT.as_millis())),
+    };
+    let path_mtu = getsockopt(&stream, IpMtu).ok().and_then(|bytes| u32::try_from(bytes).ok());
+    let mut bulk = Vec::new();
+    if lost_large.is_none() {
+        for _ in 0..streams.min(MAX_STREAMS) {
+            bulk.push(connect(Kind::Bulk).await?);
+        }
+    }
+    let round_trip_us = u64::try_from(round_trip.as_micros()).unwrap_or(u64::MAX);
+    Ok((Measured { round_trip_us, path_mtu, lost_large }, bulk))
+}
+
+/// The middle one of many round trips: a few slow ones don't count.
+async fn latency(stream: &mut TcpStream) -> io::Result<Duration> {
+    let mut trips = Vec::new();
+    let began = Instant::now();
+    while trips.len() < WARM_UP + PINGS && (trips.len() <= WARM_UP || began.elapsed() < LATENCY) {
+        let sent = Instant::now();
+        let mut answer = [0];
+        let trip = async {
+            stream.write_all(&[SMALL_MESSAGE]).await?;
+            stream.read_exact(&mut answer).await
+        };
+        timeout(PING, trip)
+            .await
+            .map_err(|_| io::Error::other(format!("no answer within {} ms", PING.as_millis())))??;
+        trips.push(sent.elapsed());
+    }
+    let counted = &mut trips[WARM_UP..];
+    counted.sort_unstable();
+    Ok(counted[counted.len() / 2])
+}
+
+async fn exchange_large(stream: &mut TcpStream) -> io::Result<()> {
+    let mut message = vec![0; LARGE];
+    message[0] = LARGE_MESSAGE;
+    stream.write_all(&message).await?;
+    stream.read_exact(&mut message).await?;
+    Ok(())
+}
+
+/// The answering side of small messages and a large one, until the other one closes.
+///
+/// # Errors
+/// When the connection ends.
+pub async fn answer(stream: &mut TcpStream) -> io::Result<()> {
+    let mut message = vec![0; LARGE];
+    loop {
+        stream.read_exact(&mut message[..1]).await?;
+        let length = if message[0] == LARGE_MESSAGE { LARGE } else { 1 };
+        stream.read_exact(&mut message[1..length]).await?;
+        stream.write_all(&message[..length]).await?;
+    }
+}
+
+/// Sends as much as possible in the time there is, and receives what the other side sends in the
+/// same way. Gives what has arrived, in bytes, and how long that took, in microseconds.
+pub async fn carry(stream: TcpStream, streams: u32) -> (u64, u64) {
+    let (from, to) = stream.into_split();
+    let most = MAX_SENT / u64::from(streams.max(1));
+    let limit = SENDING + ARRIVING;
+    let (received, _) = tokio::join!(receive(from, limit), timeout(limit, send(to, most)));
+    received
+}
+
+async fn send(mut to: OwnedWriteHalf, most: u64) -> io::Result<()> {
+    let chunk = vec![0; CHUNK];
+    let (began, mut sent) = (Instant::now(), 0);
+    while began.elapsed() < SENDING && sent < most {
+        to.write_all(&chunk).await?;
+        sent += CHUNK as u64;
+    }
+    to.shutdown().await
+}
+
+/// Counts from the end of the first read, whose bytes don't count: when they began is not known.
+async fn receive(mut from: OwnedReadHalf, limit: Duration) -> (u64, u64) {
+    let deadline = Instant::now() + limit;
+    let mut chunk = vec![0; CHUNK];
+    let (mut bytes, mut first, mut last) = (0, None, Instant::now());
+    while let Ok(Ok(read)) = tokio::time::timeout_at(deadline.into(), from.read(&mut chunk)).await {
+        if read == 0 {
+            break;
+        }
+        last = Instant::now();
+        match first {
+            None => first = Some(last),
+            Some(_) => bytes += read as u64,
+        }
+    }
+    let took = first.map_or(Duration::ZERO, |first| last - first);
+    (bytes, u64::try_from(took.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,228 @@
+//! The agent of one host: `gradwire doctor-agent`. It answers the launcher on its standard output,
+//! and other agents at the ports on which a job would listen. It decides nothing.
+//!
+//! It ends with its standard input (the launcher died, ssh dropped), on a signal, and after
+//! [`LIFE`]. The programs that it asks die with it.
+//!
+//! - [`connect`]: connections between agents
+//! - [`measure`]: what is measured over them
+//! - [`programs`]: what other programs know of this host
+//! - [`read`]: the facts of this host
+
+pub mod connect;
+pub mod measure;
+pub mod programs;
+pub mod read;
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use gradwire_launcher::{agent::host::ssh_address, messages::Reader, signals::Endings};
+use gradwire_proto::{Secret, launch::to_line};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::TcpListener,
+    sync::{Semaphore, mpsc},
+    time::sleep,
+};
+use tokio_util::task::TaskTracker;
+
+use self::connect::Kind;
+use crate::{
+    facts::HostFacts,
+    limits::{CONNECT, LIFE, MAX_ACCEPTED, ROUND},
+    messages::{Order, Peer, Report},
+};
+
+/// How many reports may wait for the launcher (BOUND); who has one more waits.
+const REPORTS: usize = 1024;
+
+/// Serves one launcher over `input` and `output`.
+///
+/// # Errors
+/// Why it ended before the launcher wanted that.
+pub async fn run<R, W>(input: R, output: W) -> Result<(), String>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let (reports, queue) = mpsc::channel(REPORTS);
+    let writer = tokio::spawn(pass_on(queue, output));
+    let mut endings = Endings::listen().map_err(|error| error.to_string())?;
+    let ended = tokio::select! {
+        ended = Agent { reports, state: None }.serve(Reader::new(input)) => ended,
+        _ = endings.next() => Ok(()),
+        () = sleep(LIFE) => Err(format!("the check did not end within {} s", LIFE.as_secs())),
+    };
+    writer.abort();
+    ended
+}
+
+async fn pass_on(mut queue: mpsc::Receiver<Report>, mut output: impl AsyncWrite + Unpin) {
+    while let Some(report) = queue.recv().await {
+        // A launcher that is gone is noticed at the other pipe.
+        let _ = output.write_all(to_line(&report).as_bytes()).await;
+        let _ = output.flush().await;
+    }
+}
+
+/// What is known once the agent listens.
+#[derive(Debug, Clone)]
+struct State {
+    host: u32,
+    secret: Arc<Secret>,
+    streams: u32,
+}
+
+#[derive(Debug)]
+struct Agent {
+    reports: mpsc::Sender<Report>,
+    state: Option<State>,
+}
+
+impl Agent {
+    async fn serve(mut self, mut orders: Reader<impl AsyncRead + Unpin>) -> Result<(), String> {
+        while let Some(order) = orders.next::<Order>().await {
+            let order = order.map_err(|error| {
+                let version = gradwire_proto::VERSION;
+                format!("gradwire {version} does not understand its launcher: {error}")
+            })?;
+            self.obey(order).await?;
+        }
+        Ok(())
+    }
+
+    async fn obey(&mut self, order: Order) -> Result<(), String> {
+        let report = match (order, self.state.clone()) {
+            (Order::Begin { .. }, _) => Report::Hello {
+                version: gradwire_proto::VERSION.to_owned(),
+                address: ssh_address(),
+            },
+            (Order::Clock, _) => Report::Clock { unix_us: unix_us() },
+            (Order::Listen { host, address, secret, wanted }, None) => {
+                let secret = Secret::from_hex(&secret).map_err(|error| error.to_string())?;
+                let state = State { host, secret: Arc::new(secret), streams: wanted.streams };
+                self.state = Some(state.clone());
+                let data = wanted.data_listen.unwrap_or(SocketAddr::new(address, 0));
+                let data = self.listen(data, address, &state).await;
+                let coordinator = match wanted.coordinator_listen {
+                    _ if host != 0 => None,
+                    Some(at) => Some(self.listen(at, address, &state).await),
+                    None => Some(self.listen(SocketAddr::new(address, 0), address, &state).await),
+                };
+                let reports = self.reports.clone();
+                tokio::spawn(async move {
+                    let facts =
+                        HostFacts { data, coordinator, ..read::all(address, &wanted).await };
+                    reports.send(Report::Facts { facts: Box::new(facts) }).await
+                });
+                return Ok(());
+            }
+            (Order::Dial { peers, limit_ms }, Some(state)) => {
+                for peer in peers {
+                    tokio::spawn(reach(peer, state.clone(), limit_ms, self.reports.clone()));
+                }
+                return Ok(());
+            }
+            (Order::Measure { peer, streams, limit_ms }, Some(state)) => {
+                tokio::spawn(measure(peer, streams, state, limit_ms, self.reports.clone()));
+                return Ok(());
+            }
+            (Order::Listen { .. }, Some(_)) => return Err("Listen came twice".to_owned()),
+            (Order::Dial { .. } | Order::Measure { .. }, None) => {
+                return Err("Listen has to come first".to_owned());
+            }
+        };
+        let _ = self.reports.send(report).await;
+        Ok(())
+    }
+
+    /// Listens, and gives the address for others: a listener on all addresses is reached at the
+    /// host's own.
+    async fn listen(
+        &self,
+        at: SocketAddr,
+        own: std::net::IpAddr,
+        state: &State,
+    ) -> Result<SocketAddr, String> {
+        let failed = |error| format!("can't listen on {at}: {error}");
+        let listener = TcpListener::bind(at).await.map_err(failed)?;
+        let mut address = listener.local_addr().map_err(failed)?;
+        if address.ip().is_unspecified() {
+            address.set_ip(own);
+        }
+        tokio::spawn(accept_all(listener, state.clone(), self.reports.clone()));
+        Ok(address)
+    }
+}
+
+async fn accept_all(listener: TcpListener, state: State, reports: mpsc::Sender<Report>) {
+    let (tasks, free) = (TaskTracker::new(), Arc::new(Semaphore::new(MAX_ACCEPTED)));
+    loop {
+        // BOUND: who is one too many waits in the system's queue.
+        let Ok(place) = free.clone().acquire_owned().await else { return };
+        let Ok((mut stream, _)) = listener.accept().await else {
+            // Without descriptors, say. Others may end meanwhile.
+            sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let (state, reports) = (state.clone(), reports.clone());
+        tasks.spawn(async move {
+            let _place = place;
+            let Some((host, kind)) = connect::accept(&mut stream, &state.secret, CONNECT).await
+            else {
+                return;
+            };
+            match kind {
+                Kind::Reach => {}
+                Kind::Ping => {
+                    // It ends with the other side, or does not matter any more.
+                    let _ = tokio::time::timeout(ROUND, measure::answer(&mut stream)).await;
+                }
+                Kind::Bulk => {
+                    let (bytes, us) = measure::carry(stream, state.streams).await;
+                    let _ = reports.send(Report::Received { host, bytes, us }).await;
+                }
+            }
+        });
+    }
+}
+
+async fn reach(peer: Peer, state: State, limit_ms: u64, reports: mpsc::Sender<Report>) {
+    let limit = Duration::from_millis(limit_ms);
+    let made = connect::dial(peer.address, &state.secret, state.host, Kind::Reach, limit).await;
+    let _ = reports.send(Report::Dialled { peer, failed: made.err() }).await;
+}
+
+async fn measure(
+    peer: Peer,
+    streams: u32,
+    state: State,
+    limit_ms: u64,
+    reports: mpsc::Sender<Report>,
+) {
+    let limit = Duration::from_millis(limit_ms);
+    let host = peer.host;
+    let made = measure::measure(&peer, &state.secret, state.host, streams, limit).await;
+    let (result, bulk) = match made {
+        Ok((measured, bulk)) => (Ok(measured), bulk),
+        Err(why) => (Err(why), Vec::new()),
+    };
+    let streams = u32::try_from(bulk.len()).unwrap_or(0);
+    let carried: Vec<_> =
+        bulk.into_iter().map(|stream| tokio::spawn(measure::carry(stream, streams))).collect();
+    let _ = reports.send(Report::Measured { host, result, streams }).await;
+    for task in carried {
+        if let Ok((bytes, us)) = task.await {
+            let _ = reports.send(Report::Received { host, bytes, us }).await;
+        }
+    }
+}
+
+fn unix_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,106 @@
+//! In what all hosts should be alike: a job is as fast as its slowest rank, and ranks that compute
+//! with different programs may give different results.
+
+use std::collections::BTreeMap;
+
+use super::finding::{Check, Finding, Status};
+use crate::facts::{Facts, Host, HostFacts, Torch};
+
+/// Clocks that differ by more make logs of several hosts hard to read together. Gradwire itself
+/// compares no times of different hosts.
+const CLOCKS_US: i64 = 500_000;
+
+/// The findings for all hosts together, and for each clock.
+pub fn findings(facts: &Facts) -> Vec<Finding> {
+    let mut all = clocks(facts);
+    all.extend(torch(facts));
+    let congestion = |facts: &HostFacts| facts.congestion.clone().ok();
+    let remedy = "set the same on all hosts, or data.congestion_control";
+    all.extend(differs(facts, Check::CongestionControl, congestion, remedy));
+    let level = |facts: &HostFacts| Some(facts.level.clone());
+    let remedy = "reductions are as fast as on the slowest host: use hosts of one kind";
+    all.extend(differs(facts, Check::CpuLevel, level, remedy));
+    let gpus = |facts: &HostFacts| {
+        let mut models = facts.gpus.models.clone();
+        models.sort();
+        models.dedup();
+        Some(match (facts.gpus.models.len(), models.join(", ")) {
+            (0, _) => "none".to_owned(),
+            (count, models) => format!("{count} × {models}"),
+        })
+    };
+    all.extend(differs(facts, Check::Gpus, gpus, "use hosts with the same graphics processors"));
+    all
+}
+
+/// A warning, if hosts differ: which value is on which host.
+fn differs(
+    facts: &Facts,
+    check: Check,
+    value: impl Fn(&HostFacts) -> Option<String>,
+    remedy: &str,
+) -> Option<Finding> {
+    let mut by_value: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for Host { name, facts, .. } in &facts.hosts {
+        if let Some(value) = facts.as_ref().ok().and_then(&value) {
+            by_value.entry(value).or_default().push(name);
+        }
+    }
+    if by_value.len() < 2 {
+        return None;
+    }
+    let parts: Vec<_> =
+        by_value.iter().map(|(value, hosts)| format!("{value} on {}", hosts.join(", "))).collect();
+    Some(
+        Finding::pass(check, format!("hosts differ: {}", parts.join("; ")))
+            .bad(Status::Warn, remedy),
+    )
+}
+
+/// Each clock, compared with the first one that is known.
+fn clocks(facts: &Facts) -> Vec<Finding> {
+    let known = |host: &Host| Some((host.name.clone(), host.clock?));
+    let mut clocks = facts.hosts.iter().filter_map(known);
+    let Some((first, zero)) = clocks.next() else { return Vec::new() };
+    let finding = |(name, clock): (String, crate::facts::Clock)| {
+        let ahead = clock.ahead_us.saturating_sub(zero.ahead_us);
+        let wrong_by = clock.wrong_by_us.saturating_add(zero.wrong_by_us);
+        let ms = ahead as f64 / 1000.0;
+        let found = format!("{ms:+.1} ms of {first}, ±{:.1}", wrong_by as f64 / 1000.0);
+        Finding::pass(Check::Clock, found)
+            .value(ms, "ms")
+            .bad_if(
+                ahead.saturating_abs().saturating_sub(wrong_by) > CLOCKS_US,
+                Status::Warn,
+                "set the clocks by NTP (chrony, systemd-timesyncd): logs don't fit together",
+            )
+            .on(&name)
+    };
+    let mut all: Vec<_> = clocks.map(finding).collect();
+    if all.is_empty() {
+        all.push(Finding::pass(Check::Clock, "there is only one").on(&first));
+    }
+    all
+}
+
+/// Each host, and all together.
+fn torch(facts: &Facts) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for host in &facts.hosts {
+        let Ok(known) = &host.facts else { continue };
+        let found = match &known.torch {
+            Torch::Version(version) => version.clone(),
+            Torch::NotInstalled => "not installed".to_owned(),
+            Torch::NoPython => "not installed: there is no Python in PATH".to_owned(),
+            Torch::Unknown(why) => format!("unknown: {why}"),
+        };
+        all.push(Finding::pass(Check::Torch, found).on(&host.name));
+    }
+    let version = |facts: &HostFacts| match &facts.torch {
+        Torch::Version(version) => Some(version.clone()),
+        Torch::NotInstalled | Torch::NoPython => Some("not installed".to_owned()),
+        Torch::Unknown(_) => None,
+    };
+    all.extend(differs(facts, Check::Torch, version, "install the same PyTorch on all hosts"));
+    all
+}

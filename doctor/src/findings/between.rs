@@ -1,0 +1,190 @@
+//! What is between two hosts: ports, latency, bandwidth, and the size of packets.
+
+use gradwire_settings::Settings;
+
+use super::finding::{Check, Finding, Status};
+use crate::facts::{Facts, Measured, Pair, Purpose};
+
+/// A round trip that is longer is not one inside a data centre. Links are measured only up to 50 ms
+/// when a job starts.
+const FAR_US: u64 = 10_000;
+
+/// A pair is an outlier if its latency is so many times the middle one, or its rate so many times
+/// less.
+const OUTLIER: f64 = 4.0;
+
+/// Below this no latency is an outlier: on a busy machine a process waits that long for a core.
+const NEAR_US: f64 = 1000.0;
+
+/// The part of `network.rate_mbit` that a pair should have, in percent.
+const OF_SET_RATE: f64 = 80.0;
+
+/// The part of the rate of an interface that a pair should have, in percent. It is not more,
+/// because a short measurement with few connections does not fill a fast line.
+const OF_INTERFACE: f64 = 25.0;
+
+/// No packet of IP is larger, whatever the interface allows.
+const LARGEST_PACKET: u32 = 65_535;
+
+/// The findings for all pairs.
+pub fn findings(facts: &Facts, settings: &Settings) -> Vec<Finding> {
+    let mut all = ports(facts);
+    let latency = |pair: &Pair| pair.measured.as_ref().ok().map(|m| m.round_trip_us as f64);
+    let middle_us = median(facts.pairs.iter().filter_map(latency));
+    let middle_mbit = median(facts.pairs.iter().flat_map(|pair| pair.mbit).flatten());
+    for pair in &facts.pairs {
+        let [from, to] = [pair.from, pair.to].map(|host| facts.hosts[host].name.as_str());
+        match &pair.measured {
+            Ok(measured) => {
+                all.push(latency_of(measured, middle_us).between(from, to));
+                all.push(path_mtu(facts, pair, measured).between(from, to));
+                if measured.lost_large.is_none() {
+                    let rates = rates(facts, pair, settings, middle_mbit);
+                    all.push(rates.between(from, to));
+                }
+            }
+            Err(why) => {
+                let found = format!("it can't be measured: {why}");
+                let finding = Finding::pass(Check::Latency, found);
+                let remedy = "connections can be made, but then nothing comes: run it again, and \
+                              look at the hosts";
+                all.push(finding.bad(Status::Fail, remedy).between(from, to));
+            }
+        }
+    }
+    all
+}
+
+/// Connections in both directions, and to the coordinator.
+fn ports(facts: &Facts) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for dialled in &facts.dialled {
+        let [from, to] = [dialled.from, dialled.to].map(|host| facts.hosts[host].name.as_str());
+        let (what, setting) = match dialled.purpose {
+            Purpose::Data => ("data", "data.listen"),
+            Purpose::Coordinator => ("coordinator", "coordinator.listen"),
+        };
+        let address = dialled.address;
+        let finding = match &dialled.failed {
+            None => Finding::pass(Check::Ports, format!("{what} is reached")),
+            Some(why) => {
+                Finding::pass(Check::Ports, format!("{what} at {address} is not reached: {why}"))
+                    .bad(
+                        Status::Fail,
+                        format!(
+                            "open TCP ports of {to} for {from}; ports are free ones unless \
+                             {setting} names one"
+                        ),
+                    )
+            }
+        };
+        all.push(finding.between(from, to));
+    }
+    all
+}
+
+fn latency_of(measured: &Measured, middle: Option<f64>) -> Finding {
+    let us = measured.round_trip_us;
+    let outlier = OUTLIER * middle.unwrap_or(f64::INFINITY);
+    Finding::pass(Check::Latency, format!("round trip {us} µs"))
+        .value(us as f64, "µs")
+        .bad_if(us > FAR_US, Status::Warn, "the hosts are far from each other: small tensors wait")
+        .bad_if(
+            us as f64 > outlier.max(NEAR_US),
+            Status::Warn,
+            "other pairs are much nearer: look at the way between these hosts, and at their load",
+        )
+}
+
+/// The slower direction counts.
+fn rates(facts: &Facts, pair: &Pair, settings: &Settings, middle: Option<f64>) -> Finding {
+    let check = Check::Bandwidth;
+    let [Some(there), Some(back)] = pair.mbit else {
+        return Finding::pass(check, "nothing has arrived")
+            .bad(Status::Warn, "the line is slow or full: look at what else uses it");
+    };
+    let slower = there.min(back);
+    let set = settings.network.rate_mbit;
+    // As the coordinator does: a setting that is not its default is what the user says.
+    let set = Some(f64::from(set)).filter(|_| set != Settings::default().network.rate_mbit);
+    let of = |host: usize| facts.hosts[host].facts.as_ref().ok()?.interface.as_ref()?.mbit;
+    let line = of(pair.from).zip(of(pair.to)).map(|(a, b)| f64::from(a.min(b)));
+    let below = |rate: Option<f64>, percent| rate.filter(|rate| slower * 100.0 < rate * percent);
+    let finding = Finding::pass(check, format!("{there:.0} Mbit/s, and {back:.0} back at once"))
+        .value(slower.round(), "Mbit/s");
+    let finding = match below(set, OF_SET_RATE) {
+        Some(rate) => finding.bad(
+            Status::Warn,
+            format!("network.rate_mbit says {rate:.0}: look at the line, or correct the setting"),
+        ),
+        None => finding,
+    };
+    let finding = match below(line, OF_INTERFACE).filter(|_| set.is_none()) {
+        Some(rate) => finding.bad(
+            Status::Warn,
+            format!(
+                "the interfaces have {rate:.0} Mbit/s: more data.lanes or data.streams may help; \
+                 else look at the switch, at cables, and at what else uses the line"
+            ),
+        ),
+        None => finding,
+    };
+    finding.bad_if(
+        middle.is_some_and(|middle| slower * OUTLIER < middle),
+        Status::Warn,
+        "other pairs are much faster: look at the line between these hosts",
+    )
+}
+
+fn path_mtu(facts: &Facts, pair: &Pair, measured: &Measured) -> Finding {
+    let check = Check::PathMtu;
+    let interface = |host: usize| {
+        let facts = facts.hosts[host].facts.as_ref().ok()?;
+        facts.interface.as_ref()?.mtu
+    };
+    let ends = [interface(pair.from), interface(pair.to)];
+    let shown = |mtu: Option<u32>| mtu.map_or("unknown".to_owned(), |mtu| mtu.to_string());
+    let found = format!(
+        "{}, interfaces {} and {}",
+        shown(measured.path_mtu),
+        shown(ends[0]),
+        shown(ends[1])
+    );
+    if let Some(why) = &measured.lost_large {
+        return Finding::pass(check, format!("small messages pass, a large one does not: {why}"))
+            .bad(
+                Status::Fail,
+                format!(
+                    "packets as large as the interfaces allow ({}, {}) are lost on the way: set \
+                     their MTU to that of the path, or let ICMP \"fragmentation needed\" pass",
+                    shown(ends[0]),
+                    shown(ends[1])
+                ),
+            );
+    }
+    let finding = Finding::pass(check, found);
+    let finding = match measured.path_mtu {
+        Some(mtu) => finding.value(f64::from(mtu), "bytes"),
+        None => finding,
+    };
+    let smallest = ends.into_iter().flatten().min().map(|mtu| mtu.min(LARGEST_PACKET));
+    finding
+        .bad_if(
+            measured.path_mtu.zip(smallest).is_some_and(|(path, ends)| path < ends),
+            Status::Warn,
+            "something on the path allows only smaller packets than the interfaces: set the same \
+             MTU everywhere",
+        )
+        .bad_if(
+            ends[0] != ends[1] && ends.iter().all(Option::is_some),
+            Status::Warn,
+            "the interfaces differ: set the same MTU on all hosts",
+        )
+}
+
+/// The middle one of at least three.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    (values.len() >= 3).then(|| values[values.len() / 2])
+}

@@ -1,0 +1,328 @@
+//! What a host has by itself, compared with what a job with these settings needs there.
+
+use gradwire_settings::{HugePages, Settings};
+
+use super::finding::{Check, Finding, Status};
+use crate::facts::{Facts, Host, HostFacts, Limit, Memory};
+
+/// Descriptors of a daemon besides those for peers and ranks. Its tests run with 256 in all.
+const OWN_FILES: u64 = 64;
+
+/// Descriptors of a daemon for each rank: its socket, its control page and its memory.
+const FILES_PER_RANK: u64 = 8;
+
+/// The usual soft limit of open files: the daemon raises its own, but ranks stay with it.
+const USUAL_FILES: u64 = 1024;
+
+/// What systemd lets a process lock. Gradwire locks no memory; RDMA and pinned memory in the ranks
+/// do.
+const USUAL_MEMLOCK: u64 = 8 << 20;
+
+/// The buffers of a connection between nodes, at both ends (`data.socket_buffer_bytes=0`).
+const PEER_BUFFERS: u64 = 4 << 20;
+
+/// How many times the least memory a host should have. A job begins with the least; the arenas grow
+/// with the gradients of the model.
+const PLENTY: u64 = 4;
+
+/// The largest socket buffer that a link of 25 Gbit/s with a round trip of 1 ms fills.
+const USUAL_BUFFER: u64 = 3 << 20;
+
+/// What to do where nothing else is known.
+const LOST: &str = "look at the host: is it overloaded, suspended, or was the agent ended there?";
+
+/// What a job needs of each host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// Connections with all peers.
+    connections: u64,
+    peers: u64,
+}
+
+impl Needs {
+    /// Counts them.
+    pub fn new(facts: &Facts, settings: &Settings) -> Self {
+        let peers = facts.hosts.len().saturating_sub(1) as u64;
+        let streams = u64::from(settings.data.lanes) * u64::from(settings.data.streams);
+        Self { connections: peers * streams, peers }
+    }
+}
+
+/// The findings for one host.
+pub fn findings(host: &Host, version: &str, needs: &Needs, settings: &Settings) -> Vec<Finding> {
+    let mut all = Vec::new();
+    match &host.facts {
+        Ok(facts) => {
+            all.push(reached(host));
+            all.push(versions(facts, version));
+            all.push(listens(facts, settings));
+            all.push(address(host, facts));
+            all.push(open_files(facts.open_files, u64::from(host.ranks), needs));
+            all.push(memlock(facts.memlock));
+            all.push(memory(facts.memory.as_ref(), u64::from(host.ranks), needs, settings));
+            all.push(memfd(facts));
+            all.push(huge_pages(facts, settings));
+            all.push(buffers(facts, settings));
+            all.push(congestion(facts, settings));
+            all.push(cores(facts.cores, host.ranks));
+            all.push(level(facts));
+            all.push(gpus(facts));
+        }
+        Err(refused) => {
+            let check = if refused.is_version { Check::Versions } else { Check::Reachability };
+            let hint = if refused.hint.is_empty() { LOST } else { &refused.hint };
+            all.push(Finding::pass(check, &refused.what).bad(Status::Fail, hint));
+        }
+    }
+    all.into_iter().map(|finding| finding.on(&host.name)).collect()
+}
+
+fn reached(host: &Host) -> Finding {
+    match &host.lost {
+        Some(why) => Finding::pass(Check::Reachability, format!("it was lost: {why}"))
+            .bad(Status::Fail, LOST),
+        None if host.local => Finding::pass(Check::Reachability, "this machine"),
+        None => Finding::pass(Check::Reachability, "over ssh"),
+    }
+}
+
+fn versions(facts: &HostFacts, version: &str) -> Finding {
+    const REMEDY: &str = "install the same release of everything on every host";
+    match &facts.gradwired {
+        Err(why) => Finding::pass(Check::Versions, why).bad(
+            Status::Fail,
+            "install gradwired beside gradwire, or set launch.gradwired to its path",
+        ),
+        Ok(daemon) if daemon != version => {
+            Finding::pass(Check::Versions, format!("gradwired is {daemon}, gradwire {version}"))
+                .bad(Status::Fail, REMEDY)
+        }
+        Ok(_) => match &facts.package {
+            // The ranks may use another Python than the first one in PATH.
+            Some(package) if package != version => {
+                let found = format!("Python package gradwire {package}, gradwire {version}");
+                Finding::pass(Check::Versions, found).bad(Status::Warn, REMEDY)
+            }
+            _ => Finding::pass(Check::Versions, format!("gradwire {version}")),
+        },
+    }
+}
+
+/// Whether the host listens where a job would.
+fn listens(facts: &HostFacts, settings: &Settings) -> Finding {
+    let check = Check::Ports;
+    if let Err(why) = &facts.data {
+        return Finding::pass(check, why)
+            .bad(Status::Fail, "free the port, or set data.listen to another address");
+    }
+    if let Some(Err(why)) = &facts.coordinator {
+        return Finding::pass(check, format!("coordinator: {why}"))
+            .bad(Status::Fail, "free the port, or set coordinator.listen to another address");
+    }
+    match &facts.metrics {
+        Err(why) => {
+            // A daemon takes any port if nobody has asked for these; else it does not start.
+            let is_default = settings.metrics.listen == Settings::default().metrics.listen;
+            let status = if is_default { Status::Warn } else { Status::Fail };
+            Finding::pass(check, format!("metrics: {why}"))
+                .bad(status, "set metrics.listen to another address or range")
+        }
+        Ok(()) => Finding::pass(check, "it can listen"),
+    }
+}
+
+fn address(host: &Host, facts: &HostFacts) -> Finding {
+    let check = Check::Address;
+    let Some(address) = host.address else { return Finding::pass(check, "unknown") };
+    let Some(own) = &facts.interface else {
+        // Behind a translation of addresses, a host does not have the one by which it is reached.
+        return Finding::pass(check, format!("{address} is not an address of this host")).bad(
+            Status::Warn,
+            "name the host by an address that it has, or set data.listen to one",
+        );
+    };
+    let rate = |mbit: Option<u32>| mbit.map_or(String::new(), |mbit| format!(", {mbit} Mbit/s"));
+    let found = format!("{address} on {}{}", own.name, rate(own.mbit));
+    let mut faster = facts.others.iter().filter(|other| other.mbit > own.mbit);
+    let fastest = own.mbit.and_then(|_| faster.next());
+    match fastest {
+        Some(other) => Finding::pass(check, found).bad(
+            Status::Warn,
+            format!(
+                "{} is faster{}: name the hosts by their addresses there",
+                other.name,
+                rate(other.mbit)
+            ),
+        ),
+        None => Finding::pass(check, found),
+    }
+}
+
+fn number(limit: Option<u64>) -> String {
+    limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string())
+}
+
+fn open_files(limit: Limit, ranks: u64, needs: &Needs) -> Finding {
+    // Of each connection there may be two for a moment: one that broke, and the next one.
+    let need = OWN_FILES + 2 * needs.connections + FILES_PER_RANK * ranks;
+    let found =
+        format!("{} (up to {}), a daemon needs {need}", number(limit.soft), number(limit.hard));
+    let below = |limit: Option<u64>, least| limit.is_some_and(|limit| limit < least);
+    Finding::pass(Check::OpenFiles, found)
+        .bad_if(
+            below(limit.hard, need),
+            Status::Fail,
+            format!("raise the hard limit of open files to {need} (ulimit -Hn, limits.conf)"),
+        )
+        .bad_if(
+            below(limit.soft, USUAL_FILES),
+            Status::Warn,
+            format!("raise the limit of open files to {USUAL_FILES} (ulimit -n): ranks have it"),
+        )
+}
+
+fn memlock(limit: Limit) -> Finding {
+    let found = match limit.soft {
+        Some(bytes) => format!("{} KiB", bytes >> 10),
+        None => "unlimited".to_owned(),
+    };
+    Finding::pass(Check::Memlock, found).bad_if(
+        limit.soft.is_some_and(|bytes| bytes < USUAL_MEMLOCK),
+        Status::Warn,
+        "raise the limit of locked memory (ulimit -l) if ranks use RDMA or pin memory",
+    )
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+fn memory(memory: Option<&Memory>, ranks: u64, needs: &Needs, settings: &Settings) -> Finding {
+    let check = Check::Memory;
+    let Some(Memory { bytes, limit }) = memory else { return Finding::pass(check, "unknown") };
+    let pieces = u64::from(settings.negotiation.credit_pieces) * settings.negotiation.piece_bytes;
+    let arenas = ranks * settings.worker.arena_segment_bytes;
+    let need = arenas + pieces + needs.peers * PEER_BUFFERS;
+    let found = format!("{} free ({limit}), a job begins with {}", mib(*bytes), mib(need));
+    let short = *bytes < need;
+    Finding::pass(check, found)
+        .value((bytes >> 20) as f64, "MiB")
+        .bad_if(
+            short,
+            Status::Fail,
+            "free memory, start fewer ranks there, or set a smaller worker.arena_segment_bytes",
+        )
+        .bad_if(
+            !short && *bytes < PLENTY * need,
+            Status::Warn,
+            "that is little: shared memory grows with the gradients of the model",
+        )
+}
+
+fn memfd(facts: &HostFacts) -> Finding {
+    match &facts.memfd {
+        Ok(()) => Finding::pass(Check::Memfd, "shared memory is made, sealed and filled"),
+        Err(why) => Finding::pass(Check::Memfd, why).bad(
+            Status::Fail,
+            "ranks and daemon share memory by memfd: look at ulimit -f -v, at the limits of the \
+             container, and at seccomp",
+        ),
+    }
+}
+
+fn huge_pages(facts: &HostFacts, settings: &Settings) -> Finding {
+    let check = Check::HugePages;
+    let facts = &facts.huge_pages;
+    match settings.worker.huge_pages {
+        HugePages::Never => Finding::pass(check, "not used (worker.huge_pages=never)"),
+        HugePages::Require => match &facts.required {
+            Some(Err(why)) => Finding::pass(check, why).bad(
+                Status::Fail,
+                "reserve pages (vm.nr_hugepages), or set worker.huge_pages=advise",
+            ),
+            _ => {
+                let free = facts.free.unwrap_or(0);
+                Finding::pass(check, format!("{free} pages of 2 MiB are free"))
+            }
+        },
+        HugePages::Advise => match facts.shared.as_deref() {
+            Some(mode @ ("never" | "deny")) => {
+                Finding::pass(check, format!("shared memory gets none (shmem_enabled is {mode})"))
+                    .bad(
+                        Status::Warn,
+                        "write advise into /sys/kernel/mm/transparent_hugepage/shmem_enabled, or \
+                         set worker.huge_pages=never",
+                    )
+            }
+            Some(mode) => Finding::pass(check, format!("shmem_enabled is {mode}")),
+            None => Finding::pass(check, "this system has none for shared memory"),
+        },
+    }
+}
+
+fn buffers(facts: &HostFacts, settings: &Settings) -> Finding {
+    let check = Check::SocketBuffers;
+    let wanted = settings.data.socket_buffer_bytes;
+    // A buffer that is set is asked for; otherwise the system gives what a path needs.
+    let (granted, need, names) = if wanted > 0 {
+        (facts.buffers.asked, wanted, "net.core.rmem_max and net.core.wmem_max")
+    } else {
+        (facts.buffers.given, USUAL_BUFFER, "the last of net.ipv4.tcp_rmem and net.ipv4.tcp_wmem")
+    };
+    let Some([receive, send]) = granted else { return Finding::pass(check, "unknown") };
+    let found = format!("up to {} KiB to receive and {} KiB to send", receive >> 10, send >> 10);
+    Finding::pass(check, found).bad_if(
+        receive.min(send) < need,
+        Status::Warn,
+        format!("raise {names} to {need}: long and fast paths are slow with less"),
+    )
+}
+
+fn congestion(facts: &HostFacts, settings: &Settings) -> Finding {
+    let check = Check::CongestionControl;
+    let name = &settings.data.congestion_control;
+    match &facts.congestion {
+        Ok(name) => Finding::pass(check, name),
+        Err(why) => Finding::pass(check, format!("'{name}' can't be had: {why}")).bad(
+            Status::Fail,
+            format!("load it (modprobe tcp_{name}) and allow it, or clear data.congestion_control"),
+        ),
+    }
+}
+
+fn cores(cores: u32, ranks: u32) -> Finding {
+    Finding::pass(Check::Cores, format!("{cores} cores for {ranks} ranks"))
+        .value(f64::from(cores) / f64::from(ranks.max(1)), "cores per rank")
+        .bad_if(
+            cores < ranks,
+            Status::Warn,
+            "start fewer ranks there, or give them more cores: they wait for each other",
+        )
+}
+
+fn level(facts: &HostFacts) -> Finding {
+    // These are the levels of `gradwire-kernels` without vectors of 256 bits.
+    let is_slow = facts.has_levels && ["scalar", "baseline"].contains(&facts.level.as_str());
+    Finding::pass(Check::CpuLevel, &facts.level).bad_if(
+        is_slow,
+        Status::Warn,
+        "reductions are slow without AVX2: is the processor emulated or masked?",
+    )
+}
+
+fn gpus(facts: &HostFacts) -> Finding {
+    let gpus = &facts.gpus;
+    let check = Check::Gpus;
+    if gpus.built_in > 0 && gpus.models.is_empty() {
+        let found = format!("{} in the machine, without a driver", gpus.built_in);
+        return Finding::pass(check, found)
+            .bad(Status::Warn, "install NVIDIA's driver, or give the container its devices");
+    }
+    match (gpus.models.first(), &gpus.driver) {
+        (None, _) => Finding::pass(check, "none"),
+        (Some(model), driver) => {
+            let driver = driver.as_deref().unwrap_or("unknown");
+            Finding::pass(check, format!("{} × {model}, driver {driver}", gpus.models.len()))
+        }
+    }
+}

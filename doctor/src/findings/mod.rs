@@ -1,0 +1,32 @@
+//! What the facts mean for a job with these settings, and what to do about it. Pure.
+//!
+//! - [`finding`]: what a finding is
+//! - [`host`]: what a host has by itself
+//! - [`between`]: what is between two hosts
+//! - [`alike`]: in what all hosts should be alike
+
+pub mod alike;
+pub mod between;
+pub mod finding;
+pub mod host;
+#[cfg(test)]
+mod tests;
+
+use gradwire_settings::Settings;
+
+pub use self::finding::{Check, Finding, Status};
+use crate::facts::Facts;
+
+/// All findings, in the order of the checks and then of the hosts.
+pub fn all(facts: &Facts, settings: &Settings) -> Vec<Finding> {
+    let mut all = Vec::new();
+    let needs = host::Needs::new(facts, settings);
+    for one in &facts.hosts {
+        all.extend(host::findings(one, &facts.version, &needs, settings));
+    }
+    all.extend(between::findings(facts, settings));
+    all.extend(alike::findings(facts));
+    // Stable: of one check, the hosts stay in their order.
+    all.sort_by_key(|finding| finding.check);
+    all
+}

@@ -1,0 +1,256 @@
+//! An agent, seen from the launcher: started, greeted, asked, and ended. Each answer has a limit
+//! (WAIT); an agent that passes it is lost.
+
+use std::{
+    collections::VecDeque,
+    net::IpAddr,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use gradwire_launcher::{
+    launch::places,
+    messages::Reader,
+    reach::{Reached, Way},
+};
+use gradwire_proto::launch::to_line;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
+    process::{ChildStdin, ChildStdout},
+    task::JoinHandle,
+    time::{sleep_until, timeout},
+};
+
+use crate::{
+    facts::{Clock, HostFacts, Refused},
+    limits::{CLOCKS, END, FACTS, MARGIN, PING},
+    messages::{Order, Peer, Report},
+};
+
+/// What gradwire is started with on a host.
+pub(super) const AGENT: &str = "doctor-agent";
+
+/// How much of the standard error of an agent is kept, in bytes (BOUND).
+const MAX_SAID: usize = 8 << 10;
+
+/// An agent, seen from the launcher.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) number: usize,
+    pub(super) way: Way,
+    child: Reached,
+    orders: Option<ChildStdin>,
+    reports: Reader<ChildStdout>,
+    said: JoinHandle<VecDeque<String>>,
+    /// Why it does not answer any more.
+    pub(super) lost: Option<String>,
+}
+
+impl Link {
+    pub(super) fn open(number: usize, way: Way) -> Result<Self, Refused> {
+        let refused = |(what, hint)| Refused { is_version: false, what, hint };
+        let mut child = way.start().map_err(refused)?;
+        let (stdin, stdout) = (child.0.stdin.take(), child.0.stdout.take());
+        let Some(stdout) = stdout else {
+            return Err(refused(("the agent has no output".to_owned(), String::new())));
+        };
+        let said = tokio::spawn(overhear(child.0.stderr.take()));
+        let reports = Reader::new(stdout);
+        Ok(Self { number, way, child, orders: stdin, reports, said, lost: None })
+    }
+
+    /// Gives an order; an agent that does not read it is found at its missing answer.
+    pub(super) async fn give(&mut self, order: &Order) {
+        if let Some(orders) = &mut self.orders {
+            let _ = timeout(MARGIN, orders.write_all(to_line(order).as_bytes())).await;
+        }
+    }
+
+    /// The next report; `None` once there are no more. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<Report> {
+        if self.lost.is_some() {
+            return None;
+        }
+        match self.reports.next::<Report>().await {
+            Some(Ok(report)) => return Some(report),
+            Some(Err(error)) => self.lost = Some(error.to_string()),
+            None => self.lost = Some("its agent ended".to_owned()),
+        }
+        None
+    }
+
+    pub(super) fn silent(&mut self, limit: Duration) {
+        let why = || format!("its agent gave no answer within {} ms", limit.as_millis());
+        self.lost.get_or_insert_with(why);
+    }
+
+    /// The first answer: from which address ssh came.
+    async fn greet(&mut self) -> Result<Option<IpAddr>, Refused> {
+        let version = gradwire_proto::VERSION.to_owned();
+        self.give(&Order::Begin { version: version.clone() }).await;
+        loop {
+            match self.reports.next::<Report>().await {
+                Some(Ok(Report::Hello { version: theirs, address })) => {
+                    if theirs == version {
+                        return Ok(address);
+                    }
+                    let host = &self.way.host;
+                    return Err(Refused {
+                        is_version: true,
+                        what: format!("host {host} has gradwire {theirs}, this is {version}"),
+                        hint: "install the same release on every host".to_owned(),
+                    });
+                }
+                // A login may print a greeting before the agent speaks.
+                Some(_) => {}
+                None => return Err(self.why_unreachable().await),
+            }
+        }
+    }
+
+    async fn why_unreachable(&mut self) -> Refused {
+        let status = timeout(END, self.child.0.wait()).await.ok().and_then(Result::ok);
+        let said = timeout(END, &mut self.said).await.ok().and_then(Result::ok).unwrap_or_default();
+        // A release before `gradwire doctor` says that it does not know the command.
+        let is_version = said.iter().any(|line| line.contains(AGENT));
+        let code = status.and_then(|status| status.code());
+        let (what, hint) = self.way.unreachable(code, &said, None);
+        let hint =
+            if is_version { "install the same release on every host".to_owned() } else { hint };
+        Refused { is_version, what, hint }
+    }
+
+    /// Reads the clock of the host several times; the shortest question counts.
+    async fn clock(&mut self) -> Option<Clock> {
+        let mut best: Option<Clock> = None;
+        for _ in 0..CLOCKS {
+            let (asked, began) = (unix_us(), Instant::now());
+            self.give(&Order::Clock).await;
+            let unix_us = loop {
+                if let Report::Clock { unix_us } = self.next().await? {
+                    break unix_us;
+                }
+            };
+            let took = i64::try_from(began.elapsed().as_micros()).unwrap_or(i64::MAX);
+            let clock = Clock {
+                ahead_us: unix_us.saturating_sub(asked.saturating_add(took / 2)),
+                wrong_by_us: took / 2 + 1,
+            };
+            best = best.filter(|best| best.wrong_by_us <= clock.wrong_by_us).or(Some(clock));
+        }
+        best
+    }
+
+    /// The whole start of a host, up to its address.
+    pub(super) async fn start(
+        &mut self,
+        remote: Option<&str>,
+        limit: Duration,
+    ) -> Result<(IpAddr, Option<Clock>), Refused> {
+        let begin = async {
+            let by_ssh = self.greet().await?;
+            Ok((by_ssh, self.clock().await))
+        };
+        let Ok(begun) = timeout(limit, begin).await else {
+            let limit = limit.as_secs_f64();
+            return Err(Refused {
+                is_version: false,
+                what: format!("host {} did not answer within {limit} s", self.way.host),
+                hint: "is it up? is ssh asking something? --start-timeout gives it more time"
+                    .to_owned(),
+            });
+        };
+        let (by_ssh, clock) = begun?;
+        let host = &self.way.host;
+        let address = if self.way.local {
+            Some(places::local_address(host, remote).await)
+        } else {
+            places::remote_address(host, by_ssh).await
+        };
+        match address {
+            Some(address) => Ok((address, clock)),
+            None => Err(Refused {
+                is_version: false,
+                what: format!("host {host} has no address: its name is known to ssh alone"),
+                hint: "name it by its address, or add its name to /etc/hosts".to_owned(),
+            }),
+        }
+    }
+
+    pub(super) async fn facts(&mut self, order: Order) -> Option<HostFacts> {
+        self.give(&order).await;
+        let facts = async {
+            loop {
+                if let Report::Facts { facts } = self.next().await? {
+                    return Some(*facts);
+                }
+            }
+        };
+        let answer = timeout(FACTS, facts).await;
+        answer.unwrap_or_else(|_| {
+            self.silent(FACTS);
+            None
+        })
+    }
+
+    /// Dials all of them at once. Who is missing in the answer has lost us.
+    pub(super) async fn dial(
+        &mut self,
+        peers: Vec<Peer>,
+        limit: Duration,
+    ) -> Vec<(Peer, Option<String>)> {
+        let (mut dialled, count) = (Vec::new(), peers.len());
+        self.give(&Order::Dial { peers, limit_ms: millis(limit) }).await;
+        // A connection and its handshake have the same limit each.
+        let limit = 2 * limit + MARGIN;
+        let deadline = Instant::now() + limit;
+        while dialled.len() < count {
+            tokio::select! {
+                report = self.next() => match report {
+                    Some(Report::Dialled { peer, failed }) => dialled.push((peer, failed)),
+                    Some(_) => {}
+                    None => break,
+                },
+                () = sleep_until(deadline.into()) => {
+                    self.silent(limit);
+                    break;
+                }
+            }
+        }
+        dialled
+    }
+
+    /// Whether the agent still answers at the end: it may have ended when nobody asked it anything.
+    pub(super) async fn check_is_there(&mut self) {
+        if self.lost.is_none() && timeout(PING, self.clock()).await.is_err() {
+            self.silent(PING);
+        }
+    }
+
+    /// Lets the agent end by itself, or kills it.
+    pub(super) async fn close(mut self) {
+        drop(self.orders.take());
+        let _ = timeout(END, self.child.0.wait()).await;
+    }
+}
+
+async fn overhear(stderr: Option<impl AsyncRead + Unpin>) -> VecDeque<String> {
+    let Some(mut stderr) = stderr else { return VecDeque::new() };
+    let (mut kept, mut buffer) = (Vec::new(), [0; 1024]);
+    // It is read to its end, so that the agent never waits.
+    while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
+        let free = MAX_SAID.saturating_sub(kept.len());
+        kept.extend_from_slice(&buffer[..read.min(free)]);
+    }
+    let text = String::from_utf8_lossy(&kept).into_owned();
+    let lines = text.lines().map(|line| line.chars().filter(|c| !c.is_control()).collect());
+    lines.filter(|line: &String| !line.is_empty()).collect()
+}
+
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn unix_us() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,290 @@
+//! Starts an agent on each host, asks them step by step, and gathers their answers. A host that
+//! does not answer in time is reported as such, and the others go on without it.
+//!
+//! - `link`: an agent, seen from here
+
+mod link;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use gradwire_launcher::{
+    error::CommandError,
+    launch::{places, plan::Node},
+    reach::Way,
+};
+use gradwire_proto::Secret;
+use gradwire_settings::Settings;
+use tokio::{task::JoinSet, time::sleep_until};
+
+use self::link::{AGENT, Link, millis};
+use crate::{
+    facts::{Dialled, Facts, Host, Measured, Pair, Purpose, Refused, Wanted},
+    limits::{CONNECT, MAX_STREAMS, ROUND, START},
+    messages::{Order, Peer, Report},
+    rounds::rounds,
+};
+
+/// Asks all hosts and gives everything that is known of them. `path` is where the processes of a
+/// job find programs on other hosts.
+///
+/// # Errors
+/// If this program can't find itself.
+pub async fn run(
+    nodes: &[Node],
+    settings: &Settings,
+    path: Option<String>,
+) -> Result<Facts, CommandError> {
+    let names: Vec<_> = nodes.iter().map(|node| node.host.clone()).collect();
+    let local = places::are_local(&names).await;
+    let remote = names.iter().zip(&local).find(|(_, local)| !**local).map(|(name, _)| name.clone());
+    let mut check = Check {
+        settings,
+        secret: Secret::generate(),
+        links: Vec::new(),
+        hosts: Vec::new(),
+        dialled: Vec::new(),
+        pairs: Vec::new(),
+    };
+    let mut started = Vec::new();
+    for (number, (node, local)) in nodes.iter().zip(local).enumerate() {
+        let way = Way::new(&node.host, local, &[AGENT], settings)?;
+        started.push(Link::open(number, way));
+        check.hosts.push(Host {
+            name: node.host.clone(),
+            ranks: node.ranks,
+            local,
+            address: None,
+            clock: None,
+            facts: Err(Refused { is_version: false, what: String::new(), hint: String::new() }),
+            lost: None,
+        });
+    }
+    check.ask_hosts(started, remote, path).await;
+    check.dial().await;
+    for pairs in rounds(nodes.len()) {
+        check.measure(pairs).await;
+    }
+    Ok(check.end().await)
+}
+
+struct Check<'a> {
+    settings: &'a Settings,
+    secret: Secret,
+    /// By host; `None` for those that can't be asked.
+    links: Vec<Option<Link>>,
+    hosts: Vec<Host>,
+    dialled: Vec<Dialled>,
+    pairs: Vec<Pair>,
+}
+
+impl Check<'_> {
+    fn connect_limit(&self) -> Duration {
+        CONNECT.min(self.settings.data.connect_timeout)
+    }
+
+    /// Starts with all hosts at once: the greeting, the clock, and the facts.
+    async fn ask_hosts(
+        &mut self,
+        started: Vec<Result<Link, Refused>>,
+        remote: Option<String>,
+        path: Option<String>,
+    ) {
+        let limit = START.min(self.settings.launch.start_timeout);
+        let mut tasks = JoinSet::new();
+        self.links.resize_with(started.len(), || None);
+        for (number, link) in started.into_iter().enumerate() {
+            let mut link = match link {
+                Ok(link) => link,
+                Err(refused) => {
+                    self.hosts[number].facts = Err(refused);
+                    continue;
+                }
+            };
+            let path = path.clone().filter(|_| !link.way.local);
+            let (secret, wanted) = (self.secret.to_hex(), Wanted::new(self.settings, path));
+            let remote = remote.clone();
+            tasks.spawn(async move {
+                let begun = link.start(remote.as_deref(), limit).await;
+                let host = u32::try_from(number).unwrap_or(u32::MAX);
+                let known = match begun {
+                    Ok((address, clock)) => {
+                        let order = Order::Listen { host, address, secret, wanted };
+                        let facts = link.facts(order).await.ok_or_else(|| {
+                            let why = link.lost.clone().unwrap_or_default();
+                            let what = format!("host {} reports no facts: {why}", link.way.host);
+                            Refused { is_version: false, what, hint: String::new() }
+                        });
+                        Ok((address, clock, facts))
+                    }
+                    Err(refused) => Err(refused),
+                };
+                (link, known)
+            });
+        }
+        while let Some(Ok((link, known))) = tasks.join_next().await {
+            let number = link.number;
+            let host = &mut self.hosts[number];
+            host.facts = match known {
+                Ok((address, clock, facts)) => {
+                    (host.address, host.clock) = (Some(address), clock);
+                    facts
+                }
+                Err(refused) => Err(refused),
+            };
+            self.links[number] = Some(link).filter(|_| host.facts.is_ok());
+        }
+    }
+
+    fn peer(&self, host: usize, purpose: Purpose) -> Option<Peer> {
+        let facts = self.hosts[host].facts.as_ref().ok()?;
+        let address = match purpose {
+            Purpose::Data => facts.data.as_ref().ok()?,
+            Purpose::Coordinator => facts.coordinator.as_ref()?.as_ref().ok()?,
+        };
+        Some(Peer { host: u32::try_from(host).ok()?, purpose, address: *address })
+    }
+
+    /// Dials in both directions whoever is measured later, and the coordinator; all at once.
+    async fn dial(&mut self) {
+        let mut partners: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        for (a, b) in rounds(self.hosts.len()).into_iter().flatten() {
+            partners.entry(a).or_default().insert(b);
+            partners.entry(b).or_default().insert(a);
+        }
+        let limit = self.connect_limit();
+        let mut tasks = JoinSet::new();
+        for (from, all) in partners {
+            let data = all.iter().filter_map(|to| self.peer(*to, Purpose::Data));
+            let coordinator = (from > 0).then(|| self.peer(0, Purpose::Coordinator)).flatten();
+            let peers: Vec<_> = data.chain(coordinator).collect();
+            let Some(mut link) = self.links[from].take() else { continue };
+            tasks.spawn(async move {
+                let dialled = link.dial(peers, limit).await;
+                (link, dialled)
+            });
+        }
+        while let Some(Ok((link, all))) = tasks.join_next().await {
+            let from = link.number;
+            self.dialled.extend(all.into_iter().map(
+                |(Peer { host, purpose, address }, failed)| Dialled {
+                    from,
+                    to: host as usize,
+                    purpose,
+                    address,
+                    failed,
+                },
+            ));
+            self.links[from] = Some(link);
+        }
+    }
+
+    fn reaches(&self, from: usize, to: usize) -> bool {
+        let found = |d: &&Dialled| (d.from, d.to, d.purpose) == (from, to, Purpose::Data);
+        self.dialled.iter().find(found).is_some_and(|dialled| dialled.failed.is_none())
+    }
+
+    /// One round: its pairs at once. A pair is measured from the side that gets through; one
+    /// without connections has been reported as such.
+    async fn measure(&mut self, pairs: Vec<(usize, usize)>) {
+        let streams = Wanted::new(self.settings, None).streams;
+        let limit = self.connect_limit();
+        let mut tasks = JoinSet::new();
+        for (a, b) in pairs {
+            let sides = [(a, b), (b, a)];
+            let side = sides.into_iter().find(|(from, to)| self.reaches(*from, *to));
+            let Some((from, to)) = side else { continue };
+            let Some(peer) = self.peer(to, Purpose::Data) else { continue };
+            // Who is lost is reported as such, and takes nobody's time.
+            let is_there = |link: &Option<Link>| link.as_ref().is_some_and(|l| l.lost.is_none());
+            if !is_there(&self.links[from]) || !is_there(&self.links[to]) {
+                continue;
+            }
+            let links = (self.links[from].take(), self.links[to].take());
+            let (Some(mut dialler), Some(mut acceptor)) = links else { continue };
+            let order = Order::Measure { peer, streams, limit_ms: millis(limit) };
+            tasks.spawn(async move {
+                let pair = measure(&mut dialler, &mut acceptor, order).await;
+                (dialler, acceptor, pair)
+            });
+        }
+        while let Some(Ok((dialler, acceptor, pair))) = tasks.join_next().await {
+            self.pairs.push(pair);
+            for link in [dialler, acceptor] {
+                let number = link.number;
+                self.links[number] = Some(link);
+            }
+        }
+    }
+
+    /// Ends all agents.
+    async fn end(mut self) -> Facts {
+        let mut tasks = JoinSet::new();
+        for mut link in self.links.into_iter().flatten() {
+            tasks.spawn(async move {
+                link.check_is_there().await;
+                let known = (link.number, link.lost.clone());
+                link.close().await;
+                known
+            });
+        }
+        while let Some(Ok((number, lost))) = tasks.join_next().await {
+            self.hosts[number].lost = lost;
+        }
+        self.dialled.sort_by_key(|dialled| (dialled.from, dialled.to, dialled.purpose));
+        self.pairs.sort_by_key(|pair| (pair.from.min(pair.to), pair.from.max(pair.to)));
+        Facts {
+            version: gradwire_proto::VERSION.to_owned(),
+            hosts: self.hosts,
+            dialled: self.dialled,
+            pairs: self.pairs,
+        }
+    }
+}
+
+/// What two agents tell of their measurement, until all is told or the time is over.
+async fn measure(dialler: &mut Link, acceptor: &mut Link, order: Order) -> Pair {
+    let (from, to) = (dialler.number, acceptor.number);
+    let mut result: Option<(Result<Measured, String>, u32)> = None;
+    let mut arrived: [Vec<(u64, u64)>; 2] = Default::default();
+    dialler.give(&order).await;
+    let deadline = Instant::now() + ROUND;
+    let is_told = |result: &Option<(_, u32)>, arrived: &[Vec<_>; 2]| match result {
+        Some((_, streams)) => arrived.iter().all(|all| all.len() >= *streams as usize),
+        None => false,
+    };
+    while !is_told(&result, &arrived) && dialler.lost.is_none() && acceptor.lost.is_none() {
+        let (side, report) = tokio::select! {
+            report = acceptor.next() => (0, report),
+            report = dialler.next() => (1, report),
+            () = sleep_until(deadline.into()) => break,
+        };
+        let Some(report) = report else { break };
+        // Reports of an earlier pair have the number of another host.
+        let other = if side == 0 { from } else { to };
+        match report {
+            Report::Measured { host, result: new, streams } if host as usize == other => {
+                result = Some((new, streams));
+            }
+            // BOUND: an agent may say what it likes.
+            Report::Received { host, bytes, us }
+                if host as usize == other && arrived[side].len() < MAX_STREAMS as usize =>
+            {
+                arrived[side].push((bytes, us));
+            }
+            _ => {}
+        }
+    }
+    if result.is_none() && acceptor.lost.is_none() {
+        dialler.silent(ROUND);
+    }
+    let silent = || Err("there was no answer in time".to_owned());
+    let mbit = arrived.map(|connections| {
+        let rates = connections.iter().filter(|(_, us)| *us > 0);
+        let rates: Vec<f64> = rates.map(|(bytes, us)| *bytes as f64 * 8.0 / *us as f64).collect();
+        (!rates.is_empty()).then(|| rates.iter().sum())
+    });
+    Pair { from, to, measured: result.map_or_else(silent, |(result, _)| result), mbit }
+}
