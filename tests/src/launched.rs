@@ -63,6 +63,7 @@ pub fn send_signal(pid: u32, signal: Signal) {
 pub struct Launch {
     folder: tempfile::TempDir,
     mark: String,
+    subcommand: &'static str,
     words: Vec<String>,
     command: Vec<String>,
     environment: Vec<(String, OsString)>,
@@ -80,6 +81,7 @@ impl Launch {
         let launch = Self {
             folder: tempfile::tempdir().expect("a temporary folder"),
             mark: format!("gwtest-{}-{number}-{}", std::process::id(), now_us()),
+            subcommand: "run",
             words: Vec::new(),
             command: Vec::new(),
             environment: Vec::new(),
@@ -111,6 +113,13 @@ impl Launch {
     #[must_use]
     pub fn set(self, setting: &str) -> Self {
         self.words(&["--set", setting])
+    }
+
+    /// Checks the hosts and starts no job (`gradwire doctor`).
+    #[must_use]
+    pub fn doctor(mut self) -> Self {
+        self.subcommand = "doctor";
+        self
     }
 
     /// Adds options of `gradwire run`.
@@ -197,9 +206,9 @@ impl Launch {
             }
         }
         command
-            .arg("run")
+            .arg(self.subcommand)
             .args(&self.words)
-            .arg("--")
+            .args((!self.command.is_empty()).then_some("--"))
             .args(&self.command)
             .current_dir(self.folder())
             .env(MARK, &self.mark)

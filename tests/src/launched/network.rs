@@ -234,6 +234,23 @@ impl Pair {
         }
     }
 
+    /// Loses packets that are larger at the switch, without a word: the hosts think that their
+    /// interfaces' size passes.
+    pub fn lose_larger(&self, bytes: u32) {
+        let bytes = bytes.to_string();
+        for (name, port) in self.names.iter().zip(PORTS) {
+            must(&["ip", "-n", &self.names[2], "link", "set", port, "mtu", &bytes]);
+            // The card sends packets of the interface's size, and no larger ones.
+            must(&["ip", "-n", name, "link", "set", CABLE, "gso_max_segs", "1"]);
+        }
+    }
+
+    /// Tells the first host that the path to the second one takes only packets of this size.
+    pub fn set_path_mtu(&self, bytes: u32) {
+        let (bytes, to) = (bytes.to_string(), format!("{}/32", Self::HOSTS[1]));
+        must(&["ip", "-n", &self.names[0], "route", "add", &to, "dev", CABLE, "mtu", &bytes]);
+    }
+
     /// Breaks a host's TCP connections to or from these ports, as an administrator or a firewall
     /// does: its peer gets a reset. Returns how many there were; `None`, with the reason printed,
     /// where that can't be done.

@@ -10,7 +10,7 @@ pub const MARK: &str = "GWTEST_MARK";
 /// The role of a process in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// `gradwire run`.
+    /// `gradwire run` or `gradwire doctor`.
     Launcher,
     /// The agent of a host; hosts are numbered in their order.
     Agent(u32),
@@ -62,9 +62,9 @@ fn role(command: &[String], environment: &HashMap<String, String>) -> Option<Rol
     let program = command.first()?.rsplit('/').next()?;
     let number = |name: &str| environment.get(name)?.parse().ok();
     match (program, command.get(1).map(String::as_str)) {
-        ("gradwire", Some("run")) => Some(Role::Launcher),
+        ("gradwire", Some("run" | "doctor")) => Some(Role::Launcher),
         // Agents are numbered once all are known.
-        ("gradwire", Some("agent")) => Some(Role::Agent(0)),
+        ("gradwire", Some("agent" | "doctor-agent")) => Some(Role::Agent(0)),
         // A process that is about to start another program.
         ("gradwire", _) => None,
         ("gradwired", _) => number("GRADWIRE_ORDER").map(Role::Daemon),

@@ -68,6 +68,12 @@ impl Report {
         own.map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
     }
 
+    /// What was written on standard output.
+    pub fn output(&self) -> String {
+        let lines = self.lines.iter().filter(|line| !line.is_error);
+        lines.map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
+    }
+
     /// All output, for a failed assertion.
     pub fn all(&self) -> String {
         let lines = self.lines.iter().map(|line| {

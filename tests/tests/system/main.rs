@@ -11,6 +11,7 @@ mod compression;
 mod conformance;
 mod disagreement;
 mod discovery;
+mod doctor;
 mod endings;
 mod hostile_collectives;
 mod hostile_memory;
