@@ -213,10 +213,11 @@ def main() -> None:
         for place in places:
             collectives = options.collectives.split(",")
             cells += measure(place, collectives, sizes, options.rounds, options.gradwire.resolve())
+            # After each place, so that an interrupted run keeps what it has measured.
+            if options.json:
+                options.json.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
     except Trouble as trouble:
         sys.exit(f"bench: {trouble}")
-    if options.json:
-        options.json.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
     print(as_markdown(cells))
 
 

@@ -4,6 +4,8 @@
     benchmarks/run.py            everything, in less than half an hour on two cores
     benchmarks/run.py --quick    what tells the most, in less than five minutes
     benchmarks/run.py --targets  the targets, and whether they are met, in a quarter of an hour
+    benchmarks/run.py --overhead --base v0.1
+                                 what observing a job costs, against an older release
 
 It installs the peers with their package managers, runs them and Gradwire in turn on the same sizes,
 ranks and links, and writes tables, JSON and a plot to `bench-results/`. Installing comes on top of
@@ -22,6 +24,7 @@ from types import FrameType
 from typing import NoReturn
 
 import install
+import overhead
 import plan
 import resources
 import targets
@@ -47,6 +50,15 @@ def arguments() -> argparse.Namespace:
         "--targets",
         action="store_true",
         help="what the targets are judged by, each with its verdict",
+    )
+    kind.add_argument(
+        "--overhead", action="store_true", help="what observing a job costs; no peers"
+    )
+    parser.add_argument(
+        "--base",
+        default="HEAD~1",
+        metavar="REVISION",
+        help="for --overhead: the older release, as git names it [%(default)s]",
     )
     parser.add_argument(
         "--rounds", type=int, default=MIN_ROUNDS, help="how often each system runs [%(default)s]"
@@ -200,6 +212,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stopped)
     signal.signal(signal.SIGINT, stopped)
     try:
+        if chosen.overhead:
+            with tempfile.TemporaryDirectory(prefix="gwb") as folder:
+                return overhead.main(chosen.base, chosen.rounds, chosen.out, Path(folder))
         planned = scenarios(chosen)
         if chosen.list:
             print("\n".join(f"{scenario.name:12} {scenario.title}" for scenario in planned))

@@ -72,6 +72,7 @@ pub fn is_rank(bench: &Bench, environment: &HashMap<String, String>) -> Result<b
         ("-np", at.np.is_some()),
         ("-H", at.hosts.is_some()),
         ("--hostfile", at.hostfile.is_some()),
+        ("--servers", at.servers.is_some()),
         ("--start-timeout", at.start_timeout.is_some()),
         ("--set", !at.settings.set.is_empty()),
         ("--ranks-per-node", common.ranks_per_node.is_some()),
@@ -95,12 +96,14 @@ pub fn flags(common: &Common) -> Vec<String> {
     common.algorithm.iter().map(|name| format!("negotiation.algorithm={name}")).collect()
 }
 
-/// Sets the ranks of each host. Returns the number of ranks if the hosts do not determine it.
+/// Sets the ranks of each host but the servers. Returns the number of ranks if the hosts do not
+/// determine it.
 pub fn spread(hosts: &mut [Host], common: &Common) -> Option<u32> {
+    let mut with_ranks: Vec<_> = hosts.iter_mut().filter(|host| host.slots > 0).collect();
     if let Some(ranks) = common.ranks_per_node {
-        hosts.iter_mut().for_each(|host| host.slots = ranks);
+        with_ranks.iter_mut().for_each(|host| host.slots = ranks);
     }
-    let here = hosts.is_empty().then(|| common.ranks_per_node.unwrap_or(DEFAULT_RANKS));
+    let here = with_ranks.is_empty().then(|| common.ranks_per_node.unwrap_or(DEFAULT_RANKS));
     common.at.np.or(here)
 }
 
@@ -130,7 +133,10 @@ pub fn words(
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use gradwire_launcher::launch::hosts::parse_list;
+    use gradwire_launcher::launch::{
+        hosts::{parse_list, parse_servers},
+        plan::Plan,
+    };
     use gradwire_settings::{Layers, Settings};
 
     use super::*;
@@ -154,7 +160,12 @@ mod tests {
         assert!(!is_rank(&plain, &none).unwrap());
         assert!(is_rank(&plain, &job).unwrap());
         assert!(is_rank(&bench("bench barrier --np 2 --started {}"), &job).unwrap());
-        for (words, option) in [("--np 2", "-np"), ("-H a", "-H"), ("--algorithm ring", "--algo")] {
+        for (words, option) in [
+            ("--np 2", "-np"),
+            ("-H a", "-H"),
+            ("--servers a", "--servers"),
+            ("--algorithm ring", "--algo"),
+        ] {
             let late = bench(&format!("bench allreduce {words}"));
             assert!(!is_rank(&late, &none).unwrap());
             let error = is_rank(&late, &job).unwrap_err();
@@ -175,6 +186,19 @@ mod tests {
         let three = "bench barrier --ranks-per-node 3";
         assert_eq!(spread(three, "a:1,b:9"), (None, vec![3, 3]));
         assert_eq!(spread("bench barrier", "a:1,b:2"), (None, vec![1, 2]));
+        // Servers get none, and are not where the ranks run if no other host is named.
+        let spread = |line: &str, list: &str| {
+            let mut hosts = parse_servers("s", &parse_list(list).unwrap_or_default()).unwrap();
+            let np = super::spread(&mut hosts, bench(line).common());
+            let nodes = Plan::nodes(&hosts, np).unwrap();
+            nodes.into_iter().map(|node| (node.host, node.ranks)).collect::<Vec<_>>()
+        };
+        let nodes = |all: &[(&str, u32)]| -> Vec<_> {
+            all.iter().map(|&(host, ranks)| (host.to_owned(), ranks)).collect()
+        };
+        assert_eq!(spread(three, "a:1,b:9"), nodes(&[("a", 3), ("b", 3), ("s", 0)]));
+        assert_eq!(spread(three, ""), nodes(&[("localhost", 3), ("s", 0)]));
+        assert_eq!(spread("bench barrier", ""), nodes(&[("localhost", 2), ("s", 0)]));
     }
 
     #[test]

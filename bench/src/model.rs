@@ -106,7 +106,7 @@ impl<'a, T: Value> Pass<'a, T> {
                 elements,
                 place: Some(place),
                 before: Pattern::contribution(op, rank, ranks, i),
-                after: Pattern::reduction(op, ranks, i),
+                after: Pattern::reduction(op, ranks, i).compressed(op, session, elements),
             })
         };
         let all = gradients.iter().zip(planned).enumerate().rev();

@@ -6,7 +6,10 @@
 //! reducescatter and a scatter the tensor that is divided, for all others the tensor of one rank.
 
 use clap::ValueEnum;
-use gradwire_proto::{DType, ReduceOp, Request, Shape};
+use gradwire_proto::{
+    Collective, DType, ReduceOp, Request, Shape,
+    compression::{GROUP, GROUP_BYTES},
+};
 use gradwire_worker::{
     AllgatherOptions, AllreduceOptions, AlltoallOptions, BroadcastOptions, GatherOptions,
     GradwireError, ReceiveOptions, ReduceOptions, ReduceScatterOptions, ScatterOptions,
@@ -173,13 +176,41 @@ impl<T: Value> Tensors<T> {
 }
 
 impl Operation {
-    /// The element type in which tensors travel between nodes.
-    pub fn wire_dtype(self, session: &Session, dtype: DType) -> DType {
+    /// The name of the form in which tensors travel between nodes, large ones if that depends on
+    /// their size.
+    pub fn wire(self, session: &Session, dtype: DType) -> &'static str {
+        let compression = session.compression();
+        match self {
+            Self::Allreduce(op)
+                if session.nodes().len() > 1
+                    && compression.quantizes(Collective::Allreduce, dtype, op, u64::MAX) =>
+            {
+                compression.name()
+            }
+            _ => self.wire_dtype(session, dtype).name(),
+        }
+    }
+
+    /// The element type in which tensors travel between nodes, where they are not quantized.
+    fn wire_dtype(self, session: &Session, dtype: DType) -> DType {
         // This is the same for all collectives that reduce.
         let travels = |op| {
             session.compression().between_nodes(&Request::allreduce(dtype, Shape::default(), op))
         };
         self.reduction().filter(|_| session.nodes().len() > 1).map_or(dtype, travels)
+    }
+
+    /// How many bytes a tensor of so many elements takes between nodes.
+    pub fn wire_bytes(self, session: &Session, dtype: DType, elements: usize) -> f64 {
+        let bytes = (elements * dtype.size()) as u64;
+        match self {
+            Self::Allreduce(op)
+                if session.compression().quantizes(Collective::Allreduce, dtype, op, bytes) =>
+            {
+                (elements.div_ceil(GROUP) * GROUP_BYTES) as f64
+            }
+            _ => (elements * self.wire_dtype(session, dtype).size()) as f64,
+        }
     }
 
     /// The name of the collective.

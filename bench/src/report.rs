@@ -115,7 +115,7 @@ impl Head {
             detail: operation.detail(),
             shapes,
             dtype: data.map(|data| data.dtype.name()),
-            wire: data.map(|data| operation.wire_dtype(session, data.dtype).name()),
+            wire: data.map(|data| operation.wire(session, data.dtype)),
             memory,
             ranks: session.size(),
             nodes,

@@ -107,7 +107,11 @@ impl<'a, T: Value> Call<'a, T> {
         let (rank, ranks) = (session.rank(), session.size());
         let (before, sources) = match operation.reduction() {
             Some(op) => {
-                (Pattern::contribution(op, rank, ranks, 0), vec![Pattern::reduction(op, ranks, 0)])
+                let mut right = Pattern::reduction(op, ranks, 0);
+                if operation == Operation::Allreduce(op) {
+                    right = right.compressed(op, session, elements);
+                }
+                (Pattern::contribution(op, rank, ranks, 0), vec![right])
             }
             None => {
                 (Pattern::own(rank), (0..ranks.min(OWNERS)).map(Pattern::own).collect::<Vec<_>>())

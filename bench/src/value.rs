@@ -6,7 +6,8 @@
 //! another one is seen. Inputs and results are one period long, so filling and checking cost no
 //! more than reading the tensor.
 
-use gradwire_proto::ReduceOp;
+use gradwire_proto::{Collective, ReduceOp};
+use gradwire_worker::{Compression, Session};
 
 use super::element::Value;
 
@@ -22,6 +23,8 @@ pub struct Pattern<T> {
     values: Vec<T>,
     /// The relative error that is allowed; 0 where arithmetic is exact.
     tolerance: f64,
+    /// The error that is allowed besides, whatever the value.
+    lost: f64,
 }
 
 /// An element with a wrong value.
@@ -38,7 +41,7 @@ pub struct Wrong {
 impl<T: Value> Pattern<T> {
     fn new(tolerance: f64, value: impl Fn(usize) -> T) -> Self {
         let period: Vec<T> = (0..PERIOD).map(value).collect();
-        Self { values: period.repeat(REPEAT), tolerance }
+        Self { values: period.repeat(REPEAT), tolerance, lost: 0.0 }
     }
 
     /// What rank `rank` of `ranks` contributes to a reduction. `salt` makes several tensors differ.
@@ -60,6 +63,21 @@ impl<T: Value> Pattern<T> {
             let all = (0..ranks).map(|rank| contribution(op, rank, stride, i + salt));
             T::reduced(op, all, ranks)
         })
+    }
+
+    /// The same reduction of tensors of `elements` elements in a job with this compression. Where
+    /// they travel in eight bits, each node and the owner of a block lose a part of what is the
+    /// largest there, and as much as they lost the time before.
+    pub fn compressed(self, op: ReduceOp, session: &Session, elements: usize) -> Self {
+        let (nodes, compression) = (session.nodes().len(), session.compression());
+        let bytes = (elements * T::DTYPE.size()) as u64;
+        if nodes < 2 || !compression.quantizes(Collective::Allreduce, T::DTYPE, op, bytes) {
+            return self;
+        }
+        let unit = if compression == Compression::Int8 { 254.0 } else { 16.0 };
+        let ranks = if op == ReduceOp::Average { 1.0 } else { f64::from(session.size()) };
+        let lost = 2.2 * (nodes as f64 + 1.0) * ranks * LARGEST as f64 / unit;
+        Self { lost, ..self }
     }
 
     /// The input of a rank that is moved and not reduced. It is the same as that of the rank
@@ -99,7 +117,8 @@ impl<T: Value> Pattern<T> {
             for (j, (got, expected)) in part.iter().zip(values).enumerate() {
                 let pairs = got.numbers().into_iter().zip(expected.numbers());
                 for (got, expected) in pairs {
-                    let near = (got - expected).abs() <= self.tolerance * expected.abs();
+                    let near =
+                        (got - expected).abs() <= self.tolerance * expected.abs() + self.lost;
                     // A value that is too large for a type may become NaN.
                     let both_nan = got.is_nan() && expected.is_nan();
                     if got != expected && !near && !both_nan {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use clap::Args;
 use gradwire_collectives::{
-    Algorithm, Kind, Schedule, Spec, Topology,
+    Algorithm, Kind, MAX_LINE_MBIT, Schedule, Spec, Topology,
     algorithms::{About, has_servers, in_short},
     generate,
     verify::{cross_tier_elements, verify},
@@ -34,12 +34,27 @@ pub struct Options {
     #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=128))]
     pub servers: u32,
+    /// The rates of the lines of all nodes and then servers, in any common unit, such as 1,1,4:
+    /// the algorithm `servers` gives more to do to faster ones.
+    #[arg(long, value_name = "RATE,…", requires = "nodes", value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LINE_MBIT)))]
+    pub lines: Vec<u32>,
     /// What is counted.
     #[arg(long, requires = "nodes", default_value_t = Collective::Allreduce)]
     pub collective: Collective,
     /// As JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// The same with lines of these rates, if there are any.
+fn with_lines(topology: Topology, lines: &[u32]) -> Result<Topology, CommandError> {
+    let (nodes, given) = (topology.participants() as usize, lines.len());
+    if ![0, nodes].contains(&given) {
+        let what = format!("--lines has {given} rates, and there are {nodes} nodes and servers");
+        return Err(CommandError::usage(what).hint("give one for each, those of servers last"));
+    }
+    Ok(topology.with_lines(lines))
 }
 
 /// What is known of an algorithm's schedules on a cluster.
@@ -96,6 +111,7 @@ pub fn show(options: &Options) -> Result<String, CommandError> {
         });
     };
     let topology = cluster::topology(nodes, options.servers, options.racks.as_ref())?;
+    let topology = with_lines(topology, &options.lines)?;
     let kind = options.collective.kind();
     let mut counted = Vec::new();
     for spec in specs {
@@ -221,6 +237,7 @@ mod tests {
             nodes,
             racks: racks.map(|racks| racks.parse().unwrap()),
             servers: 0,
+            lines: Vec::new(),
             collective: Collective::Allreduce,
             json: false,
         }
@@ -278,6 +295,21 @@ mod tests {
         let four = show(&Options { racks: Some("6,6".parse().unwrap()), ..of(4) }).unwrap();
         assert!(four.contains("8 nodes and 4 servers in 2 racks of 6, 6"), "{four}");
         assert_eq!(row(&four, "servers")[3], "1.28");
+    }
+
+    /// A line that is three times as fast sends what the others are not able to: twice as much is
+    /// sent on it as by a ring, and nobody else sends more than its own piece.
+    #[test]
+    fn faster_lines_do_more() {
+        let of = |lines: &[u32]| Options { lines: lines.to_vec(), ..options(None, Some(4), None) };
+        let text = show(&of(&[1, 1, 1, 3])).unwrap();
+        assert!(
+            text.contains("4 nodes in 1 rack, with lines of relative rates 1, 1, 1, 3"),
+            "{text}"
+        );
+        assert_eq!((row(&text, "servers")[3], row(&text, "direct")[3]), ("3.00", "1.50"));
+        let error = show(&of(&[1, 2])).unwrap_err().to_string();
+        assert!(error.contains("--lines has 2 rates, and there are 4 nodes"), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use gradwire_bench::args::Measurement;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
-use crate::{algorithms, doctor, explain, probe};
+use crate::{algorithms, doctor, explain, probe, status};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -37,8 +37,10 @@ pub enum Command {
     /// Measure the links between hosts, as every job does when it starts.
     Probe(probe::Options),
     /// Show what a running coordinator knows.
-    Status {
-        /// The coordinator's address; not needed on a host of a job if there is no other.
+    Status(status::Options),
+    /// Watch a running job: hosts, ranks, links, stragglers, decisions.
+    Top {
+        /// The coordinator's address; not needed where one job of yours runs.
         #[arg(value_name = "IP:PORT")]
         address: Option<String>,
     },

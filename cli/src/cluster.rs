@@ -131,8 +131,18 @@ pub fn tiers(topology: &Topology) -> Vec<usize> {
     (1..=topology.tiers().len()).map(|tier| topology.groups(tier).len()).collect()
 }
 
-/// `8 nodes in 4 racks of 2, 2, 2, 2, in 2 groups`.
+/// `8 nodes in 4 racks of 2, 2, 2, 2, in 2 groups, lines of 1, 4, …`.
 pub fn in_words(topology: &Topology) -> String {
+    let lines: Vec<String> = topology.lines().iter().take(8).map(u32::to_string).collect();
+    let more = if topology.lines().len() > lines.len() { ", …" } else { "" };
+    let places = places(topology);
+    match lines.as_slice() {
+        [] => places,
+        lines => format!("{places}, with lines of relative rates {}{more}", lines.join(", ")),
+    }
+}
+
+fn places(topology: &Topology) -> String {
     let (nodes, sizes) = (topology.contributors(), racks(topology));
     let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
     let nodes = match topology.servers() {

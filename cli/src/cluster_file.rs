@@ -29,7 +29,7 @@ pub struct ClusterFile {
     /// What links, reductions and messages cost.
     #[serde(default)]
     pub network: Network,
-    /// The hosts, in the order of their ranks.
+    /// The hosts, in the order of their ranks, the servers last.
     #[serde(default, rename = "host")]
     pub hosts: Vec<Host>,
     /// What was measured of each link.
@@ -46,6 +46,16 @@ pub struct Host {
     /// Its rack.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rack: String,
+    /// The rate of its line in Mbit/s; 0 if it is not known.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub line_mbit: u32,
+    /// Whether it has no ranks and reduces for the others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub server: bool,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// What was measured between two hosts.
@@ -222,8 +232,12 @@ impl ClusterFile {
             lane_rate_mbit: rounded(link.lane_bytes_per_second * 8.0 / MEGA),
             rate_mbit: rounded(link.bytes_per_second * 8.0 / MEGA),
         });
-        let host =
-            |node: &pb::NodeStatus| Host { name: node.host.clone(), rack: node.rack.clone() };
+        let host = |node: &pb::NodeStatus| Host {
+            name: node.host.clone(),
+            rack: node.rack.clone(),
+            line_mbit: node.line_mbit,
+            server: node.slots == 0,
+        };
         Self {
             network: status
                 .costs
@@ -274,6 +288,13 @@ impl ClusterFile {
             let what = "it must have a section [[host]] with a name for each host";
             return Err(format!("{what}, 1 to {MAX_HOSTS}; it has {}", file.hosts.len()));
         }
+        if file.hosts[0].server || !file.hosts.is_sorted_by_key(|host| host.server) {
+            return Err(
+                "hosts with server = true come after all others, of which there has to be \
+                        one"
+                .to_owned(),
+            );
+        }
         let mut names: Vec<&str> = file.hosts.iter().map(|host| host.name.as_str()).collect();
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -292,7 +313,9 @@ impl ClusterFile {
     /// The hosts in their racks.
     pub fn topology(&self) -> Topology {
         let labels: Vec<&str> = self.hosts.iter().map(|host| host.rack.as_str()).collect();
-        Topology::from_labels(&labels)
+        let servers = self.hosts.iter().filter(|host| host.server).count();
+        let lines: Vec<u32> = self.hosts.iter().map(|host| host.line_mbit).collect();
+        Topology::from_labels(&labels).with_servers(servers as u32).with_lines(&lines)
     }
 }
 
@@ -301,11 +324,17 @@ mod tests {
     use super::*;
 
     fn measured() -> ClusterFile {
-        let host = |name: &str| Host { name: name.into(), rack: "r1".into() };
+        let (rack, server) = ("r1".to_owned(), false);
+        let host = |name: &str, line_mbit| Host {
+            name: name.into(),
+            rack: rack.clone(),
+            line_mbit,
+            server,
+        };
         let cost = CostModel { operation: 1.5e-4, lane_per_byte: 1e-9, ..CostModel::default() };
         ClusterFile {
             network: Network::from(&cost),
-            hosts: vec![host("a"), host("b")],
+            hosts: vec![host("a", 1000), host("b", 4000)],
             links: vec![Link {
                 from: "a".into(),
                 to: "b".into(),
@@ -322,6 +351,7 @@ mod tests {
         let text = written.to_toml().unwrap();
         assert_eq!(ClusterFile::parse(&text), Ok(written.clone()), "{text}");
         assert!(text.contains("latency_us = 12.5"), "{text}");
+        assert_eq!(written.topology().lines(), [1, 4]);
         let cost = written.network.cost().unwrap();
         for (read, was) in [
             (cost.in_rack.per_byte, CostModel::default().in_rack.per_byte),
@@ -331,6 +361,20 @@ mod tests {
         ] {
             assert!((read / was - 1.0).abs() < 1e-3, "{read} {was}");
         }
+    }
+
+    #[test]
+    fn servers_stay_servers() {
+        let node = |host: &str, slots| pb::NodeStatus {
+            host: host.to_owned(),
+            slots,
+            ..pb::NodeStatus::default()
+        };
+        let nodes = vec![node("a", 1), node("b", 1), node("s", 0)];
+        let status = pb::StatusResponse { nodes, ..pb::StatusResponse::default() };
+        let text = ClusterFile::of_job(&status).to_toml().unwrap();
+        let topology = ClusterFile::parse(&text).unwrap().topology();
+        assert_eq!((topology.contributors(), topology.servers()), (2, 1), "{text}");
     }
 
     /// What is left out is as usual.
@@ -356,6 +400,11 @@ mod tests {
             (&format!("{host}[network]\nchunk_bytes = 0"), "network.chunk_bytes is 0"),
             (&format!("{host}[network]\nlatency_us = \"x\""), "line 4: invalid type"),
             (&format!("{host}{host}"), "there are two hosts \"a\""),
+            (&format!("{host}server = true"), "hosts with server = true come after all others"),
+            (
+                &format!("{host}[[host]]\nname=\"s\"\nserver=true\n[[host]]\nname=\"b\""),
+                "hosts with server = true come after all others",
+            ),
             (
                 &format!(
                     "{host}[[link]]\nfrom=\"a\"\nto=\"b\"\nlatency_us=1.0\nrate_mbit=1.0\n\

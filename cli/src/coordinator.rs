@@ -16,7 +16,8 @@ use gradwire_proto::{
     launch::{ServiceReport, to_line},
 };
 use gradwire_settings::Settings;
-use gradwire_telemetry::{Endpoint, EndpointConfig};
+use gradwire_telemetry::{Endpoint, EndpointConfig, OtlpConfig};
+use gradwire_viewer::{access::Access, pages::router};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -43,13 +44,19 @@ pub async fn run(
 ) -> Result<(), CommandError> {
     let hosted = Hosted::bind(environment, settings).await.map_err(failed)?;
     let reached_at = hosted.address().ip();
+    let host = environment.get("GRADWIRE_HOST").cloned().unwrap_or_else(|| reached_at.to_string());
+    let listen = settings.coordinator.metrics_listen.ip;
+    let access = Access::of_this_host(listen, &host, &settings.metrics.token_file)
+        .map_err(CommandError::usage)?;
     let endpoint = Endpoint::start(EndpointConfig {
+        otlp: OtlpConfig::new(&settings.otlp.endpoint, settings.otlp.interval),
+        pages: Some(router(hosted.inspection(), access)),
         or_any: false,
         service: "coordinator",
         version: gradwire_proto::VERSION,
         job: hosted.job().to_string(),
-        host: environment.get("GRADWIRE_HOST").cloned().unwrap_or_else(|| reached_at.to_string()),
-        listen: settings.coordinator.metrics_listen.ip,
+        host,
+        listen,
         ports: settings.coordinator.metrics_listen.ports.clone(),
         setting: "coordinator.metrics_listen",
         reached_at,
@@ -59,6 +66,7 @@ pub async fn run(
         lists_itself: true,
     })
     .map_err(CommandError::failed)?;
+    hosted.inspection().shown_at(endpoint.address());
     let cancel = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::failed)?;

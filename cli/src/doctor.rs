@@ -187,7 +187,10 @@ fn summary(findings: &[&&Finding]) -> String {
     if let Some(unit) = unit.filter(|_| texts.len() > 1 && numbers.len() == findings.len()) {
         let least = numbers.iter().copied().fold(f64::INFINITY, f64::min);
         let most = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        return format!("{least} to {most} {unit}");
+        return match least < most {
+            true => format!("{least} to {most} {unit}"),
+            false => format!("{least} {unit}"),
+        };
     }
     if texts.len() <= MAX_VALUES {
         return texts.join("; ");
@@ -213,8 +216,12 @@ mod tests {
             Finding::pass(Check::Latency, found).value(us, "µs").between("a", peer)
         };
         let files = |host| Finding::pass(Check::OpenFiles, "1024").on(host);
+        let cores = |host, ranks: f64| {
+            let found = format!("{} cores for {ranks} ranks", 2.0 * ranks);
+            Finding::pass(Check::Cores, found).value(2.0, "cores per rank").on(host)
+        };
         let mut findings = vec![latency("b", 40.0), latency("c", 41.0), latency("d", 90.0)];
-        findings.extend([files("a"), files("b")]);
+        findings.extend([files("a"), files("b"), cores("a", 2.0), cores("b", 4.0)]);
         findings.push(files("c").bad(Status::Fail, "raise it"));
         let text = report(findings).to_text();
         let expected = "\
@@ -222,12 +229,13 @@ status  check      where    found
 pass    latency    3 pairs  40 to 90 µs
 pass    open_files  2 hosts  1024
 fail    open_files  c        1024
+pass    cores       2 hosts  2 cores per rank
 
 What to do:
   fail open_files, c:
       raise it
 
-5 passed, 0 warnings, 1 failed; 3 hosts in 1.2 s
+7 passed, 0 warnings, 1 failed; 3 hosts in 1.2 s
 ";
         let words = |text: &str| {
             let lines =

@@ -20,7 +20,8 @@ const SMALLEST: u64 = 256;
 /// Pieces of a pipeline that is so long that its length does not matter.
 const MANY: u32 = 64;
 
-/// A running job; or a cluster, and the settings that the choice depends on.
+/// A running job, by default that of this host; or a cluster, and the settings that the choice
+/// depends on.
 #[derive(Debug, Args)]
 pub struct Options {
     /// The coordinator of a running job: what it has chosen, and how long that has taken.
@@ -30,14 +31,14 @@ pub struct Options {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "servers", "racks"])]
     pub cluster: Option<PathBuf>,
     /// How many nodes there are.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
-          required_unless_present_any = ["address", "cluster"])]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub nodes: Option<u32>,
     /// How many servers there are besides: nodes without ranks.
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(..=4096))]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(..=4096),
+          requires = "nodes")]
     pub servers: Option<u32>,
     /// Their racks: how many, or the nodes of each, such as 4,4,2; or 2x4 for two groups of four.
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", requires = "nodes")]
     pub racks: Option<Racks>,
     /// As JSON.
     #[arg(long)]

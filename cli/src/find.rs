@@ -1,4 +1,5 @@
-//! Finds the jobs of this host: their daemons serve `/coordinator` where they serve their metrics.
+//! Finds the jobs of this host. Those that this user has started have files ([`run_file`]). Of
+//! others the daemons are asked: they serve `/coordinator` where they serve their metrics.
 
 use std::{
     collections::BTreeSet,
@@ -8,8 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gradwire_launcher::error::CommandError;
+use gradwire_launcher::{
+    error::CommandError,
+    run_file::{self, RunningJob},
+};
 use gradwire_settings::{AddressRange, Settings};
+
+use crate::cluster::printable;
 
 /// How long all daemons may take to answer (WAIT). A port at which nobody listens answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -20,11 +26,39 @@ const MAX_ANSWER: usize = 4096;
 /// What an answer contains before the address.
 const TYPE: &str = "coordinator ";
 
-/// The address of the coordinator of the only job of this host.
+/// What to do if no job is found.
+const NAME_IT: &str =
+    "name the address of the coordinator; gradwire run --verbose tells it as \"grpc\"";
+
+/// The address of the coordinator of the only job of this user, or else of this host.
 ///
 /// # Errors
-/// [`CommandError`] if there is none, or with the addresses of all if there are several.
+/// [`CommandError`] if there is none, or with all of them if there are several.
 pub fn coordinator() -> Result<String, CommandError> {
+    let jobs = run_file::running().map_err(|error| {
+        CommandError::failed(format!("it is not known which jobs run: {error}")).hint(NAME_IT)
+    })?;
+    match &jobs[..] {
+        [] => on_this_host(),
+        [job] => Ok(job.coordinator.to_string()),
+        jobs => Err(several(jobs)),
+    }
+}
+
+/// The error that lists these jobs.
+fn several(jobs: &[RunningJob]) -> CommandError {
+    let line = |job: &RunningJob| {
+        let RunningJob { job, coordinator, ranks, hosts, command, .. } = job;
+        let hosts = if *hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") };
+        printable(&format!("{coordinator} (job {job}, {ranks} ranks on {hosts}: {command})"))
+    };
+    let all: Vec<String> = jobs.iter().map(line).collect();
+    let what = format!("{} of your jobs run on this host", jobs.len());
+    CommandError::failed(what).hint(format!("name the address of one: {}", all.join(", ")))
+}
+
+/// The same by the daemons of this host: other users or other launchers may have started them.
+fn on_this_host() -> Result<String, CommandError> {
     // Daemons listen there if nobody has set another place.
     let AddressRange { ip, ports } = Settings::default().metrics.listen;
     let place = AddressRange { ip, ports: ports.clone() };
@@ -40,9 +74,7 @@ pub fn coordinator() -> Result<String, CommandError> {
         (Some(only), None) => Ok(only),
         (None, _) => {
             let what = format!("no job was found on this host: no daemon answers at {place}");
-            Err(CommandError::failed(what).hint(
-                "name the address of the coordinator; gradwire run --verbose tells it as \"grpc\"",
-            ))
+            Err(CommandError::failed(what).hint(NAME_IT))
         }
         (Some(one), Some(other)) => {
             let all: Vec<String> = [one, other].into_iter().chain(all).collect();

@@ -12,6 +12,7 @@
 //! - [`probe`]: `gradwire probe`
 //! - [`show`]: `gradwire config show`
 //! - [`status`]: `gradwire status`
+//! - [`top`]: `gradwire top`
 //! - [`coordinator`]: `gradwire coordinator`
 //! - [`args`]: the command line
 
@@ -28,3 +29,4 @@ pub mod find;
 pub mod probe;
 pub mod show;
 pub mod status;
+pub mod top;

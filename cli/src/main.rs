@@ -20,7 +20,7 @@ use gradwire_cli::{
     args::{Cli, Command, Config, Run, normalise},
     cluster,
     cluster_file::ClusterFile,
-    coordinator, doctor, explain, find, probe, show, status,
+    coordinator, doctor, explain, find, probe, show, status, top,
 };
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
@@ -64,20 +64,22 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Explain(options) => {
             let explain::Options { address, cluster, nodes, servers, racks, json, settings } =
                 options;
-            if let Some(address) = address {
-                return print(&explain::of_job(&block_on(status::ask(&address))??, json));
-            }
-            let settings = load(&settings, &[])?.settings;
-            let (topology, cost) = match cluster {
-                Some(path) => {
+            let settings = || load(&settings, &[]).map(|loaded| loaded.settings);
+            let (topology, cost, settings) = match (cluster, nodes) {
+                (Some(path), _) => {
                     let file = ClusterFile::read(&path)?;
-                    (file.topology(), file.network.cost().map_err(CommandError::usage)?)
+                    let cost = file.network.cost().map_err(CommandError::usage)?;
+                    (file.topology(), cost, settings()?)
                 }
-                // Without an address or a file the number is required.
-                None => {
-                    let nodes = nodes.unwrap_or(1);
+                (None, Some(nodes)) => {
+                    let settings = settings()?;
                     let servers = servers.unwrap_or(0);
-                    (cluster::topology(nodes, servers, racks.as_ref())?, settings.cost_model())
+                    let topology = cluster::topology(nodes, servers, racks.as_ref())?;
+                    (topology, settings.cost_model(), settings)
+                }
+                (None, None) => {
+                    let address = address.map_or_else(find::coordinator, Ok)?;
+                    return print(&explain::of_job(&block_on(status::ask(&address))??, json));
                 }
             };
             print(&explain::on_cluster(&topology, &cost, &settings, json)?)
@@ -85,6 +87,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
         Command::Doctor(options) => {
             let (loaded, hosts) = prepare(&options.at, &[])?;
             let nodes = Plan::nodes(&hosts, options.at.np)?;
+            Plan::check(&nodes, &loaded.settings)?;
             let report = block_on(doctor::check(&nodes, &loaded.settings, &environment()))??;
             print(&if options.json { report.to_json()? } else { report.to_text() })?;
             Ok(ExitCode::from(u8::from(report.status == Status::Fail)))
@@ -108,9 +111,15 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             let plan = Plan::new(nodes, ITSELF.to_owned(), options.words()?, &loaded)?;
             start(plan, &loaded, &options.at, Files::default(), true)
         }
-        Command::Status { address } => {
+        Command::Status(status::Options { address, json, watch }) => {
             let address = address.map_or_else(find::coordinator, Ok)?;
-            print(&status::show(&block_on(status::ask(&address))??))
+            block_on(status::run(&address, json, watch))??;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Top { address } => {
+            let address = address.map_or_else(find::coordinator, Ok)?;
+            block_on(top::run(&address))??;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Agent => {
             // One thread, the main one: the tie of a child's life is to the thread that started it.
@@ -288,7 +297,7 @@ fn log(settings: &Settings) -> Result<(), CommandError> {
 fn print(text: &str) -> Result<ExitCode, CommandError> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(CommandError::failed(error))
+            Err(CommandError::failed(format!("the output can't be written: {error}")))
         }
         _ => Ok(ExitCode::SUCCESS),
     }

@@ -61,12 +61,15 @@ impl Options {
             let what = "gradwire probe starts one rank on each host, and takes no -np";
             return Err(CommandError::usage(what));
         }
-        if hosts.len() < 2 {
+        let mut with_ranks: Vec<_> = hosts.iter_mut().filter(|host| host.slots > 0).collect();
+        with_ranks.iter_mut().for_each(|host| host.slots = 1);
+        // If only servers are named, this machine has a rank.
+        let here = usize::from(with_ranks.is_empty());
+        if hosts.len() + here < 2 {
             let what = "links are between hosts, and there are no two";
             let hint = "name them: -H host1,host2 or --hostfile FILE";
             return Err(CommandError::usage(what).hint(hint));
         }
-        hosts.iter_mut().for_each(|host| host.slots = 1);
         Ok(())
     }
 }
@@ -142,4 +145,36 @@ fn as_text(file: &ClusterFile, seconds: f64) -> Result<String, CommandError> {
         seconds,
         aligned(&table)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use gradwire_launcher::launch::hosts::{parse_list, parse_servers};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn spread(list: &str, servers: &str) -> Result<Vec<u32>, CommandError> {
+        let Command::Probe(options) = Cli::parse_from(["gradwire", "probe"]).command else {
+            panic!("it is another command");
+        };
+        let mut hosts = parse_list(list).unwrap_or_default();
+        if !servers.is_empty() {
+            hosts = parse_servers(servers, &hosts).unwrap();
+        }
+        options.spread(&mut hosts)?;
+        Ok(hosts.iter().map(|host| host.slots).collect())
+    }
+
+    #[test]
+    fn each_host_but_a_server_gets_one_rank() {
+        assert_eq!(spread("a:4,b", "").unwrap(), [1, 1]);
+        assert_eq!(spread("a:4", "s,t").unwrap(), [1, 0, 0]);
+        // This machine has the rank.
+        assert_eq!(spread("", "s").unwrap(), [0]);
+        for list in ["", "a:4"] {
+            assert!(spread(list, "").unwrap_err().what.contains("there are no two"));
+        }
+    }
 }

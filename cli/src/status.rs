@@ -1,57 +1,205 @@
-//! `gradwire status`: what a running coordinator knows, for people.
+//! `gradwire status`: what a running coordinator knows, for people and for programs.
 
-use std::{fmt::Write, time::Duration};
+use std::{
+    fmt::Write as _,
+    io::{self, ErrorKind, IsTerminal, Write as _},
+    time::Duration,
+};
+
+use clap::Args;
 
 use gradwire_launcher::error::CommandError;
 use gradwire_proto::{
     Failure,
-    pb::{StatusRequest, StatusResponse, inspect_client::InspectClient},
+    pb::{NodeReport, StatusRequest, StatusResponse, inspect_client::InspectClient},
 };
-use tonic::{Code, transport::Endpoint};
+use gradwire_viewer::{
+    json,
+    view::{self, Lags, Shares},
+};
+use tokio::time::timeout;
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 
 use crate::cluster::printable;
 
 /// How long the coordinator may take to answer (WAIT).
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// How long the coordinator may be silent while it is watched (WAIT).
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// The most bytes of a snapshot: those of some thousand nodes (BOUND).
+const MAX_SNAPSHOT: usize = 64 << 20;
+
 /// Where its address is found.
 const WHERE: &str = "gradwire run --verbose tells the coordinator's address";
+
+/// Moves the cursor home and clears what follows.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Which job, and how it is shown.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The coordinator's address; not needed where one job of yours runs.
+    #[arg(value_name = "IP:PORT")]
+    pub address: Option<String>,
+    /// As JSON; docs/status.schema.json describes it. With --watch, one line for each look.
+    #[arg(long)]
+    pub json: bool,
+    /// Show it again twice per second, until the job ends.
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Connects to the coordinator at `address` (`ip:port`).
+async fn connect(
+    address: &str,
+    limit: Option<Duration>,
+) -> Result<InspectClient<Channel>, CommandError> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| CommandError::usage(format!("'{address}' is not an address ip:port")))?
+        .connect_timeout(ANSWER);
+    let endpoint = match limit {
+        Some(limit) => endpoint.timeout(limit),
+        None => endpoint,
+    };
+    let channel = endpoint.connect().await.map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        let cause = cause.unwrap_or_else(|| error.to_string());
+        CommandError::failed(format!("no coordinator answers at {address}: {cause}")).hint(WHERE)
+    })?;
+    Ok(InspectClient::new(channel).max_decoding_message_size(MAX_SNAPSHOT))
+}
 
 /// Asks the coordinator at `address` (`ip:port`).
 ///
 /// # Errors
 /// [`CommandError`] if it can't be reached or does not answer in time.
 pub async fn ask(address: &str) -> Result<StatusResponse, CommandError> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|_| CommandError::usage(format!("'{address}' is not an address ip:port")))?
-        .connect_timeout(ANSWER)
-        .timeout(ANSWER);
-    let channel = endpoint.connect().await.map_err(|error| {
-        let cause = std::error::Error::source(&error).map(ToString::to_string);
-        let cause = cause.unwrap_or_else(|| error.to_string());
-        CommandError::failed(format!("no coordinator answers at {address}: {cause}")).hint(WHERE)
-    })?;
-    let mut client = InspectClient::new(channel);
-    let answer = client.status(StatusRequest {}).await;
-    Ok(answer
-        .map_err(|status| {
-            let cause = status.message();
-            match status.code() {
-                // The job is over, or it is slow.
-                Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => {
-                    CommandError::failed(format!("{address}: {cause}"))
-                }
-                _ => {
-                    let what = format!("what answers at {address} is no coordinator: {cause}");
-                    CommandError::failed(what).hint(WHERE)
-                }
+    let answer = connect(address, Some(ANSWER)).await?.status(StatusRequest {}).await;
+    Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
+}
+
+fn refused(address: &str, status: &Status) -> CommandError {
+    let cause = status.message();
+    match status.code() {
+        // The job is over, it is slow, or there are too many viewers.
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted => {
+            CommandError::failed(format!("{address}: {cause}"))
+        }
+        _ => {
+            let what = format!("what answers at {address} is no coordinator: {cause}");
+            CommandError::failed(what).hint(WHERE)
+        }
+    }
+}
+
+/// What a coordinator tells twice per second.
+#[derive(Debug)]
+pub struct Watch {
+    address: String,
+    snapshots: Streaming<StatusResponse>,
+    /// Why the job has failed, once it is known.
+    failure: Option<Failure>,
+}
+
+impl Watch {
+    /// Begins to watch the job of the coordinator at `address`.
+    ///
+    /// # Errors
+    /// [`CommandError`] if it can't be reached, or if too many watch already.
+    pub async fn start(address: &str) -> Result<Self, CommandError> {
+        // The limit of an endpoint would be that of the whole stream.
+        let start = async {
+            let answer = connect(address, None).await?.watch(StatusRequest {}).await;
+            answer.map_err(|status| refused(address, &status))
+        };
+        let late = |_| {
+            let what = format!("no coordinator answers at {address} within {ANSWER:?}");
+            CommandError::failed(what).hint(WHERE)
+        };
+        let snapshots = timeout(ANSWER, start).await.map_err(late)??.into_inner();
+        Ok(Self { address: address.to_owned(), snapshots, failure: None })
+    }
+
+    /// The next snapshot.
+    ///
+    /// # Errors
+    /// [`CommandError`] if there are no more: the job is over, or the coordinator is lost.
+    pub async fn next(&mut self) -> Result<StatusResponse, CommandError> {
+        let address = &self.address;
+        let what = match timeout(SILENCE, self.snapshots.message()).await {
+            Ok(Ok(Some(snapshot))) => {
+                self.failure = snapshot.failure.clone().map(Failure::from);
+                return Ok(snapshot);
             }
-        })?
-        .into_inner())
+            Ok(_) if let Some(failure) = &self.failure => {
+                return Err(CommandError::failed(format!("{address}: the job failed: {failure}")));
+            }
+            Ok(Ok(None)) => format!("{address}: the job is over"),
+            Ok(Err(status))
+                if matches!(status.code(), Code::Unavailable | Code::ResourceExhausted) =>
+            {
+                format!("{address}: {}", status.message())
+            }
+            Ok(Err(status)) => {
+                format!("the coordinator at {address} is lost: {}", status.message())
+            }
+            Err(_) => format!("the coordinator at {address} is silent for {SILENCE:?}"),
+        };
+        Err(CommandError::failed(what).hint("the output of gradwire run tells how the job ended"))
+    }
+}
+
+/// Shows the state of a job, once or until it ends.
+///
+/// # Errors
+/// [`CommandError`] if the coordinator can't be reached, or if the job ends while it is watched.
+pub async fn run(address: &str, json: bool, watch: bool) -> Result<(), CommandError> {
+    let mut lags = Lags::default();
+    if !watch {
+        let status = ask(address).await?;
+        let shares = lags.add(&status);
+        let text = if json { pretty(&status, &shares) } else { show(&status, &shares) };
+        return write(&text).map(drop);
+    }
+    let mut snapshots = Watch::start(address).await?;
+    let is_terminal = io::stdout().is_terminal();
+    loop {
+        let status = snapshots.next().await?;
+        let shares = lags.add(&status);
+        let text = if json {
+            format!("{}\n", json::of(&status, &shares))
+        } else if is_terminal {
+            format!("{CLEAR}{}", show(&status, &shares))
+        } else {
+            format!("{}\n", show(&status, &shares))
+        };
+        if !write(&text)? {
+            return Ok(());
+        }
+    }
+}
+
+fn pretty(status: &StatusResponse, shares: &Shares) -> String {
+    format!("{:#}\n", json::of(status, shares))
+}
+
+/// Writes to standard output. Returns whether somebody reads it.
+pub fn write(text: &str) -> Result<bool, CommandError> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(CommandError::failed(format!("standard output: {error}"))),
+    }
 }
 
 /// The answer as text.
-pub fn show(status: &StatusResponse) -> String {
+pub fn show(status: &StatusResponse, shares: &Shares) -> String {
     let mut text = String::new();
     // Writing to a string can't fail.
     let mut line = |line: String| {
@@ -61,10 +209,22 @@ pub fn show(status: &StatusResponse) -> String {
         "job {} ({}), epoch {}, {}: {}",
         status.job, status.version, status.epoch, status.phase, status.reason
     ));
+    if !status.page.is_empty() {
+        line(format!("page: http://{}/", status.page));
+    }
     line(format!(
         "operations: {} started, {} done",
         status.operations_started, status.operations_done
     ));
+    if let Some(rate) = view::slowest(view::ranks(status)) {
+        line(format!("steps: {rate:.2} per second"));
+    }
+    if let Some((rank, share)) = view::straggler(shares) {
+        line(format!(
+            "straggler: rank {rank}: the others wait for it in {} of the time",
+            view::percent(share)
+        ));
+    }
     if let Some(network) = &status.network {
         let (links, seconds) = (network.links.len(), network.took_seconds);
         let cut = if network.complete { "" } else { ", as far as there was time" };
@@ -87,6 +247,15 @@ pub fn show(status: &StatusResponse) -> String {
             left => format!(", left: {}", list(left)),
         };
         line(format!("host {}: {ranks}{rack}, silent for {} ms{left}", node.host, node.silent_ms));
+        if let Some(report) = &node.report {
+            line(format!("  {}", does(report)));
+        }
+    }
+    for ((from, to), flow) in view::flows(status) {
+        let host = |node: u32| status.nodes.get(node as usize).map_or("?", |node| &node.host);
+        let share = flow.share.map(|share| format!(", {} of its line", view::percent(share)));
+        let (rate, share) = (view::bytes(flow.rate), share.unwrap_or_default());
+        line(format!("host {} sends {rate}/s to {}{share}", host(from), host(to)));
     }
     for set in &status.process_sets {
         let joined = match set.joined_ranks.as_slice() {
@@ -103,6 +272,18 @@ pub fn show(status: &StatusResponse) -> String {
     let more = status.process_set_count.saturating_sub(status.process_sets.len() as u64);
     if more > 0 {
         line(format!("… and {more} more process sets"));
+    }
+    for operation in &status.operations {
+        let names: Vec<String> = operation.tensors.iter().map(|name| format!("'{name}'")).collect();
+        let more = operation.tensor_count.saturating_sub(names.len() as u64);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        line(format!(
+            "operation {}: {}{more}, for {} ms, not done by {}",
+            operation.sequence,
+            names.join(", "),
+            operation.running_ms,
+            view::count(operation.missing_nodes.len() as u64, "node")
+        ));
     }
     for tensor in &status.pending {
         let missing = match tensor.missing_ranks.as_slice() {
@@ -123,6 +304,28 @@ pub fn show(status: &StatusResponse) -> String {
     text
 }
 
+/// What a node does, in a line.
+fn does(report: &NodeReport) -> String {
+    let steps = view::slowest(report.ranks.iter()).map(|rate| format!("{rate:.2} steps/s"));
+    let exposed = view::exposed(report)
+        .map(|share| format!("blocked in {} of the time", view::percent(share)));
+    let stalled = (report.stalled_tensors > 0)
+        .then(|| format!("{} stalled", view::count(report.stalled_tensors.into(), "tensor")));
+    let memory = format!(
+        "{} of memory, {} shared with ranks",
+        view::bytes(report.resident_bytes as f64),
+        view::bytes(report.shared_bytes as f64)
+    );
+    let now = format!(
+        "{} in flight, {} submitted",
+        view::count(report.pieces_in_flight.into(), "piece"),
+        view::count(report.queued_tensors.into(), "tensor")
+    );
+    let parts: Vec<String> =
+        steps.into_iter().chain(exposed).chain([now]).chain(stalled).chain([memory]).collect();
+    parts.join(", ")
+}
+
 fn list(ranks: &[u32]) -> String {
     let shown: Vec<_> = ranks.iter().take(16).map(ToString::to_string).collect();
     let more = if ranks.len() > 16 { ", …" } else { "" };
@@ -132,6 +335,7 @@ fn list(ranks: &[u32]) -> String {
 #[cfg(test)]
 mod tests {
     use gradwire_proto::pb::{Link, Network, NodeStatus, PendingTensor, ProcessSetStatus};
+    use gradwire_tests::sample;
 
     use super::*;
 
@@ -147,9 +351,11 @@ mod tests {
                 host: "n\u{1b}1".into(),
                 first_rank: 2,
                 slots: 2,
+                line_mbit: 0,
                 rack: "r1".into(),
                 silent_ms: 12,
                 left_ranks: vec![3],
+                report: None,
             }],
             pending: vec![
                 PendingTensor {
@@ -182,9 +388,10 @@ mod tests {
                 costs: None,
             }),
             costs: None,
+            ..StatusResponse::default()
         };
         assert_eq!(
-            show(&status),
+            show(&status, &Shares::new()),
             "job j1 (0.1.0), epoch 1, running: 2 of 2 nodes\n\
              operations: 5 started, 4 done\n\
              network: links measured: 1, in 0.250 s, as far as there was time\n\
@@ -196,6 +403,23 @@ mod tests {
              tensor 'x' of process set 4 waits since 0.2 s for nobody\n\
              … and 6 more tensors\n"
         );
+    }
+
+    #[test]
+    fn what_nodes_do_and_who_is_slow_is_shown() {
+        let status = sample::status(5000);
+        let text = show(&status, &Lags::default().add(&status));
+        for part in [
+            "steps: 20.00 per second\n",
+            "straggler: rank 3: the others wait for it in 80 % of the time\n",
+            "  20.00 steps/s, blocked in 70 % of the time, 1 piece in flight, 3 tensors submitted, \
+             64.0 MiB of memory, 2.0 MiB shared with ranks\n",
+            "host a sends 47.7 MiB/s to b, 40 % of its line\n",
+            "host b sends 9.5 MiB/s to a\n",
+            "operation 10: 'fc.weight', for 30 ms, not done by 1 node\n",
+        ] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
     }
 
     #[tokio::test]

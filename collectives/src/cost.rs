@@ -107,8 +107,13 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     if matches!(kind, Kind::Move { from, to } if from == to) {
         return here;
     }
-    let without = topology.without_servers();
-    let topology = if algorithms::has_servers(kind, &spec) { topology } else { &without };
+    let without;
+    let topology = if topology.servers() == 0 || algorithms::has_servers(kind, &spec) {
+        topology
+    } else {
+        without = topology.without_servers();
+        &without
+    };
     let shape = algorithms::shape(kind, &spec, topology);
     let (inside, across) = (model.in_rack, model.cross_rack);
     // The least that is in a hop: what the pipeline has to fill with.

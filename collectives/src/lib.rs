@@ -37,5 +37,5 @@ pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
 pub use rules::{Rules, RulesError};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};
-pub use topology::Topology;
+pub use topology::{MAX_LINE_MBIT, Topology};
 pub use verify::{Report, VerifyError, verify};

@@ -17,7 +17,8 @@
 //!   `auto`. A list without anything before it is for everything.
 //!
 //! [Strict](Rules::strict) rules allow only algorithms with the canonical order of additions where
-//! something is reduced.
+//! something is reduced, and [quantized](Rules::quantized) ones only those that round each block
+//! once on each node.
 
 #[cfg(test)]
 mod tests;
@@ -152,7 +153,28 @@ impl Rule {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
-    is_strict: bool,
+    only: Option<Only>,
+}
+
+/// What only some algorithms can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Only {
+    /// Additions in the canonical order.
+    Canonical,
+    /// Allreduces that round each block once on each node.
+    RoundsOnce,
+}
+
+impl Only {
+    /// The algorithms, if it concerns the collective.
+    fn of(self, collective: Chosen) -> Option<&'static [Algorithm]> {
+        match self {
+            Self::Canonical => collective.reduces().then_some(&Algorithm::CANONICAL),
+            Self::RoundsOnce => {
+                (collective == Chosen::Allreduce).then_some(&Algorithm::ROUNDS_ONCE)
+            }
+        }
+    }
 }
 
 /// Why a text is not a list of rules.
@@ -284,7 +306,7 @@ impl Rules {
     /// # Errors
     /// [`RulesError`] names the first rule that allows none of them.
     pub fn strict(self) -> Result<Self, RulesError> {
-        let strict = Self { is_strict: true, ..self };
+        let strict = Self { only: Some(Only::Canonical), ..self };
         for (number, rule) in (1..).zip(&strict.rules) {
             let collective = rule.collective.unwrap_or(Chosen::Allreduce);
             if collective.reduces() && strict.listed(rule, collective, false).is_empty() {
@@ -295,28 +317,44 @@ impl Rules {
         Ok(strict)
     }
 
+    /// The same rules for pieces that are quantized: only algorithms are allowed that round each
+    /// block once on each node ([`Algorithm::ROUNDS_ONCE`]). A rule that allows none of them allows
+    /// all of them.
+    #[must_use]
+    pub fn quantized(self) -> Self {
+        Self { only: Some(Only::RoundsOnce), ..self }
+    }
+
+    /// Whether one list for everything names none of those algorithms.
+    pub fn excludes_quantized(&self) -> bool {
+        let quantized = self.clone().quantized();
+        let listed = |rule: &Rule| quantized.listed(rule, Chosen::Allreduce, false);
+        self.is_plain() && self.rules.iter().any(|only| listed(only).is_empty())
+    }
+
     /// What a rule lists for a collective, with or without servers.
-    fn listed(&self, rule: &Rule, collective: Chosen, servers: bool) -> Vec<Spec> {
+    fn listed(&self, rule: &Rule, collective: Chosen, shares: bool) -> Vec<Spec> {
         let mut specs = match &rule.list {
             List::Named(specs) => specs.clone(),
-            List::Auto | List::Without(_) => self.usual(collective, servers),
+            List::Auto | List::Without(_) => self.usual(collective, shares),
         };
         if let List::Without(excluded) = &rule.list {
             specs.retain(|spec| !excluded.contains(spec));
         }
-        if self.is_strict && collective.reduces() {
-            specs.retain(|spec| spec.algorithm().is_canonical());
+        if let Some(only) = self.only.and_then(|only| only.of(collective)) {
+            specs.retain(|spec| only.contains(&spec.algorithm()));
         }
         specs
     }
 
-    /// What is chosen from without a rule.
-    fn usual(&self, collective: Chosen, servers: bool) -> Vec<Spec> {
-        let (all, servers) = if self.is_strict && collective.reduces() {
-            (&Algorithm::CANONICAL[..], None)
-        } else {
-            let servers = servers && collective == Chosen::Allreduce;
-            (collective.candidates(), servers.then_some(Algorithm::Servers))
+    /// What is chosen from without a rule. `shares`: whether it matters who owns how much.
+    fn usual(&self, collective: Chosen, shares: bool) -> Vec<Spec> {
+        let (all, servers) = match self.only.and_then(|only| only.of(collective)) {
+            Some(only) => (only, None),
+            None => {
+                let servers = shares && collective == Chosen::Allreduce;
+                (collective.candidates(), servers.then_some(Algorithm::Servers))
+            }
         };
         all.iter().copied().chain(servers).map(Spec::usual).collect()
     }
@@ -334,10 +372,16 @@ impl Rules {
     pub fn forced(&self, rule: usize, nodes: u32) -> Option<Spec> {
         match &self.rules.get(rule.checked_sub(1)?)?.list {
             List::Named(specs) if specs.len() == 1 => {
-                specs.first().filter(|only| only.fits(nodes).is_ok()).copied()
+                let is_possible = |only: &&Spec| only.fits(nodes).is_ok() && self.takes(only);
+                specs.first().filter(is_possible).copied()
             }
             _ => None,
         }
+    }
+
+    /// Whether quantized pieces could take it, if these are such rules.
+    fn takes(&self, spec: &Spec) -> bool {
+        self.only != Some(Only::RoundsOnce) || Algorithm::ROUNDS_ONCE.contains(&spec.algorithm())
     }
 
     /// What a rule allows for a kind among these nodes, and the rule's number, which is 0 for one
@@ -347,12 +391,12 @@ impl Rules {
         // A move has no choice: any will do.
         let collective = Chosen::of(kind).unwrap_or(Chosen::Broadcast);
         let given = rule.checked_sub(1).and_then(|at| self.rules.get(at));
-        let (nodes, servers) = (topology.contributors(), topology.servers() > 0);
-        let listed = given.map(|rule| self.listed(rule, collective, servers));
+        let (nodes, shares) = (topology.contributors(), topology.has_shares());
+        let listed = given.map(|rule| self.listed(rule, collective, shares));
         let mut fitting = listed.unwrap_or_default();
         fitting.retain(|spec| spec.fits(nodes).is_ok());
         if fitting.is_empty() {
-            return (0, self.usual(collective, servers));
+            return (0, self.usual(collective, shares));
         }
         (if self.is_plain() { 0 } else { rule }, fitting)
     }

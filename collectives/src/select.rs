@@ -88,10 +88,11 @@ fn place(topology: &Topology) -> String {
         1 => racks,
         tiers => format!("{racks} and {tiers} tiers"),
     };
+    let lines = if topology.has_equal_lines() { "" } else { ", lines of different rates" };
     match topology.servers() {
-        0 => tiers,
-        1 => format!("{tiers} with 1 server"),
-        servers => format!("{tiers} with {servers} servers"),
+        0 => format!("{tiers}{lines}"),
+        1 => format!("{tiers} with 1 server{lines}"),
+        servers => format!("{tiers} with {servers} servers{lines}"),
     }
 }
 

@@ -3,6 +3,8 @@
 //! Participants are in racks. Racks may be in groups, such as the racks of a pod, these in larger
 //! ones, and so on: each of these levels is a *tier*. Tier 1 is the racks, tier 2 the groups of
 //! racks. Inside a group links are at least as fast as between groups of its tier.
+//!
+//! Where the lines of participants have different rates, these are known, too.
 
 use std::{cmp::Ordering, collections::BTreeMap, iter};
 
@@ -17,7 +19,13 @@ pub struct Topology {
     tiers: Vec<Vec<u32>>,
     /// How many of the participants are servers, the last ones.
     servers: u32,
+    /// The rate of each participant's line in the largest unit in which all are whole numbers;
+    /// empty if all are equal, or if they are not known.
+    lines: Vec<u32>,
 }
+
+/// The fastest line, in Mbit/s, so that sums of products of rates stay exact (BOUND).
+pub const MAX_LINE_MBIT: u32 = 10_000_000;
 
 impl Topology {
     /// `participants` in one rack.
@@ -27,7 +35,7 @@ impl Topology {
 
     /// The rack of each participant, and no tier above them.
     pub fn from_racks(racks: Vec<u32>) -> Self {
-        Self { tiers: vec![racks], servers: 0 }
+        Self { tiers: vec![racks], servers: 0, lines: Vec::new() }
     }
 
     /// The group of each participant in each tier, the racks first. Tiers that say nothing are left
@@ -71,7 +79,7 @@ impl Topology {
                 before = groups;
             }
         }
-        Self { tiers: kept, servers: 0 }
+        Self { tiers: kept, servers: 0, lines: Vec::new() }
     }
 
     /// Some of the participants, in this order.
@@ -88,7 +96,9 @@ impl Topology {
             participants.iter().rev().take(servers as usize).all(|&p| p >= contributors),
             "servers are not the last ones of {participants:?}"
         );
-        Self { servers, ..Self::of_nested(self.tiers.iter().map(of).collect()) }
+        let lines = if self.lines.is_empty() { Vec::new() } else { of(&self.lines) };
+        let part = Self { servers, ..Self::of_nested(self.tiers.iter().map(of).collect()) };
+        part.with_lines(&lines)
     }
 
     /// The same with the last so many participants as servers: nodes without ranks, which
@@ -103,6 +113,22 @@ impl Topology {
         Self { servers, ..self }
     }
 
+    /// The same with a line of this rate for each participant, in Mbit/s; 0 if it is not known.
+    /// What is not known of one has no meaning for the others, so all lines count as equal then.
+    ///
+    /// # Panics
+    /// If there are rates, and another number of them.
+    #[must_use]
+    pub fn with_lines(self, mbit: &[u32]) -> Self {
+        let is_given = !mbit.is_empty() && mbit.iter().all(|&rate| rate > 0);
+        assert!(mbit.is_empty() || mbit.len() == self.racks().len(), "one rate for each");
+        let bounded = || mbit.iter().map(|&rate| rate.min(MAX_LINE_MBIT));
+        let unit = bounded().fold(0, greatest_common_divisor);
+        let differ = is_given && bounded().any(|rate| Some(rate) != bounded().next());
+        let lines = if differ { bounded().map(|rate| rate / unit).collect() } else { Vec::new() };
+        Self { lines, ..self }
+    }
+
     /// The same without servers.
     #[must_use]
     pub fn without_servers(&self) -> Self {
@@ -112,6 +138,26 @@ impl Topology {
     /// How many servers there are: the last participants.
     pub fn servers(&self) -> u32 {
         self.servers
+    }
+
+    /// Whether all lines have one rate, as far as that is known.
+    pub fn has_equal_lines(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// The rate of a participant's line, as a multiple of a unit that all have in common.
+    pub fn line(&self, participant: u32) -> u32 {
+        self.lines.get(participant as usize).copied().unwrap_or(1)
+    }
+
+    /// The rate of each participant's line, in a common unit; empty if all are equal.
+    pub fn lines(&self) -> &[u32] {
+        &self.lines
+    }
+
+    /// Whether it matters who owns how much: there are servers, or lines of different rates.
+    pub fn has_shares(&self) -> bool {
+        self.servers > 0 || !self.has_equal_lines()
     }
 
     /// How many participants are no servers.
@@ -189,6 +235,10 @@ fn first_names(label: &str, names: usize) -> &str {
     end.map_or(label, |(at, _)| &label[..at])
 }
 
+fn greatest_common_divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
 /// A number for each name, in order of appearance.
 fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<u32> {
     let mut numbers = BTreeMap::new();
@@ -257,6 +307,22 @@ mod tests {
         assert_eq!(all.part([0, 1]).tiers(), [[0, 1]]);
         assert_eq!(all.part([2]).tiers(), [[2]]);
         assert_eq!(all.part(0..3), all);
+    }
+
+    #[test]
+    fn lines_are_known_of_all_or_of_none() {
+        let flat = || Topology::flat(3).with_servers(1);
+        let lines = |mbit: &[u32]| flat().with_lines(mbit);
+        assert_eq!(lines(&[25_000, 25_000, 100_000]).lines(), [1, 1, 4]);
+        assert_eq!(lines(&[30, 20, 10]).line(0), 3);
+        for equal in [&[][..], &[7, 7, 7], &[0, 5, 9], &[0, 0, 0], &[u32::MAX, MAX_LINE_MBIT, !0]] {
+            assert_eq!(lines(equal), flat(), "{equal:?}");
+            assert_eq!(lines(equal).line(2), 1);
+        }
+        // Of some of them all may be equal, and the unit may be another one.
+        assert_eq!(lines(&[25, 25, 100]).part([0, 1]), Topology::flat(2));
+        assert_eq!(lines(&[10, 20, 40]).part([1, 2]).lines(), [1, 2]);
+        assert_eq!(lines(&[10, 20, 40]).without_servers().lines(), [1, 2]);
     }
 
     #[test]

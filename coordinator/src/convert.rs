@@ -3,23 +3,21 @@
 
 use std::time::Duration;
 
-use gradwire_collectives::CostModel;
 use gradwire_proto::{
-    Failure, MAX_CONTROL_MESSAGE, NodeId, Priority, ProcessSetId, Rank, Request, Sequence,
-    TensorId, VERSION, WireError,
+    Failure, MAX_CONTROL_MESSAGE, MAX_REPORT, NodeId, Priority, ProcessSetId, Rank, Request,
+    Sequence, TensorId, WireError,
     pb::{self, coordinator_message::Message},
 };
 use prost::Message as _;
 
 use crate::model::{
-    ConnectionId, Event, Status,
+    ConnectionId, Event,
     command::{
         Execute, Joined, KnownSpec, Operation, Probe, Registration, SetCreated, SetRemoved,
         TensorFailure, World,
     },
     event::{Announcement, Join, Latest, Submitted},
-    network::Network,
-    status::ChoiceStatus,
+    report::{PeerReport, RankReport, Report},
 };
 
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
@@ -37,14 +35,28 @@ pub enum Incoming {
     Heartbeat {
         /// Nanoseconds of the node's monotonic clock.
         sent_ns: u64,
+        /// What the node does, if it tells that.
+        report: Option<Report>,
     },
 }
 
 /// The first message of a node, unchecked. `proven` is true if its proof is right.
 pub fn join(wire: pb::Join, proven: bool) -> Join {
-    let pb::Join { protocol, version, job, host, data_address, slots, order, rack, .. } = wire;
-    let metrics_address = wire.metrics_address;
-    Join { protocol, version, job, host, data_address, metrics_address, slots, order, rack, proven }
+    let pb::Join { protocol, version, job, host, data_address, metrics_address, .. } = wire;
+    let pb::Join { slots, order, rack, line_mbit, .. } = wire;
+    Join {
+        protocol,
+        version,
+        job,
+        host,
+        data_address,
+        metrics_address,
+        slots,
+        order,
+        rack,
+        line_mbit,
+        proven,
+    }
 }
 
 /// Checks a message of a node that has joined.
@@ -58,7 +70,10 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
             let reason = "a stream joins once, with its first message".into();
             return Err(WireError::Invalid { field: "join", reason });
         }
-        Message::Heartbeat(beat) => return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns }),
+        Message::Heartbeat(beat) => {
+            let report = beat.report.as_ref().map(report).transpose()?;
+            return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns, report });
+        }
         Message::Ready(ready) => Event::Ready {
             connection,
             announcements: ready
@@ -112,6 +127,47 @@ fn announcement(wire: pb::Announcement) -> Result<Announcement, WireError> {
     })
 }
 
+/// Checks a report (TRUST, BOUND).
+fn report(wire: &pb::Report) -> Result<Report, WireError> {
+    let invalid = |reason: String| WireError::Invalid { field: "report", reason };
+    let bytes = wire.encoded_len();
+    if bytes > MAX_REPORT {
+        return Err(invalid(format!("it has {bytes} bytes, more than {MAX_REPORT}")));
+    }
+    let lists = [&wire.rank_step_seconds, &wire.rank_exposed, &wire.rank_since_step_seconds];
+    let rates = [&wire.sent_bytes_per_second, &wire.received_bytes_per_second];
+    if lists.iter().any(|list| list.len() != wire.rank_steps.len())
+        || rates.iter().any(|list| list.len() != wire.peers.len())
+    {
+        return Err(invalid("its lists differ in length".to_owned()));
+    }
+    let mut numbers = lists.into_iter().chain(rates).flatten();
+    if let Some(number) = numbers.find(|number| !(number.is_finite() && **number >= 0.0)) {
+        return Err(invalid(format!("{number} is no duration and no rate")));
+    }
+    let ranks = wire.rank_steps.iter().enumerate().map(|(at, &steps)| RankReport {
+        steps,
+        step_seconds: wire.rank_step_seconds[at],
+        exposed: wire.rank_exposed[at],
+        since_step: wire.rank_since_step_seconds[at],
+    });
+    let peers = wire.peers.iter().enumerate().map(|(at, &node)| PeerReport {
+        node,
+        sent: wire.sent_bytes_per_second[at],
+        received: wire.received_bytes_per_second[at],
+    });
+    Ok(Report {
+        ranks: ranks.collect(),
+        peers: peers.collect(),
+        line_rate: Some(wire.line_bytes_per_second).filter(|rate| *rate > 0),
+        resident: wire.resident_bytes,
+        shared: wire.shared_bytes,
+        pieces: wire.pieces_in_flight,
+        queued: wire.queued_tensors,
+        stalled: wire.stalled_tensors,
+    })
+}
+
 fn failure(wire: pb::Failure) -> Failure {
     let cut = |text: String| match text.char_indices().nth(MAX_FAILURE_TEXT) {
         Some((end, _)) => text[..end].to_owned(),
@@ -127,7 +183,7 @@ fn failure(wire: pb::Failure) -> Failure {
     }
 }
 
-fn milliseconds(time: Duration) -> u64 {
+pub(crate) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -139,6 +195,7 @@ pub fn world(world: &World, node: u32, proof: Vec<u8>) -> pb::World {
         first_rank: node.first_rank.0,
         slots: node.slots,
         rack: node.rack.clone(),
+        line_mbit: node.line_mbit,
     });
     pb::World {
         epoch: world.epoch.0,
@@ -181,6 +238,7 @@ fn operation(operation: Operation) -> pb::Operation {
         spec: operation.spec.id.0,
         segments: segments.collect(),
         absent: numbers(&operation.absent),
+        quantized: operation.quantized,
     }
 }
 
@@ -195,7 +253,7 @@ fn probe(probe: Probe) -> pb::Probe {
     }
 }
 
-fn numbers(ranks: &[Rank]) -> Vec<u32> {
+pub(crate) fn numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|rank| rank.0).collect()
 }
 
@@ -291,101 +349,6 @@ pub fn message(message: Message) -> pb::CoordinatorMessage {
     pb::CoordinatorMessage { message: Some(message) }
 }
 
-/// The engine's view of itself, for `gradwire status`.
-pub fn status(job: &str, status: Status) -> pb::StatusResponse {
-    let nodes = status.nodes.into_iter().map(|status| pb::NodeStatus {
-        host: status.node.host,
-        first_rank: status.node.first_rank.0,
-        slots: status.node.slots,
-        rack: status.node.rack,
-        silent_ms: milliseconds(status.silent),
-        left_ranks: numbers(&status.left),
-    });
-    let pending = status.pending.into_iter().map(|tensor| pb::PendingTensor {
-        process_set: tensor.set.0,
-        name: tensor.name.as_str().to_owned(),
-        waiting_ms: milliseconds(tensor.waiting),
-        missing_ranks: numbers(&tensor.missing),
-    });
-    let process_sets = status.sets.iter().map(|set| pb::ProcessSetStatus {
-        process_set: set.set.0,
-        ranks: numbers(&set.ranks),
-        joined_ranks: numbers(&set.joined),
-    });
-    pb::StatusResponse {
-        job: job.to_owned(),
-        version: VERSION.to_owned(),
-        phase: status.phase.name().to_owned(),
-        reason: status.reason,
-        epoch: status.epoch.0,
-        nodes: nodes.collect(),
-        pending: pending.collect(),
-        pending_count: status.counts.pending as u64,
-        operations_started: status.counts.started,
-        operations_done: status.counts.done,
-        failure: status.failure.map(Into::into),
-        process_sets: process_sets.collect(),
-        process_set_count: status.counts.sets as u64,
-        choices: status.choices.into_iter().map(choice).collect(),
-        network: status.network.map(network),
-        costs: Some(costs(&status.cost)),
-    }
-}
-
-fn network(network: Network) -> pb::Network {
-    let links = network.links.iter().map(|link| pb::Link {
-        from: link.from.0,
-        to: link.to.0,
-        latency_seconds: link.latency,
-        lane_bytes_per_second: link.lane_rate,
-        bytes_per_second: link.rate,
-    });
-    pb::Network {
-        took_seconds: network.took.as_secs_f64(),
-        complete: network.is_complete,
-        links: links.collect(),
-        costs: Some(costs(&network.cost)),
-    }
-}
-
-fn costs(cost: &CostModel) -> pb::Costs {
-    pb::Costs {
-        latency: cost.in_rack.latency,
-        per_byte: cost.in_rack.per_byte,
-        rack_latency: cost.cross_rack.latency,
-        rack_per_byte: cost.cross_rack.per_byte,
-        reduce_per_byte: cost.reduce_per_byte,
-        per_message: cost.per_message,
-        lane_per_byte: cost.lane_per_byte,
-        publish_per_byte: cost.publish_per_byte,
-        operation: cost.operation,
-        chunk: cost.chunk,
-        burst_loss: cost.burst_loss,
-        free_fan_in: cost.free_fan_in,
-        incast_loss: cost.incast_loss,
-    }
-}
-
-fn choice(status: ChoiceStatus) -> pb::Choice {
-    pb::Choice {
-        collective: status.collective.to_owned(),
-        nodes: status.nodes,
-        bytes: status.bytes,
-        pieces: status.pieces,
-        rule: status.rule,
-        spec: status.spec.to_string(),
-        predicted_seconds: status.predicted,
-        runner_up: status.runner_up.map(|(spec, _)| spec.to_string()).unwrap_or_default(),
-        runner_up_seconds: status.runner_up.map(|(_, seconds)| seconds).unwrap_or_default(),
-        reason: status.reason,
-        version: status.version,
-        operations: status.operations,
-        observed: status.observed,
-        mean_seconds: status.mean,
-        spread_seconds: status.spread,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -421,6 +384,7 @@ mod tests {
             spec: KnownSpec { id: SpecId(1), spec: Algorithm::DoubleTree.into() },
             segments,
             absent: (0..100_000).map(Rank).collect(),
+            quantized: true,
         }
     }
 
@@ -519,5 +483,51 @@ mod tests {
         let what = "ä".repeat(MAX_FAILURE_TEXT + 5);
         let wire = pb::Failure::from(Failure::new(FailureKind::WorkerLost, what));
         assert_eq!(failure(wire).what.chars().count(), MAX_FAILURE_TEXT);
+    }
+
+    fn heartbeat(report: pb::Report) -> Result<Incoming, WireError> {
+        let beat = pb::Heartbeat { report: Some(report), ..pb::Heartbeat::default() };
+        let message = Some(pb::node_message::Message::Heartbeat(beat));
+        incoming(ConnectionId(0), pb::NodeMessage { message })
+    }
+
+    /// TRUST and BOUND: what a node says of itself is checked before anybody sees it.
+    #[test]
+    fn a_report_is_checked() {
+        let good = pb::Report {
+            rank_steps: vec![7],
+            rank_step_seconds: vec![0.5],
+            rank_exposed: vec![0.25],
+            rank_since_step_seconds: vec![0.0],
+            peers: vec![1],
+            sent_bytes_per_second: vec![1e9],
+            received_bytes_per_second: vec![0.0],
+            ..pb::Report::default()
+        };
+        let Ok(Incoming::Heartbeat { report: Some(report), .. }) = heartbeat(good.clone()) else {
+            panic!("a good report")
+        };
+        assert_eq!((report.ranks[0].steps, report.peers[0].node, report.line_rate), (7, 1, None));
+        let long = vec![0; 300];
+        let rates = vec![0.0; 300];
+        for (bad, why) in [
+            (pb::Report { rank_steps: vec![1, 2], ..good.clone() }, "differ in length"),
+            (pb::Report { peers: Vec::new(), ..good.clone() }, "differ in length"),
+            (pb::Report { rank_exposed: vec![f32::NAN], ..good.clone() }, "NaN is no"),
+            (pb::Report { sent_bytes_per_second: vec![-1.0], ..good.clone() }, "-1 is no"),
+            (pb::Report { rank_step_seconds: vec![f32::INFINITY], ..good }, "inf is no"),
+            (
+                pb::Report {
+                    peers: long,
+                    sent_bytes_per_second: rates.clone(),
+                    received_bytes_per_second: rates,
+                    ..pb::Report::default()
+                },
+                "more than 1024",
+            ),
+        ] {
+            let error = heartbeat(bad).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The services on the wire: `gradwire.v1.Coordinator` for nodes, `gradwire.v1.Inspect` for
 //! people, health and reflection for tools.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::{
     FILE_DESCRIPTOR_SET, MAX_CONTROL_MESSAGE,
@@ -11,16 +11,17 @@ use gradwire_proto::{
         inspect_server::{Inspect, InspectServer},
     },
 };
-use tokio::{net::TcpListener, sync::oneshot};
+use tokio::net::TcpListener;
+use tokio_stream::{StreamExt, adapters::Map, wrappers::ReceiverStream};
 use tonic::{
     Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
 };
 
 use crate::{
-    convert,
-    inbox::{Inbound, OVER},
-    session::{SessionAcceptor, SessionContext, SessionStream},
+    inbox::OVER,
+    inspection::Inspection,
+    session::{SessionAcceptor, SessionStream},
 };
 
 /// The most streams of one connection: a session, and status requests.
@@ -36,10 +37,11 @@ const WINDOW: u32 = 2 << 20;
 /// Serves until `stop`.
 pub(crate) async fn serve(
     acceptor: SessionAcceptor,
+    inspection: Arc<Inspection>,
     listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let inspect = InspectServer::new(Inspection { context: acceptor.context().clone() });
+    let inspect = InspectServer::new(Shown(inspection.clone()));
     let coordinator = CoordinatorServer::new(acceptor)
         .max_decoding_message_size(MAX_CONTROL_MESSAGE)
         .max_encoding_message_size(MAX_CONTROL_MESSAGE);
@@ -62,25 +64,36 @@ pub(crate) async fn serve(
         Err(error) => tracing::warn!(%error, "no reflection: the descriptors are unreadable"),
     }
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    router.serve_with_incoming_shutdown(incoming, stop).await
+    tokio::select! {
+        served = router.serve_with_incoming_shutdown(incoming, stop) => served,
+        () = inspection.serve() => unreachable!("it has no end"),
+    }
 }
 
+/// The service for people.
 #[derive(Debug)]
-struct Inspection {
-    context: SessionContext,
-}
+struct Shown(Arc<Inspection>);
+
+/// A snapshot as a message of its own.
+type Copied = fn(Result<Arc<pb::StatusResponse>, Status>) -> Result<pb::StatusResponse, Status>;
 
 #[tonic::async_trait]
-impl Inspect for Inspection {
+impl Inspect for Shown {
     async fn status(
         &self,
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        let (reply, status) = oneshot::channel();
-        let over = || Status::unavailable(OVER);
-        self.context.inbox.send(Inbound::Inspect(reply)).await.map_err(|_| over())?;
-        let status = status.await.map_err(|_| over())?;
-        Ok(Response::new(convert::status(self.context.job.as_str(), status)))
+        self.0.look().await.map(Response::new).ok_or_else(|| Status::unavailable(OVER))
+    }
+
+    type WatchStream = Map<ReceiverStream<Result<Arc<pb::StatusResponse>, Status>>, Copied>;
+
+    async fn watch(
+        &self,
+        _: Request<pb::StatusRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let copied: Copied = |seen| seen.map(Arc::unwrap_or_clone);
+        Ok(Response::new(ReceiverStream::new(self.0.watch()?).map(copied)))
     }
 }
 

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::CoordinatorError,
+    inspection::Inspection,
     model::Phase,
     runtime::{CoordinatorConfig, Health},
     server::Coordinator,
@@ -177,6 +178,11 @@ impl Hosted {
     /// Where the daemons of the job show their metrics, once all have joined.
     pub fn targets(&self) -> watch::Receiver<Arc<[Target]>> {
         self.targets.clone()
+    }
+
+    /// Shows the job to those who look at it.
+    pub fn inspection(&self) -> Arc<Inspection> {
+        self.coordinator.inspection()
     }
 
     /// Accepts the session of the daemon in this process.

@@ -1,13 +1,24 @@
 //! What sessions send to the runtime, and what the runtime needs to answer them.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use gradwire_proto::pb;
+use gradwire_proto::{Rank, pb};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
-use tonic::Status;
 
-use crate::model::{ConnectionId, Event, event::Join, status};
+use crate::{
+    history::Entry,
+    model::{
+        ConnectionId, Event, Status,
+        command::RankWait,
+        event::Join,
+        report::{Report, Reported},
+    },
+};
 
 /// How many messages may wait for one node.
 pub(crate) const OUTBOX: usize = 1024;
@@ -16,7 +27,7 @@ pub(crate) const OUTBOX: usize = 1024;
 pub(crate) const OVER: &str = "the job is over";
 
 /// The queue of messages to one node.
-pub(crate) type Outbox = mpsc::Sender<Result<pb::CoordinatorMessage, Status>>;
+pub(crate) type Outbox = mpsc::Sender<Result<pb::CoordinatorMessage, tonic::Status>>;
 
 /// A stream that wants to join, as its session hands it over.
 #[derive(Debug)]
@@ -24,8 +35,30 @@ pub(crate) struct Peer {
     pub(crate) outbox: Outbox,
     /// The node's nonce, over which the coordinator proves the secret.
     pub(crate) nonce: Vec<u8>,
-    /// The last heartbeat of the node; none before the first.
-    pub(crate) echo: Arc<Mutex<Option<Echo>>>,
+    /// What the node has sent last.
+    pub(crate) newest: Arc<Mutex<Newest>>,
+}
+
+/// What a node has sent last, of what only the last counts.
+#[derive(Debug, Default)]
+pub(crate) struct Newest {
+    /// Its heartbeat; none before the first.
+    pub(crate) echo: Option<Echo>,
+    /// Its report; none before the first.
+    pub(crate) report: Option<(Report, Instant)>,
+}
+
+/// What viewers see.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) status: Status,
+    /// Time since the coordinator began.
+    pub(crate) uptime: Duration,
+    /// By the number of the node.
+    pub(crate) reports: BTreeMap<u32, Reported>,
+    pub(crate) lags: Vec<(Rank, RankWait)>,
+    pub(crate) decisions: Vec<Entry>,
+    pub(crate) events: Vec<Entry>,
 }
 
 /// A heartbeat of a node, which goes back with the next one of the coordinator.
@@ -44,5 +77,5 @@ pub(crate) enum Inbound {
     /// A later event.
     Event(Event),
     /// A request for the state.
-    Inspect(oneshot::Sender<status::Status>),
+    Inspect(oneshot::Sender<Snapshot>),
 }

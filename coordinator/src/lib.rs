@@ -16,9 +16,13 @@
 //! - [`engine`]: passes events to these handlers; pure
 //! - [`convert`]: between messages and the engine's types, checked (TRUST)
 //! - [`metrics`]: what is recorded of it
+//! - `history`: what has happened lately; pure
 //! - `inbox`: what goes from sessions to the runtime
 //! - [`session`]: the sessions of nodes: challenge, proof, messages
 //! - `heartbeat`: heartbeats that come as datagrams
+//! - `snapshot`: what people see, as a message; pure
+//! - `viewers`: those who watch the job
+//! - [`inspection`]: how people look at the job
 //! - [`grpc`]: the services on the wire
 //! - `tuning`: the file with what earlier jobs have measured
 //! - [`runtime`]: owns the engine, the timers and the nodes' queues; carries out what is decided
@@ -33,6 +37,7 @@ pub mod convert;
 pub mod engine;
 pub mod grpc;
 pub mod host;
+pub mod inspection;
 pub mod metrics;
 pub mod model;
 pub mod runtime;
@@ -43,13 +48,18 @@ mod agreement;
 mod dispatch;
 mod error;
 mod heartbeat;
+mod history;
 mod inbox;
 mod membership;
 mod probe;
+mod snapshot;
 mod tuning;
+mod viewers;
 
 pub use error::CoordinatorError;
+pub use inspection::Inspection;
 pub use model::{EngineConfig, Phase};
 pub use runtime::{CoordinatorConfig, Health};
 pub use server::{Coordinator, run};
 pub use session::{SessionAcceptor, SessionStream};
+pub use viewers::Watched;

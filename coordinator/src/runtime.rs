@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Ending, Failure, JobId, Secret,
+    Ending, Failure, JobId, NodeId, Secret,
     auth::Claim,
     beat::Suspension,
     clock::{Clock, nanoseconds},
@@ -28,11 +28,13 @@ use tonic::Status;
 use crate::{
     convert,
     engine::Engine,
-    inbox::{Inbound, OUTBOX, OVER, Peer},
+    history::History,
+    inbox::{Inbound, OUTBOX, OVER, Peer, Snapshot},
     metrics::{self, WaitMetrics},
     model::{
         Command, ConnectionId, EngineConfig, Event, Phase,
         command::{Execute, Node, RefusalKind, Severity},
+        report::Reported,
     },
     tuning::{self, Tuning, TuningFile},
 };
@@ -102,8 +104,8 @@ impl CoordinatorConfig {
 
 struct Session {
     peer: Peer,
-    /// Whether the world has been sent; operations and heartbeats follow.
-    welcomed: bool,
+    /// Its number, once the world has been sent; operations and heartbeats follow.
+    node: Option<NodeId>,
     /// Whether it does not read its messages; then it gets only the last one.
     overrun: bool,
 }
@@ -120,7 +122,10 @@ pub(crate) struct Runtime {
     start: Instant,
     clock: Clock,
     nodes: BTreeMap<ConnectionId, Session>,
+    /// Those of the nodes when the job ended.
+    last_reports: Option<BTreeMap<u32, Reported>>,
     waits: WaitMetrics,
+    history: History,
     /// Where the daemons show their metrics.
     daemons: Arc<[Target]>,
     health: Option<watch::Sender<Health>>,
@@ -149,7 +154,9 @@ impl Runtime {
             start: Instant::now(),
             clock: Clock::new(),
             nodes: BTreeMap::new(),
+            last_reports: None,
             waits: WaitMetrics::default(),
+            history: History::default(),
             daemons: Arc::default(),
             health: config.health,
             tasks,
@@ -209,7 +216,7 @@ impl Runtime {
     fn take(&mut self, inbound: Inbound) {
         match inbound {
             Inbound::Join { connection, join, peer } => {
-                self.nodes.insert(connection, Session { peer, welcomed: false, overrun: false });
+                self.nodes.insert(connection, Session { peer, node: None, overrun: false });
                 self.step(Event::Joined { connection, join });
             }
             Inbound::Event(event) => {
@@ -222,18 +229,49 @@ impl Runtime {
             }
             Inbound::Inspect(reply) => {
                 // The caller may have gone meanwhile.
-                let _ = reply.send(self.engine.status(self.start.elapsed()));
+                let _ = reply.send(self.snapshot());
             }
         }
+    }
+
+    /// What viewers see now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let uptime = self.start.elapsed();
+        Snapshot {
+            reports: self.last_reports.clone().unwrap_or_else(|| self.reports()),
+            status: self.engine.status(uptime),
+            uptime,
+            lags: self.history.lags(),
+            decisions: self.history.decisions(),
+            events: self.history.events(),
+        }
+    }
+
+    /// What the nodes have reported last, by their numbers.
+    fn reports(&self) -> BTreeMap<u32, Reported> {
+        let reports = self.nodes.values().filter_map(|session| {
+            let newest = session.peer.newest.lock();
+            let (report, received) = newest.report.as_ref()?;
+            Some((session.node?.0, Reported { report: report.clone(), age: received.elapsed() }))
+        });
+        reports.collect()
+    }
+
+    fn happened(&mut self, what: impl Into<String>) {
+        self.history.happened(self.start.elapsed(), what.into());
     }
 
     fn step(&mut self, event: Event) {
         let mut events = vec![event];
         while let Some(event) = events.pop() {
-            let output = self.engine.step(event, self.start.elapsed());
+            let now = self.start.elapsed();
+            let output = self.engine.step(event, now);
             metrics::measures(&output.measures, &mut self.waits);
+            self.history.waited(&output.measures.waits.ranks);
             if !output.reason.is_empty() {
                 tracing::debug!(reason = output.reason, "decided");
+                let decided = output.decided.unwrap_or_else(|| vec![output.reason]);
+                decided.into_iter().for_each(|text| self.history.decided(now, text));
             }
             for command in output.commands {
                 let overrun = self.execute(command);
@@ -255,10 +293,11 @@ impl Runtime {
                     let hosts = world.nodes.iter().map(|node| node.host.as_str());
                     self.waits = WaitMetrics::new(hosts);
                     self.daemons = targets(&self.job, &world.nodes);
+                    self.happened(format!("the world is complete: {} nodes", world.nodes.len()));
                 }
                 self.recall(&world.nodes);
                 let Some(there) = self.nodes.get_mut(&connection) else { return Vec::new() };
-                there.welcomed = true;
+                there.node = Some(node);
                 let claim = Claim::World {
                     nonce: &there.peer.nonce,
                     job: self.job.as_str(),
@@ -269,6 +308,7 @@ impl Runtime {
                 self.send(&[convert::message(Message::World(world))], |to, _| to == connection)
             }
             Command::Refuse { connection, kind, text } => {
+                self.happened(format!("a node is refused: {text}"));
                 if let Some(left_out) = REFUSALS.admits() {
                     tracing::warn!(reason = text, left_out, "a node is refused");
                 }
@@ -280,6 +320,7 @@ impl Runtime {
             }
             Command::Execute(execute) => self.answer(execute),
             Command::Abort(failure) => {
+                self.happened(format!("the job has failed: {failure}"));
                 self.end(Message::Abort(pb::Abort { failure: Some(failure.into()) }))
             }
             Command::Shutdown => self.end(Message::Shutdown(pb::Shutdown {})),
@@ -288,6 +329,7 @@ impl Runtime {
                     Severity::Info => tracing::info!("{text}"),
                     Severity::Warning => tracing::warn!("{text}"),
                 }
+                self.happened(text);
                 Vec::new()
             }
             Command::Finish(outcome) => {
@@ -334,11 +376,12 @@ impl Runtime {
     fn answer(&mut self, execute: Execute) -> Vec<ConnectionId> {
         for failed in &execute.failures {
             tracing::info!(set = %failed.set, failure = %failed.failure, "tensor failed");
+            self.happened(format!("a tensor has failed: {}", failed.failure));
         }
         let messages = convert::execute(execute);
         let bytes: usize = messages.iter().map(pb::CoordinatorMessage::encoded_len).sum();
         metrics::sent(bytes * self.nodes.len());
-        self.send(&messages, |_, node| node.welcomed)
+        self.send(&messages, |_, session| session.node.is_some())
     }
 
     /// Puts messages into the queues of some nodes. Returns those whose queue is full.
@@ -367,6 +410,7 @@ impl Runtime {
     /// Sends every node its last message (TELL). A full queue has the grace period.
     fn end(&mut self, last: Message) -> Vec<ConnectionId> {
         let last = convert::message(last);
+        self.last_reports.get_or_insert(self.reports());
         for (_, node) in std::mem::take(&mut self.nodes) {
             let (last, grace) = (last.clone(), self.grace);
             if let Err(mpsc::error::TrySendError::Full(last)) = node.peer.outbox.try_send(Ok(last))
@@ -380,9 +424,10 @@ impl Runtime {
     }
 
     fn beat(&self) {
-        for node in self.nodes.values().filter(|node| node.welcomed && !node.overrun) {
-            let echo = *node.peer.echo.lock();
+        for node in self.nodes.values().filter(|one| one.node.is_some() && !one.overrun) {
+            let echo = node.peer.newest.lock().echo;
             let beat = Message::Heartbeat(pb::Heartbeat {
+                report: None,
                 sent_ns: self.clock.now_ns(),
                 echo_ns: echo.map_or(0, |echo| echo.sent_ns),
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),

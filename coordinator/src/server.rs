@@ -1,6 +1,6 @@
 //! A coordinator on its socket: the services, the sessions and the runtime, until the job is over.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gradwire_proto::Ending;
 use tokio::{
@@ -18,6 +18,7 @@ use crate::{
     grpc,
     heartbeat::Heartbeats,
     inbox::Inbound,
+    inspection::Inspection,
     metrics,
     runtime::{CoordinatorConfig, Runtime},
     session::{SessionAcceptor, SessionContext},
@@ -53,6 +54,7 @@ pub struct Coordinator {
     sessions: TaskTracker,
     stop_sessions: CancellationToken,
     acceptor: SessionAcceptor,
+    inspection: Arc<Inspection>,
 }
 
 impl Coordinator {
@@ -65,9 +67,9 @@ impl Coordinator {
         let (sender, inbox) = mpsc::channel(INBOX);
         let sessions = TaskTracker::new();
         let stop_sessions = CancellationToken::new();
+        let inspection = Inspection::new(sender.clone(), config.engine.job.clone());
         let context = SessionContext {
             inbox: sender,
-            job: config.engine.job.clone(),
             secret: config.secret.clone(),
             join_timeout: config.join_timeout,
             sessions: sessions.clone(),
@@ -80,6 +82,7 @@ impl Coordinator {
             sessions,
             stop_sessions,
             acceptor: SessionAcceptor::new(context),
+            inspection: Arc::new(inspection),
         })
     }
 
@@ -88,12 +91,17 @@ impl Coordinator {
         self.acceptor.clone()
     }
 
+    /// Shows the job to those who look at it.
+    pub fn inspection(&self) -> Arc<Inspection> {
+        self.inspection.clone()
+    }
+
     /// Serves until the job is over or `cancel` is cancelled; see [`run`].
     ///
     /// # Errors
     /// [`CoordinatorError`] if the socket can't be served.
     pub async fn run(self, cancel: CancellationToken) -> Result<Ending, CoordinatorError> {
-        let Self { config, listener, inbox, sessions, stop_sessions, acceptor } = self;
+        let Self { config, listener, inbox, sessions, stop_sessions, acceptor, inspection } = self;
         metrics::start();
         let inbox_in = acceptor.context().inbox.clone();
         let address = listener.local_addr()?;
@@ -124,7 +132,8 @@ impl Coordinator {
                 None
             }
         };
-        let server = grpc::serve(acceptor, listener, stop_server.clone().cancelled_owned());
+        let stopped = stop_server.clone().cancelled_owned();
+        let server = grpc::serve(acceptor, inspection.clone(), listener, stopped);
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 
         let grace = config.grace.min(MAX_GRACE);
@@ -133,6 +142,7 @@ impl Coordinator {
             outcome = runtime.drive(inbox, cancel) => outcome,
             ended = &mut server => {
                 stop_sessions.cancel();
+                inspection.end(None);
                 return Err(match ended {
                     Ok(Err(error)) => error.into(),
                     Ok(Ok(())) => {
@@ -142,6 +152,7 @@ impl Coordinator {
                 });
             }
         };
+        inspection.end(Some(runtime.snapshot()));
         // The nodes close their streams when they have read that the job is over.
         let until = Instant::now() + grace;
         runtime.keep_times().await;

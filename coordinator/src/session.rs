@@ -12,7 +12,7 @@ use std::{
 };
 
 use gradwire_proto::{
-    JobId, PROTOCOL, Secret, VERSION,
+    PROTOCOL, Secret, VERSION,
     auth::{self, Claim},
     pb::{self, coordinator_message::Message},
 };
@@ -27,7 +27,7 @@ use tonic::Status;
 
 use crate::{
     convert::{self, Incoming},
-    inbox::{Echo, Inbound, OUTBOX, OVER, Outbox, Peer},
+    inbox::{Echo, Inbound, Newest, OUTBOX, OVER, Outbox, Peer},
     model::{ConnectionId, Event},
 };
 
@@ -38,7 +38,6 @@ const MAX_STRANGERS: usize = 64;
 #[derive(Debug, Clone)]
 pub(crate) struct SessionContext {
     pub(crate) inbox: mpsc::Sender<Inbound>,
-    pub(crate) job: JobId,
     pub(crate) secret: Secret,
     pub(crate) join_timeout: Duration,
     /// Runs one task for each stream.
@@ -90,7 +89,7 @@ impl SessionAcceptor {
             context: self.context.clone(),
             connection: ConnectionId(self.connections.fetch_add(1, Ordering::Relaxed)),
             messages,
-            echo: Arc::default(),
+            newest: Arc::default(),
         };
         let stop = self.context.stop.clone();
         self.context.sessions.spawn(stop.run_until_cancelled_owned(session.run(outbox, stranger)));
@@ -103,7 +102,7 @@ struct Session<S> {
     context: SessionContext,
     connection: ConnectionId,
     messages: S,
-    echo: Arc<Mutex<Option<Echo>>>,
+    newest: Arc<Mutex<Newest>>,
 }
 
 impl<S> Session<S>
@@ -160,13 +159,14 @@ where
             order: join.order,
             rack: &join.rack,
             metrics_address: &join.metrics_address,
+            line_mbit: join.line_mbit,
         };
         let proven = join.nonce.len() == auth::NONCE_BYTES
             && self.context.secret.verify(&claim, &join.proof);
         let peer = Peer {
             outbox: outbox.clone(),
             nonce: join.nonce.clone(),
-            echo: Arc::clone(&self.echo),
+            newest: Arc::clone(&self.newest),
         };
         let join = convert::join(join, proven);
         let inbound = Inbound::Join { connection: self.connection, join, peer };
@@ -186,8 +186,14 @@ where
             let connection = self.connection;
             let event = match convert::incoming(connection, wire) {
                 Ok(Incoming::Event(event)) => event,
-                Ok(Incoming::Heartbeat { sent_ns }) => {
-                    *self.echo.lock() = Some(Echo { sent_ns, received: Instant::now() });
+                Ok(Incoming::Heartbeat { sent_ns, report }) => {
+                    let received = Instant::now();
+                    let mut newest = self.newest.lock();
+                    newest.echo = Some(Echo { sent_ns, received });
+                    if let Some(report) = report {
+                        newest.report = Some((report, received));
+                    }
+                    drop(newest);
                     Event::MessageReceived { connection }
                 }
                 Err(error) => Event::Nonsense { connection, what: error.to_string() },

@@ -68,6 +68,9 @@ struct Class {
     /// How many of the nodes are servers.
     #[serde(default, skip_serializing_if = "is_zero")]
     servers: u32,
+    /// The rates of their lines, if they differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    lines: Vec<u32>,
     bytes_log2: u32,
     pieces: u32,
     times: Vec<Line>,
@@ -97,9 +100,9 @@ impl Tuning {
     /// The file of a cluster.
     pub(crate) fn file(&self, nodes: &[Node]) -> TuningFile {
         let mut cluster = format!("gradwire {}; {}", env!("CARGO_PKG_VERSION"), self.settings);
-        for Node { host, rack, slots, .. } in nodes {
+        for Node { host, rack, slots, line_mbit, .. } in nodes {
             // Writing to a string can't fail.
-            let _ = write!(cluster, "; {host} slots {slots} rack {rack:?}");
+            let _ = write!(cluster, "; {host} slots {slots} rack {rack:?} line {line_mbit}");
         }
         let digest = Sha256::digest(cluster.as_bytes());
         let name = digest.iter().take(8).fold(String::new(), |mut name, byte| {
@@ -203,6 +206,7 @@ impl Class {
             racks: learned.topology.racks().to_vec(),
             tiers: learned.topology.tiers()[1..].to_vec(),
             servers: learned.topology.servers(),
+            lines: learned.topology.lines().to_vec(),
             bytes_log2: learned.size,
             pieces: learned.pieces,
             times: learned.times.iter().map(line).collect(),
@@ -210,21 +214,22 @@ impl Class {
     }
 
     fn checked(self, nodes: u32) -> Result<Learned, String> {
-        let Self { collective, root, racks, tiers, servers, bytes_log2: size, pieces, times } =
-            self;
+        let Self { collective, root, racks, tiers, servers, lines, .. } = self;
+        let Self { bytes_log2: size, pieces, times, .. } = self;
         let participants = (racks.len() as u32).saturating_sub(servers);
         let kind = Kind::named(&collective, root);
         let fits = (2..=nodes).contains(&participants)
             && racks.len() <= nodes as usize
             && racks.iter().chain(tiers.iter().flatten()).all(|group| *group < nodes)
             && root < participants
+            && (lines.is_empty() || lines.len() == racks.len())
             && size <= MAX_SIZE
             && (1..=MAX_PIECES).contains(&pieces);
         let topology = Topology::from_tiers(std::iter::once(racks).chain(tiers).collect());
         let Some((kind, topology)) = kind.zip(topology).filter(|_| fits) else {
             return Err("a class of pieces in it is not possible".to_owned());
         };
-        let topology = topology.with_servers(servers);
+        let topology = topology.with_servers(servers).with_lines(&lines);
         let time = |line: Line| {
             let spec = Spec::parse(&line.algorithm).map_err(|error| error.to_string())?;
             if line.permille == 0 {
@@ -260,6 +265,7 @@ mod tests {
             first_rank: Rank(0),
             slots: 2,
             rack: String::new(),
+            line_mbit: 0,
         }
     }
 

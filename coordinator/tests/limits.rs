@@ -51,6 +51,7 @@ impl Job {
             slots,
             order: node,
             rack: String::new(),
+            line_mbit: 0,
             metrics_address: String::new(),
             proven: true,
         };

@@ -205,6 +205,7 @@ impl Play {
                 slots,
                 order,
                 rack: String::new(),
+                line_mbit: 0,
                 metrics_address: String::new(),
                 proven: true,
             };

@@ -320,8 +320,12 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
                 }
                 echoed = echoed.max(beat.echo_ns);
                 beats += 1;
-                let beat =
-                    pb::Heartbeat { sent_ns: 1000 + beats, echo_ns: beat.sent_ns, held_ns: 0 };
+                let beat = pb::Heartbeat {
+                    sent_ns: 1000 + beats,
+                    echo_ns: beat.sent_ns,
+                    held_ns: 0,
+                    report: None,
+                };
                 said.push(Instant::now());
                 alive.say(Say::Heartbeat(beat)).await;
             }

@@ -38,6 +38,7 @@ fn engine(slots: &[u32]) -> Engine {
             slots,
             order: node,
             rack: String::new(),
+            line_mbit: 0,
             metrics_address: String::new(),
             proven: true,
         };

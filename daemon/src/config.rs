@@ -40,6 +40,7 @@ pub struct DaemonConfig {
     pub(crate) socket_buffer_bytes: usize,
     pub(crate) congestion_control: String,
     pub(crate) streaming_bytes: u64,
+    pub(crate) feedback_max_bytes: u64,
     pub(crate) max_segments: u32,
     pub(crate) stall_warning: Duration,
     /// The rate of this host's line in Mbit/s, if it was set.
@@ -100,12 +101,20 @@ impl DaemonConfig {
                 .unwrap_or(usize::MAX),
             congestion_control: settings.data.congestion_control.clone(),
             streaming_bytes: STREAMING_BYTES,
+            feedback_max_bytes: settings.data.feedback_max_bytes,
             max_segments: settings.worker.max_segments,
             stall_warning: settings.negotiation.stall_warning,
-            line_rate: Some(settings.network.rate_mbit)
-                .filter(|rate| *rate != Settings::default().network.rate_mbit),
+            line_rate: line_rate(settings),
         })
     }
+}
+
+/// The rate of this host's line in Mbit/s, if the settings have one.
+fn line_rate(settings: &Settings) -> Option<u32> {
+    let common = settings.network.rate_mbit;
+    let is_set = common != Settings::default().network.rate_mbit;
+    let own = settings.node.line_mbit.and_then(|rate| u32::try_from(rate).ok());
+    own.or(is_set.then_some(common))
 }
 
 impl DaemonConfig {

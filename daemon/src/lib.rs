@@ -74,6 +74,7 @@ use self::{
         hint::resource_hint,
         job::{self, Job},
     },
+    transport::line::Line,
 };
 
 /// Why a daemon could not start.
@@ -233,6 +234,7 @@ impl Daemon {
             slots: config.slots,
             order: config.order,
             rack: config.rack.clone(),
+            line_mbit: Line::of(data_address.ip(), config.line_rate).mbit(),
             start_timeout: config.start_timeout,
             retransmission: config.retransmission,
         };

@@ -4,6 +4,7 @@ use std::{
     collections::HashMap,
     ffi::OsString,
     io::{self, Write},
+    net::IpAddr,
     path::PathBuf,
     process::ExitCode,
     thread,
@@ -19,7 +20,10 @@ use gradwire_proto::{
     launch::{Notice, REPORTS_ARE_READ, ServiceReport, from_line, to_line},
 };
 use gradwire_settings::{AddressRange, Layers, Loaded, Settings, table::LogFormat};
-use gradwire_telemetry::{Endpoint, EndpointConfig, LogConfig, Readiness, init_logging};
+use gradwire_telemetry::{
+    Endpoint, EndpointConfig, LogConfig, OtlpConfig, Readiness, Router, init_logging,
+};
+use gradwire_viewer::{access::Access, pages::router};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
@@ -143,8 +147,13 @@ async fn serve(
     }
     let config = DaemonConfig::from_env(&environment, settings)?;
     let own_host = environment.get("GRADWIRE_HOST").cloned().unwrap_or_default();
+    let pages = |listen: IpAddr| match &hosted {
+        Some(hosted) => pages(hosted, settings, listen, &own_host).map(Some),
+        None => Ok(None),
+    };
     let forming = || Readiness::NotReady("the world has not formed".into());
     let (readiness, ready) = watch::channel(forming());
+    let otlp = OtlpConfig::new(&settings.otlp.endpoint, settings.otlp.interval);
     let show = |service, listen, setting, is_default| {
         // The daemon that hosts the coordinator knows which ranks are missing.
         let ready = hosted.as_ref().map_or_else(|| ready.clone(), Hosted::readiness);
@@ -164,7 +173,11 @@ async fn serve(
             ready,
             targets: hosted.as_ref().map(Hosted::targets),
             lists_itself: false,
+            // Once for the process, whatever endpoints it has.
+            otlp: if service == "gradwired" { otlp.clone() } else { None },
+            pages: pages(listen)?,
         })
+        .map_err(anyhow::Error::from)
     };
     // Nobody has asked for these ports, so no job fails because others have them.
     let is_default = settings.metrics.listen == Settings::default().metrics.listen;
@@ -178,6 +191,9 @@ async fn serve(
     } else {
         None
     };
+    if let Some(hosted) = &hosted {
+        hosted.inspection().shown_at(endpoint.address());
+    }
     metrics::start();
     let mut daemon = Daemon::bind(config).await?.shown_at(endpoint.address());
     // Everything that the system may refuse is done before other processes rely on this daemon.
@@ -222,6 +238,17 @@ async fn serve(
     }
     endpoint.stop().await;
     Ok((ending, own_host))
+}
+
+/// The pages about the job, for a listener at this address.
+fn pages(
+    hosted: &Hosted,
+    settings: &Settings,
+    listen: IpAddr,
+    own_host: &str,
+) -> anyhow::Result<Router> {
+    let access = Access::of_this_host(listen, own_host, &settings.metrics.token_file)?;
+    Ok(router(hosted.inspection(), access))
 }
 
 /// The shortest time for the coordinator's last messages to other nodes.

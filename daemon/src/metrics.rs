@@ -2,7 +2,10 @@
 //! labels are created once, for each value when it first occurs.
 
 use std::{
-    sync::{LazyLock, OnceLock},
+    sync::{
+        LazyLock, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -164,21 +167,32 @@ fn rank_label(rank: Rank) -> String {
     if rank.0 < MANY_RANKS { rank.to_string() } else { OTHER.to_owned() }
 }
 
+/// The pieces that all lanes exchange now.
+static PIECES: AtomicU64 = AtomicU64::new(0);
+
+/// How many pieces all lanes exchange now.
+pub(crate) fn pieces_in_flight() -> u32 {
+    u32::try_from(PIECES.load(Relaxed)).unwrap_or(u32::MAX)
+}
+
 /// The part of its owner in a gauge that others have parts in, too. It goes with its owner.
 #[derive(Debug)]
 pub(crate) struct Share {
     gauge: Gauge,
+    /// The same of all owners, to be read here.
+    total: Option<&'static AtomicU64>,
     value: f64,
 }
 
 impl Share {
     fn new(gauge: Gauge) -> Self {
-        Self { gauge, value: 0.0 }
+        Self { gauge, total: None, value: 0.0 }
     }
 
     /// Of the pieces that lanes exchange.
     pub(crate) fn of_pieces() -> Self {
-        Self::new(DAEMON.pieces_in_flight.clone())
+        let gauge = DAEMON.pieces_in_flight.clone();
+        Self { gauge, total: Some(&PIECES), value: 0.0 }
     }
 
     /// Of the frames that links hold.
@@ -193,11 +207,17 @@ impl Share {
 
     pub(crate) fn add(&mut self, more: usize) {
         self.value += more as f64;
+        if let Some(total) = self.total {
+            total.fetch_add(more as u64, Relaxed);
+        }
         self.gauge.increment(more as f64);
     }
 
     pub(crate) fn remove(&mut self, less: usize) {
         self.value -= less as f64;
+        if let Some(total) = self.total {
+            total.fetch_sub(less as u64, Relaxed);
+        }
         self.gauge.decrement(less as f64);
     }
 }
@@ -205,6 +225,9 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.gauge.decrement(self.value);
+        if let Some(total) = self.total {
+            total.fetch_sub(self.value as u64, Relaxed);
+        }
     }
 }
 
@@ -249,18 +272,31 @@ pub(crate) fn peer_label(node: usize, host: &str) -> &str {
 pub(crate) struct PeerTraffic {
     sent: Counter,
     received: Counter,
+    /// The same of this peer alone, to be read here.
+    bytes: [AtomicU64; 2],
 }
 
 impl PeerTraffic {
     /// For the node with this number.
     pub(crate) fn new(node: usize, host: &str) -> Self {
         let host = peer_label(node, host);
-        Self { sent: DAEMON.sent.series([host]), received: DAEMON.received.series([host]) }
+        Self {
+            sent: DAEMON.sent.series([host]),
+            received: DAEMON.received.series([host]),
+            bytes: Default::default(),
+        }
     }
 
     pub(crate) fn moved(&self, sent: u64, received: u64) {
         self.sent.increment(sent);
         self.received.increment(received);
+        self.bytes[0].fetch_add(sent, Relaxed);
+        self.bytes[1].fetch_add(received, Relaxed);
+    }
+
+    /// Bytes sent and received.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (self.bytes[0].load(Relaxed), self.bytes[1].load(Relaxed))
     }
 }
 

@@ -149,7 +149,7 @@ pub struct Refused {
 pub struct Host {
     /// Its name, as the user gave it.
     pub name: String,
-    /// How many ranks it runs.
+    /// How many ranks it runs; none for a server.
     pub ranks: u32,
     /// Whether it is this machine.
     pub local: bool,

@@ -43,6 +43,7 @@ mod job;
 mod level;
 mod op;
 mod partial;
+mod quantized;
 mod safe;
 mod scalar;
 mod scaled;
@@ -51,6 +52,7 @@ mod sweep;
 pub use job::{Combine, Finish, Store};
 pub use level::{Level, level};
 pub use partial::{Form, finish_partial, finish_partial_at, reduce_partials, reduce_partials_at};
+pub use quantized::{Quantized, add_quantized, dequantize, quantize, quantize_at};
 pub use safe::{SliceError, reduce_finish_in_place, reduce_finish_slices, reduce_slices};
 
 use job::Job;

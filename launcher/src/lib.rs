@@ -8,6 +8,7 @@
 //!
 //! - [`error`]: what goes wrong in a command
 //! - [`args`]: the options of every command that starts a job
+//! - [`run_file`]: the files that tell which jobs run
 //! - [`signals`]: what ends this process from outside
 //! - [`processes`]: the descendants of this process, and the end of them all
 //! - [`reach`]: how a host is reached, and why not
@@ -24,4 +25,5 @@ pub mod launch;
 pub mod messages;
 pub mod processes;
 pub mod reach;
+pub mod run_file;
 pub mod signals;

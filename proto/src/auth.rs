@@ -31,6 +31,7 @@ pub enum Claim<'a> {
         order: u32,
         rack: &'a str,
         metrics_address: &'a str,
+        line_mbit: u32,
     },
     /// The coordinator answers a node's join; `nonce` is the node's.
     World { nonce: &'a [u8], job: &'a str, epoch: u64 },
@@ -58,6 +59,7 @@ impl Claim<'_> {
                 order,
                 rack,
                 metrics_address,
+                line_mbit,
             } => {
                 take(b"gradwire join");
                 take(challenge);
@@ -69,6 +71,7 @@ impl Claim<'_> {
                 take(&order.to_le_bytes());
                 take(rack.as_bytes());
                 take(metrics_address.as_bytes());
+                take(&line_mbit.to_le_bytes());
             }
             Self::World { nonce, job, epoch } => {
                 take(b"gradwire world");

@@ -7,17 +7,42 @@
 //! a node.
 //!
 //! A job may ask for partial results in bf16, also for f32: they have half the bytes, and are
-//! rounded at every hop. Data that is only moved (broadcasts, gathers, messages) arrives bit for
-//! bit. The coordinator decides once, with the world, which compression a job has. So two nodes
-//! can't differ.
+//! rounded at every hop. Or it may ask for eight bits, in groups of 256 elements that share a
+//! scale: that is for allreduces of large f32 tensors. Data that is only moved (broadcasts,
+//! gathers, messages) arrives bit for bit. The coordinator decides once, with the world, which
+//! compression a job has. So two nodes can't differ.
 
 use crate::{
     request::Request,
     types::{Collective, Compression, DType, ReduceOp},
 };
 
+/// Elements of a group with one scale.
+pub const GROUP: usize = 256;
+
+/// Bytes of a group: its scale and a byte for each element.
+pub const GROUP_BYTES: usize = size_of::<f32>() + GROUP;
+
+/// The smallest tensor that is quantized, in bytes.
+pub const QUANTIZED_MIN_BYTES: u64 = 64 << 10;
+
 impl Compression {
-    /// The wire type of a request's elements between nodes.
+    /// Whether a tensor of so many bytes travels in groups of eight bits: sums and averages of f32,
+    /// that all ranks get.
+    pub fn quantizes(self, collective: Collective, dtype: DType, op: ReduceOp, bytes: u64) -> bool {
+        self.is_quantized()
+            && collective == Collective::Allreduce
+            && dtype == DType::F32
+            && matches!(op, ReduceOp::Sum | ReduceOp::Average)
+            && bytes >= QUANTIZED_MIN_BYTES
+    }
+
+    /// Whether it has groups of eight bits.
+    pub const fn is_quantized(self) -> bool {
+        matches!(self, Self::Int8 | Self::Fp8)
+    }
+
+    /// The wire type of a request's elements between nodes, where they are not quantized.
     pub fn between_nodes(self, request: &Request) -> DType {
         let Request { collective, dtype, reduce_op: op, prescale, postscale, .. } = *request;
         let reduces = matches!(
@@ -84,13 +109,32 @@ mod tests {
     }
 
     #[test]
+    fn only_large_sums_of_f32_are_quantized() {
+        use Collective::{Allreduce, Reduce};
+        use DType::{Bf16, F32, F64};
+        use ReduceOp::{Average, Max, Product, Sum};
+        const LEAST: u64 = QUANTIZED_MIN_BYTES;
+        for &compression in Compression::ALL {
+            let expected = ["int8", "fp8"].contains(&compression.name());
+            assert_eq!(compression.quantizes(Allreduce, F32, Sum, LEAST), expected);
+            assert_eq!(compression.quantizes(Allreduce, F32, Average, LEAST), expected);
+            assert!(!compression.quantizes(Allreduce, F32, Sum, LEAST - 4));
+            assert!(!compression.quantizes(Allreduce, F32, Max, LEAST));
+            assert!(!compression.quantizes(Allreduce, F32, Product, LEAST));
+            assert!(!compression.quantizes(Allreduce, F64, Sum, LEAST));
+            assert!(!compression.quantizes(Allreduce, Bf16, Sum, LEAST));
+            assert!(!compression.quantizes(Reduce, F32, Sum, LEAST));
+        }
+    }
+
+    #[test]
     fn names_are_found_and_0_on_the_wire_is_none() {
         for &compression in Compression::ALL {
             assert_eq!(compression.name().parse(), Ok(compression));
             assert_eq!(Compression::from_wire(compression.to_wire()), Some(compression));
         }
         assert!("fp16".parse::<Compression>().is_err());
-        assert_eq!(Compression::from_wire(2), None);
+        assert_eq!(Compression::from_wire(4), None);
         assert_eq!(Compression::None.to_wire(), 0);
     }
 }

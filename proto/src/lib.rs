@@ -58,5 +58,8 @@ pub const MAX_LANES: u32 = 16;
 /// The largest control message, in bytes; a larger one is refused before it is read.
 pub const MAX_CONTROL_MESSAGE: usize = 4 << 20;
 
+/// The most bytes of a report of a node (BOUND).
+pub const MAX_REPORT: usize = 1024;
+
 /// The file descriptors of the `gradwire.v1` package, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -133,6 +133,13 @@ impl TensorName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Whether it is one of those that workers give by counting: to operations without a name
+    /// (`allreduce.#3`), and to the pieces of a slice (`weights/#2`). Such a name comes again for
+    /// other data.
+    pub fn is_counted(&self) -> bool {
+        self.0.contains(".#") || self.0.contains("/#")
+    }
 }
 
 impl fmt::Display for TensorName {
@@ -428,13 +435,17 @@ impl ReduceOp {
 }
 
 wire_enum! {
-    /// The wire type of floats of at most 32 bits, in reductions between nodes; see
-    /// [`Compression::between_nodes`].
+    /// How floats of at most 32 bits travel between nodes in reductions; see
+    /// [`Compression::between_nodes`] and [`Compression::quantizes`].
     Compression ("compression") {
         /// In f32, so that nothing is rounded on the way.
         None = "none",
         /// Rounded to bfloat16: half the bytes, 8 bits of precision.
         Bf16 = "bf16",
+        /// Large sums of f32 in groups of 8-bit integers that share a scale.
+        Int8 = "int8",
+        /// The same with 8-bit floats (f8e4m3).
+        Fp8 = "fp8",
     }
 }
 

@@ -65,6 +65,20 @@ def test_digits_train_alike_on_one_and_on_three_ranks() -> None:
     assert "the same bits on 3 of 3 ranks" in three, three
 
 
+@pytest.mark.parametrize("compression", ["int8", "fp8"])
+def test_digits_are_as_accurate_in_eight_bits(compression: str) -> None:
+    pytest.importorskip("torch")
+    words = [sys.executable, str(EXAMPLES / "digits_horovod.py"), "--epochs", "4", "--batch", "48"]
+    whole = run(words)
+    job = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:1", "--set"]
+    said = run([*job, f"data.compression={compression}", "--", *words])
+    assert losses(said)[1:] != losses(whole)[1:], "most of the parameters are in one large tensor"
+    assert losses(said) == pytest.approx(losses(whole), rel=0.1, abs=0.02), (said, whole)
+    assert accuracy(said) >= accuracy(whole) - 0.02, (said, whole)
+    # SAME
+    assert "the same bits on 3 of 3 ranks" in said, said
+
+
 @pytest.mark.parametrize(
     "words",
     [

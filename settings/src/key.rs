@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     ops::RangeInclusive,
 };
 
@@ -69,6 +69,8 @@ pub enum Kind {
     Words,
     /// `ip:port`, or empty; port 0 lets the system choose.
     AddressOrNone,
+    /// `http://host:port`, or empty.
+    UrlOrNone,
     /// `ip:port` or `ip:first-last`; port 0 lets the system choose.
     AddressRange,
 }
@@ -153,6 +155,9 @@ impl Kind {
             Self::Words => words(text, value).map(Checked::Words),
             Self::AddressOrNone if text?.is_empty() => Some(Checked::Address(None)),
             Self::AddressOrNone => text?.parse().ok().map(|at| Checked::Address(Some(at))),
+            Self::UrlOrNone => {
+                is_url(text?).then(|| Checked::Text(text.unwrap_or_default().into()))
+            }
             Self::AddressRange => AddressRange::parse(text?).map(Checked::AddressRange),
         }
     }
@@ -198,6 +203,7 @@ impl fmt::Display for Kind {
             Self::AddressOrNone => {
                 f.write_str("an address ip:port, such as 10.0.0.1:7000, or nothing")
             }
+            Self::UrlOrNone => f.write_str("a URL http://host:port, or nothing"),
             Self::AddressRange => f.write_str(
                 "an address with a port or several, ip:port or ip:first-last, such as \
                  0.0.0.0:9401-9499",
@@ -213,6 +219,21 @@ fn scalar(value: &Value) -> Option<String> {
         ValueKind::Nil | ValueKind::Table(_) | ValueKind::Array(_) => None,
         _ => Some(value.to_string()),
     }
+}
+
+/// Whether this is empty, or a URL of a host and a port, without TLS and without a path.
+fn is_url(text: &str) -> bool {
+    let of_host = |place: &str| {
+        let (host, port) = place.strip_suffix('/').unwrap_or(place).rsplit_once(':')?;
+        let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        let is_host = match address {
+            Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+            None => !host.is_empty() && host.chars().all(is_name),
+        };
+        Some(is_host && port.parse::<u16>().is_ok_and(|port| port > 0))
+    };
+    text.is_empty() || text.strip_prefix("http://").and_then(of_host) == Some(true)
 }
 
 fn is_plain(text: &str) -> bool {
@@ -281,6 +302,29 @@ mod tests {
         ] {
             let error = check(kind, bad).unwrap_err();
             assert!(error.contains("ip:port or ip:first-last"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn urls_have_a_host_and_a_port() {
+        let kind = Kind::UrlOrNone;
+        for text in ["", "http://localhost:4317", "http://10.0.0.1:4317/", "http://[::1]:4317"] {
+            assert_eq!(check(kind, text), Ok(Checked::Text(text.to_owned())));
+        }
+        for bad in [
+            "localhost:4317",
+            "https://localhost:4317",
+            "http://localhost",
+            "http://localhost:0",
+            "http://localhost:65536",
+            "http://localhost:4317/v1/metrics",
+            "http://:4317",
+            "http://[::1:4317",
+            "http://a b:4317",
+            "http://user@host:4317",
+        ] {
+            let error = check(kind, bad).unwrap_err();
+            assert_eq!(error, "expected a URL http://host:port, or nothing", "{bad}");
         }
     }
 

@@ -57,6 +57,14 @@ pub fn validate(settings: &Settings) -> Result<(), String> {
             data.compression
         ));
     }
+    let is_quantized = ["int8", "fp8"].contains(&data.compression.as_str());
+    if is_quantized && negotiation.algorithm.excludes_quantized() {
+        return Err(format!(
+            "data.compression = {} is for allreduces by direct or hierarchical, and \
+             negotiation.algorithm = \"{}\" allows none of them; add one of them, or set auto",
+            data.compression, negotiation.algorithm
+        ));
+    }
     if worker.arena_max_bytes != 0 && worker.arena_max_bytes < worker.arena_segment_bytes {
         return Err(format!(
             "worker.arena_max_bytes = {} must be 0 (no limit) or at least \

@@ -277,8 +277,15 @@ settings! {
         chunk_bytes: u64 =
             "data.chunk_bytes", Kind::Bytes { min: 4 * KIB, max: 4 * MIB }, "256KiB", "bytes";
         /// The format in which f32 is sent between nodes where it is reduced. bf16 has half the
-        /// bytes and 8 bits of precision. The coordinator decides for all nodes.
-        compression: String = "data.compression", Kind::Choice(&["none", "bf16"]), "none", "";
+        /// bytes and 8 bits of precision. int8 and fp8 have a quarter: they are for allreduces
+        /// (sum, average) of tensors from 64 KiB on, in groups of 256 elements with one scale. The
+        /// coordinator decides for all nodes.
+        compression: String =
+            "data.compression", Kind::Choice(&["none", "bf16", "int8", "fp8"]), "none", "";
+        /// How much memory a daemon takes for what int8 and fp8 have lost, which is added the next
+        /// time: four bytes for each element. Tensors beyond it are rounded without that.
+        feedback_max_bytes: u64 =
+            "data.feedback_max_bytes", Kind::Bytes { min: 0, max: 1024 * GIB }, "4GiB", "bytes";
         /// The sockets' send and receive buffers; 0: 2 MiB shared between the connections with a
         /// peer, and more where the path is long, if the system grants that.
         socket_buffer_bytes: u64 =
@@ -370,6 +377,10 @@ settings! {
         /// The rack it is in; nodes of one rack are near each other. Racks may be in groups, and
         /// these in others: pod1/r3 is a rack of pod1.
         rack: String = "node.rack", Kind::RackLabel, "", "";
+        /// The rate of its line; auto: network.rate_mbit if that is set, otherwise what the
+        /// interface says. Where rates differ, who has a faster line reduces more of a piece.
+        line_mbit: Option<u64> =
+            "node.line_mbit", Kind::NumberOrAuto { min: 1, max: 10_000_000 }, "auto", "Mbit/s";
     }
     /// A training process.
     worker: Worker {
@@ -413,6 +424,19 @@ settings! {
         /// 0.0.0.0 lets other hosts read them, too.
         listen: AddressRange =
             "metrics.listen", Kind::AddressRange, "127.0.0.1:9401-9499", "";
+        /// An absolute path of a file on the first host. Who looks at the status page or asks its
+        /// interface must send the token in it. Needed where metrics.listen is no loopback address,
+        /// which others can reach; empty: there the page refuses everybody.
+        token_file: String = "metrics.token_file", Kind::Text, "", "";
+    }
+    /// Sending metrics with OpenTelemetry's protocol.
+    otlp: Otlp {
+        /// Where every daemon sends its metrics with OTLP over gRPC: a collector, such as
+        /// http://127.0.0.1:4317; empty: nowhere.
+        endpoint: String = "otlp.endpoint", Kind::UrlOrNone, "", "";
+        /// The time between two messages.
+        interval: Duration =
+            "otlp.interval_ms", Kind::Number { min: 100, max: HOUR_MS }, "10000", "ms";
     }
     /// `gradwire run`.
     launch: Launch {

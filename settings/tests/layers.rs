@@ -200,12 +200,16 @@ fn a_file_that_is_missing_or_not_toml_is_named() {
 
 #[test]
 fn values_that_contradict_each_other_are_refused() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (
             &["negotiation.strict=true", "negotiation.algorithm=allreduce=ring"],
             "negotiation.algorithm = \"allreduce=ring\": negotiation.strict allows only \
              recursive-doubling, halving-doubling, rabenseifner for reductions, and rule 1 allows \
              none of them",
+        ),
+        (
+            &["negotiation.algorithm=ring", "data.compression=int8"],
+            "data.compression = int8 is for allreduces by direct or hierarchical",
         ),
         (
             &["negotiation.strict=true", "data.compression=bf16"],

@@ -86,7 +86,7 @@ pub const ACTIVITY: Label = Label {
 pub const BUFFER: Label = Label {
     name: "buffer",
     values: "`staging` for the results of pieces; `frames` for frames that came early, and for \
-             those that may come",
+             those that may come; `feedback` for what int8 and fp8 have lost",
 };
 
 /// A phase of an operation.

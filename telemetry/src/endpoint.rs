@@ -1,4 +1,4 @@
-//! The HTTP server that shows the metrics of this process.
+//! The HTTP server that shows the metrics of this process, and pages about its job.
 //!
 //! It has a thread of its own (`gw-http`). So it answers while the threads of the service are busy,
 //! and a slow reader delays no operation.
@@ -32,6 +32,7 @@ use crate::{
     catalog::{GROUPS, HOST, JOB, PROCESS},
     collect,
     guard::Guard,
+    otlp::{self, Origin, OtlpConfig},
     process,
     registry::Recorder,
 };
@@ -77,6 +78,10 @@ pub struct EndpointConfig {
     pub targets: Option<watch::Receiver<Arc<[Target]>>>,
     /// Whether `/sd` lists this endpoint, too: it is not that of a daemon.
     pub lists_itself: bool,
+    /// Where the metrics are sent, too.
+    pub otlp: Option<OtlpConfig>,
+    /// The pages about the job, if this is the coordinator: `/` and what belongs to it.
+    pub pages: Option<Router>,
 }
 
 /// Where metrics can be read.
@@ -88,8 +93,8 @@ pub struct Target {
     pub labels: BTreeMap<&'static str, String>,
 }
 
-/// A running endpoint: `/metrics`, `/healthz`, `/readyz`, `/coordinator`, `/sd`. Dropping it stops
-/// it.
+/// A running endpoint: `/metrics`, `/healthz`, `/readyz`, `/coordinator`, `/sd`, and the pages
+/// about the job. Dropping it stops it.
 #[derive(Debug)]
 pub struct Endpoint {
     address: SocketAddr,
@@ -125,7 +130,13 @@ impl Endpoint {
             .map_err(|reason| TelemetryError::Thread { reason })?;
         let run = move || {
             let _end = end;
-            serve(&runtime, listener, router(recorder, config, address), stop);
+            let send = config.otlp.clone().map(|otlp| {
+                let EndpointConfig { service, version, job, host, .. } = config.clone();
+                let origin = Origin { service, version, job, host };
+                otlp::send(recorder.clone(), otlp, origin, stop.clone())
+            });
+            let router = router(recorder, config, address);
+            serve(&runtime, listener, router, send, stop);
         };
         thread::Builder::new()
             .name("gw-http".to_owned())
@@ -201,8 +212,15 @@ fn refused(config: &EndpointConfig, reason: io::Error) -> TelemetryError {
 }
 
 /// Serves until it is stopped, and then for a moment those who have asked already.
-fn serve(runtime: &Runtime, listener: TcpListener, router: Router, stop: CancellationToken) {
+fn serve(
+    runtime: &Runtime,
+    listener: TcpListener,
+    router: Router,
+    send: Option<impl Future<Output = ()> + Send + 'static>,
+    stop: CancellationToken,
+) {
     runtime.block_on(async {
+        let sent = send.map(tokio::spawn);
         let listener = match tokio::net::TcpListener::from_std(listener) {
             Ok(listener) => listener,
             Err(error) => return tracing::error!(%error, "the metrics endpoint ended"),
@@ -221,6 +239,10 @@ fn serve(runtime: &Runtime, listener: TcpListener, router: Router, stop: Cancell
             }
             () = late => tracing::debug!("requests for metrics were left unanswered"),
         }
+        // The last message, which has a limit.
+        if let Some(sent) = sent {
+            let _ = sent.await;
+        }
     });
 }
 
@@ -231,7 +253,7 @@ fn service_discovery(targets: &[Target]) -> String {
 }
 
 fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) -> Router {
-    let EndpointConfig { ready, coordinator, targets, lists_itself, .. } = config;
+    let EndpointConfig { ready, coordinator, targets, lists_itself, pages, .. } = config;
     // `gradwire status` looks for this at the usual ports.
     let where_it_is = format!("coordinator {coordinator}\n");
     let metrics = move || {
@@ -272,7 +294,13 @@ fn router(recorder: Arc<Recorder>, config: EndpointConfig, address: SocketAddr) 
             }
         }
     };
-    Router::new()
+    let elsewhere = || {
+        let text = "only the daemon of the first node has the status page: gradwire status says \
+                    where it is\n";
+        Router::new().route("/", get(async move || (StatusCode::NOT_FOUND, text)))
+    };
+    pages
+        .unwrap_or_else(elsewhere)
         .route("/sd", get(discovery))
         .route("/metrics", get(metrics))
         .route("/healthz", get(|| std::future::ready("ok\n")))

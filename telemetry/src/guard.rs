@@ -1,5 +1,6 @@
-//! Connections that are neither many nor long (BOUND, WAIT). A client that opens connections and
-//! says nothing, or asks and never reads, must not use up the descriptors of the service.
+//! Connections that are neither many nor idle (BOUND, WAIT). A client that opens connections and
+//! says nothing, or asks and never reads, must not use up the descriptors of the service. One that
+//! reads what it is sent may stay: somebody watches.
 
 use std::{
     io::{self, ErrorKind},
@@ -15,25 +16,26 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
 /// The most connections at a time. Others wait in the queue of the system.
 const CONNECTIONS: usize = 64;
 
-/// How long a connection may exist. A scraper that comes again makes another one.
-const LIFETIME: Duration = Duration::from_secs(30);
+/// How long a connection may exist without taking a byte of an answer. A scraper that comes again
+/// makes another one.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Accepts a limited number of connections.
 pub(crate) struct Guard {
     listener: TcpListener,
     free: Arc<Semaphore>,
-    lifetime: Duration,
+    patience: Duration,
 }
 
 impl Guard {
     pub(crate) fn new(listener: TcpListener) -> Self {
-        Self { listener, free: Arc::new(Semaphore::new(CONNECTIONS)), lifetime: LIFETIME }
+        Self { listener, free: Arc::new(Semaphore::new(CONNECTIONS)), patience: PATIENCE }
     }
 }
 
@@ -46,7 +48,8 @@ impl Listener for Guard {
         let permit = self.free.clone().acquire_owned().await.ok();
         // The listener of axum waits where the system has no descriptor left.
         let (stream, address) = Listener::accept(&mut self.listener).await;
-        (Guarded { stream, end: Box::pin(sleep(self.lifetime)), _permit: permit }, address)
+        let end = Box::pin(sleep(self.patience));
+        (Guarded { stream, end, patience: self.patience, _permit: permit }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -54,10 +57,11 @@ impl Listener for Guard {
     }
 }
 
-/// A connection that ends after its lifetime.
+/// A connection that ends if it takes nothing for too long.
 pub(crate) struct Guarded {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
+    patience: Duration,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -87,7 +91,10 @@ impl AsyncWrite for Guarded {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.poll(context)?.poll_write(context, bytes)
+        let written = ready!(self.poll(context)?.poll_write(context, bytes))?;
+        let end = Instant::now() + self.patience;
+        self.end.as_mut().reset(end);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -116,7 +123,7 @@ mod tests {
     async fn silent_clients_make_room() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let guard = Guard { lifetime: Duration::from_millis(200), ..Guard::new(listener) };
+        let guard = Guard { patience: Duration::from_millis(200), ..Guard::new(listener) };
         let router = Router::new().route("/", get(|| std::future::ready("here")));
         let server = tokio::spawn(async move { axum::serve(guard, router).await });
         let mut silent = Vec::new();

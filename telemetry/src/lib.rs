@@ -14,10 +14,12 @@
 //! - `guard`: connections that are neither many nor long
 //! - [`collect`]: values that are read when somebody asks for them
 //! - `process`: what the system knows of this process
+//! - `text`: reads the text for Prometheus back
 //! - `registry`: the recorder, and the text for Prometheus
 //! - [`declare`]: how one is declared
 //! - [`catalog`]: every metric
 //! - [`mod@reference`]: the page about them
+//! - [`otlp`]: sends the metrics to a collector
 //! - [`endpoint`]: the HTTP server, on its own thread
 
 #![forbid(unsafe_code)]
@@ -31,15 +33,19 @@ mod guard;
 pub mod histogram;
 pub mod logging;
 pub mod metric;
+pub mod otlp;
 mod process;
 pub mod rate;
 pub mod reference;
 mod registry;
+mod text;
 
+pub use axum::Router;
 pub use collect::{Collect, on_scrape};
 pub use endpoint::{Endpoint, EndpointConfig, Readiness, Target};
 pub use error::TelemetryError;
 pub use histogram::{Histogram, TimeCounter};
 pub use logging::{LogConfig, init_logging};
 pub use metrics::{Counter, Gauge};
+pub use otlp::OtlpConfig;
 pub use rate::Rate;

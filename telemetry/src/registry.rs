@@ -15,8 +15,9 @@ use parking_lot::Mutex;
 
 use crate::{
     TelemetryError,
-    histogram::{Histogram, TimeCounter},
+    histogram::{Histogram, Recorded, TimeCounter},
     metric::{Kind, Metric},
+    text::{labels_of, samples},
 };
 
 /// A series of our own instruments.
@@ -41,6 +42,23 @@ pub(crate) struct Recorder {
     exporter: PrometheusHandle,
     /// The labels of every series, as they are written.
     common: String,
+    groups: &'static [(&'static str, &'static [Metric])],
+}
+
+/// A series at one moment.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    pub(crate) metric: &'static Metric,
+    /// Without those that all series have.
+    pub(crate) labels: Vec<(String, String)>,
+    pub(crate) value: Value,
+}
+
+/// Its value.
+#[derive(Debug)]
+pub(crate) enum Value {
+    Number(f64),
+    Histogram(Box<Recorded>),
 }
 
 /// Labels as they are written, without braces.
@@ -81,7 +99,7 @@ impl Recorder {
     /// [`TelemetryError::Recorder`] if the process has one of another kind.
     pub(crate) fn install(
         common: &[(&'static str, &str)],
-        groups: &[(&str, &'static [Metric])],
+        groups: &'static [(&'static str, &'static [Metric])],
     ) -> Result<Arc<Self>, TelemetryError> {
         let mut installed = RECORDER.lock();
         if let Some(recorder) = installed.as_ref() {
@@ -100,9 +118,37 @@ impl Recorder {
             }
         }
         let common = written(common.iter().copied());
-        let recorder = Arc::new(Self { exporter, common });
+        let recorder = Arc::new(Self { exporter, common, groups });
         *installed = Some(recorder.clone());
         Ok(recorder)
+    }
+
+    /// All series; those of one metric follow each other.
+    pub(crate) fn read(&self) -> Vec<Reading> {
+        let all = self.groups.iter().flat_map(|(_, metrics)| *metrics);
+        let declared: BTreeMap<&str, &'static Metric> =
+            all.map(|metric| (metric.name, metric)).collect();
+        let common = labels_of(&self.common);
+        let text = self.exporter.render();
+        let mut readings: Vec<Reading> = samples(&text)
+            .filter_map(|mut sample| {
+                sample.labels.retain(|label| !common.contains(label));
+                let metric = *declared.get(sample.name)?;
+                Some(Reading { metric, labels: sample.labels, value: Value::Number(sample.value) })
+            })
+            .collect();
+        for (metric, series) in OWN.lock().values() {
+            readings.extend(series.iter().map(|(labels, instrument)| Reading {
+                metric,
+                labels: labels_of(labels),
+                value: match instrument {
+                    Own::TimeCounter(counter) => Value::Number(counter.sum().as_secs_f64()),
+                    Own::Histogram(histogram) => Value::Histogram(histogram.recorded().into()),
+                },
+            }));
+        }
+        readings.sort_by_key(|reading| reading.metric.name);
+        readings
     }
 
     /// All series, in the text format of Prometheus.

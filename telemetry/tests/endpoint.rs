@@ -28,6 +28,8 @@ fn config(
     EndpointConfig {
         targets: None,
         lists_itself: false,
+        otlp: None,
+        pages: None,
         or_any: false,
         service: "test",
         version: "1.2.3",

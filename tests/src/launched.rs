@@ -32,8 +32,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_launcher::run_file;
 use rustix::{
-    process::{Pid, Signal, kill_process},
+    process::{Pid, Signal, geteuid, kill_process},
     time::{ClockId, clock_gettime},
 };
 
@@ -213,6 +214,8 @@ impl Launch {
             .current_dir(self.folder())
             .env(MARK, &self.mark)
             .env("TMPDIR", self.folder())
+            // So the file of the job is in the folder for temporary files.
+            .env_remove("XDG_RUNTIME_DIR")
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -410,6 +413,10 @@ impl Job {
             let names = sockets.lines().chain(shared.iter().map(String::as_str));
             left.extend(names.filter(|line| line.contains(id)).map(ToOwned::to_owned));
         }
+        // Of a launcher that was killed, a file tells that its job runs. Who looks for jobs next
+        // removes it.
+        let run_files = format!("gradwire-{}", geteuid().as_raw());
+        let _ = run_file::running_in(&self.folder().join(run_files));
         let files = names_in(self.folder());
         left.extend(files.difference(&self.before).map(|path| path.display().to_string()));
         left

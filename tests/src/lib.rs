@@ -7,6 +7,7 @@
 //! - [`calls`]: a collective call as data: made through the public API, checked against the
 //!   reference
 //! - [`script`]: random jobs of such calls, made from a seed
+//! - [`sample`]: a running job as its coordinator shows it
 //! - [`raw`]: a worker made by hand, which sends and writes what no real worker would
 
 #![forbid(unsafe_code)]
@@ -16,4 +17,5 @@ pub mod cluster;
 pub mod launched;
 pub mod raw;
 pub mod reference;
+pub mod sample;
 pub mod script;

@@ -85,7 +85,18 @@ impl Script {
         let streams = dice.pick(&[1, 2, 3]);
         let plan = plan
             .set(format!("data.compression={compression}"))
+            // The reference does not know what earlier tensors of the same name have lost.
+            .set("data.feedback_max_bytes=0")
             .set(format!("data.streams={streams}"));
+        let plan = if compression.is_quantized() {
+            // Others are refused.
+            plan.set(format!(
+                "negotiation.algorithm={}",
+                dice.pick(&["auto", "direct", "hierarchical"])
+            ))
+        } else {
+            plan
+        };
         let size = plan.slots.iter().sum();
         let mut sets = vec![Set { ranks: (0..size).collect(), made: 0, removed: PHASES }];
         for phase in 0..PHASES {

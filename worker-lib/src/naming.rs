@@ -131,6 +131,8 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
+    use gradwire_proto::TensorName;
+
     use super::*;
 
     const ALL: ProcessSetId = ProcessSetId::GLOBAL;
@@ -141,6 +143,7 @@ mod tests {
         let mut names = Names::default();
         assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#1");
         assert_eq!(names.unnamed(ALL, "allreduce").name, "allreduce.#2");
+        assert!(TensorName::new("allreduce.#2").unwrap().is_counted());
         assert_eq!(names.unnamed(ALL, "barrier").name, "barrier.#1");
         assert_eq!(names.unnamed(SOME, "allreduce").name, "allreduce.#1");
         names.removed(SOME);

@@ -119,7 +119,7 @@ impl Session {
         &self.0.world.nodes
     }
 
-    /// The wire type of f32 in reductions between nodes (`data.compression`).
+    /// How f32 travels in reductions between nodes (`data.compression`).
     pub fn compression(&self) -> Compression {
         self.0.world.compression
     }

@@ -41,8 +41,6 @@ pub struct Setup {
     pub slots: Vec<u32>,
     /// The element type.
     pub dtype: DType,
-    /// The element type between nodes.
-    pub wire: DType,
     /// Where tensors lie.
     pub memory: Memory,
     /// The rate of the line between nodes, if it is known.
@@ -58,7 +56,6 @@ impl Setup {
             operation,
             slots: session.nodes().iter().map(|node| node.slots).collect(),
             dtype: data.dtype,
-            wire: operation.wire_dtype(session, data.dtype),
             memory: data.memory,
             line_rate: data.line_rate,
             iters: data.common.iters,
@@ -85,7 +82,7 @@ pub fn seconds(
     elements: usize,
 ) -> Result<Option<f64>, CommandError> {
     let [ranks] = setup.slots[..] else {
-        let bytes = (elements * setup.wire.size()) as f64;
+        let bytes = setup.operation.wire_bytes(session, setup.dtype, elements);
         let over_line = setup.operation.line_factor(&setup.slots) * bytes;
         return Ok(setup.line_rate.map(|rate| rate.seconds(over_line)));
     };

@@ -83,6 +83,7 @@ async fn measure(
         first_rank: order,
         ranks: 1,
         rack: String::new(),
+        line_mbit: None,
     };
     let nodes = (0..count).map(node).collect();
     let plan = plan::Plan::new(nodes, ITSELF.to_owned(), Vec::new(), settings)?;

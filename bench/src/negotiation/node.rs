@@ -145,6 +145,7 @@ impl Node {
             slots: 1,
             order,
             rack: "",
+            line_mbit: 0,
             metrics_address: "",
         });
         pb::Join {
@@ -156,6 +157,7 @@ impl Node {
             slots: 1,
             order,
             rack: String::new(),
+            line_mbit: 0,
             metrics_address: String::new(),
             nonce: self.nonce.clone(),
             proof: proof.to_vec(),
@@ -291,18 +293,59 @@ impl Node {
     }
 }
 
-/// Sends the heartbeats of all nodes, until it is dropped.
+/// How often nodes report what they do.
+const REPORTS: Duration = Duration::from_secs(1);
+
+/// How many peers a node reports, at most.
+const PEERS: u32 = 24;
+
+/// What a node reports, made up: as many figures as a real node of one rank has. The traffic is
+/// that of a node with its next ones, and grows with the number of the node.
+fn report(node: u32, nodes: u32, uptime: Duration) -> pb::Report {
+    const LINE: u64 = 3_125_000_000;
+    let peers: Vec<u32> = (1..nodes.min(PEERS + 1)).map(|next| (node + next) % nodes).collect();
+    let full = (node + 1) as f32 / nodes as f32;
+    let sent: Vec<f32> =
+        (1..).zip(&peers).map(|(next, _)| full * LINE as f32 / (2 * next) as f32).collect();
+    pb::Report {
+        rank_steps: vec![u32::try_from(uptime.as_millis() / 250).unwrap_or(u32::MAX)],
+        rank_step_seconds: vec![0.25],
+        rank_exposed: vec![1.0 - full],
+        rank_since_step_seconds: vec![0.1],
+        received_bytes_per_second: sent.iter().map(|_| 0.0).collect(),
+        sent_bytes_per_second: sent,
+        peers,
+        line_bytes_per_second: LINE,
+        resident_bytes: 64 << 20,
+        shared_bytes: 256 << 20,
+        pieces_in_flight: 8,
+        queued_tensors: 16,
+        stalled_tensors: 0,
+    }
+}
+
+/// Sends the heartbeats and reports of all nodes, until it is dropped.
 pub async fn beat(nodes: Vec<Sender>, every: Duration) {
     let begin = Instant::now();
     let mut ticks = tokio::time::interval(every);
+    let mut reported = None;
+    let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     loop {
         ticks.tick().await;
-        let sent_ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        for node in &nodes {
+        let uptime = begin.elapsed();
+        let sent_ns = u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX);
+        let reports = reported.is_none_or(|last| uptime >= last + REPORTS);
+        if reports {
+            reported = Some(uptime);
+        }
+        for (number, node) in (0..).zip(&nodes) {
             // The coordinator measures round trips with the echo, which this measurement does not
             // need.
-            let heartbeat =
-                ToCoordinator::Heartbeat(pb::Heartbeat { sent_ns, echo_ns: 0, held_ns: 0 });
+            let heartbeat = ToCoordinator::Heartbeat(pb::Heartbeat {
+                sent_ns,
+                report: reports.then(|| report(number, count, uptime)),
+                ..pb::Heartbeat::default()
+            });
             // A node whose queue is full is alive without the heartbeat.
             let _ = node.try_send(pb::NodeMessage { message: Some(heartbeat) });
         }

@@ -99,6 +99,8 @@ impl Place {
             .env("GRADWIRE_LAUNCH__SSH", self.path().join("ssh"))
             .env("GRADWIRE_LAUNCH__REMOTE_GRADWIRE", GRADWIRE)
             .env("GRADWIRE_LAUNCH__GRACE_MS", "500")
+            .env("TMPDIR", self.path())
+            .env_remove("XDG_RUNTIME_DIR")
             .env("FAKE_SSH_LOG", self.path().join("ssh.log"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -168,7 +168,7 @@ impl Algorithm {
             Self::Servers => (
                 "nodes without ranks own blocks and reduce them, so many that all are equally busy",
                 "2α + 2n(n−1)/(n²+kn−2k)·S·β for k servers and n = M other nodes; k ≥ n: 2α + S·β",
-                "hosts without accelerators to spare",
+                "hosts to spare, lines of different rates",
                 "Jiang et al., \"A Unified Architecture for Accelerating Distributed DNN Training \
                  in Heterogeneous GPU/CPU Clusters\", OSDI 2020",
             ),

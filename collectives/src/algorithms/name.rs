@@ -174,6 +174,10 @@ impl Algorithm {
     pub const CANONICAL: [Self; 3] =
         [Self::RecursiveDoubling, Self::HalvingDoubling, Self::Rabenseifner];
 
+    /// Those of whose allreduces each node rounds each block at most once: what it contributes, or
+    /// the sum of what it got. What is lost there can be kept for the next time.
+    pub const ROUNDS_ONCE: [Self; 2] = [Self::Direct, Self::Hierarchical];
+
     /// Whether it is one of [`Self::CANONICAL`].
     pub fn is_canonical(self) -> bool {
         Self::CANONICAL.contains(&self)

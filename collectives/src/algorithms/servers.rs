@@ -10,12 +10,17 @@
 //! without servers, as much as the ring, and once with as many servers as participants. More of
 //! them only share what servers do.
 //!
+//! Where lines have different rates, who has a faster one owns more.
+//!
 //! A server sends only what has come from everybody. So that it begins early, blocks are cut into
 //! segments, and everybody sends the first segment of each owner before the second one: then a
 //! piece of q segments that is alone takes 1 + 1/q times as long as its line is busy, not twice as
 //! long.
 //!
-//! Without servers it is [`direct`](super::circulant). Only an allreduce has servers.
+//! Without servers and with equal lines it is [`direct`](super::circulant). Only an allreduce has
+//! servers.
+
+use std::ops::{Range, RangeInclusive};
 
 use super::{
     build::{self, Builder},
@@ -28,29 +33,78 @@ use crate::{
     topology::Topology,
 };
 
-/// How many parts of the piece a participant and a server own, of all parts.
-#[derive(Debug, Clone, Copy)]
+/// How much of the piece each owner has, as parts of all, so that no line is busy for longer than
+/// it has to be.
+///
+/// A participant that owns a share x of the piece S sends and receives (1 + (n−2)x)·S, and a server
+/// with y n·y·S. With rates B and C of their lines, these are done at T where x ≤ (T·B/S − 1)/(n−2)
+/// and y ≤ T·C/(n·S). All shares add up to 1, so the least T is S/min B, as each participant has to
+/// send its own piece, or where all lines are full: 2n(n−1)·S/(nΣB + (n−2)ΣC). This is the solution
+/// of BytePS's linear program for any rates; with equal ones it is what the paper gives. In the
+/// first case there is room. Servers have as much as they can take then.
+#[derive(Debug, Clone)]
 struct Parts {
-    participant: u64,
-    server: u64,
-    all: u64,
+    /// Of each owner, the servers last. Whole numbers, so all nodes have the same (SAME).
+    of: Vec<u128>,
+    all: u128,
+    /// By how much longer the slowest line of a participant is busy than with its own piece.
+    line: f64,
 }
 
 impl Parts {
     fn new(topology: &Topology) -> Self {
-        let (n, k) = (u64::from(topology.contributors()), u64::from(topology.servers()));
-        let (participant, server) = if k < n { (n - k, 2 * (n - 1)) } else { (0, 1) };
-        Self { participant, server, all: n * participant + k * server }
+        let n = u128::from(topology.contributors());
+        let rates = (0..topology.participants()).map(|owner| u128::from(topology.line(owner)));
+        let rates: Vec<u128> = rates.collect();
+        let (own, servers) = rates.split_at(n as usize);
+        let (sum, slowest) = (own.iter().sum::<u128>(), own.iter().min().copied().unwrap_or(1));
+        let served: u128 = servers.iter().sum();
+        // All lines together, in a unit in which they are full at 2n(n−1).
+        let (full, needed) = (n * sum + n.saturating_sub(2) * served, 2 * n * (n - 1));
+        let (participants, of_server, line): (Vec<u128>, u128, f64) =
+            if n > 2 && needed * slowest >= full {
+                let line = (needed * slowest) as f64 / full as f64;
+                (own.iter().map(|rate| needed * rate - full).collect(), 2 * (n - 1) * (n - 2), line)
+            } else if served >= n * slowest {
+                (vec![0; n as usize], 1, 1.0)
+            } else {
+                // What servers leave is shared by what lines have more than the slowest one, or
+                // between two participants, where it makes no difference, by their rates.
+                let room = |rate: &u128| if n > 2 { rate - slowest } else { *rate };
+                let left = n * slowest - served;
+                let all = own.iter().map(room).sum();
+                (own.iter().map(|rate| left * room(rate)).collect(), all, 1.0)
+            };
+        let servers = servers.iter().map(|rate| of_server * rate);
+        let of: Vec<u128> = participants.into_iter().chain(servers).collect();
+        Self { all: of.iter().sum(), of, line }
     }
 
-    fn of(self, topology: &Topology, owner: u32) -> u64 {
-        if owner < topology.contributors() { self.participant } else { self.server }
+    /// How many own a part.
+    fn owners(&self) -> u64 {
+        self.of.iter().filter(|&&parts| parts > 0).count() as u64
+    }
+
+    /// What an owner has, as a share of the piece.
+    fn share(&self, owner: u32) -> f64 {
+        self.of[owner as usize] as f64 / self.all as f64
     }
 }
 
 /// The least elements of a segment, and the most segments that the size decides for.
 const SEGMENT: u64 = 1 << 14;
 const MAX_SEGMENTS: u64 = 8;
+
+/// BOUND: the most blocks of all owners together, as long as there are not more owners.
+const MAX_BLOCKS: u64 = 4096;
+
+/// The fewest and the most segments of an owner, of whom there are `owners`, if `least` are asked
+/// for.
+fn segments(owners: u64, least: u32) -> RangeInclusive<u64> {
+    let bound = (MAX_BLOCKS / owners).max(1);
+    let least = u64::from(least).clamp(1, bound);
+    least..=MAX_SEGMENTS.min(bound).max(least)
+}
 
 /// A block, which is a segment of what its owner has.
 #[derive(Debug, Clone, Copy)]
@@ -63,16 +117,17 @@ struct Owned {
 /// The blocks with their owners, `least` of each at least. A small piece has none for some.
 fn owned(topology: &Topology, least: u32, count: u64) -> Vec<Owned> {
     let parts = Parts::new(topology);
+    let segments = segments(parts.owners(), least);
     let grains = count.div_ceil(GRAIN);
     let (mut before, mut offset) = (0, 0);
     let mut blocks = Vec::with_capacity(topology.participants() as usize);
     for owner in 0..topology.participants() {
-        before += parts.of(topology, owner);
-        let share = u128::from(grains) * u128::from(before) / u128::from(parts.all);
+        before += parts.of[owner as usize];
+        let share = u128::from(grains) * before / parts.all;
         let end = (share as u64 * GRAIN).min(count);
         let own = end - offset;
         if own > 0 {
-            let segments = (own / SEGMENT).clamp(1, MAX_SEGMENTS).max(least.into());
+            let segments = (own / SEGMENT).clamp(*segments.start(), *segments.end());
             blocks.extend((0..).zip(split(own, segments)).map(|(segment, block)| Owned {
                 owner,
                 segment,
@@ -86,7 +141,7 @@ fn owned(topology: &Topology, least: u32, count: u64) -> Vec<Owned> {
 
 pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64) -> Schedule {
     let (contributors, all) = (topology.contributors(), topology.participants());
-    if topology.servers() == 0 {
+    if !topology.has_shares() {
         return circulant::direct(topology, me, count);
     }
     let is_server = me >= contributors;
@@ -142,17 +197,18 @@ pub(super) fn allreduce(topology: &Topology, segments: u32, me: u32, count: u64)
 /// The cost of an allreduce of n participants and k servers: 2α + 2n(n−1)/(n² + kn − 2k)·S·β, and
 /// as much of 2(n−1)²/(n² + kn − 2k)·S·γ, for k < n.
 pub(super) fn shape(topology: &Topology, segments: u32, cluster: &Cluster) -> Shape {
-    if topology.servers() == 0 {
+    if !topology.has_shares() {
         return circulant::shape_direct(cluster);
     }
     let parts = Parts::new(topology);
-    let part = |parts_of: u64| parts_of as f64 / parts.all as f64;
-    let (own, server) = (part(parts.participant), part(parts.server));
-    let (n, all) = (f64::from(topology.contributors()), cluster.nodes);
+    let largest = |owners: Range<u32>| owners.map(|one| parts.share(one)).fold(0.0, f64::max);
+    let own = largest(0..topology.contributors());
+    let server = largest(topology.contributors()..topology.participants());
+    let n = f64::from(topology.contributors());
     // What all owners outside a rack get of it, and what its owners send to others.
     let out = |rack: &Vec<u32>| {
         let inside = rack.iter().filter(|&&one| one < topology.contributors()).count() as f64;
-        let owned = inside * own + (rack.len() as f64 - inside) * server;
+        let owned: f64 = rack.iter().map(|&one| parts.share(one)).sum();
         (inside * (1.0 - owned) + owned * (n - inside)) / rack.len() as f64
     };
     let uplink = if cluster.racks > 1.0 {
@@ -160,11 +216,12 @@ pub(super) fn shape(topology: &Topology, segments: u32, cluster: &Cluster) -> Sh
     } else {
         0.0
     };
-    let owners = if own > 0.0 { all } else { all - n };
-    let segments = MAX_SEGMENTS.max(segments.into()) as f64;
+    let owning = parts.owners();
+    let segments = *self::segments(owning, segments).end() as f64;
+    let owners = owning as f64;
     let sends = n.max(owners - 1.0 + if own > 0.0 { n - 1.0 } else { 0.0 });
     Shape {
-        line: (1.0 + (n - 2.0) * own).max(n * server),
+        line: parts.line,
         senders: n as u32,
         uplink,
         reduced: (n - 1.0) * own.max(server),

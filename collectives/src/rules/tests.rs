@@ -124,6 +124,31 @@ fn strict_rules_allow_one_order_of_additions() {
     }
 }
 
+/// Pieces that are quantized have two algorithms, of those that a rule allows. They do not concern
+/// other collectives.
+#[test]
+fn quantized_rules_have_algorithms_that_round_once() {
+    let both = "direct,hierarchical";
+    let (reduce, usual) = (Kind::Reduce { root: 0 }, "recursive-doubling");
+    for (text, kind, rule, specs, excludes) in [
+        ("auto", Kind::Allreduce, 0, both, false),
+        ("ring", Kind::Allreduce, 0, both, true),
+        ("ring,direct", Kind::Allreduce, 0, "direct", false),
+        ("^direct", Kind::Allreduce, 0, "hierarchical", false),
+        ("^direct,^hierarchical", Kind::Allreduce, 0, both, true),
+        ("allreduce=ring", Kind::Allreduce, 0, both, false),
+        ("0-64K=direct; 64K-=ring", Kind::Allreduce, 1, "direct", false),
+        (usual, reduce, 0, usual, true),
+    ] {
+        let rules = Rules::parse(text).unwrap();
+        assert_eq!(rules.excludes_quantized(), excludes, "{text}");
+        let rules = rules.quantized();
+        assert_eq!(named(&rules, kind, 4096), (rule, specs.to_owned()), "{text}, {kind:?}");
+        let forced = rules.forced(1, 4);
+        assert!(forced.is_none_or(|only| specs == only.to_string()), "{text}: {forced:?}");
+    }
+}
+
 /// TRUST: a mistake is named with its rule, its place and what is accepted.
 #[test]
 fn a_mistake_is_named_with_its_place() {

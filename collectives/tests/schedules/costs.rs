@@ -108,6 +108,31 @@ fn several_rings_have_a_bounded_number_of_blocks() {
     }
 }
 
+/// BOUND: however many segments are asked for, and whoever owns blocks.
+#[test]
+fn servers_have_a_bounded_number_of_blocks() {
+    for segments in [1, 16, 256] {
+        let spec = Spec::parse(&format!("servers(segments={segments})")).unwrap();
+        for (ranks, servers) in [(2, 1), (2, 14), (64, 3), (64, 64), (1000, 24), (4000, 96)] {
+            let topology = Topology::flat(ranks + servers).with_servers(servers);
+            for count in [1 << 20, 1 << 40] {
+                let schedule = generate(Kind::Allreduce, spec, &topology, ranks, count);
+                let blocks = schedule.blocks.len();
+                assert!(blocks <= 4096, "{spec}, {ranks} and {servers}: {blocks}");
+            }
+        }
+    }
+    let spec = Spec::parse("servers(segments=256)").unwrap();
+    for (ranks, servers) in [(3, 1), (16, 4), (4, 16)] {
+        prove(
+            Kind::Allreduce,
+            spec,
+            &Topology::flat(ranks + servers).with_servers(servers),
+            1 << 22,
+        );
+    }
+}
+
 /// What the literature counts for 32 nodes in 4 racks, in pieces that cross between racks, and in
 /// messages that follow from each other.
 #[test]

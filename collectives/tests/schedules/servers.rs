@@ -54,6 +54,68 @@ fn servers_take_load_from_the_others() {
     assert_eq!(busiest(4, 12).most_elements_sent, count);
 }
 
+/// When the last line is done, in pieces by the common unit of rates: by trying times. At each, no
+/// owner takes more than its line allows.
+fn bisected(own: &[u32], servers: &[u32]) -> f64 {
+    let n = own.len() as f64;
+    let shares = |time: f64| {
+        let takes = |rate: &u32| ((time * f64::from(*rate) - 1.0) / (n - 2.0)).clamp(0.0, 1.0);
+        let served = |rate: &u32| time * f64::from(*rate) / n;
+        own.iter().map(takes).sum::<f64>() + servers.iter().map(served).sum::<f64>()
+    };
+    // Each has to send its own piece.
+    let least = 1.0 / f64::from(*own.iter().min().unwrap());
+    let (mut low, mut high) = (0.0, 4.0);
+    while own.len() > 2 && high - low > 1e-9 {
+        let middle = (low + high) / 2.0;
+        if shares(middle) >= 1.0 { high = middle } else { low = middle }
+    }
+    if own.len() > 2 { high.max(least) } else { least }
+}
+
+/// With lines of any rates, the last one is done as early as it can be. The closed form is compared
+/// with a search, and both with what the schedules really send.
+#[test]
+fn faster_lines_have_more_to_do() {
+    let mut random = SplitMix64::seed_from_u64(7);
+    let mut below = |most: u64| (random.next_u64() % most) as usize;
+    let count = 16 << 20;
+    for _ in 0..300 {
+        let (n, k) = (2 + below(11), below(6));
+        let rates: Vec<u32> = (0..n + k).map(|_| [1, 2, 4, 5, 10, 40][below(6)]).collect();
+        let topology = with_servers(n as u32, k as u32).with_lines(&rates);
+        let schedules = all(Kind::Allreduce, Algorithm::Servers, &topology, count);
+        verify::verify(&schedules, Kind::Allreduce).unwrap();
+        let busy = schedules.iter().zip(&rates).map(|(schedule, rate)| {
+            let sends = schedule.steps.iter().filter(|step| step.action.sends_to().is_some());
+            let sent: u64 = sends.map(|step| schedule.elements(step)).sum();
+            sent as f64 / count as f64 / f64::from(*rate)
+        });
+        let busy = busy.fold(0.0, f64::max);
+        let expected = bisected(&rates[..n], &rates[n..]);
+        assert!((busy / expected - 1.0).abs() < 2e-3, "{n}+{k} {rates:?}: {busy}, not {expected}");
+    }
+}
+
+/// ONE, SAME: for all small numbers of nodes, with lines that differ in every way.
+#[test]
+fn any_lines_have_right_sums() {
+    let mut random = SplitMix64::seed_from_u64(11);
+    let mut proofs = Proofs::default();
+    for nodes in 2..=40u32 {
+        for servers in [0, 1, nodes / 2] {
+            let rates: Vec<u32> =
+                (0..nodes).map(|_| 1 + (random.next_u64() % 400) as u32).collect();
+            let topology = with_servers(nodes - servers, servers).with_lines(&rates);
+            for count in [0, 1, 64, 1001, 64 * 64, 1 << 20] {
+                for spec in specs() {
+                    proofs.prove(Kind::Allreduce, spec, &topology, count);
+                }
+            }
+        }
+    }
+}
+
 /// A parameter server for each worker: 2wS cross racks, less what stays inside (errata, table
 /// 1.10: 48 S of 32 workers in 4 racks with an owner on each).
 #[test]
@@ -72,15 +134,16 @@ proptest! {
     /// On data, in a random order with random progress, in racks of all shapes.
     #[test]
     fn sums_over_servers_are_right(
-        (topology, servers) in (2..=24usize).prop_flat_map(|nodes| {
-            (tiers::any(nodes), 1..nodes as u32)
+        (topology, servers, rates) in (2..=24usize).prop_flat_map(|nodes| {
+            let rates = prop::collection::vec(0..5u32, nodes);
+            (tiers::any(nodes), 0..nodes as u32, rates)
         }),
         dtype in prop::sample::select(vec![DType::F32, DType::F64, DType::I32, DType::F16]),
         count in prop_oneof![Just(0usize), Just(1), 2..200usize, 200..6000usize],
         spec in prop::sample::select(specs().to_vec()),
         seed in any::<u64>(),
     ) {
-        let topology = topology.with_servers(servers);
+        let topology = topology.with_servers(servers).with_lines(&rates);
         let mut random = SplitMix64::seed_from_u64(seed);
         let op = ReduceOp::Sum;
         let world = topology.contributors() as usize;

@@ -92,7 +92,7 @@ impl Agreement {
         let (ids, tensors) = (config.max_tensors as usize, config.max_pending as usize);
         Self {
             sets,
-            table: ReadyTable::new(members.len(), ids, tensors),
+            table: ReadyTable::new(members.len(), ids, tensors, config.compression),
             answer: Execute::default(),
             waiting: Waiting::default(),
             disagreements: 0,

@@ -7,8 +7,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gradwire_proto::{
-    Collective, Failure, NodeId, Priority, ProcessSetId, Request, TensorId, TensorName,
-    convert::TensorRef,
+    Collective, Compression, Failure, NodeId, Priority, ProcessSetId, Request, TensorId,
+    TensorName, convert::TensorRef,
 };
 
 use super::{
@@ -75,13 +75,14 @@ pub(crate) struct ReadyTable {
     unannounced: Vec<TensorId>,
     nodes: usize,
     most: usize,
+    compression: Compression,
     waiting: usize,
 }
 
 impl ReadyTable {
     /// A table for a world of `nodes`, with at most `max_ids` ids and `most` tensors (BOUND). All
     /// ids together have at most as many flows as one tensor may have.
-    pub(crate) fn new(nodes: usize, max_ids: usize, most: usize) -> Self {
+    pub(crate) fn new(nodes: usize, max_ids: usize, most: usize, compression: Compression) -> Self {
         Self {
             tensors: Vec::new(),
             free: Vec::new(),
@@ -91,6 +92,7 @@ impl ReadyTable {
             unannounced: Vec::new(),
             nodes,
             most,
+            compression,
             waiting: 0,
         }
     }
@@ -303,7 +305,7 @@ impl ReadyTable {
         }
         let id = tensor.set;
         let Consent { agreed, priority, members, absent } = consent;
-        let plan = Arc::new(Plan::new(id, set, &members, absent, agreed));
+        let plan = Arc::new(Plan::new(id, set, &members, absent, agreed, self.compression));
         let (tensor, text, plan) = match self.register(slot, &plan, priority) {
             Some((id, plan)) => (TensorRef::Id(id), Text::BY_ID, plan),
             None => {

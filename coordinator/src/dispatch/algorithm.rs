@@ -23,12 +23,34 @@ use crate::model::{
 /// The most choices that are kept (BOUND).
 const MAX_CHOICES: usize = 4096;
 
-/// The participants, the kind of the piece, the number of the rule that applies, and the powers of
-/// two that the bytes and the pieces of the pipeline do not exceed.
-type Class = (Topology, Kind, usize, u32, u32);
+/// The pieces of one decision.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Class {
+    /// The participants.
+    topology: Topology,
+    kind: Kind,
+    quantized: bool,
+    /// The number of the rule that applies.
+    rule: usize,
+    /// The power of two that the bytes do not exceed.
+    size: u32,
+    /// As many pieces of the pipeline at most, a power of two.
+    pieces: u32,
+}
 
 /// A class without its rule: what jobs measure does not depend on rules.
 type Measured = (Topology, Kind, u32, u32);
+
+/// What an algorithm is chosen for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) route: Route,
+    pub(crate) collective: Collective,
+    /// The bytes of the piece on the wire.
+    pub(crate) bytes: u64,
+    /// Whether partial results travel in eight bits.
+    pub(crate) quantized: bool,
+}
 
 /// A pipeline of more pieces than this counts as endless.
 const LONG_PIPELINE: u64 = 64;
@@ -73,6 +95,8 @@ pub(crate) struct Chosen {
 #[derive(Debug)]
 struct Policy {
     rules: Rules,
+    /// Those for pieces that are quantized.
+    quantized: Rules,
     cost: CostModel,
     credit: u32,
     may_explore: bool,
@@ -93,16 +117,22 @@ pub(crate) struct Chooser {
     unannounced: Vec<KnownSpec>,
 }
 
-fn measured((topology, kind, _, size, pieces): &Class) -> Measured {
-    (topology.clone(), *kind, *size, *pieces)
+/// `None` for what is not kept for later jobs: pieces that are quantized take other times.
+fn measured(class: &Class) -> Option<Measured> {
+    let Class { topology, kind, quantized, size, pieces, .. } = class;
+    (!quantized).then(|| (topology.clone(), *kind, *size, *pieces))
 }
 
 impl Policy {
+    fn rules(&self, quantized: bool) -> &Rules {
+        if quantized { &self.quantized } else { &self.rules }
+    }
+
     /// The cost model's decision for a class of pieces, and the number of the rule that applies.
     fn decide(&self, class: &Class) -> (usize, Decision) {
-        let (ref topology, kind, rule, size, pieces) = *class;
+        let Class { ref topology, kind, quantized, rule, size, pieces } = *class;
         let in_flight = self.credit.min(pieces);
-        let (rule, allowed) = self.rules.allowed(kind, rule, topology);
+        let (rule, allowed) = self.rules(quantized).allowed(kind, rule, topology);
         let by = (rule, &allowed[..]);
         let pipeline = Pipeline { pieces, in_flight };
         let choice = select(kind, topology, 1 << size, pipeline, by, &self.cost);
@@ -113,22 +143,21 @@ impl Policy {
 
 /// A decision and its reason, for the log.
 fn in_words(class: &Class, decision: &Decision) -> String {
-    let (.., size, pieces) = *class;
+    let Class { size, pieces, quantized, .. } = *class;
+    let format = if quantized { ", quantized" } else { "" };
     let among = if pieces > 1 { format!(", a pipeline of {pieces}") } else { String::new() };
     let (spec, reason) = (decision.spec(), decision.reason());
-    format!("{spec} for up to {} bytes{among}: {reason}", 1u64 << size)
+    format!("{spec} for up to {} bytes{format}{among}: {reason}", 1u64 << size)
 }
 
 impl Chooser {
-    /// The choices for nodes with these rack labels, the servers last.
-    pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
-        let topology = Topology::from_labels(racks);
-        // Before the world is complete there are no nodes.
-        let topology = topology.with_servers(if racks.is_empty() { 0 } else { config.servers });
+    /// The choices for these nodes, the servers last.
+    pub(crate) fn new(topology: Topology, config: &EngineConfig) -> Self {
         Self {
             topology,
             policy: Policy {
                 rules: config.rules.clone(),
+                quantized: config.quantized_rules.clone(),
                 cost: config.cost,
                 credit: config.credit_pieces,
                 may_explore: config.may_explore,
@@ -176,16 +205,9 @@ impl Chooser {
         if kind == Kind::Allreduce { first..end } else { end..end }
     }
 
-    /// The algorithm for a piece of `bytes` on the wire, in a pipeline of `pieces` that are in
-    /// flight or wait.
-    pub(crate) fn choose(
-        &mut self,
-        route: Route,
-        collective: Collective,
-        participants: &[NodeId],
-        bytes: u64,
-        pieces: u64,
-    ) -> Chosen {
+    /// The algorithm for a piece, in a pipeline of `pieces` that are in flight or wait.
+    pub(crate) fn choose(&mut self, work: Work, participants: &[NodeId], pieces: u64) -> Chosen {
+        let Work { route, collective, bytes, quantized } = work;
         // A single node has nothing to choose.
         let several = participants.len() > 1;
         let Some(kind) = Kind::of(route, collective, participants).filter(|_| several) else {
@@ -195,14 +217,14 @@ impl Chooser {
         let servers = self.servers(kind);
         let topology = self.topology.part(participants.iter().map(|node| node.0).chain(servers));
         let size = bytes.min(1 << 62).next_power_of_two().ilog2();
-        let rules = &self.policy.rules;
+        let rules = self.policy.rules(quantized);
         let rule = rules.rule_for(kind, bytes);
         // A fixed choice does not depend on the class, and a move has only one way.
         let is_fixed = matches!(kind, Kind::Move { .. })
             || rules.forced(rule, topology.contributors()).is_some();
         let pieces = if is_fixed { 1 } else { pieces.clamp(1, LONG_PIPELINE) as u32 };
         let pieces = pieces.next_power_of_two();
-        let class = (topology, kind, rule, size, pieces);
+        let class = Class { topology, kind, quantized, rule, size, pieces };
         if self.made.len() >= MAX_CHOICES && !self.made.contains_key(&class) {
             self.remembered = self.measured();
             self.made.clear();
@@ -214,7 +236,8 @@ impl Chooser {
                 self.last.0 += 1;
                 self.classes.insert(self.last, free.key().clone());
                 let (rule, mut decision) = self.policy.decide(free.key());
-                if let Some(times) = self.remembered.get(&measured(free.key())) {
+                let measured = measured(free.key());
+                if let Some(times) = measured.and_then(|class| self.remembered.get(&class)) {
                     decision.remember(times);
                 }
                 let reason = in_words(free.key(), &decision);
@@ -237,7 +260,7 @@ impl Chooser {
         in_flight: u32,
     ) -> Option<String> {
         let class = self.classes.get(&id.decision)?;
-        let (.., pieces) = *class;
+        let Class { pieces, .. } = *class;
         if in_flight != pieces.min(self.policy.credit) {
             return None;
         }
@@ -252,7 +275,8 @@ impl Chooser {
             self.remembered.insert((topology.clone(), *kind, *size, *pieces), times.clone());
         }
         for (class, made) in &mut self.made {
-            if let Some(times) = self.remembered.get(&measured(class)) {
+            let measured = measured(class);
+            if let Some(times) = measured.and_then(|class| self.remembered.get(&class)) {
                 made.decision.remember(times);
             }
         }
@@ -262,7 +286,7 @@ impl Chooser {
     fn measured(&self) -> BTreeMap<Measured, Vec<Time>> {
         let mut all = self.remembered.clone();
         for (class, made) in &self.made {
-            let (class, times) = (measured(class), made.decision.times());
+            let (Some(class), times) = (measured(class), made.decision.times()) else { continue };
             if !times.is_empty() && (all.len() < MAX_CHOICES || all.contains_key(&class)) {
                 all.insert(class, times);
             }
@@ -290,7 +314,8 @@ impl Chooser {
         made.truncate(SHOWN);
         made.sort_by_key(|(class, _)| *class);
         let status = made.into_iter().map(|(class, Made { rule, decision, .. })| {
-            let (topology, kind, _, size, pieces) = class;
+            let Class { topology, kind, quantized, size, pieces, .. } = class;
+            let format = if *quantized { "quantized; " } else { "" };
             let observed = decision.observed();
             ChoiceStatus {
                 collective: kind.name(),
@@ -301,7 +326,7 @@ impl Chooser {
                 spec: decision.spec(),
                 predicted: decision.predicted(),
                 runner_up: decision.runner_up(),
-                reason: decision.reason().to_owned(),
+                reason: format!("{format}{}", decision.reason()),
                 version: decision.version(),
                 operations: decision.operations(),
                 observed: observed.count(),
@@ -331,15 +356,20 @@ mod tests {
         settings.tuning.enabled = true;
         settings.negotiation.algorithm = Rules::parse("ring,recursive-doubling").unwrap();
         let config = EngineConfig::new(JobId::new("job").unwrap(), 2, 0, &settings).unwrap();
-        let mut chooser = Chooser::new(&["", ""], &config);
+        let mut chooser = Chooser::new(Topology::flat(2), &config);
         let mut flight = Flight::new(config.credit_pieces as usize);
         let both = [NodeId(0), NodeId(1)];
+        let work = Work {
+            route: Route::All,
+            collective: Collective::Allreduce,
+            bytes: 4 << 20,
+            quantized: false,
+        };
         let mut now = Duration::ZERO;
         let mut started = VecDeque::new();
         for _ in 0..40_000 {
             while flight.has_credit() && (flight.len() as u64) < pieces {
-                let Chosen { spec, id, .. } =
-                    chooser.choose(Route::All, Collective::Allreduce, &both, 4 << 20, pieces);
+                let Chosen { spec, id, .. } = chooser.choose(work, &both, pieces);
                 let mut nodes = FixedBitSet::with_capacity(2);
                 nodes.insert_range(..);
                 let sequence = flight.start(nodes, Vec::new(), id, now);

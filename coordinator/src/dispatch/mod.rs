@@ -18,11 +18,11 @@ mod queue;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fixedbitset::FixedBitSet;
-use gradwire_collectives::CostModel;
+use gradwire_collectives::{CostModel, Topology};
 use gradwire_proto::{Compression, NodeId, ProcessSetId, Sequence, convert::TensorRef};
 
 use self::{
-    algorithm::{Chooser, Chosen},
+    algorithm::{Chooser, Chosen, Work},
     credit::{Completed, Flight},
     queue::{Cut, Piece, Queue},
 };
@@ -61,14 +61,14 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
-    /// The dispatch for nodes with these rack labels, the servers last.
-    pub(crate) fn new(racks: &[&str], config: &EngineConfig) -> Self {
+    /// The dispatch for these nodes, the servers last.
+    pub(crate) fn new(nodes: Topology, config: &EngineConfig) -> Self {
         Self {
             queue: Queue::default(),
             flight: Flight::new(config.credit_pieces as usize),
-            chooser: Chooser::new(racks, config),
+            nodes: nodes.participants() as usize,
+            chooser: Chooser::new(nodes, config),
             corrections: Vec::new(),
-            nodes: racks.len(),
             lanes: config.lanes,
             max_piece_bytes: config.piece_bytes,
             compression: config.compression,
@@ -198,8 +198,14 @@ impl Dispatch {
         let participants = piece.kind.participants(set(piece.kind.set)?);
         let Piece { kind, bytes, cuts } = piece;
         let wire_bytes = kind.wire_bytes(self.compression, bytes);
+        let work = Work {
+            route: kind.route,
+            collective: kind.collective,
+            bytes: wire_bytes,
+            quantized: kind.quantized,
+        };
         let Chosen { spec, id, reason, servers } =
-            self.chooser.choose(kind.route, kind.collective, &participants, wire_bytes, pipeline);
+            self.chooser.choose(work, &participants, pipeline);
         let mut nodes = FixedBitSet::with_capacity(self.nodes);
         nodes.extend(participants.iter().map(|node| node.index()));
         nodes.extend(servers.map(|node| node as usize));
@@ -222,6 +228,7 @@ impl Dispatch {
             spec,
             segments: cuts.iter().map(segment).collect(),
             absent: Arc::clone(&kind.absent),
+            quantized: kind.quantized,
         };
         Some(Sent { operation, cuts, choice: reason })
     }

@@ -12,12 +12,12 @@ mod stall;
 use std::{sync::Arc, time::Duration};
 
 use gradwire_collectives::Topology;
-use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank};
+use gradwire_proto::{Failure, FailureKind, NodeId, ProcessSetId, Rank, Sequence};
 
 use self::stall::Stall;
 use crate::{
     agreement::{Agreement, Last},
-    dispatch::Dispatch,
+    dispatch::{Dispatch, credit::Flying},
     membership::{Membership, members::Members},
     model::{
         Command, EngineConfig, Event, Output, Phase, Status,
@@ -26,7 +26,7 @@ use crate::{
         learned::Learned,
         network::Network,
         round::Round,
-        status::Counts,
+        status::{Counts, MAX_NAMES, MAX_OPERATIONS, OperationStatus},
         text,
         violation::Violation,
     },
@@ -56,7 +56,7 @@ impl Engine {
         Self {
             membership: Membership::new(Arc::clone(&config)),
             agreement: Agreement::new(&Members::default(), &config),
-            dispatch: Dispatch::new(&[], &config),
+            dispatch: Dispatch::new(Topology::flat(0), &config),
             probing: Probing::none(),
             network: None,
             stall: Stall::new(config.stall_warning),
@@ -133,10 +133,13 @@ impl Engine {
     fn begin(&mut self) {
         let members = self.membership.members();
         let racks: Vec<&str> = members.iter().map(|(_, m)| m.node.rack.as_str()).collect();
+        let lines: Vec<u32> = members.iter().map(|(_, m)| m.node.line_mbit).collect();
+        let topology = Topology::from_labels(&racks);
+        let nodes = topology.clone().with_servers(self.config.servers).with_lines(&lines);
         self.agreement = Agreement::new(members, &self.config);
-        self.dispatch = Dispatch::new(&racks, &self.config);
+        self.dispatch = Dispatch::new(nodes, &self.config);
         if self.config.probe {
-            self.probing = Probing::new(Topology::from_labels(&racks), self.config.lanes);
+            self.probing = Probing::new(topology, self.config.lanes);
         }
     }
 
@@ -257,7 +260,7 @@ impl Engine {
         }
         let mut execute = self.agreement.take_answer();
         let mut choices = Vec::new();
-        choices.extend(self.probe(&mut execute, now));
+        let measured = self.probe(&mut execute, now);
         let piece_bytes = self.dispatch.piece_bytes();
         let Self { agreement, dispatch, probing, .. } = self;
         while probing.is_over()
@@ -282,7 +285,12 @@ impl Engine {
             return;
         }
         choices.extend(self.dispatch.take_corrections());
-        out.reason = self.reason(&execute, choices);
+        // The steps of the probe are for the log. Its result is what algorithms are chosen with.
+        let is_result = execute.probes.is_empty();
+        let (result, step) = if is_result { (measured, None) } else { (None, measured) };
+        let decided = Self::decided(&execute, result.into_iter().chain(choices));
+        out.reason = self.reason(&execute, step, &decided);
+        out.decided = Some(decided);
         out.commands.push(Command::Execute(execute));
     }
 
@@ -306,8 +314,21 @@ impl Engine {
         Some(format!("{links} measured in {took:.3} s{cut}"))
     }
 
-    /// The reason for an answer.
-    fn reason(&self, execute: &Execute, choices: Vec<String>) -> String {
+    /// What was decided with an answer, besides that what was ready goes out.
+    fn decided(execute: &Execute, choices: impl Iterator<Item = String>) -> Vec<String> {
+        let created = execute.sets_created.iter().map(|made| {
+            format!("process set {} of {} created", made.set, text::named_ranks(&made.ranks))
+        });
+        let joined = execute.joined.iter().map(|joined| {
+            format!("all of process set {} have joined, rank {} last", joined.set, joined.last)
+        });
+        let gone =
+            execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
+        created.chain(joined).chain(gone).chain(choices).collect()
+    }
+
+    /// The reason for an answer. `step` is what the probe has measured last.
+    fn reason(&self, execute: &Execute, step: Option<String>, decided: &[String]) -> String {
         let flight = self.dispatch.flight();
         let mut reason = format!(
             "{} out, {} of {} in flight, {} waiting for credit, {} failed",
@@ -317,28 +338,14 @@ impl Engine {
             text::count(self.dispatch.queued(), "tensor"),
             text::count(execute.failures.len(), "tensor"),
         );
-        let created = execute.sets_created.iter().map(|made| {
-            format!("process set {} of {} created", made.set, text::named_ranks(&made.ranks))
-        });
-        let joined = execute.joined.iter().map(|joined| {
-            format!("all of process set {} have joined, rank {} last", joined.set, joined.last)
-        });
-        let gone =
-            execute.sets_removed.iter().map(|gone| format!("process set {} removed", gone.set));
         let evicted = execute.evicted.len();
         let evicted = (evicted > 0).then(|| format!("{} evicted", text::count(evicted, "id")));
         let probes = execute.probes.first().map(|probe| {
             let groups = text::count(probe.groups.len(), "group");
             format!("probe {} of {groups}, {} at a time", probe.pattern, execute.probes.len())
         });
-        for more in probes
-            .into_iter()
-            .chain(created)
-            .chain(joined)
-            .chain(gone)
-            .chain(evicted)
-            .chain(choices)
-        {
+        let others = probes.into_iter().chain(step).chain(evicted);
+        for more in others.chain(decided.iter().cloned()) {
             reason.push_str("; ");
             reason.push_str(&more);
         }
@@ -366,6 +373,20 @@ impl Engine {
         }
     }
 
+    fn operations(&self, now: Duration) -> Vec<OperationStatus> {
+        let status = |(sequence, flying): (Sequence, &Flying)| {
+            let names = flying.slots.iter().filter_map(|slot| self.agreement.name(*slot));
+            OperationStatus {
+                sequence,
+                running: now.saturating_sub(flying.since),
+                tensors: names.take(MAX_NAMES).map(ToOwned::to_owned).collect(),
+                count: flying.slots.len(),
+                missing: flying.nodes.ones().map(|node| NodeId(node as u32)).collect(),
+            }
+        };
+        self.dispatch.flight().iter().take(MAX_OPERATIONS).map(status).collect()
+    }
+
     /// A view of everything, for people.
     pub fn status(&self, now: Duration) -> Status {
         Status {
@@ -375,6 +396,7 @@ impl Engine {
             nodes: self.membership.status(now),
             sets: self.agreement.set_status(),
             pending: self.agreement.pending_status(now),
+            operations: self.operations(now),
             choices: self.dispatch.choices(),
             network: self.network.clone(),
             cost: *self.dispatch.cost(),

@@ -218,6 +218,7 @@ impl Forming {
                 first_rank: Rank(first_rank),
                 slots: join.slots,
                 rack: join.rack,
+                line_mbit: join.line_mbit,
             };
             first_rank += node.slots;
             (connection, node)

@@ -25,6 +25,8 @@ pub struct Node {
     pub slots: u32,
     /// Its rack label; may be empty.
     pub rack: String,
+    /// The rate of its line in Mbit/s; 0 if it is not known.
+    pub line_mbit: u32,
 }
 
 /// The world, once it is complete.
@@ -116,6 +118,8 @@ pub struct Operation {
     pub segments: Vec<Segment>,
     /// Ranks of the set that have joined and take no part, ascending.
     pub absent: Arc<[Rank]>,
+    /// Whether partial results travel in the job's eight-bit format.
+    pub quantized: bool,
 }
 
 /// A process set that exists from now on. The tensor, of set 0, is the request for it, which is
@@ -315,6 +319,8 @@ pub struct Output {
     pub commands: Vec<Command>,
     /// The reason; empty if there was nothing to decide.
     pub reason: String,
+    /// What of it viewers are shown, one by one; all of it if this is `None`.
+    pub decided: Option<Vec<String>>,
     /// The measurements.
     pub measures: Measures,
 }

@@ -63,6 +63,8 @@ pub struct EngineConfig {
     pub max_pending: u32,
     /// The algorithms from which the cost model chooses.
     pub rules: Rules,
+    /// Those for pieces that travel in eight bits.
+    pub quantized_rules: Rules,
     /// The costs of the links.
     pub cost: CostModel,
     /// Whether the links between nodes are measured before the first operation.
@@ -97,6 +99,7 @@ impl EngineConfig {
         let with_ranks = nodes.saturating_sub(servers);
         given.fits(with_ranks).map_err(refused)?;
         let rules = settings.algorithms().map_err(refused)?;
+        let quantized_rules = rules.clone().quantized();
         let name = settings.data.compression.as_str();
         let known = || format!("it is {}", Compression::NAMES.join(" or "));
         let compression = name.parse().map_err(|_| invalid("data.compression", name, known()))?;
@@ -108,6 +111,7 @@ impl EngineConfig {
             epoch: Epoch(1),
             lanes: settings.data.lanes,
             compression,
+            quantized_rules,
             heartbeat_interval: settings.heartbeat.interval,
             heartbeat_timeout: settings.heartbeat.timeout,
             start_timeout: settings.launch.start_timeout,

@@ -34,6 +34,8 @@ pub struct Join {
     pub order: u32,
     /// Its rack label; may be empty.
     pub rack: String,
+    /// The rate of its line in Mbit/s; 0 if it is not known.
+    pub line_mbit: u32,
     /// Whether it has proven the job's secret.
     pub proven: bool,
 }

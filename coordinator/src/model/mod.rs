@@ -18,6 +18,7 @@ pub mod config;
 pub mod event;
 pub mod learned;
 pub mod network;
+pub mod report;
 pub mod status;
 
 pub(crate) mod lengths;

@@ -9,7 +9,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use gradwire_proto::{
     Agreed, Collective, Compression, DType, Flow, NO_PART, NodeId, ProcessSetId, Rank, ReduceOp,
-    Request, Route, Shape, agreed::pair,
+    Request, Route, Shape,
+    agreed::pair,
+    compression::{GROUP, GROUP_BYTES},
 };
 
 use super::{lengths::Lengths, process_set::ProcessSet};
@@ -34,6 +36,8 @@ pub(crate) struct Kind {
     postscale: u64,
     /// The ranks that have joined and take no part, ascending.
     pub(crate) absent: Arc<[Rank]>,
+    /// Whether partial results travel in the job's eight-bit format.
+    pub(crate) quantized: bool,
 }
 
 impl Kind {
@@ -54,8 +58,12 @@ impl Kind {
 
     /// How many bytes `bytes` of the ranks' elements take between nodes.
     pub(crate) fn wire_bytes(&self, compression: Compression, bytes: u64) -> u64 {
+        let elements = bytes / self.dtype.size() as u64;
+        if self.quantized {
+            return elements.div_ceil(GROUP as u64) * GROUP_BYTES as u64;
+        }
         let wire = compression.between_nodes(&self.request());
-        bytes / self.dtype.size() as u64 * wire.size() as u64
+        elements * wire.size() as u64
     }
 
     /// The nodes that take part, ascending.
@@ -119,17 +127,19 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The plan for what `members` have agreed on. `absent` are the other ranks of the set that the
-    /// tensor concerns. Both are ascending, and `members` belong to the set.
+    /// tensor concerns. Both are ascending, and `members` belong to the set. `compression` is that
+    /// of the job.
     pub(crate) fn new(
         id: ProcessSetId,
         set: &ProcessSet,
         members: &[Rank],
         absent: Vec<Rank>,
         agreed: Agreed,
+        compression: Compression,
     ) -> Self {
         let absent: Arc<[Rank]> = absent.into();
         let request = agreed.request();
-        let mut kinds: BTreeMap<(DType, Route), Arc<Kind>> = BTreeMap::new();
+        let mut kinds: BTreeMap<(DType, Route, bool), Arc<Kind>> = BTreeMap::new();
         // Flows are between members, which belong to the set.
         let node = |rank: Rank| set.node_of(rank).unwrap_or_default();
         // An empty send and receive concerns the nodes of its two ranks alone.
@@ -138,7 +148,7 @@ impl Plan {
             (Collective::SendReceive, [only]) => Some(vec![node(*only)]),
             _ => None,
         };
-        let mut kind = |dtype: DType, route: Route| {
+        let mut kind = |dtype: DType, route: Route, quantized: bool| {
             let new = || Kind {
                 set: id,
                 dtype,
@@ -149,8 +159,9 @@ impl Plan {
                 prescale: request.prescale.to_bits(),
                 postscale: request.postscale.to_bits(),
                 absent: Arc::clone(&absent),
+                quantized,
             };
-            Arc::clone(kinds.entry((dtype, route)).or_insert_with(|| Arc::new(new())))
+            Arc::clone(kinds.entry((dtype, route, quantized)).or_insert_with(|| Arc::new(new())))
         };
         let route = agreed.route(members, |rank| set.node_of(rank)).unwrap_or(Route::Nothing);
         let mut loads = Vec::new();
@@ -160,13 +171,18 @@ impl Plan {
             let all = Lengths::new(own.iter().map(|flow| flow.count));
             flows += own.len();
             if all.flows() > 0 {
-                let kind = kind(request.dtype_of(part), route);
+                let dtype = request.dtype_of(part);
+                let bytes = all.longest() * dtype.size() as u64;
+                let Request { collective, reduce_op: op, .. } = *request;
+                let quantized =
+                    route == Route::All && compression.quantizes(collective, dtype, op, bytes);
+                let kind = kind(dtype, route, quantized);
                 let busiest = busiest(&own, set).filter(|_| route == Route::Each);
                 loads.push(Load { kind, part: part as u32, all, busiest });
             }
         }
         if loads.is_empty() {
-            let kind = kind(request.dtype, Route::Nothing);
+            let kind = kind(request.dtype, Route::Nothing, false);
             loads.push(Load { kind, part: NO_PART, all: Lengths::default(), busiest: None });
         }
         Self { agreed: Arc::new(agreed), absent, loads, flows }
@@ -216,7 +232,7 @@ mod tests {
         let requests: Vec<&Request> = requests.iter().collect();
         let agreed = Agreed::of(&all, &requests).unwrap();
         assert_eq!(Plan::flows(request, 4), agreed.flows(&all).len());
-        let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed);
+        let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed, Compression::None);
         assert_eq!(plan.loads.len(), 1);
         (plan.loads[0].kind.route, plan)
     }
@@ -267,7 +283,8 @@ mod tests {
         let wire_bytes = |collective, compression| {
             let request = Request { shape: Shape::new(&[8]).unwrap(), ..plain(collective) };
             let agreed = Agreed::of(&all, &[&request, &request]).unwrap();
-            let plan = Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed);
+            let plan =
+                Plan::new(ProcessSetId(3), &set, &all, Vec::new(), agreed, Compression::None);
             plan.loads[0].kind.wire_bytes(compression, 4096)
         };
         assert_eq!(wire_bytes(Collective::Allreduce, Compression::None), 4096);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gradwire_collectives::{CostModel, Spec};
-use gradwire_proto::{Epoch, Failure, ProcessSetId, Rank, TensorName};
+use gradwire_proto::{Epoch, Failure, NodeId, ProcessSetId, Rank, Sequence, TensorName};
 
 use super::{command::Node, network::Network};
 
@@ -15,6 +15,12 @@ pub(crate) const MAX_SETS: usize = 100;
 
 /// The most choices of algorithms that one status lists.
 pub(crate) const MAX_CHOICES: usize = 256;
+
+/// The most operations in flight that one status lists.
+pub(crate) const MAX_OPERATIONS: usize = 32;
+
+/// The most tensors of each of them.
+pub(crate) const MAX_NAMES: usize = 3;
 
 /// The phase of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -61,6 +67,21 @@ pub struct PendingTensor {
     pub waiting: Duration,
     /// The ranks that have neither submitted it nor joined.
     pub missing: Vec<Rank>,
+}
+
+/// An operation in flight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperationStatus {
+    /// Its number.
+    pub sequence: Sequence,
+    /// Time since it started.
+    pub running: Duration,
+    /// The names of at most 3 of its tensors.
+    pub tensors: Vec<String>,
+    /// The number of its tensors.
+    pub count: usize,
+    /// The nodes that have not done it.
+    pub missing: Vec<NodeId>,
 }
 
 /// A process set.
@@ -146,6 +167,8 @@ pub struct Status {
     pub sets: Vec<SetStatus>,
     /// At most 100 tensors that wait, oldest first.
     pub pending: Vec<PendingTensor>,
+    /// At most 32 operations in flight, oldest first.
+    pub operations: Vec<OperationStatus>,
     /// The algorithms of at most 256 kinds of pieces.
     pub choices: Vec<ChoiceStatus>,
     /// What was measured of the links between nodes, once it is.

@@ -80,11 +80,21 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
         let times = exchanges(several).filter(|(moved, ..)| *moved == bytes);
         least(times.map(|(_, time, _)| time))
     };
-    // Two estimates, both too slow: one counts what does not depend on the size, too, and the other
-    // one takes a small transfer for one at the rate of the line, which may let a burst through.
     let small = exchanges(false).map(|(bytes, ..)| bytes).min();
     let small = small.and_then(|bytes| Some((bytes, fastest(false, bytes)?)));
-    let lane_per_byte = least(exchanges(false).flat_map(|(bytes, time, _)| {
+    // A line may let a burst through at any rate, such as those that are shaped with a token
+    // bucket. What comes right after a large transfer finds no tokens. So small transfers, and the
+    // first large one, count only where there is nothing else.
+    let is_large =
+        |&(bytes, ..): &(u64, f64, u32)| small.is_none_or(|(small, _)| bytes >= 2 * small);
+    let drained = match exchanges(false).filter(is_large).count() {
+        0 => exchanges(false).collect(),
+        1 => exchanges(false).filter(is_large).collect(),
+        _ => exchanges(false).filter(is_large).skip(1).collect::<Vec<_>>(),
+    };
+    // Two estimates, both too slow: one counts what does not depend on the size, too, and the other
+    // one takes a small transfer for one at the rate of the line.
+    let lane_per_byte = least(drained.into_iter().flat_map(|(bytes, time, _)| {
         let direct = at_best(time, trip / 2.0) / bytes as f64;
         let slope = small.filter(|(small, at_least)| bytes >= 2 * small && time > *at_least);
         let slope = slope.map(|(small, at_least)| (time - at_least) / (bytes - small) as f64);
@@ -104,6 +114,21 @@ pub(super) fn link(samples: &[Sample], a: NodeId, b: NodeId) -> LinkTimes {
     // All lanes together are not slower than one.
     let per_byte = all.into_iter().chain(lane_per_byte).reduce(f64::min);
     LinkTimes { latency, lane_per_byte, per_byte }
+}
+
+/// The seconds per byte that a transfer between two nodes should be made for: those of the link,
+/// or more if one of the nodes has no link that is as fast. 0 if nothing is known.
+pub(super) fn expected_per_byte(samples: &[Sample], a: NodeId, b: NodeId) -> f64 {
+    let fastest = |node: NodeId| {
+        let pairs = samples.iter().filter(|sample| sample.nodes.len() == 2);
+        let others: BTreeSet<NodeId> = pairs
+            .filter(|sample| sample.nodes.contains(&node))
+            .flat_map(|sample| sample.nodes.iter().copied().filter(|other| *other != node))
+            .collect();
+        least(others.into_iter().filter_map(|other| link(samples, node, other).lane_per_byte))
+    };
+    let known = [fastest(a), fastest(b), link(samples, a, b).lane_per_byte];
+    known.into_iter().flatten().fold(0.0, f64::max)
 }
 
 /// What one more message costs among those that nobody waits for.

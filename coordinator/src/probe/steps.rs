@@ -5,7 +5,7 @@
 use gradwire_collectives::{Topology, algorithms::probe::Pattern};
 use gradwire_proto::NodeId;
 
-use super::fit::{Sample, link};
+use super::fit::{Sample, expected_per_byte, link};
 
 /// Up to so many nodes all pairs are measured; of more, log₂ N + 1 pairs of each node.
 const ALL_PAIRS: u32 = 8;
@@ -68,7 +68,8 @@ impl Step {
         let links = || self.groups.iter().map(|group| link(samples, group[0], group[1]));
         // The slowest of them decides.
         let latency = || links().filter_map(|link| link.latency).fold(0.0, f64::max);
-        let per_byte = || links().filter_map(|link| link.lane_per_byte).fold(0.0, f64::max);
+        let expected = |group: &Vec<NodeId>| expected_per_byte(samples, group[0], group[1]);
+        let per_byte = || self.groups.iter().map(expected).fold(0.0, f64::max);
         let bytes = || {
             let bytes = self.time / per_byte().max(1e-12);
             (bytes.clamp(SMALL as f64, LARGE as f64) as u64) & !0xfff
@@ -166,7 +167,8 @@ pub(super) fn steps(topology: &Topology, lanes: u32) -> Vec<Step> {
         steps.push(step(What::FirstTrip, pairs, false));
         (0..repeats).for_each(|_| steps.push(step(What::Trips, pairs, false)));
         (0..repeats).for_each(|_| steps.push(step(What::Small, pairs, false)));
-        (0..repeats).for_each(|_| steps.push(step(What::Large, pairs, false)));
+        // The first one uses up what a line lets through at once.
+        (0..=repeats).for_each(|_| steps.push(step(What::Large, pairs, false)));
         if several {
             (0..repeats).for_each(|_| steps.push(step(What::Large, pairs, true)));
         }

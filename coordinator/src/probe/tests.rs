@@ -13,11 +13,14 @@ struct Simulated {
     lanes: u32,
     /// The time of a byte on the line to other racks that the nodes of a rack share.
     uplink_per_byte: f64,
+    /// How many bytes the line of a node lets through at once, after it had nothing to do.
+    burst: f64,
 }
 
 impl Simulated {
-    /// The time of a group, if each of so many lanes runs the probe.
-    fn seconds(&self, probe: &Probe, group: &[NodeId], lanes: f64) -> f64 {
+    /// The time of a group, if each of so many lanes runs the probe, and so many bytes of all lanes
+    /// take none.
+    fn seconds(&self, probe: &Probe, group: &[NodeId], lanes: f64, tokens: f64) -> f64 {
         let Self { topology, cost, .. } = self;
         let crosses = |group: &[NodeId]| !topology.same_rack(group[0].0, group[1].0);
         let across = group.len() > 1 && crosses(group);
@@ -29,11 +32,12 @@ impl Simulated {
             Pattern::RoundTrips(count) => 2.0 * f64::from(count) * hop,
             Pattern::Messages(count) => hop + f64::from(count) * cost.per_message,
             Pattern::Exchange(bytes) => {
+                let bytes = (bytes as f64 - tokens / lanes).max(0.0);
                 let line = lanes * cost.in_rack.per_byte;
                 // Each rack has a share of the pairs that cross.
                 let pairs = (2.0 * crossing / racks).max(1.0);
                 let uplink = if across { lanes * pairs * self.uplink_per_byte } else { 0.0 };
-                hop + bytes as f64 * line.max(uplink).max(cost.lane_per_byte)
+                hop + bytes * line.max(uplink).max(cost.lane_per_byte)
             }
             Pattern::Gather(bytes) => {
                 let senders = group.len() as f64 - 1.0;
@@ -51,6 +55,8 @@ impl Simulated {
         let mut probing = Probing::new(self.topology.clone(), self.lanes);
         let mut number = 0;
         let mut now = Duration::from_secs(5);
+        // Of each node, when its line was last in use.
+        let mut used: BTreeMap<NodeId, Duration> = BTreeMap::new();
         loop {
             let probes = probing.next(now, || {
                 number += 1;
@@ -64,7 +70,11 @@ impl Simulated {
             let mut done = Vec::new();
             for (lane, probe) in probes.iter().enumerate() {
                 for group in &probe.groups {
-                    let seconds = self.seconds(probe, group, probes.len() as f64);
+                    let idle =
+                        group.iter().map(|node| now - used.get(node).copied().unwrap_or_default());
+                    let idle = idle.min().unwrap_or_default().as_secs_f64();
+                    let tokens = (idle / self.cost.in_rack.per_byte).min(self.burst);
+                    let seconds = self.seconds(probe, group, probes.len() as f64, tokens);
                     longest = longest.max(seconds);
                     for (late, node) in group.iter().enumerate() {
                         // The others got their order earlier, and waited for the first, whose
@@ -86,6 +96,11 @@ impl Simulated {
                         done.push((*node, probe.sequence, time));
                     }
                 }
+            }
+            if matches!(probes[0].pattern, Pattern::Exchange(_) | Pattern::Gather(_)) {
+                let end = now + Duration::from_secs_f64(longest);
+                let nodes = probes.iter().flat_map(|probe| probe.groups.iter().flatten());
+                used.extend(nodes.map(|node| (*node, end)));
             }
             now += Duration::from_secs_f64(longest + self.cost.operation);
             for (node, sequence, time) in done {
@@ -132,7 +147,7 @@ fn costs_are_found_again() {
         let cost = data_centre();
         // So that each of the nodes gets its share if all of them cross.
         let uplink_per_byte = cost.cross_rack.per_byte / f64::from(size);
-        let network = Simulated { topology, cost, lanes: 2, uplink_per_byte };
+        let network = Simulated { topology, cost, lanes: 2, uplink_per_byte, burst: 0.0 };
         let measured = network.measure();
         assert!(measured.is_complete, "{nodes} nodes: {:?}", measured.took);
         assert!(measured.took < LIMIT, "{nodes} nodes: {:?}", measured.took);
@@ -157,13 +172,38 @@ fn any_line_is_measured_within_the_limit() {
         let per_byte = 8.0 / (mbit * 1e6);
         let in_rack = LinkCost { latency: 100.0 * MICRO, per_byte };
         let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
-        let network =
-            Simulated { topology: Topology::flat(8), cost, lanes: 2, uplink_per_byte: 0.0 };
+        let network = Simulated {
+            topology: Topology::flat(8),
+            cost,
+            lanes: 2,
+            uplink_per_byte: 0.0,
+            burst: 0.0,
+        };
         let measured = network.measure();
         close(measured.cost.in_rack.per_byte, per_byte, "rate");
         assert_eq!(measured.cost.lane_per_byte, 0.0);
         // The last step may end after the limit.
         assert!(measured.took < 2 * LIMIT, "{mbit} Mbit/s: {:?}", measured.took);
+    }
+}
+
+/// What a line lets through at once is not its rate, also where that is more than a transfer.
+#[test]
+fn a_burst_is_not_taken_for_the_rate() {
+    for mbit in [200.0, 1000.0, 10_000.0] {
+        for (nodes, lanes) in [(2, 1), (2, 2), (4, 2), (8, 2)] {
+            let per_byte = 8.0 / (mbit * 1e6);
+            let in_rack = LinkCost { latency: 30.0 * MICRO, per_byte };
+            let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
+            let burst = f64::max(256e3, 1e-3 / per_byte);
+            let topology = Topology::flat(nodes);
+            let measured =
+                Simulated { topology, cost, lanes, uplink_per_byte: 0.0, burst }.measure();
+            let ratio = measured.cost.in_rack.per_byte / per_byte;
+            let what = format!("{nodes} nodes, {lanes} lanes, {mbit} Mbit/s: {ratio}");
+            assert!((0.8..1.1).contains(&ratio), "{what}");
+            assert!(measured.took < 2 * LIMIT, "{what}: {:?}", measured.took);
+        }
     }
 }
 
@@ -175,7 +215,7 @@ fn far_nodes_are_measured_within_the_limit() {
         for nodes in [2, 3] {
             let cost = CostModel { in_rack, lane_per_byte: 0.0, ..data_centre() };
             let topology = Topology::flat(nodes);
-            let network = Simulated { topology, cost, lanes: 2, uplink_per_byte: 0.0 };
+            let network = Simulated { topology, cost, lanes: 2, uplink_per_byte: 0.0, burst: 0.0 };
             let measured = network.measure();
             close(measured.cost.in_rack.latency, in_rack.latency, "latency");
             assert!(measured.took < 2 * LIMIT, "{milliseconds} ms: {:?}", measured.took);

@@ -91,6 +91,7 @@ fn join(connection: u32, text: &str) -> Parsed<Join> {
         slots: 1,
         order: connection,
         rack: String::new(),
+        line_mbit: 0,
         metrics_address: String::new(),
         proven: true,
     };

@@ -81,6 +81,7 @@ impl Served {
             slots,
             order,
             rack: "r".to_owned(),
+            line_mbit: 0,
             metrics_address: format!("127.0.0.1:{}", 9401 + order),
             nonce: node.nonce.to_vec(),
             proof: Vec::new(),
@@ -95,6 +96,7 @@ impl Served {
             order,
             rack: &join.rack,
             metrics_address: &join.metrics_address,
+            line_mbit: join.line_mbit,
         };
         join.proof = self.secret.prove(&claim).to_vec();
         join

@@ -215,8 +215,10 @@ impl Session<'_> {
                     let ids = ids.iter().map(|id| id.0).collect();
                     rest.push(node_message::Message::Forgotten(pb::Forgotten { ids }));
                 }
-                Outgoing::Heartbeat => {
-                    rest.push(node_message::Message::Heartbeat(self.liveness.heartbeat()));
+                Outgoing::Heartbeat(report) => {
+                    let report = report.map(|report| *report);
+                    let heartbeat = pb::Heartbeat { report, ..self.liveness.heartbeat() };
+                    rest.push(node_message::Message::Heartbeat(heartbeat));
                 }
                 Outgoing::Left { ranks, absent } => {
                     let ranks = ranks.iter().map(|r| r.0).collect();

@@ -50,6 +50,8 @@ pub(crate) struct Introduction {
     pub(crate) slots: u32,
     pub(crate) order: u32,
     pub(crate) rack: String,
+    /// The rate of its line in Mbit/s; 0 if it is not known.
+    pub(crate) line_mbit: u32,
     pub(crate) start_timeout: Duration,
     /// How long the system may take to send again what was lost.
     pub(crate) retransmission: Duration,
@@ -70,6 +72,7 @@ impl Introduction {
             order: self.order,
             rack: &self.rack,
             metrics_address: &metrics_address,
+            line_mbit: self.line_mbit,
         };
         let proof = self.secret.prove(&claim).to_vec();
         pb::Join {
@@ -82,6 +85,7 @@ impl Introduction {
             slots: self.slots,
             order: self.order,
             rack: self.rack.clone(),
+            line_mbit: self.line_mbit,
             nonce: nonce.to_vec(),
             proof,
         }

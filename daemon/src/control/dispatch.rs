@@ -13,7 +13,10 @@ use super::{
     node::{Node, Running},
 };
 use crate::{
-    data::lane::{Lane, LaneConfig, LaneEvents},
+    data::{
+        feedback::Feedback,
+        lane::{Lane, LaneConfig, LaneEvents},
+    },
     metrics::{self, PeerTraffic},
     model::{
         members::Members,
@@ -106,11 +109,18 @@ impl Dispatch for Dispatcher {
         let queue = Arc::new(TensorQueue::new(world.me().first_rank, everybody));
         metrics::process_sets(queue.process_sets());
         let connector = Arc::new(mesh.clone());
-        let operations =
-            OperationManager::new(&world, queue.clone(), lanes.clone(), connector, events);
+        let feedback = Feedback::new(config.feedback_max_bytes);
+        let operations = OperationManager::new(
+            &world,
+            queue.clone(),
+            lanes.clone(),
+            connector,
+            events,
+            feedback,
+        );
         let hosts = world.nodes.iter().map(|node| node.host.as_str());
         let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
-        node.run(Running { world, queue, operations, lanes, mesh, traffic });
+        node.run(Running { world, queue, operations, lanes, mesh, paths, traffic });
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use gradwire_proto::{
     beat::{BEAT_BYTES, BEATS_PER_INTERVAL, Beat, Limits, Side, Silence, Suspension},
 };
 
-use super::{liveness::Liveness, node::Node};
+use super::{liveness::Liveness, node::Node, report::Reporter};
 use crate::model::{
     job::{JobIdentity, Outgoing},
     world::World,
@@ -46,6 +46,7 @@ pub(crate) fn start(node: &Arc<Node>, liveness: Arc<Liveness>, is_local: bool) -
 /// Sends and receives heartbeats until the node is gone.
 fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
     let mut datagrams: Option<io::Result<Datagrams>> = None;
+    let mut reporter = Reporter::default();
     let mut next = Instant::now();
     let mut suspension = Suspension::new(next);
     while let Some(there) = node.upgrade() {
@@ -54,8 +55,10 @@ fn beat(node: &Weak<Node>, liveness: &Liveness, is_local: bool) {
             sleep(FORMING_POLL);
             continue;
         };
-        if Instant::now() >= next {
-            there.job.send(Outgoing::Heartbeat);
+        let now = Instant::now();
+        if now >= next {
+            let report = reporter.next(&there, now).map(Box::new);
+            there.job.send(Outgoing::Heartbeat(report));
             next = Instant::now() + world.heartbeat_interval;
         }
         if suspension.check(Instant::now(), world.heartbeat_timeout).is_some() {

@@ -57,6 +57,7 @@ impl Liveness {
             sent_ns: self.clock.now_ns(),
             echo_ns: last.map_or(0, |(sent_ns, _)| sent_ns),
             held_ns: last.map_or(0, |(_, received)| nanoseconds(received.elapsed())),
+            report: None,
         }
     }
 
@@ -64,7 +65,7 @@ impl Liveness {
     /// this node, and the best estimate of the offset of the clocks.
     pub(super) fn heartbeat_received(&self, heartbeat: &Heartbeat) -> Option<(Duration, Measured)> {
         let (now, arrived_ns) = (Instant::now(), self.clock.now_ns());
-        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns } = *heartbeat;
+        let Heartbeat { sent_ns: answered_ns, echo_ns, held_ns, .. } = *heartbeat;
         let mut heartbeats = self.heartbeats.lock();
         heartbeats.last = Some((answered_ns, now));
         if echo_ns == 0 {

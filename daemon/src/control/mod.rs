@@ -1,5 +1,5 @@
 //! Executes what is decided elsewhere: the stream to the coordinator, and what depends on it. Runs
-//! on the control thread, except `heartbeat`.
+//! on the control thread, except `heartbeat` and `report`.
 //!
 //! - `liveness`: when the coordinator last sent something, and the clocks of both
 //! - `connect`: opens the stream to the coordinator
@@ -8,6 +8,7 @@
 //! - `client`: the stream: joins, sends what the node reports, passes on what it receives
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
 //! - `node`: what all threads share, and how events of the lanes are handled
+//! - `report`: what this node does, for those who watch the job
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
 
@@ -19,3 +20,4 @@ pub(crate) mod liveness;
 mod mesh;
 pub(crate) mod node;
 pub(crate) mod registry;
+mod report;

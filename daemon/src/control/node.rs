@@ -27,6 +27,7 @@ use crate::{
     },
     ops::{OperationManager, OverdueAllocation},
     queue::{Removed, Stalled, TensorQueue},
+    transport::paths::Paths,
     workers::{outbox::OutboxError, process_ends::ProcessEnds, slots::Workers, worker::Worker},
 };
 
@@ -44,6 +45,7 @@ pub(crate) struct Running {
     pub(crate) operations: OperationManager,
     pub(crate) lanes: Arc<[Lane]>,
     pub(crate) mesh: Arc<Mesh>,
+    pub(crate) paths: Arc<Paths>,
     /// What is exchanged with each node, by its number.
     pub(crate) traffic: Vec<PeerTraffic>,
 }
@@ -400,7 +402,9 @@ impl Node {
 
 impl Collect for Node {
     fn collect(&self) {
-        self.workers.all().iter().for_each(|worker| worker.activity.show());
+        for worker in self.workers.all() {
+            worker.activity.look();
+        }
     }
 }
 

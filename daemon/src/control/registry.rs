@@ -351,8 +351,28 @@ impl Registry {
         };
         takes_part |= self.world.is_server()
             && nodes_of(route, &spec, &members).binary_search(&self.world.node).is_ok();
-        let operation = Operation { sequence, request, spec, route, members, segments };
+        let quantized = wire.quantized;
+        if quantized && !self.is_quantized(route, &request, &spec, &members) {
+            return Err(invalid("quantized", "it is no allreduce that this job may quantize"));
+        }
+        let operation = Operation { sequence, request, spec, route, members, segments, quantized };
         Ok(takes_part.then_some(operation))
+    }
+
+    /// Whether an operation may travel in eight bits (TRUST).
+    fn is_quantized(
+        &self,
+        route: Route,
+        request: &Request,
+        spec: &Spec,
+        members: &Members,
+    ) -> bool {
+        let Request { collective, dtype, reduce_op: op, .. } = *request;
+        let rounds_once = Algorithm::ROUNDS_ONCE.contains(&spec.algorithm());
+        // Tensors that are large enough have been cut.
+        self.world.compression.quantizes(collective, dtype, op, u64::MAX)
+            && route == Route::All
+            && (rounds_once || members.nodes.len() == 1)
     }
 
     /// The probe, or none where this node takes no part in it.

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     metrics::Share,
     transport::{
-        frame::{Header, Notice, Totals},
+        frame::{Header, MIN_PAYLOAD, Notice, Totals},
         paths::DataSocket,
         stream::{Chunk, OutgoingFrame, Sink, Source, Stream, StreamError, Target, Turn},
         window::Window,
@@ -62,10 +62,6 @@ struct Held {
     offset: u64,
     payload: Vec<u8>,
 }
-
-/// The smallest payload of a frame that does not end its block: the lower limit of
-/// `data.chunk_bytes`. Each frame that is held takes some memory beside its bytes.
-const MIN_PAYLOAD: u64 = 4 << 10;
 
 /// The most bytes that a link keeps in buffers for reuse.
 const MAX_SPARE: usize = 16 << 20;

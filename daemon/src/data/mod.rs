@@ -9,6 +9,8 @@
 //! - `ranges`: which bytes of a block are done (pure)
 //! - `plan`: a schedule prepared for execution, and the progress of an execution (pure)
 //! - `piece`: one piece: tensors, arithmetic, schedule
+//! - `feedback`: what quantizing has lost, for the next time
+//! - `groups`: the arithmetic on quantized pieces
 //! - `staging`: the memory in which a piece's result is computed, in wire form
 //! - `meter`: what a lane does with its time
 //! - `running`: a piece in flight
@@ -17,6 +19,8 @@
 //! - `in_memory`: how fast this machine reduces and copies
 //! - `lane`: the thread
 
+pub(crate) mod feedback;
+mod groups;
 mod in_memory;
 pub(crate) mod lane;
 mod link;

@@ -3,11 +3,11 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use gradwire_kernels::{Combine, Finish, Form, Store};
-use gradwire_proto::{NodeId, Sequence, TensorName};
+use gradwire_kernels::{Combine, Finish, Form, Quantized, Store};
+use gradwire_proto::{NodeId, Sequence, TensorName, compression::GROUP_BYTES};
 use gradwire_telemetry::Counter;
 
-use super::plan::Plan;
+use super::{feedback::Errors, plan::Plan};
 use crate::model::{
     memory::{self, Part},
     tensor::QueuedTensor,
@@ -30,6 +30,8 @@ pub(crate) struct PieceSegment {
     /// First byte within the piece.
     pub(crate) start: u64,
     pub(crate) bytes: u64,
+    /// What quantizing has lost of the tensor, and the first element there, if that is kept.
+    pub(crate) errors: Option<(Arc<Errors>, u64)>,
 }
 
 impl PieceSegment {
@@ -70,6 +72,17 @@ pub(crate) enum Purpose {
     Probe,
 }
 
+/// The form of partial results, in memory and between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wire {
+    /// That of the ranks' elements.
+    Ranks,
+    /// Each element in another form.
+    Partial(Form),
+    /// Groups of elements with one scale.
+    Quantized(Quantized),
+}
+
 /// The most tensors that texts name.
 pub(crate) const NAMES: usize = 3;
 
@@ -81,9 +94,9 @@ pub(crate) struct Piece {
     pub(crate) combine: Combine,
     pub(crate) prescale: f64,
     pub(crate) finish: Finish,
-    /// The wire form of partial results, where it is not the ranks' type. The plan then counts
-    /// bytes in wire form, and everything else counts bytes of the ranks' type.
-    pub(crate) wire: Option<Form>,
+    /// The wire form of partial results. The plan counts bytes in wire form, and everything else
+    /// counts bytes of the ranks' type.
+    pub(crate) wire: Wire,
     /// What it has of each tensor: so many elements of the longest flow.
     pub(crate) tensors: Vec<(Arc<QueuedTensor>, u64)>,
     /// By their places in the piece, ascending. What is only passed on is in none of them.
@@ -123,18 +136,41 @@ impl Piece {
         names.join(", ")
     }
 
-    /// The bytes of one element in wire form.
+    /// The bytes that belong together in wire form: those of an element, or of a group.
     pub(crate) fn wire_element(&self) -> usize {
-        self.wire.map_or(self.combine.dtype.size(), Form::size)
+        match self.wire {
+            Wire::Ranks => self.combine.dtype.size(),
+            Wire::Partial(form) => form.size(),
+            Wire::Quantized(_) => GROUP_BYTES,
+        }
     }
 
-    /// Converts bytes of ranks to bytes in wire form.
+    /// Converts bytes of ranks to bytes in wire form, where each element has its own.
     pub(super) fn wire_bytes(&self, bytes: u64) -> u64 {
+        debug_assert!(!matches!(self.wire, Wire::Quantized(_)), "groups have them");
         bytes / self.combine.dtype.size() as u64 * self.wire_element() as u64
     }
 
+    /// Calls `act(segment, first byte within it, bytes)` for each part of a range of bytes of the
+    /// ranks' type.
+    pub(super) fn segments_of(
+        &self,
+        bytes: Range<u64>,
+        mut act: impl FnMut(&PieceSegment, u64, Range<u64>),
+    ) {
+        let Range { start, end } = bytes;
+        let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
+        for segment in self.segments[first..].iter().take_while(|s| s.start < end) {
+            let from = start.max(segment.start);
+            let to = end.min(segment.start + segment.bytes);
+            if from < to {
+                act(segment, from - segment.start, from..to);
+            }
+        }
+    }
+
     /// Calls `act(segment, first byte of the ranks' type within it, bytes in wire form)` for each
-    /// part of a range of bytes in wire form.
+    /// part of a range of bytes in wire form, where each element has its own.
     pub(super) fn parts_of(
         &self,
         range: Range<usize>,
@@ -142,16 +178,10 @@ impl Piece {
     ) {
         let element = self.combine.dtype.size() as u64;
         let ranks = |at: usize| (at / self.wire_element()) as u64 * element;
-        let (start, end) = (ranks(range.start), ranks(range.end));
-        let first = self.segments.partition_point(|s| s.start + s.bytes <= start);
-        for segment in self.segments[first..].iter().take_while(|s| s.start < end) {
-            let from = start.max(segment.start);
-            let to = end.min(segment.start + segment.bytes);
-            if from < to {
-                let wire_bytes = |at: u64| self.wire_bytes(at) as usize;
-                act(segment, from - segment.start, wire_bytes(from)..wire_bytes(to));
-            }
-        }
+        let wire_bytes = |at: u64| self.wire_bytes(at) as usize;
+        self.segments_of(ranks(range.start)..ranks(range.end), |segment, at, bytes| {
+            act(segment, at, wire_bytes(bytes.start)..wire_bytes(bytes.end));
+        });
     }
 
     /// Reduces and publishes without staging, for a piece that concerns no other node. It works in

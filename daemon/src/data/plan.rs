@@ -343,7 +343,11 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use gradwire_collectives::schedule::Block;
+    use gradwire_collectives::{
+        algorithms::{self, Algorithm, Kind},
+        schedule::Block,
+        topology::Topology,
+    };
 
     use super::*;
 
@@ -484,6 +488,32 @@ mod tests {
         let marks = marks(&plan);
         assert_eq!(marks, [(false, true), (true, false), (false, false), (false, false)]);
         assert!(!plan.keeps_sums());
+    }
+
+    /// What a node quantizes of an element is one value, so what is lost there is one number.
+    #[test]
+    fn algorithms_that_round_once_do() {
+        let racks = ["", "a", "a/1", "a/2", "b/1", "b/2", "b"];
+        for (nodes, stride) in (1..=12).flat_map(|nodes| (0..4).map(move |stride| (nodes, stride)))
+        {
+            let labels: Vec<&str> = (0..nodes).map(|n| racks[n * stride % 7]).collect();
+            let topology = Topology::from_labels(&labels);
+            for algorithm in Algorithm::ROUNDS_ONCE {
+                for me in 0..nodes as u32 {
+                    let all = algorithms::generate(Kind::Allreduce, algorithm, &topology, me, 4096);
+                    let mut rounded = vec![0; all.blocks.len()];
+                    for (step, marks) in all.steps.iter().zip(unrounded(&all)) {
+                        let computes =
+                            matches!(step.action, Action::ReduceLocal | Action::RecvReduce { .. });
+                        for (block, mark) in step.blocks().zip(marks) {
+                            rounded[block as usize] += u32::from(computes && !mark.after);
+                        }
+                    }
+                    let once = rounded.iter().all(|&times| times == 1);
+                    assert!(once, "{algorithm:?} on {labels:?}, node {me}: {rounded:?}");
+                }
+            }
+        }
     }
 
     /// A node without an input of its own copies the first part, and the sum begins with it.

@@ -15,6 +15,7 @@ use super::{
     plan::{Progress, StepPart, Work},
     staging::Staging,
 };
+use crate::transport::frame::MIN_PAYLOAD;
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
@@ -28,6 +29,13 @@ fn place(part: &StepPart) -> Range<usize> {
 fn within(part: &StepPart, offset: u64) -> Range<usize> {
     let start = (part.at - offset) as usize;
     start..start + part.bytes as usize
+}
+
+/// A chunk of whole elements, or groups, of so many bytes each: at most `limit`, unless that would
+/// be less than a frame has at least.
+fn whole(limit: u64, element: u64) -> u64 {
+    let most = limit - limit % element;
+    if most < limit.min(MIN_PAYLOAD) { most + element } else { most }
 }
 
 /// The operations that a lane has been given.
@@ -90,6 +98,7 @@ impl Running {
     /// those in one place. Returns whole chunks, except at the end of that place.
     fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
         let planned = &self.piece.plan.steps[step as usize];
+        let limit = whole(limit, self.piece.wire_element() as u64);
         let wanted = planned.beginning(offset..planned.bytes.min(offset + limit)).len() as u64;
         let allowed = self.progress.allowed(&self.piece.plan, step);
         if allowed >= offset + wanted { wanted } else { 0 }

@@ -13,7 +13,11 @@ use std::ops::Range;
 
 use gradwire_kernels::{Form, Store};
 
-use super::{piece::Piece, plan::Unrounded};
+use super::{
+    groups::{Before, Groups},
+    piece::{Piece, Wire},
+    plan::Unrounded,
+};
 use crate::model::memory::{self, Partial};
 
 /// Cache lines keep sums and blocks apart.
@@ -27,13 +31,21 @@ pub(crate) struct Staging {
     /// The offset of these sums.
     sums: usize,
     wire: Option<Form>,
+    /// Where everything is instead, if the piece is quantized.
+    groups: Option<Groups>,
 }
 
 impl Staging {
     /// A buffer for a piece, in the memory of an earlier one.
     pub(crate) fn new(piece: &Piece, mut memory: Vec<u8>) -> Self {
+        let wire = match piece.wire {
+            Wire::Ranks => None,
+            Wire::Partial(form) => Some(form),
+            Wire::Quantized(format) => {
+                return Self::quantized(piece, Groups::new(piece, format), memory);
+            }
+        };
         let blocks = piece.wire_bytes(piece.bytes) as usize;
-        let wire = piece.wire;
         let (sums, needed) = if wire == Some(Form::Bf16) && piece.plan.keeps_sums() {
             let sums = blocks.next_multiple_of(LINE);
             (sums, sums + blocks / Form::Bf16.size() * Form::F32.size())
@@ -44,7 +56,15 @@ impl Staging {
         if memory.len() < needed {
             memory.resize(needed, 0);
         }
-        Self { memory, sums, wire }
+        Self { memory, sums, wire, groups: None }
+    }
+
+    fn quantized(piece: &Piece, groups: Groups, mut memory: Vec<u8>) -> Self {
+        if memory.len() < groups.bytes() {
+            memory.resize(groups.bytes(), 0);
+        }
+        groups.take_errors(&mut memory, piece);
+        Self { memory, sums: 0, wire: None, groups: Some(groups) }
     }
 
     /// The bytes that it takes.
@@ -81,6 +101,11 @@ impl Staging {
         received: Option<&[u8]>,
         unrounded: Unrounded,
     ) {
+        if let Some(groups) = self.groups {
+            let before = Before::Ranks;
+            groups.combine(&mut self.memory, piece, &range, before, received, unrounded);
+            return;
+        }
         let all = range.clone();
         piece.parts_of(range, |segment, at, range| {
             let received =
@@ -115,6 +140,11 @@ impl Staging {
         theirs_first: bool,
         unrounded: Unrounded,
     ) {
+        if let Some(groups) = self.groups {
+            let before = Before::Buffer;
+            groups.combine(&mut self.memory, piece, &range, before, Some(received), unrounded);
+            return;
+        }
         let Some(wire) = self.wire else {
             memory::combine(piece.combine, &mut self.memory[range], received, theirs_first);
             return;
@@ -144,6 +174,11 @@ impl Staging {
 
     /// Publishes the finished result to the local ranks.
     pub(crate) fn publish(&self, piece: &Piece, store: Store) {
+        if let Some(groups) = self.groups {
+            groups.publish(&self.memory, piece, store);
+            groups.put_errors(&self.memory, piece);
+            return;
+        }
         for segment in &piece.segments {
             // A rank that only sends, or adds to the result of another node, receives nothing.
             if segment.has_no_targets() {

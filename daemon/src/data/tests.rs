@@ -4,6 +4,7 @@
 mod links;
 mod peer;
 mod probes;
+mod quantized;
 mod short;
 
 use std::{
@@ -33,7 +34,7 @@ use socket2::SockRef;
 
 use super::{
     lane::{Connected, Disconnected, Lane, LaneConfig, LaneEvents, Order},
-    piece::{Piece, PieceSegment, Purpose},
+    piece::{Piece, PieceSegment, Purpose, Wire},
     plan::Plan,
 };
 use crate::{
@@ -314,6 +315,7 @@ fn piece(
                 tensor,
                 start,
                 bytes,
+                errors: None,
             };
             start += bytes;
             segment
@@ -325,7 +327,7 @@ fn piece(
         combine: Combine { dtype: DType::F32, op: ReduceOp::Sum },
         prescale: 1.0,
         finish: identity(),
-        wire: None,
+        wire: Wire::Ranks,
         tensors: jobs.iter().map(|job| (job.tensors[node as usize].clone(), job.count)).collect(),
         segments,
         bytes: start,

@@ -463,6 +463,7 @@ fn attached(world: &World, local_rank: u32) -> Reply {
                 first_rank: n.first_rank.0,
                 slots: n.slots,
                 rack: n.rack.clone(),
+                line_mbit: n.line_mbit,
             })
             .collect(),
     })

@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gradwire_proto::{Ending, Failure, FailureKind, JobId, Rank, Secret, Sequence, TensorId};
+use gradwire_proto::{Ending, Failure, FailureKind, JobId, Rank, Secret, Sequence, TensorId, pb};
 use tokio::sync::{mpsc, watch};
 
 use super::{tensor::Announced, world::World};
@@ -36,8 +36,8 @@ pub(crate) enum Outgoing {
     Failed(Failure),
     /// Ranks have left in good order.
     Left { ranks: Vec<Rank>, absent: bool },
-    /// Still alive.
-    Heartbeat,
+    /// A heartbeat is due, perhaps with a report.
+    Heartbeat(Option<Box<pb::Report>>),
 }
 
 /// Where the job stands.

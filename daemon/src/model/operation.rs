@@ -39,6 +39,8 @@ pub(crate) struct Operation {
     pub(crate) members: Arc<Members>,
     /// Those of ranks of this node; on a server all of them.
     pub(crate) segments: Vec<OperationSegment>,
+    /// Whether partial results travel in the job's eight-bit format.
+    pub(crate) quantized: bool,
 }
 
 impl Operation {

@@ -12,6 +12,8 @@ pub(crate) struct NodeInfo {
     pub(crate) first_rank: Rank,
     pub(crate) slots: u32,
     pub(crate) rack: String,
+    /// The rate of its line in Mbit/s; 0 if it is not known.
+    pub(crate) line_mbit: u32,
 }
 
 /// The world as the coordinator has formed it.
@@ -92,6 +94,7 @@ impl TryFrom<pb::World> for World {
                 first_rank: Rank(node.first_rank),
                 slots: node.slots,
                 rack: node.rack,
+                line_mbit: node.line_mbit,
             });
         }
         if wire.node as usize >= nodes.len() {
@@ -132,6 +135,7 @@ pub(crate) mod tests {
             first_rank,
             slots,
             rack: String::new(),
+            line_mbit: 0,
         }
     }
 

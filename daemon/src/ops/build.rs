@@ -3,14 +3,18 @@
 use std::{sync::Arc, time::Instant};
 
 use gradwire_collectives::{Roles, Section};
-use gradwire_kernels::{Combine, Finish, Form};
+use gradwire_kernels::{Combine, Finish, Form, Quantized};
 use gradwire_proto::{
     Collective, Compression, DType, Failure, FailureKind, Flow, ReduceOp, Request, Sequence,
+    compression::{GROUP, GROUP_BYTES},
 };
 
 use super::plans::{Planned, Plans};
 use crate::{
-    data::piece::{NAMES, Piece, PieceSegment, Purpose},
+    data::{
+        feedback::Feedback,
+        piece::{NAMES, Piece, PieceSegment, Purpose, Wire},
+    },
     metrics,
     model::{
         agreement::Agreement,
@@ -27,6 +31,7 @@ pub(super) struct Builder {
     pub(super) plans: Plans,
     /// The compression of the job.
     pub(super) compression: Compression,
+    pub(super) feedback: Feedback,
 }
 
 fn protocol(sequence: Sequence, what: impl std::fmt::Display) -> Failure {
@@ -92,9 +97,9 @@ impl Builder {
         operation: Operation,
     ) -> Result<(Piece, Vec<AllocationRequest>), Failure> {
         let nodes = operation.nodes().clone();
-        let Operation { sequence, request, spec, route, members, segments } = operation;
+        let Operation { sequence, request, spec, route, members, segments, quantized } = operation;
         let element = request.dtype.size() as u64;
-        let wire = self.compression.between_nodes(&request);
+        let wire = self.wire(&request, quantized);
         let mut wanted = Vec::new();
         let mut content = Content::default();
         let mut others = Vec::new();
@@ -121,13 +126,32 @@ impl Builder {
             }
             content.tensors.push((tensor, elements));
         }
-        let Content { sections, ranges, tensors } = content;
+        let Content { mut sections, ranges, tensors } = content;
+        let (unit, per_unit) = match wire {
+            Wire::Ranks => (element, 1),
+            Wire::Partial(form) => (form.size() as u64, 1),
+            Wire::Quantized(_) => (GROUP_BYTES as u64, GROUP as u64),
+        };
+        let all: u64 = sections.iter().map(|section| section.count).sum();
+        // All of what is quantized has the same roles, so it is one section.
+        sections.iter_mut().for_each(|section| section.count = section.count.div_ceil(per_unit));
         let Planned { plan, nodes, starts, elements } = self
             .plans
-            .of(route, &nodes, spec, sections, wire.size() as u64)
+            .of(route, &nodes, spec, sections, unit)
             .ok_or_else(|| protocol(sequence, "this node takes no part in its schedule"))?;
-        let mut segments: Vec<PieceSegment> =
-            ranges.into_iter().map(|range| range.segment(&starts, element)).collect();
+        let elements = if per_unit == 1 { elements } else { all };
+        let now = Instant::now();
+        let keep = |range: &Range| {
+            let key = &range.tensor.key;
+            let errors = self.feedback.of(key, range.part, range.flow.count, now)?;
+            Some((errors, range.offset))
+        };
+        let is_quantized = matches!(wire, Wire::Quantized(_)) && nodes.len() > 1;
+        let segment = |range: Range| {
+            let errors = if is_quantized { keep(&range) } else { None };
+            PieceSegment { errors, ..range.segment(&starts, element) }
+        };
+        let mut segments: Vec<PieceSegment> = ranges.into_iter().map(segment).collect();
         segments.sort_by_key(|segment| segment.start);
         let Arithmetic { combine, prescale, finish } =
             Arithmetic::of(&request, members.ranks.len() as u32);
@@ -139,16 +163,28 @@ impl Builder {
             combine,
             prescale,
             finish,
-            wire: Form::of(wire).filter(|_| wire != request.dtype),
+            wire,
             tensors,
             segments,
             bytes: elements * element,
             plan,
             moved: Some(metrics::moved(request.collective, algorithm)),
             nodes,
-            ordered: Instant::now(),
+            ordered: now,
         };
         Ok((piece, wanted))
+    }
+
+    /// How partial results travel.
+    fn wire(&self, request: &Request, quantized: bool) -> Wire {
+        match self.compression {
+            Compression::Int8 if quantized => return Wire::Quantized(Quantized::Int8),
+            Compression::Fp8 if quantized => return Wire::Quantized(Quantized::Fp8),
+            _ => {}
+        }
+        let dtype = self.compression.between_nodes(request);
+        let form = Form::of(dtype).filter(|_| dtype != request.dtype);
+        form.map_or(Wire::Ranks, Wire::Partial)
     }
 
     fn tensor(
@@ -242,6 +278,7 @@ impl Range {
             target_offset: (flow.target_offset + offset) * element,
             start: (starts[section] + at) * element,
             bytes: count * element,
+            errors: None,
             tensor,
         }
     }

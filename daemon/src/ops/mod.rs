@@ -25,7 +25,10 @@ use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
 pub(crate) use self::pending::{Allocation, OverdueAllocation};
 use self::{build::Builder, pending::PendingAllocations, plans::Plans};
 use crate::{
-    data::lane::{Lane, LaneEvents, Order},
+    data::{
+        feedback::Feedback,
+        lane::{Lane, LaneEvents, Order},
+    },
     model::{
         memory::Span,
         operation::{Operation, Probe},
@@ -67,9 +70,10 @@ impl OperationManager {
         lanes: Arc<[Lane]>,
         connector: Arc<dyn Connector>,
         events: Arc<dyn LaneEvents>,
+        feedback: Feedback,
     ) -> Self {
         let plans = Plans::new(world);
-        let builder = Builder { queue, plans, compression: world.compression };
+        let builder = Builder { queue, plans, compression: world.compression, feedback };
         let me = world.node;
         Self { me, builder, lanes, connector, events, pending: PendingAllocations::default() }
     }

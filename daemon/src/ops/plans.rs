@@ -71,7 +71,9 @@ impl Plans {
     pub(super) fn new(world: &World) -> Self {
         let me = world.node;
         let racks: Vec<&str> = world.nodes.iter().map(|n| n.rack.as_str()).collect();
+        let lines: Vec<u32> = world.nodes.iter().map(|node| node.line_mbit).collect();
         let topology = Topology::from_labels(&racks).with_servers(world.servers().len() as u32);
+        let topology = topology.with_lines(&lines);
         let empty =
             Schedule { participants: 1, servers: 0, me: 0, blocks: Vec::new(), steps: Vec::new() };
         Self {

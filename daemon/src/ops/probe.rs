@@ -7,7 +7,7 @@ use gradwire_proto::{DType, NodeId, ReduceOp};
 
 use crate::{
     data::{
-        piece::{Piece, Purpose},
+        piece::{Piece, Purpose, Wire},
         plan::Plan,
     },
     model::operation::Probe,
@@ -29,7 +29,7 @@ pub(super) fn piece(me: NodeId, probe: &Probe, ordered: Instant) -> Option<Piece
         combine: Combine { dtype, op: ReduceOp::Sum },
         prescale: 1.0,
         finish: Finish::none(dtype),
-        wire: None,
+        wire: Wire::Ranks,
         tensors: Vec::new(),
         segments: Vec::new(),
         bytes: schedule.blocks.iter().map(|block| block.count).sum(),

@@ -24,6 +24,7 @@ use super::*;
 use crate::{
     control::registry::Registry,
     data::{
+        feedback::Feedback,
         lane::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
         tests::connect,
@@ -113,7 +114,12 @@ impl TestNode {
         };
         let lanes = (0..lanes).map(start).collect();
         let plans = Plans::new(&world);
-        let builder = Builder { queue, plans, compression: world.compression };
+        let builder = Builder {
+            queue,
+            plans,
+            compression: world.compression,
+            feedback: Feedback::new(1 << 20),
+        };
         Self { world, registry, builder, pending: PendingAllocations::default(), lanes, events }
     }
 
@@ -231,6 +237,7 @@ fn orders(agreed: &Agreed, members: &[Rank], absent: &[Rank], cut: u64) -> pb::E
             spec: sequence as u32 % Algorithm::ALL.len() as u32 + 1,
             segments,
             absent: absent.iter().map(|rank| rank.0).collect(),
+            quantized: false,
         }
     };
     pb::Execute { operations: (3..).zip(pieces).map(operation).collect(), ..Default::default() }

@@ -46,6 +46,11 @@ impl Line {
         })
     }
 
+    /// Mbit/s; 0 if that is not known.
+    pub(crate) fn mbit(&self) -> u32 {
+        self.rate().map_or(0, |rate| u32::try_from(rate / MBIT).unwrap_or(u32::MAX))
+    }
+
     /// Bytes per second. `None` if that is not known: a loopback has no rate, and virtual
     /// interfaces often say -1. It may change, where another cable is plugged in.
     pub(crate) fn rate(&self) -> Option<u64> {
@@ -78,7 +83,8 @@ mod tests {
 
     #[test]
     fn what_is_given_comes_first_and_nonsense_is_no_rate() {
-        assert_eq!(Line::of(IpAddr::from([127, 0, 0, 1]), Some(1000)).rate(), Some(125_000_000));
+        let given = Line::of(IpAddr::from([127, 0, 0, 1]), Some(1000));
+        assert_eq!((given.rate(), given.mbit()), (Some(125_000_000), 1000));
         let file = std::env::temp_dir().join(format!("gwtest-speed-{}", std::process::id()));
         let line = Line::Interface(file.clone());
         for (text, rate) in [("-1\n", None), ("0\n", None), ("", None), ("8\n", Some(1_000_000))] {

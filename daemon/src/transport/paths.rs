@@ -81,6 +81,13 @@ impl Paths {
     }
 }
 
+impl Paths {
+    /// Bytes per second of the line of this host, if that is known.
+    pub(crate) fn line_rate(&self) -> Option<u64> {
+        self.line.rate()
+    }
+}
+
 impl Collect for Paths {
     fn collect(&self) {
         // A lane that makes a connection does not wait for the system calls.

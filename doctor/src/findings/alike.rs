@@ -16,10 +16,10 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
     all.extend(torch(facts));
     let congestion = |facts: &HostFacts| facts.congestion.clone().ok();
     let remedy = "set the same on all hosts, or data.congestion_control";
-    all.extend(differs(facts, Check::CongestionControl, congestion, remedy));
+    all.extend(differs(&facts.hosts, Check::CongestionControl, congestion, remedy));
     let level = |facts: &HostFacts| Some(facts.level.clone());
     let remedy = "reductions are as fast as on the slowest host: use hosts of one kind";
-    all.extend(differs(facts, Check::CpuLevel, level, remedy));
+    all.extend(differs(&facts.hosts, Check::CpuLevel, level, remedy));
     let gpus = |facts: &HostFacts| {
         let mut models = facts.gpus.models.clone();
         models.sort();
@@ -29,19 +29,25 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
             (count, models) => format!("{count} × {models}"),
         })
     };
-    all.extend(differs(facts, Check::Gpus, gpus, "use hosts with the same graphics processors"));
+    let remedy = "use hosts with the same graphics processors";
+    all.extend(differs(with_ranks(facts), Check::Gpus, gpus, remedy));
     all
 }
 
+/// The hosts that run the model; a server does not.
+fn with_ranks(facts: &Facts) -> impl Iterator<Item = &Host> {
+    facts.hosts.iter().filter(|host| host.ranks > 0)
+}
+
 /// A warning, if hosts differ: which value is on which host.
-fn differs(
-    facts: &Facts,
+fn differs<'a>(
+    hosts: impl IntoIterator<Item = &'a Host>,
     check: Check,
     value: impl Fn(&HostFacts) -> Option<String>,
     remedy: &str,
 ) -> Option<Finding> {
     let mut by_value: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for Host { name, facts, .. } in &facts.hosts {
+    for Host { name, facts, .. } in hosts {
         if let Some(value) = facts.as_ref().ok().and_then(&value) {
             by_value.entry(value).or_default().push(name);
         }
@@ -83,10 +89,10 @@ fn clocks(facts: &Facts) -> Vec<Finding> {
     all
 }
 
-/// Each host, and all together.
+/// Each host with ranks, and all of these together.
 fn torch(facts: &Facts) -> Vec<Finding> {
     let mut all = Vec::new();
-    for host in &facts.hosts {
+    for host in with_ranks(facts) {
         let Ok(known) = &host.facts else { continue };
         let found = match &known.torch {
             Torch::Version(version) => version.clone(),
@@ -101,6 +107,7 @@ fn torch(facts: &Facts) -> Vec<Finding> {
         Torch::NotInstalled | Torch::NoPython => Some("not installed".to_owned()),
         Torch::Unknown(_) => None,
     };
-    all.extend(differs(facts, Check::Torch, version, "install the same PyTorch on all hosts"));
+    let remedy = "install the same PyTorch on all hosts";
+    all.extend(differs(with_ranks(facts), Check::Torch, version, remedy));
     all
 }

@@ -54,19 +54,22 @@ pub fn findings(host: &Host, version: &str, needs: &Needs, settings: &Settings) 
     match &host.facts {
         Ok(facts) => {
             all.push(reached(host));
-            all.push(versions(facts, version));
+            all.push(versions(facts, version, host.ranks));
             all.push(listens(facts, settings));
             all.push(address(host, facts));
             all.push(open_files(facts.open_files, u64::from(host.ranks), needs));
-            all.push(memlock(facts.memlock));
             all.push(memory(facts.memory.as_ref(), u64::from(host.ranks), needs, settings));
-            all.push(memfd(facts));
-            all.push(huge_pages(facts, settings));
             all.push(buffers(facts, settings));
             all.push(congestion(facts, settings));
-            all.push(cores(facts.cores, host.ranks));
             all.push(level(facts));
-            all.push(gpus(facts));
+            // A server shares no memory with ranks, and runs no model.
+            if host.ranks > 0 {
+                all.push(memlock(facts.memlock));
+                all.push(memfd(facts));
+                all.push(huge_pages(facts, settings));
+                all.push(cores(facts.cores, host.ranks));
+                all.push(gpus(facts));
+            }
         }
         Err(refused) => {
             let check = if refused.is_version { Check::Versions } else { Check::Reachability };
@@ -86,7 +89,7 @@ fn reached(host: &Host) -> Finding {
     }
 }
 
-fn versions(facts: &HostFacts, version: &str) -> Finding {
+fn versions(facts: &HostFacts, version: &str, ranks: u32) -> Finding {
     const REMEDY: &str = "install the same release of everything on every host";
     match &facts.gradwired {
         Err(why) => Finding::pass(Check::Versions, why).bad(
@@ -99,7 +102,7 @@ fn versions(facts: &HostFacts, version: &str) -> Finding {
         }
         Ok(_) => match &facts.package {
             // The ranks may use another Python than the first one in PATH.
-            Some(package) if package != version => {
+            Some(package) if ranks > 0 && package != version => {
                 let found = format!("Python package gradwire {package}, gradwire {version}");
                 Finding::pass(Check::Versions, found).bad(Status::Warn, REMEDY)
             }
@@ -175,7 +178,7 @@ fn open_files(limit: Limit, ranks: u64, needs: &Needs) -> Finding {
             format!("raise the hard limit of open files to {need} (ulimit -Hn, limits.conf)"),
         )
         .bad_if(
-            below(limit.soft, USUAL_FILES),
+            ranks > 0 && below(limit.soft, USUAL_FILES),
             Status::Warn,
             format!("raise the limit of open files to {USUAL_FILES} (ulimit -n): ranks have it"),
         )
@@ -292,7 +295,7 @@ fn congestion(facts: &HostFacts, settings: &Settings) -> Finding {
 
 fn cores(cores: u32, ranks: u32) -> Finding {
     Finding::pass(Check::Cores, format!("{cores} cores for {ranks} ranks"))
-        .value(f64::from(cores) / f64::from(ranks.max(1)), "cores per rank")
+        .value(f64::from(cores) / f64::from(ranks), "cores per rank")
         .bad_if(
             cores < ranks,
             Status::Warn,

@@ -208,6 +208,32 @@ fn what_is_not_there_is_no_failure() {
     assert_eq!(problems(&facts, &[]), Vec::<String>::new(), "it may be the same one");
 }
 
+/// A server shares no memory with ranks and runs no model, but it reduces and sends.
+#[test]
+fn what_only_ranks_need_is_no_problem_of_a_server() {
+    let mut facts = healthy();
+    facts.hosts[2].ranks = 0;
+    let server = facts_of(&mut facts, 2);
+    server.package = Some("0.9".to_owned());
+    server.open_files.soft = Some(256);
+    server.memlock.soft = Some(64 << 10);
+    server.memfd = Err("refused".to_owned());
+    server.huge_pages.shared = Some("never".to_owned());
+    server.gpus = Gpus { models: Vec::new(), driver: None, built_in: 8 };
+    server.torch = Torch::NoPython;
+    assert_eq!(problems(&facts, &[]), Vec::<String>::new());
+    let server = facts_of(&mut facts, 2);
+    server.level = "avx512".to_owned();
+    server.open_files.hard = Some(63);
+    server.data = Err("taken".to_owned());
+    let expected = [
+        "fail ports n2: taken",
+        "fail open_files n2: 256 (up to 63), a daemon needs 72",
+        "warn cpu_level : hosts differ: avx2 on n0, n1; avx512 on n2",
+    ];
+    assert_eq!(problems(&facts, &[]), expected);
+}
+
 #[test]
 fn settings_decide_what_is_needed() {
     let mut facts = healthy();

@@ -5,6 +5,7 @@
 
 mod meaning;
 mod partial;
+mod quantized;
 
 use gradwire_kernels::{
     Combine, Finish, Level, SliceError, Store, finish_to, level, reduce, reduce_finish_in_place,

@@ -14,6 +14,8 @@ pub struct Host {
     pub slots: u32,
     /// The label of its rack; empty for none.
     pub rack: String,
+    /// The rate of its line in Mbit/s, if it was given.
+    pub line_mbit: Option<u32>,
 }
 
 impl fmt::Display for Host {
@@ -28,12 +30,16 @@ impl fmt::Display for Host {
 /// The most ranks of a job: a limit for slips of the finger, not a property of the protocol.
 pub const MAX_RANKS: u32 = 1 << 20;
 
+/// The fastest line, in Mbit/s: that of the setting node.line_mbit.
+const MAX_LINE_MBIT: u32 = 10_000_000;
+
 /// Why a list of hosts is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum HostsError {
     #[error(
-        "{place}: '{given}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}"
+        "{place}: '{given}' is not a slot count; it must be a whole number from 1 to {MAX_RANKS}, \
+         and is left out for a server"
     )]
     Slots { place: String, given: String },
     #[error("{place}: '{given}' is not a host's name or address")]
@@ -44,10 +50,15 @@ pub enum HostsError {
     )]
     Ambiguous { place: String, given: String, address: String, slots: String },
     #[error(
-        "{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL`, or for a \
-         server `host role=server rack=LABEL`"
+        "{place}: '{given}' is not understood; a line is `host slots=N rack=LABEL line=RATE`, or \
+         for a server `host role=server rack=LABEL line=RATE`"
     )]
     Word { place: String, given: String },
+    #[error(
+        "{place}: '{given}' is not the rate of a line; it must be a number of Mbit/s from 1 to \
+         {MAX_LINE_MBIT}, such as 25000 or 25G"
+    )]
+    Line { place: String, given: String },
     #[error("{place}: '{given}' is not a rack's label; it must be {NoRackLabel}")]
     Rack { place: String, given: String },
     #[error("{place}: host {name} is given twice; give it once with all its slots")]
@@ -147,16 +158,18 @@ fn line_of(place: String, line: &str) -> Placed {
     let mut words = line.split_whitespace();
     let entry = words.next().unwrap_or_default();
     let (place, mut host) = entry_of(place, entry)?;
-    let (mut slots, mut rack, mut is_server) = (None, None, false);
+    let (mut slots, mut rack, mut line, mut is_server) = (None, None, None, false);
     for word in words {
         match word.split_once('=') {
             Some(("slots", number)) if slots.is_none() => slots = Some(count(&place, number)?),
             Some(("role", "server")) if !is_server => is_server = true,
             Some(("rack", label)) if rack.is_none() => rack = Some(rack_of(&place, label)?),
+            Some(("line", rate)) if line.is_none() => line = Some(line_mbit_of(&place, rate)?),
             _ => return Err(HostsError::Word { place, given: shown(word) }),
         }
     }
     host.rack = rack.unwrap_or_default();
+    host.line_mbit = line;
     match slots {
         Some(_) if is_server => Err(HostsError::ServerWithSlots { place, name: host.name }),
         None if is_server => as_server(place, entry, host),
@@ -168,6 +181,18 @@ fn rack_of(place: &str, label: &str) -> Result<String, HostsError> {
     let fits = !label.is_empty() && check_rack_label(label).is_ok();
     let refused = || HostsError::Rack { place: place.to_owned(), given: shown(label) };
     if fits { Ok(label.to_owned()) } else { Err(refused()) }
+}
+
+/// The rate of a line in Mbit/s, from a number or one with a unit, such as 25G.
+fn line_mbit_of(place: &str, given: &str) -> Result<u32, HostsError> {
+    let refused = || HostsError::Line { place: place.to_owned(), given: shown(given) };
+    let (number, unit) = match given.strip_suffix(['G', 'g']) {
+        Some(number) => (number, 1000),
+        None => (given.strip_suffix(['M', 'm']).unwrap_or(given), 1),
+    };
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let rate = number.parse().ok().filter(|_| digits).and_then(|rate: u32| rate.checked_mul(unit));
+    rate.filter(|rate| (1..=MAX_LINE_MBIT).contains(rate)).ok_or_else(refused)
 }
 
 fn entry_of(place: String, entry: &str) -> Placed {
@@ -187,7 +212,7 @@ fn entry_of(place: String, entry: &str) -> Placed {
         return Err(HostsError::Name { place, given: shown(name) });
     }
     let slots = count(&place, slots)?;
-    Ok((place, Host { name: name.to_owned(), slots, rack: String::new() }))
+    Ok((place, Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None }))
 }
 
 fn count(place: &str, given: &str) -> Result<u32, HostsError> {
@@ -226,7 +251,7 @@ mod tests {
     use super::*;
 
     fn host(name: &str, slots: u32) -> Host {
-        Host { name: name.to_owned(), slots, rack: String::new() }
+        Host { name: name.to_owned(), slots, rack: String::new(), line_mbit: None }
     }
 
     #[test]
@@ -286,6 +311,11 @@ mod tests {
             ("\n# c\na slot=2", "hostfile h line 3: 'slot=2' is not understood; a line is"),
             ("a slots=2 slots=3", "hostfile h line 1: 'slots=3' is not understood"),
             ("a rack=x rack=y", "hostfile h line 1: 'rack=y' is not understood"),
+            ("a line=1 line=2", "hostfile h line 1: 'line=2' is not understood"),
+            ("a line=", "hostfile h line 1: '' is not the rate of a line; it must be a number"),
+            ("a line=0", "hostfile h line 1: '0' is not the rate of a line"),
+            ("a line=25T", "hostfile h line 1: '25T' is not the rate of a line"),
+            ("a line=99999G", "hostfile h line 1: '99999G' is not the rate of a line"),
             ("a\nb rack=", "hostfile h line 2: '' is not a rack's label; it must be 1 to 8 names"),
             ("a rack=pod1//r3", "hostfile h line 1: 'pod1//r3' is not a rack's label"),
             ("a rack=1/2/3/4/5/6/7/8/9", "hostfile h line 1: '1/2/3/4/5/6/7/8/9' is not a rack's"),
@@ -312,6 +342,11 @@ mod tests {
         assert_eq!(all, [host("a", 2), host("d", 0), host("::1", 0), host("e", 0)]);
         let cases = [
             ("d:2", "--servers entry 1: host d is a server and has slots"),
+            (
+                "d:0",
+                "--servers entry 1: '0' is not a slot count; it must be a whole number from 1 to \
+                 1048576, and is left out for a server",
+            ),
             ("d,a", "--servers entry 2: host a is given twice"),
             ("d,,d", "--servers entry 3: host d is given twice"),
             (",", "--servers: no hosts are given"),

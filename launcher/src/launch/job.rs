@@ -75,8 +75,13 @@ pub enum Command {
     },
     /// A note for the user who wants details.
     Note(String),
-    /// All daemons serve: say where they show their metrics.
-    Serving(Vec<DaemonMetrics>),
+    /// All daemons serve: say where.
+    Serving {
+        /// The address of the coordinator.
+        coordinator: SocketAddr,
+        /// Where the daemons show their metrics.
+        daemons: Vec<DaemonMetrics>,
+    },
 }
 
 /// How long things may take.
@@ -542,7 +547,10 @@ impl Job {
             Some(DaemonMetrics { host: self.host(node).to_owned(), host_address, metrics })
         });
         let daemons = daemons.collect();
-        self.commands.push(Command::Serving(daemons));
+        // Daemons of other hosts are started once there is one.
+        if let Some(coordinator) = self.coordinator {
+            self.commands.push(Command::Serving { coordinator, daemons });
+        }
         self.phase = Phase::Running;
         self.ranks_ran = true;
         for node in 0..self.hosts.len() {

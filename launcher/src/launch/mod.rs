@@ -18,6 +18,7 @@ pub mod report;
 
 use std::{
     collections::HashMap,
+    iter,
     path::PathBuf,
     sync::{
         Arc,
@@ -47,6 +48,7 @@ use crate::{
     error::{CommandError, print_line},
     processes::{self, Whose},
     reach::Way,
+    run_file::{RunFile, RunningJob},
     signals::Endings,
 };
 
@@ -136,6 +138,8 @@ pub async fn run(
         report: REPORT_TIMEOUT,
     };
     let (id, size, hosts) = (plan.job.clone(), plan.size(), plan.nodes.len());
+    let words: Vec<String> = iter::once(&plan.program).chain(&plan.args).cloned().collect();
+    let mut run_file = None;
     let mut job = Job::new(plan, limits);
     let mut report = loop {
         if let Some(report) = job.report() {
@@ -162,13 +166,22 @@ pub async fn run(
                 // A note is worth less than the launcher's attention: it never waits.
                 Command::Note(text) if options.verbose => drop(console.try_send(Line::note(&text))),
                 Command::Note(_) => {}
-                Command::Serving(daemons) => {
+                Command::Serving { coordinator, daemons } => {
                     metrics_file.iter().for_each(|file| file.list(&daemons));
+                    let running = RunningJob::new(id.as_str(), coordinator, (size, hosts), &words);
+                    match running.and_then(|running| RunFile::create(&running)) {
+                        Ok(file) => run_file = Some(file),
+                        // The job does not need it.
+                        Err(error) => {
+                            let text = format!("gradwire status will need the address: {error}");
+                            tracing::info!("{text}");
+                        }
+                    }
                 }
             }
         }
     };
-    drop(metrics_file);
+    drop((metrics_file, run_file));
     if options.verbose && report.code == 0 {
         let seconds = born.elapsed().as_secs_f64();
         let text = format!("{size} ranks on {hosts} hosts ended well after {seconds:.1} s");

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr};
 
 use gradwire_coordinator::host::HERE;
 use gradwire_proto::{Secret, launch::REPORTS_ARE_READ};
-use gradwire_settings::Loaded;
+use gradwire_settings::{Loaded, Settings};
 
 use super::hosts::{Host, MAX_RANKS};
 use crate::error::CommandError;
@@ -24,6 +24,8 @@ pub struct Node {
     pub ranks: u32,
     /// The label of its rack, in the place of the setting `node.rack`; empty for that.
     pub rack: String,
+    /// The rate of its line, in the place of the setting `node.line_mbit`.
+    pub line_mbit: Option<u32>,
 }
 
 /// A job before anything is started.
@@ -63,8 +65,8 @@ impl Plan {
     /// # Errors
     /// [`CommandError`] if there are more ranks than slots.
     pub fn nodes(hosts: &[Host], np: Option<u32>) -> Result<Vec<Node>, CommandError> {
-        let here =
-            [Host { name: "localhost".to_owned(), slots: np.unwrap_or(1), rack: String::new() }];
+        let (name, slots) = ("localhost".to_owned(), np.unwrap_or(1));
+        let here = [Host { name, slots, rack: String::new(), line_mbit: None }];
         let (servers, mut hosts): (Vec<&Host>, Vec<&Host>) =
             hosts.iter().partition(|host| host.slots == 0);
         if hosts.is_empty() {
@@ -91,8 +93,8 @@ impl Plan {
             if ranks == 0 {
                 break;
             }
-            let (host, rack) = (host.name.clone(), host.rack.clone());
-            nodes.push(Node { host, first_rank: next, ranks, rack });
+            let Host { name, rack, line_mbit, .. } = (*host).clone();
+            nodes.push(Node { host: name, first_rank: next, ranks, rack, line_mbit });
             next += ranks;
         }
         nodes.extend(servers.into_iter().map(|server| Node {
@@ -100,25 +102,34 @@ impl Plan {
             first_rank: next,
             ranks: 0,
             rack: server.rack.clone(),
+            line_mbit: server.line_mbit,
         }));
         Ok(nodes)
+    }
+
+    /// Whether the settings are possible with these nodes.
+    ///
+    /// # Errors
+    /// [`CommandError`] if a setting is for another number of nodes.
+    pub fn check(nodes: &[Node], settings: &Settings) -> Result<(), CommandError> {
+        let rules = &settings.negotiation.algorithm;
+        let with_ranks = nodes.iter().filter(|node| node.ranks > 0).count();
+        rules.fits(with_ranks as u32).map_err(|error| {
+            CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
+        })
     }
 
     /// Puts a job together, with an id and a secret of its own.
     ///
     /// # Errors
-    /// [`CommandError`] if a setting is for another number of nodes.
+    /// [`CommandError`] if [`Plan::check`] finds one.
     pub fn new(
         nodes: Vec<Node>,
         program: String,
         args: Vec<String>,
         settings: &Loaded,
     ) -> Result<Self, CommandError> {
-        let rules = &settings.settings.negotiation.algorithm;
-        let with_ranks = nodes.iter().filter(|node| node.ranks > 0).count();
-        rules.fits(with_ranks as u32).map_err(|error| {
-            CommandError::usage(format!("setting negotiation.algorithm = \"{rules}\": {error}"))
-        })?;
+        Self::check(&nodes, &settings.settings)?;
         let id: String =
             gradwire_proto::auth::nonce()[..6].iter().map(|b| format!("{b:02x}")).collect();
         let worker_settings = settings
@@ -181,6 +192,9 @@ impl Plan {
         ]));
         if !self.nodes[node].rack.is_empty() {
             all.extend(variables([("GRADWIRE_NODE__RACK", self.nodes[node].rack.clone())]));
+        }
+        if let Some(rate) = self.nodes[node].line_mbit {
+            all.extend(variables([("GRADWIRE_NODE__LINE_MBIT", rate.to_string())]));
         }
         match coordinator {
             Some(address) => {
@@ -401,7 +415,12 @@ mod tests {
         #[test]
         fn every_rank_has_one_node(slots in prop::collection::vec(1u32..9, 1..6), cut in 0u32..5) {
             let hosts: Vec<_> = slots.iter().enumerate()
-                .map(|(i, n)| Host { name: format!("h{i}"), slots: *n, rack: String::new() })
+                .map(|(i, n)| Host {
+                    name: format!("h{i}"),
+                    slots: *n,
+                    rack: String::new(),
+                    line_mbit: None,
+                })
                 .collect();
             let np = slots.iter().sum::<u32>().saturating_sub(cut).max(1);
             let nodes = Plan::nodes(&hosts, Some(np)).unwrap();

@@ -103,6 +103,7 @@ impl Rank {
                 self.session = Some(session);
             }
             "loop" => self.repeat(numbers(step)?)?,
+            "train" => self.train(numbers(step)?)?,
             "slice" => self.slice(numbers(step)?)?,
             "submit" => self.submit(numbers(step)?)?,
             "lend" => self.lend(numbers(step)?)?,
@@ -147,6 +148,23 @@ impl Rank {
             }
         }
         say("looped", format_args!("{steps} in {:?}", begin.elapsed()));
+        Ok(())
+    }
+
+    /// Makes steps of so many milliseconds of computation and a sum of so many elements, until some
+    /// rank finds the file `end`.
+    fn train(&self, [computation, elements]: [u64; 2]) -> Result<()> {
+        let session = self.session()?;
+        let mut tensor = session.zeros::<f32>(&[usize::try_from(elements)?])?;
+        say("training", "");
+        while tensor.as_slice()[0] == 0.0 {
+            sleep(Duration::from_millis(computation));
+            let is_over = Path::new("end").exists();
+            tensor.as_mut_slice().fill(f32::from(u8::from(is_over)));
+            session
+                .allreduce(&mut tensor, AllreduceOptions::named("gradient").op(ReduceOp::Sum))?;
+            session.mark_step();
+        }
         Ok(())
     }
 

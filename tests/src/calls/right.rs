@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use gradwire_proto::{Collective, Request, Shape};
+use gradwire_proto::{Collective, Compression, Request, Shape};
 
 use super::call::{Call, Got, Piece};
 use crate::reference::{Between, Reduction, Values};
@@ -146,9 +146,18 @@ fn check_part(
                 prescale: request.prescale,
                 postscale: request.postscale,
                 exact: call.values == Values::Exact,
-                between,
+                between: quantizes(request.collective, between),
             };
             reduction.check(&inputs, &got.bytes)
         }
+    }
+}
+
+/// What lies between the nodes: only allreduces are quantized.
+fn quantizes(collective: Collective, between: Between) -> Between {
+    let is_plain = between.compression.is_quantized() && collective != Collective::Allreduce;
+    Between {
+        compression: if is_plain { Compression::None } else { between.compression },
+        ..between
     }
 }

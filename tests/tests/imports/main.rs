@@ -47,6 +47,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "inbox",
             "session",
             "heartbeat",
+            "inspection",
             "grpc",
             "runtime",
             "host",

@@ -27,7 +27,7 @@ fn low_bits(bytes: &[u8]) -> u32 {
 }
 
 /// Makes a call and compares its result with the reference, which knows the error bound.
-fn checked(session: &Session, call: &Call) -> Vec<u8> {
+pub(super) fn checked(session: &Session, call: &Call) -> Vec<u8> {
     let all = session.global_process_set();
     let got = call.run(session, &all, session.nodes().len()).unwrap();
     got.into_iter().flatten().flat_map(|piece| piece.bytes).collect()

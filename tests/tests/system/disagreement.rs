@@ -358,7 +358,7 @@ fn large_slices_that_differ_fail_on_all_ranks_and_leave_the_name_free() {
         let lines =
             format!("rank 0: u8 [{LARGE}]\nrank 1: u8 [{LARGE}]\nrank 2: u8 [{}]", LARGE + 1);
         assert_eq!(length.what, format!("ranks disagree on a slice\n{lines}"));
-        assert_eq!((ops.kind, ops.tensor.as_str()), (FailureKind::Disagreement, "large/0"));
+        assert_eq!((ops.kind, ops.tensor.as_str()), (FailureKind::Disagreement, "large/#0"));
     }
     finish(cluster);
 }

@@ -410,6 +410,15 @@ fn a_name_that_nobody_knows_is_a_failure_of_that_host() {
     found.assert("reachability", "host.invalid", "fail", &["host.invalid can't be reached"]);
 }
 
+/// What a job would refuse, the check does not pass.
+#[test]
+fn settings_that_are_not_for_these_hosts_are_refused() {
+    let refused = Launch::new().doctor().hosts(HERE).words(&["--servers", "127.0.0.3,127.0.0.4"]);
+    let report = refused.set("negotiation.algorithm=torus(dims=2x2)").run();
+    report.assert_code(2);
+    report.assert_verdict(&["torus(dims=2x2) is for 4 nodes, and there are 2"]);
+}
+
 #[test]
 fn an_output_that_can_not_be_written_is_an_error() {
     let Ok(full) = File::options().write(true).open("/dev/full") else {
@@ -420,7 +429,7 @@ fn an_output_that_can_not_be_written_is_an_error() {
     let output = doctor.args(["doctor", "--json"]).stdout(full).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("error: No space left on device"), "{said}");
+    assert!(said.contains("error: the output can't be written: No space left on device"), "{said}");
 }
 
 /// A check that lasts until it is ended from outside: one host never answers.

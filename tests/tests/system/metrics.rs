@@ -111,7 +111,7 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
     for address in daemons.iter().chain([&coordinator]) {
         assert_eq!(get(address, "/healthz").0, 200);
         assert_eq!(get(address, "/readyz").0, 200);
-        assert_eq!(get(address, "/").0, 404);
+        assert_eq!(get(address, "/nothing").0, 404);
         assert_well_formed(address);
     }
 
@@ -177,8 +177,11 @@ fn metrics_move_with_what_is_submitted_and_status_names_who_is_missing() {
         let text = shown(&["status", &grpc]);
         (text.contains("tensor 'layer.0'") && text.contains(" 11 done")).then_some(text)
     });
-    // Without an address, the jobs of this host are found. Another test may run one, too.
-    let output = Command::new(programs::gradwire()).arg("status").output().unwrap();
+    // Without an address, and without the file of the job, the daemons of this host are asked.
+    // Another test may run some, too.
+    let mut status = Command::new(programs::gradwire());
+    let nowhere = tempfile::tempdir().unwrap();
+    let output = status.arg("status").env("XDG_RUNTIME_DIR", nowhere.path()).output().unwrap();
     let [found, others] =
         [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
     let id = variable(&job, 0, "GRADWIRE_JOB");

@@ -134,15 +134,47 @@ fn servers_are_listed_and_take_load() {
     assert!(status.contains("host 127.0.0.3: server,"), "{status}");
     assert!(status.contains("host 127.0.0.2: ranks 2-3,"), "{status}");
     // With two nodes and two servers, every node and every server sends as much.
-    let sent = |metrics: &str| -> f64 {
-        let shown = series(metrics);
-        let sent = shown.iter().filter(|(name, _)| name.contains("network_sent_bytes_total"));
-        sent.map(|(_, bytes)| bytes).sum()
-    };
     let node = sent(&variable(&job, 0, "GRADWIRE_DAEMON_METRICS"));
     let server = sent(&job.served("metrics")[2]);
     assert!(node > 1e6, "{node} bytes");
     assert!((0.8..1.25).contains(&(server / node)), "{server} bytes, {node} of a node");
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+/// What a daemon has sent to others, in bytes.
+fn sent(metrics: &str) -> f64 {
+    let shown = series(metrics);
+    let sent = shown.iter().filter(|(name, _)| name.contains("network_sent_bytes_total"));
+    sent.map(|(_, bytes)| bytes).sum()
+}
+
+/// Where the hostfile says that lines differ, the faster ones have more to do. The ranks check
+/// every sum.
+#[test]
+fn faster_lines_do_more() {
+    let launch = Launch::new();
+    let hosts = "127.0.0.1 line=1G\n127.0.0.2 line=1000\n127.0.0.3 line=3G\n";
+    let file = launch.folder().join("hosts");
+    std::fs::write(&file, hosts).unwrap();
+    let words = ["--verbose", "--hostfile", file.to_str().unwrap()];
+    let launch = launch.words(&words).set("negotiation.algorithm=servers");
+    // A loopback may be probed as usual; it has no part in this.
+    let steps = ["attach", "loop:40:300000", "say:done", "until:end", "leave"];
+    let mut job = launch.set("probe.enabled=false").rank(&steps).start();
+    job.leaves("hosts");
+    job.until_said("said", 3);
+    let bytes = [0, 1, 2].map(|rank| sent(&variable(&job, rank, "GRADWIRE_DAEMON_METRICS")));
+    // With rates 1, 1, 3 of three nodes, the slow ones own (12·1 − 15), less than nothing: so they
+    // send their own piece only. The fast one owns all of it and sends two.
+    assert!(bytes[0] > 1e6, "{bytes:?}");
+    let ratio = bytes[2] / (bytes[0] + bytes[1]);
+    assert!((0.8..1.25).contains(&ratio), "{bytes:?}");
+    let status = Command::new(programs::gradwire())
+        .args(["explain", &job.served("grpc")[0]])
+        .output()
+        .expect("gradwire");
+    assert!(String::from_utf8(status.stdout).unwrap().contains("servers"));
     job.allow("end");
     job.finish().assert_code(0);
 }

@@ -89,9 +89,10 @@ impl Session {
             let free = free.map(|last| bring_back(last, values)).transpose()?;
             let tensor = self.piece(&values[range.clone()], free)?;
             // Uses the name of a piece that is done again: names are remembered, so there must be
-            // few of them (BOUND).
+            // few of them (BOUND). It is a counted one: what was lost of one piece must not be
+            // added to another one.
             let whole = range.len() == each;
-            let ending = if whole { (number % AHEAD).to_string() } else { "last".to_owned() };
+            let ending = if whole { format!("#{}", number % AHEAD) } else { "last".to_owned() };
             let common = parts.part(&ending);
             let options = AllreduceOptions { common, reduction };
             under_way.push_back((range, self.allreduce_async(tensor, options)?));

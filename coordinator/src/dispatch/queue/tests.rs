@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use gradwire_proto::{
-    Agreed, Collective, DType, Part, ProcessSetId, Rank, ReduceOp, Request, Route, Shape, TensorId,
-    convert::TensorRef,
+    Agreed, Collective, Compression, DType, Part, ProcessSetId, Rank, ReduceOp, Request, Route,
+    Shape, TensorId, convert::TensorRef,
 };
 use proptest::prelude::*;
 
@@ -13,12 +13,17 @@ fn request(dtype: DType, elements: u64) -> Request {
     Request::allreduce(dtype, Shape::new(&[elements]).unwrap(), ReduceOp::Sum)
 }
 
+/// What all members of a set have agreed on.
+fn plan(set: &ProcessSet, members: &[Rank], agreed: Agreed) -> Plan {
+    Plan::new(ProcessSetId::GLOBAL, set, members, Vec::new(), agreed, Compression::None)
+}
+
 /// A tensor of two ranks, each on its own node, that both ask for the same.
 fn round(slot: u32, request: &Request, priority: i32) -> Arc<Round> {
     let members = [Rank(0), Rank(1)];
     let set = ProcessSet::new(members.to_vec(), |rank| NodeId(rank.0));
     let agreed = Agreed::of(&members, &[request, request]).unwrap();
-    let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+    let plan = plan(&set, &members, agreed);
     Arc::new(Round {
         slot: Slot(slot),
         tensor: TensorRef::Id(TensorId(slot)),
@@ -123,7 +128,7 @@ proptest! {
             .collect();
         let agreed = Agreed::of(&members, &requests.iter().collect::<Vec<_>>()).unwrap();
         let flows = agreed.flows(&members);
-        let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+        let plan = plan(&set, &members, agreed);
         let other = Arc::into_inner(round(0, &request(DType::F32, 1), 0)).unwrap();
         let mut queue = Queue::default();
         queue.push(&Arc::new(Round { plan: Arc::new(plan), ..other }));
@@ -204,7 +209,7 @@ fn a_description_is_counted_once_in_a_piece() {
     let more = Part { dtype: DType::F32, shape: one.shape.clone() };
     let asked = Request { more: vec![more.clone(), more.clone(), more], ..one };
     let agreed = Agreed::of(&members, &[&asked, &asked]).unwrap();
-    let plan = Plan::new(ProcessSetId::GLOBAL, &set, &members, Vec::new(), agreed);
+    let plan = plan(&set, &members, agreed);
     assert_eq!(plan.loads.len(), 4);
     let plan = Arc::new(plan);
     let mut queue = Queue::default();

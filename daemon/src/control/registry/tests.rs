@@ -79,6 +79,7 @@ fn operation(request: &Request, segments: Vec<pb::Segment>) -> pb::Operation {
         spec: RING,
         segments,
         absent: Vec::new(),
+        quantized: false,
     }
 }
 
@@ -225,6 +226,7 @@ fn segments_outside_of_the_agreement_are_refused() {
         (operation(&gather, vec![]), "no segments"),
         (operation(&gather, vec![segment(id(3), 0, 0, 1)]), "id 3 was never registered"),
         (pb::Operation { spec: 7, ..of(0, 0, 4) }, "spec: id 7 was never registered"),
+        (pb::Operation { quantized: true, ..of(0, 0, 4) }, "that this job may quantize"),
         (pb::Operation { process_set: 4, ..by_name(some(&[1; 5])) }, "no process set 4"),
         (pb::Operation { absent: vec![1], ..of(0, 0, 4) }, "registered for all ranks"),
         (pb::Operation { absent: vec![7], ..by_name(some(&[1; 5])) }, "absent"),

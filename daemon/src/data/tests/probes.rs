@@ -14,7 +14,7 @@ fn probe(sequence: u64, pattern: Pattern, nodes: &[u32], node: u32) -> Piece {
         combine: Combine { dtype: DType::U8, op: ReduceOp::Sum },
         prescale: 1.0,
         finish: Finish::none(DType::U8),
-        wire: None,
+        wire: Wire::Ranks,
         tensors: Vec::new(),
         segments: Vec::new(),
         bytes: schedule.blocks.iter().map(|block| block.count).sum(),

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Numbers that are not sums of few powers of two, of both signs and several sizes.
-fn number(rank: u32, i: u64) -> f32 {
+pub(super) fn number(rank: u32, i: u64) -> f32 {
     let mixed = (u64::from(rank) << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let part = (mixed >> 40) as f32 / (1 << 24) as f32 - 0.5;
     part * [1.0, 100.0, 1e-3][(mixed % 3) as usize]
@@ -14,7 +14,7 @@ fn number(rank: u32, i: u64) -> f32 {
 fn shortened(piece: Piece, way: Way, at: u32, algorithm: Algorithm, topology: &Topology) -> Piece {
     let count = piece.bytes / 4;
     let schedule = algorithms::generate(way.kind(1), algorithm, topology, at, count);
-    Piece { wire: Some(Form::Bf16), plan: Arc::new(Plan::new(&schedule, 2)), ..piece }
+    Piece { wire: Wire::Partial(Form::Bf16), plan: Arc::new(Plan::new(&schedule, 2)), ..piece }
 }
 
 /// The largest error. A contribution is rounded whenever a sum with it is sent, by at most each

@@ -60,7 +60,7 @@ fn step(job: &mut Job, event: Event, at: u64) -> Vec<String> {
             Some(format!("{node}:stop {grace_ms}"))
         }
         Command::Order { node, order } => Some(format!("{node}:{order:?}")),
-        Command::Note(_) | Command::Serving(_) => None,
+        Command::Note(_) | Command::Serving { .. } => None,
     });
     orders.collect()
 }

@@ -1,0 +1,139 @@
+//! What has happened lately, for those who watch: decisions, events, and how long tensors waited
+//! for each rank. Pure: the time comes in.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use gradwire_proto::Rank;
+
+use crate::model::command::RankWait;
+
+/// The most decisions that are kept (BOUND).
+const MAX_DECISIONS: usize = 256;
+
+/// The most events that are kept (BOUND).
+const MAX_EVENTS: usize = 64;
+
+/// The longest text of an entry, in characters (BOUND).
+const MAX_TEXT: usize = 512;
+
+/// The most ranks whose lag is kept (BOUND): the first ones.
+const MAX_RANKS: u32 = 1024;
+
+/// Something that has happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// When, since the coordinator began.
+    pub(crate) at: Duration,
+    /// What.
+    pub(crate) text: String,
+}
+
+/// The newest entries, the oldest first.
+#[derive(Debug)]
+struct Ring {
+    entries: VecDeque<Entry>,
+    most: usize,
+}
+
+impl Ring {
+    fn new(most: usize) -> Self {
+        Self { entries: VecDeque::with_capacity(most), most }
+    }
+
+    fn push(&mut self, at: Duration, mut text: String) {
+        if text.len() > MAX_TEXT
+            && let Some((end, _)) = text.char_indices().nth(MAX_TEXT)
+        {
+            text.truncate(end);
+        }
+        if self.entries.len() == self.most {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(Entry { at, text });
+    }
+}
+
+/// What has happened lately.
+#[derive(Debug)]
+pub(crate) struct History {
+    decisions: Ring,
+    events: Ring,
+    lags: BTreeMap<Rank, RankWait>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        let (decisions, events) = (Ring::new(MAX_DECISIONS), Ring::new(MAX_EVENTS));
+        Self { decisions, events, lags: BTreeMap::new() }
+    }
+}
+
+impl History {
+    /// The engine has decided something, for this reason.
+    pub(crate) fn decided(&mut self, at: Duration, reason: String) {
+        self.decisions.push(at, reason);
+    }
+
+    /// Something has happened that people should know.
+    pub(crate) fn happened(&mut self, at: Duration, what: String) {
+        self.events.push(at, what);
+    }
+
+    /// Tensors have waited for these ranks.
+    pub(crate) fn waited(&mut self, waits: &BTreeMap<Rank, RankWait>) {
+        for (rank, wait) in waits.iter().filter(|(rank, _)| rank.0 < MAX_RANKS) {
+            let lag = self.lags.entry(*rank).or_default();
+            lag.time += wait.time;
+            lag.tensors += wait.tensors;
+        }
+    }
+
+    /// The decisions, the oldest first.
+    pub(crate) fn decisions(&self) -> Vec<Entry> {
+        self.decisions.entries.iter().cloned().collect()
+    }
+
+    /// The events, the oldest first.
+    pub(crate) fn events(&self) -> Vec<Entry> {
+        self.events.entries.iter().cloned().collect()
+    }
+
+    /// How long tensors have waited for each rank, in order. Ranks without waits are left out.
+    pub(crate) fn lags(&self) -> Vec<(Rank, RankWait)> {
+        self.lags.iter().map(|(rank, wait)| (*rank, *wait)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_entries_are_kept_and_long_ones_are_cut() {
+        let mut history = History::default();
+        for number in 0..1000 {
+            history.decided(Duration::from_secs(number), format!("{number}"));
+            history.happened(Duration::ZERO, "ü".repeat(1000));
+        }
+        let decisions = history.decisions();
+        let ends = [decisions.first(), decisions.last()].map(|entry| entry.unwrap().text.clone());
+        assert_eq!((decisions.len(), ends), (MAX_DECISIONS, ["744".into(), "999".into()]), "BOUND");
+        let events = history.events();
+        let longest = events.iter().map(|entry| entry.text.chars().count()).max();
+        assert_eq!((events.len(), longest), (MAX_EVENTS, Some(MAX_TEXT)), "BOUND");
+    }
+
+    #[test]
+    fn waits_add_up() {
+        let mut history = History::default();
+        let wait = RankWait { time: Duration::from_millis(50), tensors: 2 };
+        for _ in 0..3 {
+            history.waited(&[(Rank(3), wait), (Rank(MAX_RANKS), wait)].into());
+        }
+        let sum = RankWait { time: Duration::from_millis(150), tensors: 6 };
+        assert_eq!(history.lags(), [(Rank(3), sum)]);
+    }
+}

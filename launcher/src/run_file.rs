@@ -1,0 +1,303 @@
+//! The files that tell which jobs run: one for each job, written by its launcher and removed at the
+//! end. With them `gradwire status` and others need no address.
+//!
+//! They lie in `gradwire/` of `$XDG_RUNTIME_DIR`, or in `gradwire-UID/` of the folder for temporary
+//! files. Only their owner reads and writes them. A launcher that was killed leaves its file. The
+//! next reader removes it: it knows the launcher by its process id and the time of its start.
+
+use std::{
+    env,
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, ErrorKind, Read, Write},
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use procfs::process::Process;
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+/// The most files that are read (BOUND).
+const MAX_FILES: usize = 1024;
+
+/// The most bytes of a file (BOUND).
+const MAX_BYTES: u64 = 64 << 10;
+
+/// The longest command that is kept, in characters.
+const MAX_COMMAND: usize = 120;
+
+/// How often the folder is made again if another launcher removes it at this moment.
+const TRIES: usize = 10;
+
+/// A job that runs, as its file describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningJob {
+    /// Its id.
+    pub job: String,
+    /// Where its coordinator serves.
+    pub coordinator: SocketAddr,
+    /// The number of its ranks.
+    pub ranks: u32,
+    /// The number of its hosts.
+    pub hosts: usize,
+    /// The program of its ranks with its arguments, cut where it is long.
+    pub command: String,
+    launcher: Launcher,
+}
+
+/// A process, so that no later one is taken for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Launcher {
+    pid: i32,
+    /// When it started, in ticks since the machine did.
+    start_time: u64,
+    /// The machine and the namespace in which the process id has a meaning: several may share the
+    /// folder.
+    place: String,
+}
+
+impl Launcher {
+    fn myself() -> io::Result<Self> {
+        let stat = Process::myself().and_then(|me| me.stat()).map_err(io::Error::other)?;
+        Ok(Self { pid: stat.pid, start_time: stat.starttime, place: place()? })
+    }
+
+    /// Whether the process is there. A zombie has ended.
+    fn is_alive(&self) -> bool {
+        let stat = Process::new(self.pid).and_then(|process| process.stat());
+        stat.is_ok_and(|stat| stat.starttime == self.start_time && !"ZX".contains(stat.state))
+    }
+}
+
+/// The boot of this machine and the namespace of process ids.
+fn place() -> io::Result<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = fs::read_link("/proc/self/ns/pid")?;
+    Ok(format!("{} {}", boot.trim(), namespace.display()))
+}
+
+impl RunningJob {
+    /// A job that this process runs.
+    ///
+    /// # Errors
+    /// What keeps the system from describing this process.
+    pub fn new(
+        job: &str,
+        coordinator: SocketAddr,
+        (ranks, hosts): (u32, usize),
+        command: &[String],
+    ) -> io::Result<Self> {
+        let command = command.join(" ").chars().take(MAX_COMMAND).collect();
+        let launcher = Launcher::myself()?;
+        Ok(Self { job: job.to_owned(), coordinator, ranks, hosts, command, launcher })
+    }
+}
+
+/// The file of a job, which is removed when this is dropped.
+#[derive(Debug)]
+pub struct RunFile {
+    path: PathBuf,
+}
+
+impl RunFile {
+    /// Writes the file of a job.
+    ///
+    /// # Errors
+    /// The folder is not this user's alone, or the file can't be written.
+    pub fn create(job: &RunningJob) -> io::Result<Self> {
+        Self::create_in(&folder(), job)
+    }
+
+    fn create_in(folder: &Path, job: &RunningJob) -> io::Result<Self> {
+        let path = folder.join(format!("{}.json", job.job));
+        let text = format!("{}\n", serde_json::to_string_pretty(job)?);
+        for _ in 0..TRIES {
+            make_private(folder)?;
+            match write_new(&path, text.as_bytes()) {
+                // The last job of another launcher has ended.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                written => return written.map(|()| Self { path }),
+            }
+        }
+        Err(io::Error::other(format!("{} is removed again and again", folder.display())))
+    }
+}
+
+impl Drop for RunFile {
+    fn drop(&mut self) {
+        // What has gone already is what is wanted; a folder with other files stays.
+        let _ = fs::remove_file(&self.path);
+        let _ = self.path.parent().map(fs::remove_dir);
+    }
+}
+
+/// Readers see the whole file or none.
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)
+        .and_then(|mut file| file.write_all(bytes))
+        .and_then(|()| fs::rename(&new, path));
+    written.inspect_err(|_| {
+        // If that fails, too, there is nothing else to try.
+        let _ = fs::remove_file(&new);
+    })
+}
+
+/// Where the files of this user are, if any job of theirs runs.
+pub fn folder() -> PathBuf {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // After `su` the variable may name the folder of another user.
+    let is_mine = |path: &PathBuf| fs::metadata(path).is_ok_and(|at| at.uid() == user());
+    match runtime.filter(|path| path.is_absolute() && is_mine(path)) {
+        Some(runtime) => runtime.join("gradwire"),
+        None => env::temp_dir().join(format!("gradwire-{}", user())),
+    }
+}
+
+fn user() -> u32 {
+    geteuid().as_raw()
+}
+
+/// Makes the folder, and checks that nobody else has made or can change it (TRUST).
+fn make_private(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => check_private(folder),
+    }
+}
+
+fn check_private(folder: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(folder)?;
+    let why = if !found.is_dir() {
+        "it is no folder".to_owned()
+    } else if found.uid() != user() {
+        format!("it belongs to user {}, not to {}", found.uid(), user())
+    } else if found.mode() & 0o077 != 0 {
+        format!("others may enter it: its mode is {:03o}, not 700", found.mode() & 0o777)
+    } else {
+        return Ok(());
+    };
+    let what = format!("{} is not safe: {why}; remove it", folder.display());
+    Err(io::Error::new(ErrorKind::PermissionDenied, what))
+}
+
+/// The jobs that this user has started on this machine and that still run, by their ids. Removes
+/// the files of those that don't.
+///
+/// # Errors
+/// The folder is not this user's alone, or can't be read.
+pub fn running() -> io::Result<Vec<RunningJob>> {
+    running_in(&folder())
+}
+
+/// As [`running`], in this folder.
+///
+/// # Errors
+/// As there.
+pub fn running_in(folder: &Path) -> io::Result<Vec<RunningJob>> {
+    match check_private(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        checked => checked?,
+    }
+    let place = place()?;
+    let mut jobs = Vec::new();
+    for entry in fs::read_dir(folder)?.take(MAX_FILES) {
+        let path = entry?.path();
+        // What can't be read is of another release, or gone at this moment.
+        let Some(job) = read(&path).filter(|job| job.launcher.place == place) else { continue };
+        if job.launcher.is_alive() {
+            jobs.push(job);
+        } else {
+            drop(RunFile { path });
+        }
+    }
+    jobs.sort_by(|one, other| one.job.cmp(&other.job));
+    Ok(jobs)
+}
+
+/// The job of a file; `None` if it is no such file (TRUST).
+fn read(path: &Path) -> Option<RunningJob> {
+    if path.extension()? != "json" || !fs::symlink_metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut text = String::new();
+    fs::File::open(path).ok()?.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::PermissionsExt, process::Command};
+
+    use super::*;
+
+    fn job(id: &str) -> RunningJob {
+        let command = ["train".to_owned(), "x".repeat(200)];
+        RunningJob::new(id, "127.0.0.1:7".parse().unwrap(), (4, 2), &command).unwrap()
+    }
+
+    #[test]
+    fn a_job_is_listed_until_it_ends() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("gradwire");
+        assert_eq!(running_in(&folder).unwrap(), []);
+        let [one, two] = ["j1", "j2"].map(job);
+        let first = RunFile::create_in(&folder, &one).unwrap();
+        let second = RunFile::create_in(&folder, &two).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&first.path)), (0o700, 0o600));
+        assert_eq!(one.command.chars().count(), MAX_COMMAND, "BOUND");
+        assert_eq!(running_in(&folder).unwrap(), [one, two.clone()]);
+        drop(first);
+        assert_eq!(running_in(&folder).unwrap(), [two]);
+        drop(second);
+        assert!(!folder.exists(), "CLEAN");
+    }
+
+    /// A process that has ended, one that started later with the same id, and one of another
+    /// machine, which is none of ours.
+    #[test]
+    fn the_file_of_a_killed_launcher_is_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("gradwire");
+        let mut child = Command::new("true").spawn().unwrap();
+        let (mut ended, mut reused, mut elsewhere) = (job("a"), job("b"), job("c"));
+        ended.launcher.pid = i32::try_from(child.id()).unwrap();
+        child.wait().unwrap();
+        reused.launcher.start_time += 1;
+        elsewhere.launcher.place.push('x');
+        for job in [&ended, &reused, &elsewhere] {
+            std::mem::forget(RunFile::create_in(&folder, job).unwrap());
+        }
+        fs::write(folder.join("d.json"), "{\"job\": 1}").unwrap();
+        assert_eq!(running_in(&folder).unwrap(), []);
+        let left = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut left: Vec<_> = left.collect();
+        left.sort();
+        assert_eq!(left, ["c.json", "d.json"]);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_change_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let open = place.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(&open, &link).unwrap();
+        for (folder, why) in [(&open, "its mode is 755, not 700"), (&link, "it is no folder")] {
+            for error in [
+                RunFile::create_in(folder, &job("j")).unwrap_err(),
+                running_in(folder).unwrap_err(),
+            ] {
+                assert!(error.to_string().contains(why), "TRUST: {error}");
+            }
+        }
+        assert_eq!(fs::read_dir(&open).unwrap().count(), 0);
+    }
+}

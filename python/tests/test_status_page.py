@@ -1,0 +1,211 @@
+"""The status page of real jobs in Debian's Chromium: what people see, with eyes and without."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from deployed import ROOT
+from launching import LAUNCHER, LIMIT
+from test_deploy_live import running, until
+
+playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.base")
+
+# Screenshots of the last run are kept here.
+SHOTS = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "status-page"
+# How long something may take to be seen, in milliseconds.
+PATIENCE = LIMIT * 1000
+
+# Rank 3 needs 50 ms longer for each step. A name that is markup must stay text.
+NAME = "<b id=markup>gradient</b>"
+PROGRAM = f"""
+    import os, time
+    from pathlib import Path
+    import gradwire as gw, numpy as np
+    gw.init()
+    folder = Path(os.environ["TEST_FOLDER"])
+    (folder / f"pid{{gw.rank()}}").write_text(str(os.getpid()))
+    if gw.rank() == 0:
+        (folder / "new").write_text(os.environ["GRADWIRE_COORDINATOR_METRICS"])
+        (folder / "new").rename(folder / "coordinator")
+    end = time.monotonic() + {LIMIT}
+    while True:
+        time.sleep(0.05 if gw.rank() == 3 else 0)
+        gw.allreduce(np.ones(100_000, np.float32), name="{NAME}")
+        gw.mark_step()
+        ends = (folder / "end").exists() or time.monotonic() > end
+        if gw.allreduce(np.array([float(ends)]), name="ends")[0] > 0:
+            break
+    gw.shutdown()
+"""
+
+
+@contextlib.contextmanager
+def job(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A job of two nodes with two ranks each; its launcher, and the port of its page."""
+    (folder / "program.py").write_text(textwrap.dedent(PROGRAM))
+    start = [LAUNCHER, "run", "-H", "127.0.0.1:2,127.0.0.2:2", *words]
+    # A loopback has no rate of its own.
+    start += ["--set", "network.rate_mbit=1000"]
+    start += ["--", sys.executable, str(folder / "program.py")]
+    with running(start, folder / "job.log", TEST_FOLDER=str(folder)) as launcher:
+
+        def address() -> str | None:
+            assert launcher.poll() is None, (folder / "job.log").read_text()
+            file = folder / "coordinator"
+            return file.read_text() if file.exists() else None
+
+        yield launcher, until("the job runs", address).rpartition(":")[2]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "chromium.sh")], capture_output=True, text=True, timeout=LIMIT * 4
+    )
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class Browser:
+    """Pages in Chromium, which load nothing from elsewhere and have no errors."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.faults: list[str] = []
+
+    def open(self, url: str, theme: str = "light", width: int = 1200) -> Any:
+        """A page of its own, with this colour scheme and width."""
+        context = self.browser.new_context(
+            color_scheme=theme, viewport={"width": width, "height": 900}
+        )
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.faults.append(f"{url}: {error}"))
+
+        def requested(request: Any) -> None:
+            if urlsplit(request.url).netloc != urlsplit(url).netloc:
+                self.faults.append(f"{url} loads {request.url}")
+
+        page.on("request", requested)
+        page.goto(url)
+        return page
+
+
+@pytest.fixture
+def browser(chromium: str) -> Iterator[Browser]:
+    # Its sandbox does not work for root.
+    words = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=words)
+        try:
+            found = Browser(started)
+            yield found
+            assert found.faults == []
+        finally:
+            started.close()
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds wrong with the page as it is now."""
+    # The policy of the page forbids scripts from elsewhere, so the debugger runs this one.
+    session = page.context.new_cdp_session(page)
+    script = Path(axe.AXE_FILE_PATH).read_text()
+    session.send("Runtime.evaluate", {"expression": script + "\n;0"})
+    words = {"expression": "axe.run()", "awaitPromise": True, "returnByValue": True}
+    answer = session.send("Runtime.evaluate", words)
+    assert "exceptionDetails" not in answer, answer
+    found = answer["result"]["value"]
+    assert len(found["passes"]) > 30, found["passes"]
+    return [f"{one['id']}: {one['nodes'][0]['html']}" for one in found["violations"]]
+
+
+def shows(page: Any, selector: str, text: str | re.Pattern[str]) -> None:
+    playwright.expect(page.locator(selector)).to_contain_text(text, timeout=PATIENCE)
+
+
+def test_the_page_names_the_straggler_and_the_failure(browser: Browser, tmp_path: Path) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with job(tmp_path) as (launcher, port):
+        url = f"http://127.0.0.1:{port}/"
+        pages = {}
+        for theme, width in [("light", 1200), ("dark", 1200), ("light", 400), ("dark", 400)]:
+            page = browser.open(url, theme, width)
+            shows(page, "#summary", re.compile(r"Straggler\s*rank 3"))
+            shows(page, "#summary", "running")
+            shows(page, "#stragglers tbody tr.slow", "3 (straggler)")
+            shows(page, "#busiest", "127.0.0.2")
+            shows(page, "#map td.heat >> nth=1", "%")
+            shows(page, "#decisions", "predicted")
+            shows(page, "#events", "the world is complete")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert violations(page) == [], (theme, width)
+            page.screenshot(path=SHOTS / f"{theme}-{width}.png", full_page=True)
+            pages[theme, width] = page
+
+        # Without a mouse: the first host, the one right of it, and its ranks.
+        page = pages["light", 1200]
+        page.locator("#hosts button").first.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        shows(page, "#host h3", "Host 127.0.0.2")
+        shows(page, "#host tbody tr.slow th", "3")
+        assert page.evaluate("document.activeElement.textContent").startswith("127.0.0.2")
+        assert violations(page) == []
+
+        # Names are never markup.
+        for selector in ("#pending", "#operations"):
+            with contextlib.suppress(playwright.TimeoutError):
+                page.locator(selector, has_text=NAME).wait_for(timeout=5000)
+                break
+        else:
+            raise AssertionError("the tensor was never seen")
+        assert page.locator("#markup").count() == 0
+
+        os.kill(int((tmp_path / "pid2").read_text()), signal.SIGKILL)
+        for (theme, width), page in pages.items():
+            shows(page, "[role=alert]", "The job failed (rank 2, host 127.0.0.2")
+            shows(page, "[role=alert]", "was killed by SIGKILL")
+            shows(page, "#connection", re.compile("the job is over"))
+            assert violations(page) == [], (theme, width)
+            page.screenshot(path=SHOTS / f"failed-{theme}-{width}.png", full_page=True)
+        assert launcher.wait(LIMIT) != 0
+
+
+def test_the_page_asks_for_the_token(browser: Browser, tmp_path: Path) -> None:
+    token = "f" * 32
+    (tmp_path / "token").write_text(token)
+    words = ["--set", "metrics.listen=0.0.0.0:0"]
+    words += ["--set", f"metrics.token_file={tmp_path / 'token'}"]
+    with job(tmp_path, *words) as (launcher, port):
+        page = browser.open(f"http://127.0.0.1:{port}/")
+        shows(page, "#connection", "a token is needed")
+        assert not page.locator("#content").is_visible()
+        assert violations(page) == []
+        page.get_by_label("Token").fill("e" * 32)
+        page.keyboard.press("Enter")
+        shows(page, "#connection", "this is not the token of the job")
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Show the job").click()
+        shows(page, "#summary", "rank 3")
+        assert not page.locator("#sign-in").is_visible()
+        assert token not in page.url
+
+        # The job ends well, and the page says so.
+        (tmp_path / "end").touch()
+        shows(page, "#connection", re.compile("the job is over"))
+        shows(page, "#summary", "finished")
+        assert launcher.wait(LIMIT) == 0, (tmp_path / "job.log").read_text()

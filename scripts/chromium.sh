@@ -1,0 +1,36 @@
+#!/bin/sh
+# Prints the path of Chromium, for the tests of the status page:
+#
+#     chromium=$(scripts/chromium.sh) && "$chromium" --version
+#
+# Where it is on the PATH, that is taken. Otherwise root installs Debian's package with apt (about
+# 100 MB to download, 400 MB on disk, once), because it needs many libraries.
+#
+# Messages go to standard error. Where it can't be had, the reason is printed there, and the exit
+# code is 3: tests that need it are skipped.
+set -eu
+
+folder=${CARGO_TARGET_DIR:-$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)/target}
+
+skip() { printf 'chromium.sh: %s\n' "$*" >&2; exit 3; }
+
+command -v chromium && exit 0
+for program in apt-get flock timeout; do
+    command -v "$program" >/dev/null || skip "there is no $program; install chromium"
+done
+[ "$(id -u)" = 0 ] || skip "only root can install Debian's package; install chromium"
+
+mkdir -p "$folder"
+# Whoever comes while another process installs it waits, and then finds it.
+exec 9>"$folder/chromium.lock"
+flock -w 600 9 || skip "another process has been installing it for ten minutes"
+command -v chromium && exit 0
+log=$folder/chromium.log
+install() {
+    DEBIAN_FRONTEND=noninteractive timeout 400 \
+        apt-get -q -y install chromium >"$log" 2>&1 9>&-
+}
+# The lists may be missing, or older than what the archive has now.
+install || { timeout 300 apt-get -q update >"$log" 2>&1 9>&- && install; } ||
+    skip "apt can't install the package chromium: $(tail -n 1 "$log")"
+command -v chromium || skip "Debian's package has no chromium here"

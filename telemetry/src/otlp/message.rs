@@ -1,0 +1,161 @@
+//! A message of OTLP with all metrics. Pure: what was read and the time come in.
+//!
+//! Names, units and help are those of Prometheus's endpoint, so dashboards serve both. What all
+//! series have in common (job and host) belongs to the resource.
+
+use metrics::Unit;
+use opentelemetry_proto::tonic::{
+    collector::metrics::v1::ExportMetricsServiceRequest,
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
+    metrics::v1::{
+        AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric as Message,
+        NumberDataPoint, ResourceMetrics, ScopeMetrics, Sum, metric::Data, number_data_point,
+    },
+    resource::v1::Resource,
+};
+
+use crate::{
+    histogram::{BOUNDS, Recorded},
+    metric::{Kind, Metric},
+    registry::{Reading, Value},
+};
+
+/// Whose metrics they are.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    /// `gradwired` or `coordinator`.
+    pub(crate) service: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) job: String,
+    pub(crate) host: String,
+}
+
+/// All readings, counted from the first time to the second, in nanoseconds since 1970.
+pub(crate) fn request(
+    readings: &[Reading],
+    origin: &Origin,
+    times: (u64, u64),
+) -> ExportMetricsServiceRequest {
+    let series = readings.chunk_by(|one, other| one.metric.name == other.metric.name);
+    let scope = InstrumentationScope {
+        name: "gradwire".to_owned(),
+        version: origin.version.to_owned(),
+        ..InstrumentationScope::default()
+    };
+    let metrics = ScopeMetrics {
+        scope: Some(scope),
+        metrics: series.map(|series| message(series[0].metric, series, times)).collect(),
+        schema_url: String::new(),
+    };
+    let attributes = [
+        ("service.name", origin.service),
+        ("service.namespace", "gradwire"),
+        ("service.version", origin.version),
+        ("service.instance.id", &format!("{}/{}", origin.job, origin.host)),
+        ("host.name", &origin.host),
+        ("gradwire_job", &origin.job),
+        ("host", &origin.host),
+    ];
+    let resource = Resource {
+        attributes: attributes.map(|(name, value)| attribute(name, value)).into(),
+        ..Resource::default()
+    };
+    let resource_metrics = vec![ResourceMetrics {
+        resource: Some(resource),
+        scope_metrics: vec![metrics],
+        schema_url: String::new(),
+    }];
+    ExportMetricsServiceRequest { resource_metrics }
+}
+
+fn attribute(name: &str, value: &str) -> KeyValue {
+    let value = AnyValue { value: Some(any_value::Value::StringValue(value.to_owned())) };
+    KeyValue { key: name.to_owned(), value: Some(value), ..KeyValue::default() }
+}
+
+/// A unit as OTLP writes it (<https://ucum.org>).
+fn unit(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Seconds => "s",
+        Unit::Milliseconds => "ms",
+        Unit::Microseconds => "us",
+        Unit::Nanoseconds => "ns",
+        Unit::Bytes => "By",
+        Unit::Percent => "%",
+        _ => "1",
+    }
+}
+
+fn message(metric: &Metric, series: &[Reading], times: (u64, u64)) -> Message {
+    let cumulative = AggregationTemporality::Cumulative.into();
+    let numbers = || {
+        series.iter().filter_map(|reading| match &reading.value {
+            Value::Number(value) => Some(number(&reading.labels, *value, times)),
+            Value::Histogram(_) => None,
+        })
+    };
+    let histograms = || {
+        series.iter().filter_map(|reading| match &reading.value {
+            Value::Histogram(recorded) => Some(histogram(&reading.labels, recorded, times)),
+            Value::Number(_) => None,
+        })
+    };
+    let data = match metric.kind {
+        Kind::Counter => Data::Sum(Sum {
+            data_points: numbers().collect(),
+            aggregation_temporality: cumulative,
+            is_monotonic: true,
+        }),
+        Kind::Gauge => Data::Gauge(Gauge { data_points: numbers().collect() }),
+        Kind::Histogram => Data::Histogram(Histogram {
+            data_points: histograms().collect(),
+            aggregation_temporality: cumulative,
+        }),
+    };
+    Message {
+        name: metric.name.to_owned(),
+        description: metric.help.to_owned(),
+        unit: unit(metric.unit).to_owned(),
+        metadata: Vec::new(),
+        data: Some(data),
+    }
+}
+
+fn attributes(labels: &[(String, String)]) -> Vec<KeyValue> {
+    labels.iter().map(|(name, value)| attribute(name, value)).collect()
+}
+
+fn number(labels: &[(String, String)], value: f64, (began, now): (u64, u64)) -> NumberDataPoint {
+    NumberDataPoint {
+        attributes: attributes(labels),
+        start_time_unix_nano: began,
+        time_unix_nano: now,
+        value: Some(number_data_point::Value::AsDouble(value)),
+        ..NumberDataPoint::default()
+    }
+}
+
+/// Here each bucket has only what is in it, and the last one has no bound.
+fn histogram(
+    labels: &[(String, String)],
+    recorded: &Recorded,
+    (began, now): (u64, u64),
+) -> HistogramDataPoint {
+    let mut bucket_counts = Vec::with_capacity(BOUNDS + 1);
+    let mut below = 0;
+    for (_, cumulative) in recorded.cumulative {
+        bucket_counts.push(cumulative - below);
+        below = cumulative;
+    }
+    bucket_counts.push(recorded.count - below);
+    HistogramDataPoint {
+        attributes: attributes(labels),
+        start_time_unix_nano: began,
+        time_unix_nano: now,
+        count: recorded.count,
+        sum: Some(recorded.sum.as_secs_f64()),
+        bucket_counts,
+        explicit_bounds: recorded.cumulative.map(|(bound, _)| bound).into(),
+        ..HistogramDataPoint::default()
+    }
+}

@@ -1,0 +1,100 @@
+//! The daemons of a job send their metrics to a collector, by OpenTelemetry's protocol.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use gradwire_tests::launched::Launch;
+use opentelemetry_proto::tonic::{
+    collector::metrics::v1::{
+        ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        metrics_service_server::{MetricsService, MetricsServiceServer},
+    },
+    common::v1::{KeyValue, any_value},
+    metrics::v1::{metric::Data, number_data_point},
+};
+use tokio::{net::TcpListener, runtime::Runtime, sync::mpsc, time::timeout};
+use tonic::{
+    Request, Response, Status,
+    transport::{Server, server::TcpIncoming},
+};
+
+struct Receiver(mpsc::UnboundedSender<ExportMetricsServiceRequest>);
+
+#[tonic::async_trait]
+impl MetricsService for Receiver {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        let _ = self.0.send(request.into_inner());
+        Ok(Response::new(ExportMetricsServiceResponse::default()))
+    }
+}
+
+fn attribute<'a>(attributes: &'a [KeyValue], name: &str) -> &'a str {
+    let found = attributes.iter().find(|attribute| attribute.key == name).unwrap();
+    match found.value.as_ref().and_then(|value| value.value.as_ref()) {
+        Some(any_value::Value::StringValue(text)) => text,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// The host that a message is from, and the sum of all series of a counter.
+fn counted(request: &ExportMetricsServiceRequest, counter: &str) -> (String, f64) {
+    let [resource] = &request.resource_metrics[..] else { panic!("{request:?}") };
+    let host = attribute(&resource.resource.as_ref().unwrap().attributes, "host").to_owned();
+    let metrics = resource.scope_metrics.iter().flat_map(|scope| &scope.metrics);
+    let sums = metrics.filter(|metric| metric.name == counter).flat_map(|metric| {
+        let Some(Data::Sum(sum)) = &metric.data else { panic!("{metric:?}") };
+        sum.data_points.iter().map(|point| match point.value {
+            Some(number_data_point::Value::AsDouble(value)) => value,
+            other => panic!("{other:?}"),
+        })
+    });
+    (host, sums.sum())
+}
+
+#[test]
+fn a_collector_is_sent_what_every_daemon_counts() {
+    let runtime = Runtime::new().unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let collector = format!("otlp.endpoint=http://{}", listener.local_addr().unwrap());
+    let (sender, mut received) = mpsc::unbounded_channel();
+    let service = MetricsServiceServer::new(Receiver(sender));
+    let server = Server::builder().add_service(service);
+    runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+
+    let launch = Launch::new().two_by_two().set(&collector).set("otlp.interval_ms=100");
+    let mut job = launch.rank(&["attach", "loop:1:1000", "until:end", "leave"]).start();
+    job.until_said("looped", 4);
+    // Every rank's steps arrive, also while the job waits.
+    let mut hosts = BTreeSet::new();
+    while hosts.len() < 2 {
+        let request = runtime.block_on(async {
+            timeout(Duration::from_secs(60), received.recv()).await.unwrap().unwrap()
+        });
+        let (host, operations) = counted(&request, "gradwire_daemon_operations_total");
+        if operations >= 1.0 {
+            hosts.insert(host);
+        }
+    }
+    assert_eq!(hosts, ["127.0.0.1", "127.0.0.2"].map(ToOwned::to_owned).into());
+    job.allow("end");
+    job.finish().assert_code(0);
+}
+
+#[test]
+fn a_collector_that_is_away_costs_one_line_and_no_job() {
+    let away = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let collector = format!("otlp.endpoint=http://{}", away.local_addr().unwrap());
+    drop(away);
+    let launch = Launch::new().ranks(2).words(&["--verbose"]).set(&collector);
+    let launch = launch.set("otlp.interval_ms=100");
+    let report = launch.rank(&["attach", "loop:100:1000", "leave"]).run();
+    report.assert_code(0);
+    let lines = report.lines.iter().filter(|line| line.text.contains("metrics can't be sent"));
+    assert_eq!(lines.count(), 1, "{}", report.all());
+
+    let report = Launch::new().ranks(1).set("otlp.endpoint=localhost:4317").rank(&[]).run();
+    assert_ne!(report.code(), 0);
+    assert!(report.all().contains("expected a URL http://host:port"), "{}", report.all());
+}

@@ -1,0 +1,69 @@
+// Elements, made and changed in place: what a reader has focused or scrolled stays where it is.
+// Text is only ever set as text, so no name of a tensor or host can become markup.
+
+/** The element with this id. */
+export const byId = (id) => document.getElementById(id);
+
+/** Sets the text of an element if it has changed. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Makes an element with classes and children: elements or texts. */
+export function make(tag, classes = "", ...children) {
+  const element = document.createElement(tag);
+  if (classes) element.className = classes;
+  element.append(...children);
+  return element;
+}
+
+/**
+ * Lets `parent` have one child for each of `items`. `create` makes one, `update(child, item, at)`
+ * fills it.
+ */
+export function each(parent, items, create, update) {
+  while (parent.children.length > items.length) parent.lastElementChild.remove();
+  while (parent.children.length < items.length) parent.append(create());
+  items.forEach((item, at) => update(parent.children[at], item, at));
+}
+
+/**
+ * Fills a table. Each row is `{cells, slow}`, each cell a text, or `{number}` for a text that is a
+ * number, with `share` for a bar. The first cell of a row is its heading.
+ */
+export function fillTable(table, { caption, heads, rows, none }) {
+  if (!table.tHead) {
+    table.append(make("caption"));
+    table.createTHead().insertRow();
+    table.createTBody();
+  }
+  setText(table.caption, rows.length ? caption ?? "" : none);
+  table.caption.hidden = !table.caption.textContent;
+  table.tHead.hidden = !rows.length;
+  const head = () => {
+    const cell = make("th");
+    cell.scope = "col";
+    return cell;
+  };
+  each(table.tHead.rows[0], heads, head, setText);
+  each(table.tBodies[0], rows, () => make("tr"), (row, { cells, slow }) => {
+    row.className = slow ? "slow" : "";
+    fillRow(row, cells);
+  });
+}
+
+function fillRow(row, cells) {
+  const create = () => {
+    const cell = make(row.children.length ? "td" : "th");
+    if (cell.tagName === "TH") cell.scope = "row";
+    return cell;
+  };
+  each(row, cells, create, (cell, content) => {
+    const { number, share } = typeof content === "string" ? {} : content;
+    setText(cell, number ?? content);
+    if (cell.tagName === "TD") {
+      cell.className = number === undefined ? "" : share === undefined ? "number" : "heat";
+    }
+    if (share !== undefined) cell.style.setProperty("--share", share.toFixed(3));
+  });
+}

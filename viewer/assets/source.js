@@ -1,0 +1,92 @@
+// Where snapshots come from: server-sent events of /api/v1/watch. They are read with `fetch`,
+// because `EventSource` can send no token.
+
+const TOKEN = "gradwire-token";
+
+/** The longest time between two snapshots, in milliseconds. */
+const SILENCE = 10_000;
+
+/** How long to wait before the next attempt, in milliseconds. */
+const AGAIN = 2_000;
+
+/** Keeps the token as long as the tab is open. */
+export function keepToken(token) {
+  sessionStorage.setItem(TOKEN, token);
+}
+
+/** Why the job can't be seen. `isFinal`: asking again won't help. */
+class Refused extends Error {
+  constructor(message, { needsToken = false, isFinal = false } = {}) {
+    super(message);
+    Object.assign(this, { needsToken, isFinal });
+  }
+}
+
+async function open(signal) {
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  const answer = await fetch("/api/v1/watch", { headers, signal, cache: "no-store" });
+  if (answer.ok) return answer.body;
+  const { error, hint } = await answer.json();
+  const needsToken = answer.status === 401;
+  const isFinal = needsToken || [403, 421, 503].includes(answer.status);
+  throw new Refused(needsToken ? error : `${error}: ${hint}`, { needsToken, isFinal });
+}
+
+/** The events of a stream of bytes, one after the other: `{name, data}`. */
+async function* events(body, heard) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    heard();
+    text += value;
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const fields = part.split("\n").map((line) => /^(\w+): ?(.*)$/.exec(line)).filter(Boolean);
+      const of = (name) => fields.filter((it) => it[1] === name).map((it) => it[2]).join("\n");
+      yield { name: of("event"), data: JSON.parse(of("data") || "null") };
+    }
+  }
+}
+
+/** Shows snapshots until the connection ends. Returns why, if the server says it. */
+async function watchOnce(show) {
+  const abort = new AbortController();
+  let timer;
+  const heard = () => {
+    clearTimeout(timer);
+    const silent = new Error(`the coordinator is silent for ${SILENCE / 1000} s`);
+    timer = setTimeout(() => abort.abort(silent), SILENCE);
+  };
+  heard();
+  try {
+    for await (const { name, data } of events(await open(abort.signal), heard)) {
+      if (name === "status") show.status(data);
+      if (name === "end") return data.reason;
+    }
+  } finally {
+    clearTimeout(timer);
+    abort.abort();
+  }
+  throw new Error("the connection to the coordinator is lost");
+}
+
+/**
+ * Watches the job until it is over. `show` has `status(snapshot)`, `lost(why)` while the connection
+ * is to be made again, `over(why)` and `token(why)` at the end.
+ */
+export async function watch(show) {
+  for (;;) {
+    try {
+      return show.over(await watchOnce(show));
+    } catch (error) {
+      if (error.needsToken) return show.token(error.message);
+      if (error.isFinal) return show.over(error.message);
+      show.lost(error instanceof TypeError ? "no coordinator answers" : error.message);
+    }
+    await new Promise((resume) => setTimeout(resume, AGAIN));
+  }
+}

@@ -1,0 +1,208 @@
+//! A running job as people look at it: figures that follow from what the coordinator tells. Pure.
+//!
+//! The coordinator counts how long tensors have waited for each rank since the job began. What that
+//! is now follows from two snapshots ([`Lags`]).
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+use gradwire_proto::pb::{NodeReport, NodeStatus, RankReport, StatusResponse};
+
+/// The time over which waits for ranks are compared.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// The most snapshots of that time (BOUND); the coordinator sends two per second.
+const MAX_SNAPSHOTS: usize = 64;
+
+/// A straggler is waited for in more than this share of the time.
+const STRAGGLING: f64 = 0.1;
+
+/// A node that is silent for longer than this is not well.
+const SILENT_MS: u64 = 2000;
+
+/// How long the others waited for each rank, as a share of some time.
+pub type Shares = BTreeMap<u32, f64>;
+
+/// The waits of the last seconds.
+#[derive(Debug, Default)]
+pub struct Lags {
+    /// Uptime in seconds, and seconds by rank.
+    snapshots: VecDeque<(f64, BTreeMap<u32, f64>)>,
+}
+
+impl Lags {
+    /// Adds a snapshot. Returns the shares of the last seconds; after the first one, those since
+    /// the job began.
+    pub fn add(&mut self, status: &StatusResponse) -> Shares {
+        let uptime = status.uptime_ms as f64 / 1e3;
+        let lags: BTreeMap<u32, f64> = status.lags.iter().map(|it| (it.rank, it.seconds)).collect();
+        let is_old = |first: Option<&(f64, _)>| {
+            first.is_some_and(|(at, _)| uptime - at >= WINDOW.as_secs_f64())
+        };
+        while self.snapshots.len() >= MAX_SNAPSHOTS || is_old(self.snapshots.get(1)) {
+            self.snapshots.pop_front();
+        }
+        let (began, before) = self.snapshots.front().cloned().unwrap_or_default();
+        let passed = (uptime - began).max(1e-3);
+        let share = |(rank, seconds): (&u32, &f64)| {
+            let more = seconds - before.get(rank).copied().unwrap_or_default();
+            (*rank, (more / passed).clamp(0.0, 1.0))
+        };
+        let shares = lags.iter().map(share).collect();
+        self.snapshots.push_back((uptime, lags));
+        shares
+    }
+}
+
+/// The rank that is slower than the others: it is waited for often, and more than all others
+/// together.
+pub fn straggler(shares: &Shares) -> Option<(u32, f64)> {
+    let (&rank, &share) = shares.iter().max_by(|one, other| one.1.total_cmp(other.1))?;
+    let all: f64 = shares.values().sum();
+    (share > STRAGGLING && share > all - share).then_some((rank, share))
+}
+
+/// Steps per second of a rank. One that has made none for a while gets slower.
+pub fn steps_per_second(rank: &RankReport) -> Option<f64> {
+    let seconds = rank.step_seconds.max(rank.since_step_seconds);
+    (rank.step_seconds > 0.0 && seconds > 0.0).then(|| 1.0 / seconds)
+}
+
+/// Steps per second of the slowest of these ranks that make steps.
+pub fn slowest<'a>(ranks: impl Iterator<Item = &'a RankReport>) -> Option<f64> {
+    ranks.filter_map(steps_per_second).min_by(f64::total_cmp)
+}
+
+/// The ranks of a job, as far as their nodes report them.
+pub fn ranks(status: &StatusResponse) -> impl Iterator<Item = &RankReport> {
+    status.nodes.iter().filter_map(|node| node.report.as_ref()).flat_map(|report| &report.ranks)
+}
+
+/// The mean share of the time in which the ranks of a node were blocked.
+pub fn exposed(report: &NodeReport) -> Option<f64> {
+    let sum: f64 = report.ranks.iter().map(|rank| rank.exposed).sum();
+    (!report.ranks.is_empty()).then(|| sum / report.ranks.len() as f64)
+}
+
+/// Whether a node is well, in a word or two.
+pub fn health(node: &NodeStatus) -> String {
+    let stalled = node.report.as_ref().map_or(0, |report| report.stalled_tensors);
+    if node.silent_ms > SILENT_MS {
+        format!("silent {:.0} s", node.silent_ms as f64 / 1e3)
+    } else if stalled > 0 {
+        format!("{stalled} stalled")
+    } else if !node.left_ranks.is_empty() {
+        format!("{} left", node.left_ranks.len())
+    } else {
+        "ok".to_owned()
+    }
+}
+
+/// What one node sends to another.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Flow {
+    /// Bytes per second.
+    pub rate: f64,
+    /// As a share of the line of the sender, if that is known.
+    pub share: Option<f64>,
+}
+
+/// What each pair of nodes exchanges, by sender and receiver. A node reports only its busiest
+/// peers, so the receiver's word counts, too.
+pub fn flows(status: &StatusResponse) -> BTreeMap<(u32, u32), Flow> {
+    let mut flows = BTreeMap::new();
+    let lines: Vec<Option<f64>> = status
+        .nodes
+        .iter()
+        .map(|node| Some(node.report.as_ref()?.line_bytes_per_second? as f64))
+        .collect();
+    for (at, node) in (0..).zip(&status.nodes) {
+        for peer in node.report.iter().flat_map(|report| &report.peers) {
+            for (from, to, rate) in [
+                (at, peer.node, peer.sent_bytes_per_second),
+                (peer.node, at, peer.received_bytes_per_second),
+            ] {
+                let line = lines.get(from as usize).copied().flatten();
+                let share = line.filter(|line| *line > 0.0).map(|line| rate / line);
+                let flow = flows.entry((from, to)).or_insert(Flow { rate, share });
+                if rate > flow.rate {
+                    *flow = Flow { rate, share };
+                }
+            }
+        }
+    }
+    flows
+}
+
+/// Bytes, or bytes per second, in a few characters.
+pub fn bytes(bytes: f64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes.max(0.0);
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// So many of something: `1 node`, `2 nodes`.
+pub fn count(number: u64, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A share in whole percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use gradwire_tests::sample::status;
+
+    use super::*;
+
+    #[test]
+    fn the_straggler_is_who_is_waited_for_now() {
+        let mut lags = Lags::default();
+        let first = lags.add(&status(5000));
+        assert_eq!(
+            straggler(&first).map(|(rank, share)| (rank, percent(share))),
+            Some((3, "80 %".into()))
+        );
+        // From now on nobody waits for rank 3; soon it is no straggler any more.
+        let mut later = status(5000);
+        let mut shares = first;
+        for second in 6..30 {
+            later.uptime_ms = second * 1000;
+            shares = lags.add(&later);
+        }
+        assert_eq!(straggler(&shares), None, "{shares:?}");
+        assert!(lags.snapshots.len() <= MAX_SNAPSHOTS, "BOUND");
+        // Two that are equally slow are no stragglers.
+        assert_eq!(straggler(&[(0, 0.4), (1, 0.4)].into()), None);
+        assert_eq!(straggler(&[(0, 0.05)].into()), None);
+    }
+
+    #[test]
+    fn rates_and_health_follow_from_reports() {
+        let mut status = status(1000);
+        assert_eq!(slowest(ranks(&status)), Some(20.0));
+        assert_eq!(exposed(status.nodes[1].report.as_ref().unwrap()), Some(0.35));
+        let flows = flows(&status);
+        assert_eq!(flows[&(0, 1)], Flow { rate: 5e7, share: Some(0.4) });
+        assert_eq!(flows[&(1, 0)], Flow { rate: 1e7, share: None });
+        status.nodes[0].silent_ms = 2500;
+        status.nodes[1].report.as_mut().unwrap().stalled_tensors = 2;
+        assert_eq!([0, 1].map(|at| health(&status.nodes[at])), ["silent 2 s", "2 stalled"]);
+        // A rank that has stood still for 4 s makes at most a step in that time.
+        let still =
+            RankReport { step_seconds: 0.05, since_step_seconds: 4.0, ..RankReport::default() };
+        assert_eq!(steps_per_second(&still), Some(0.25));
+        assert_eq!(steps_per_second(&RankReport::default()), None);
+        assert_eq!([0.0, 999.0, 1536.0, 1e12].map(bytes), ["0 B", "999 B", "1.5 KiB", "931 GiB"]);
+    }
+}
