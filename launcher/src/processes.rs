@@ -23,6 +23,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long killed processes may take to vanish; one in an uninterruptible wait takes longer.
 const KILLED: Duration = Duration::from_secs(2);
 
+/// How often a destructor looks, which nothing else runs beside.
+const KILLED_LOOK: Duration = Duration::from_millis(1);
+
 /// Makes this process the parent of its orphaned descendants.
 ///
 /// # Errors
@@ -120,6 +123,23 @@ pub async fn ask_all_to_end(own: &BTreeSet<u32>, grace: Duration) {
     }
 }
 
+/// Kills a process group and waits until none of it is alive, for a destructor: a member that was
+/// killed is there until the system has ended it.
+pub fn kill_group(group: Pid) {
+    let deadline = std::time::Instant::now() + KILLED;
+    let is_left = |process: Process| {
+        process
+            .stat()
+            .is_ok_and(|stat| stat.pgrp == group.as_raw_nonzero().get() && is_alive(&stat))
+    };
+    while kill_process_group(group, Signal::KILL).is_ok()
+        && procfs::process::all_processes().is_ok_and(|all| all.flatten().any(is_left))
+        && std::time::Instant::now() < deadline
+    {
+        std::thread::sleep(KILLED_LOOK);
+    }
+}
+
 /// Kills every descendant of these, again and again, because one may be born while another is
 /// killed. Returns whether none is left.
 pub async fn kill_all(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
@@ -143,6 +163,8 @@ pub async fn kill_all(own: &BTreeSet<u32>, whose: Whose<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+
     use super::*;
 
     #[test]
@@ -153,5 +175,23 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!descendants().iter().any(|entry| entry.pid == pid));
+    }
+
+    #[test]
+    fn a_killed_group_has_gone() {
+        // Enough processes that some would still be there without the wait.
+        let script = "for i in 1 2 3 4 5 6 7 8; do sleep 600 & done; echo; wait";
+        for _ in 0..20 {
+            let mut shell = std::process::Command::new("sh");
+            shell.args(["-c", script]).stdout(std::process::Stdio::piped()).process_group(0);
+            let mut leader = shell.spawn().unwrap();
+            std::io::Read::read_exact(leader.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+            let group = i32::try_from(leader.id()).unwrap();
+            kill_group(Pid::from_raw(group).unwrap());
+            let left = procfs::process::all_processes().unwrap().flatten();
+            let left = left.filter_map(|process| process.stat().ok());
+            assert_eq!(left.filter(|stat| stat.pgrp == group && is_alive(stat)).count(), 0);
+            leader.wait().unwrap();
+        }
     }
 }

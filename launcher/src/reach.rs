@@ -4,10 +4,13 @@
 use std::{collections::VecDeque, io, process::Stdio};
 
 use gradwire_settings::Settings;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Pid;
 use tokio::process::{Child, Command};
 
-use crate::error::{CommandError, limits_hint};
+use crate::{
+    error::{CommandError, limits_hint},
+    processes,
+};
 
 /// The way to a host.
 #[derive(Debug, Clone)]
@@ -121,7 +124,8 @@ impl Way {
 }
 
 /// What was started to reach a host: an agent, or ssh. Dropped before its end it is killed, with
-/// what is in its process group; a shared connection that ssh has put into the background is not.
+/// what is in its process group, and waited for (CLEAN); a shared connection that ssh has put into
+/// the background is not.
 #[derive(Debug)]
 pub struct Reached(pub Child);
 
@@ -130,7 +134,7 @@ impl Drop for Reached {
         // It has no id any more once its end is known: then the group may be somebody else's.
         let group = self.0.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         if let Some(group) = group {
-            let _ = kill_process_group(group, Signal::KILL);
+            processes::kill_group(group);
         }
     }
 }
