@@ -16,6 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,16 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{words}: {error.read().decode()}") from error
 
+    def is_ready(self) -> bool:
+        """Whether it answers. It listens before it has opened its data, and refuses until then."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=20):
+                return True
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            return False
+
     def up(self) -> set[tuple[str, str, str]]:
         """Job, host and node of the targets that it can read."""
         targets = self.ask("targets")["activeTargets"]
@@ -175,7 +186,9 @@ def prometheus(folder: Path, programs: Path, coordinator: str, *ways: str) -> It
             found = re.search(r'msg="Listening on" address=(\S+)', log)
             return found and found[1]
 
-        yield Prometheus(until("Prometheus listens", address))
+        server = Prometheus(until("Prometheus listens", address))
+        until("Prometheus is ready", server.is_ready)
+        yield server
 
 
 def filled(expr: str, job: str) -> str:
