@@ -7,7 +7,7 @@
 //! once. Names contain the process id, and everything is removed when the pair is dropped.
 
 use std::{
-    fs::File,
+    fs::{File, read_to_string},
     io::Write,
     os::fd::AsFd,
     process::{Child, Command, Output, Stdio},
@@ -148,6 +148,16 @@ impl Pair {
         let file = format!("/sys/class/net/{CABLE}/speed");
         let output = run(&["ip", "netns", "exec", &self.names[host], "cat", &file]).ok()?;
         String::from_utf8_lossy(&output.stdout).trim().parse().ok().filter(|speed| *speed > 0.0)
+    }
+
+    /// The bytes that a host, 0 or 1, has received over the cable.
+    pub fn received(&self, host: usize) -> u64 {
+        // The columns of `/proc/net/dev`, after the interface's name, begin with these bytes.
+        let counters = self.within(host, || read_to_string("/proc/thread-self/net/dev"));
+        let counters = counters.expect("the system counts");
+        let cable = counters.lines().find_map(|line| line.trim().strip_prefix(CABLE));
+        let bytes = cable.and_then(|line| line.trim_start_matches(':').split_whitespace().next());
+        bytes.and_then(|bytes| bytes.parse().ok()).expect("the cable's counters")
     }
 
     /// The stand-in for ssh that reaches the second host, not over the cable.
