@@ -75,7 +75,7 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ("HOROVOD_LOG_LEVEL", sets("log.level", Reading::Level)),
     ("HOROVOD_LOG_HIDE_TIME", Effect::Nothing),
     // Not below heartbeat.timeout_ms.
-    ("HOROVOD_GLOO_TIMEOUT_SECONDS", sets("job.timeout_ms", Reading::Seconds { min: 4000 })),
+    ("HOROVOD_GLOO_TIMEOUT_SECONDS", sets("job.timeout_ms", Reading::Seconds { min: 5000 })),
     (START_TIMEOUT, sets("launch.start_timeout_ms", Reading::Seconds { min: 0 })),
     ("HOROVOD_HIERARCHICAL_ALLREDUCE", Effect::Always),
     ("HOROVOD_HIERARCHICAL_ALLGATHER", Effect::Always),

@@ -221,8 +221,9 @@ settings! {
     /// The job as a whole.
     job: Job {
         /// An operation fails if none of the connections that it waits for moves a byte for this
-        /// long.
-        timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "4000", "ms";
+        /// long. After an outage TCP is silent for another second, so an outage of
+        /// heartbeat.timeout_ms needs more than that one and a second.
+        timeout: Duration = "job.timeout_ms", Kind::Number { min: 100, max: HOUR_MS }, "5000", "ms";
     }
     /// The coordinator.
     coordinator: Coordinator {

@@ -58,6 +58,18 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// on. Each time a packet of it is lost, the kernel waits longer before it sends it again.
 const FIRST_HANDSHAKE: Duration = Duration::from_secs(1);
 
+/// The longest time after which a system sends lost data again: the shortest that it accepts.
+const RETRANSMISSION: Duration = Duration::from_secs(1);
+
+/// How often the system probes a connection on which nothing comes, and how often in vain until it
+/// ends the connection: once the limit of the lane is over. To end it before would break transfers
+/// in the other direction after an outage that the job survives. An end that has no connection any
+/// more answers the first probe that arrives.
+fn probes(limit: Duration) -> (Duration, u32) {
+    let interval = (limit / 60).max(Duration::from_secs(1));
+    (interval, limit.div_duration_f64(interval).ceil() as u32 + 1)
+}
+
 /// Limits the log lines about connections that failed, by reason.
 static REFUSALS: Rate = Rate::new();
 static SILENT: Rate = Rate::new();
@@ -342,14 +354,13 @@ impl Mesh {
         socket.set_tcp_nodelay(true)?;
         // After an outage the line has to continue before the timeout. The lane alone decides when
         // a connection that it waits for is dead: a user timeout would also end one whose peer is
-        // alive and does not read. The system probes an idle connection.
-        let most = self.config.limit / 4;
-        if let Err(error) = gradwire_net::limit_retransmission_interval(stream, most) {
+        // alive and does not read.
+        if let Err(error) = gradwire_net::limit_retransmission_interval(stream, RETRANSMISSION) {
             tracing::debug!(%error, "the system chooses when lost data is sent again");
         }
-        let probe = Duration::from_secs(1);
-        let keepalive = TcpKeepalive::new().with_time(probe).with_interval(probe).with_retries(3);
-        socket.set_tcp_keepalive(&keepalive)?;
+        let (interval, probes) = probes(self.config.limit);
+        let keepalive = TcpKeepalive::new().with_time(interval).with_interval(interval);
+        socket.set_tcp_keepalive(&keepalive.with_retries(probes))?;
         let chosen = self.config.congestion_control.as_str();
         if !chosen.is_empty() {
             socket.set_tcp_congestion(chosen.as_bytes()).map_err(|error| {
@@ -432,6 +443,21 @@ fn grants_buffers(initial: usize) -> bool {
         Err(error) => {
             tracing::debug!(%error, "the system chooses the sockets' buffers");
             false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_probes_for_longer_than_the_limit() {
+        for limit in [0.1, 4.0, 5.0, 59.5, 61.0, 3600.0].map(Duration::from_secs_f64) {
+            let (interval, probes) = probes(limit);
+            assert!(interval * probes > limit, "{limit:?}: {probes} probes, every {interval:?}");
+            // The most that Linux takes.
+            assert!(probes <= 127, "{limit:?}: {probes}");
         }
     }
 }

@@ -64,7 +64,7 @@ fn data_ports_that_nothing_gets_through_to_are_reported_although_the_nodes_are_a
     report.assert_notified(
         &[0, 1, 2, 3],
         fault,
-        &["host 10.213.0.", "no data has moved for 4000 ms"],
+        &["host 10.213.0.", "no data has moved for 5000 ms"],
     );
     report.assert_code(1);
 }
