@@ -6,7 +6,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // tonic-prost-build does not say what it read: without this line every touched file would
     // generate the code again.
     println!("cargo:rerun-if-changed=gradwire");
-    let files = ["types", "coordinator", "inspect", "worker"]
+    let files = ["types", "coordinator", "inspect", "trace", "worker"]
         .map(|name| format!("gradwire/v1/{name}.proto"));
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);

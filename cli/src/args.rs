@@ -6,7 +6,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use gradwire_bench::args::Measurement;
 use gradwire_launcher::args::{JobOptions, SettingsOptions};
 
-use crate::{algorithms, doctor, explain, probe, status};
+use crate::{algorithms, doctor, explain, probe, status, trace};
 
 /// Gradient synchronisation for distributed training.
 #[derive(Debug, Parser)]
@@ -44,6 +44,8 @@ pub enum Command {
         #[arg(value_name = "IP:PORT")]
         address: Option<String>,
     },
+    /// Write what all ranks of a running job do to a file for Perfetto or Chrome.
+    Trace(trace::Options),
     /// Serve one launcher on standard input and output.
     #[command(hide = true)]
     Agent,
@@ -96,6 +98,10 @@ pub struct Run {
     /// (file_sd).
     #[arg(long, value_name = "DIR")]
     pub metrics_sd: Option<PathBuf>,
+    /// Write what all ranks do, from the start to the end of the job, to FILE for Perfetto or
+    /// Chrome. It stops at 1 GiB.
+    #[arg(long, visible_alias = "timeline-filename", value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Show what would be started, and start nothing.
     #[arg(long)]
     pub dry_run: bool,

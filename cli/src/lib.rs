@@ -30,3 +30,4 @@ pub mod probe;
 pub mod show;
 pub mod status;
 pub mod top;
+pub mod trace;

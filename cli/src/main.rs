@@ -6,7 +6,9 @@ use std::{
     collections::HashMap,
     io::{self, ErrorKind, Write},
     path::PathBuf,
+    pin::pin,
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::Parser;
@@ -20,7 +22,7 @@ use gradwire_cli::{
     args::{Cli, Command, Config, Run, normalise},
     cluster,
     cluster_file::ClusterFile,
-    coordinator, doctor, explain, find, probe, show, status, top,
+    coordinator, doctor, explain, find, probe, show, status, top, trace,
 };
 use gradwire_doctor::findings::Status;
 use gradwire_launcher::{
@@ -41,7 +43,11 @@ use rustix::{
     io::Errno,
     process::{Resource, Signal, getrlimit},
 };
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::oneshot,
+    time::timeout,
+};
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(normalise(std::env::args_os().collect()));
@@ -121,6 +127,11 @@ fn dispatch(cli: Cli) -> Result<ExitCode, CommandError> {
             block_on(top::run(&address))??;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Trace(options) => {
+            let address = options.address.clone().map_or_else(find::coordinator, Ok)?;
+            block_on(trace::run(&address, &options))??;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Agent => {
             // One thread, the main one: the tie of a child's life is to the thread that started it.
             let work = agent::run(tokio::io::stdin(), tokio::io::stdout());
@@ -166,8 +177,9 @@ fn run(run: Run) -> Result<ExitCode, CommandError> {
         })?;
         return print(&dry_run::describe(&plan, &loaded.settings, &local));
     }
-    let Run { output_dir, metrics_sd, .. } = run;
-    start(plan, &loaded, &run.at, Files { output_dir, metrics_sd }, false)
+    let Run { output_dir, metrics_sd, trace, .. } = run;
+    trace.as_deref().map_or(Ok(()), trace::check)?;
+    start(plan, &loaded, &run.at, Files { output_dir, metrics_sd, trace }, false)
 }
 
 /// A rank measures; who is no rank yet starts ranks that do.
@@ -221,6 +233,7 @@ fn prepare(at: &JobOptions, flags: &[String]) -> Result<(Loaded, Vec<Host>), Com
 struct Files {
     output_dir: Option<PathBuf>,
     metrics_sd: Option<PathBuf>,
+    trace: Option<PathBuf>,
 }
 
 fn start(
@@ -230,18 +243,42 @@ fn start(
     files: Files,
     bare: bool,
 ) -> Result<ExitCode, CommandError> {
+    let (serving, served) = oneshot::channel();
     let options = Options {
         output_dir: files.output_dir,
         metrics_sd: files.metrics_sd,
+        serving: Some(serving),
         verbose: at.verbose,
         bare,
         environment: environment(),
         directory: std::env::current_dir()
             .map_err(|error| CommandError::failed(format!("no working directory: {error}")))?,
     };
-    let report = block_on(launch::run(plan, &loaded.settings, options))??;
+    let report = block_on(async {
+        let traced = async {
+            let (path, address) = (files.trace.as_deref()?, served.await.ok()?);
+            Some(trace::whole(&address.to_string(), path).await)
+        };
+        // The trace ends with the job, at the latest soon after it.
+        let mut traced = pin!(traced);
+        let job = launch::run(plan, &loaded.settings, options);
+        let mut job = pin!(job);
+        let (report, traced) = tokio::select! {
+            report = &mut job => (report, timeout(TRACE_END, traced).await.unwrap_or_default()),
+            done = &mut traced => (job.await, done),
+        };
+        match traced {
+            Some(Ok(summary)) => eprintln!("{summary}"),
+            Some(Err(error)) => eprintln!("trace: {error}"),
+            None => {}
+        }
+        report
+    })??;
     Ok(ExitCode::from(report.code))
 }
+
+/// How long a trace may take to end after its job.
+const TRACE_END: Duration = Duration::from_secs(2);
 
 /// The threads of the agent of `gradwire doctor`; a daemon has two for data by default.
 const AGENT_THREADS: usize = 2;

@@ -26,7 +26,7 @@ use tonic::{
 use crate::cluster::printable;
 
 /// How long the coordinator may take to answer (WAIT).
-const ANSWER: Duration = Duration::from_secs(5);
+pub(crate) const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long the coordinator may be silent while it is watched (WAIT).
 const SILENCE: Duration = Duration::from_secs(10);
@@ -55,13 +55,15 @@ pub struct Options {
 }
 
 /// Connects to the coordinator at `address` (`ip:port`).
-async fn connect(
+pub(crate) async fn connect(
     address: &str,
     limit: Option<Duration>,
 ) -> Result<InspectClient<Channel>, CommandError> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|_| CommandError::usage(format!("'{address}' is not an address ip:port")))?
-        .connect_timeout(ANSWER);
+        .connect_timeout(ANSWER)
+        .http2_keep_alive_interval(ANSWER)
+        .keep_alive_timeout(ANSWER);
     let endpoint = match limit {
         Some(limit) => endpoint.timeout(limit),
         None => endpoint,
@@ -83,7 +85,7 @@ pub async fn ask(address: &str) -> Result<StatusResponse, CommandError> {
     Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
 }
 
-fn refused(address: &str, status: &Status) -> CommandError {
+pub(crate) fn refused(address: &str, status: &Status) -> CommandError {
     let cause = status.message();
     match status.code() {
         // The job is over, it is slow, or there are too many viewers.

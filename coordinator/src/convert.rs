@@ -20,6 +20,9 @@ use crate::model::{
     report::{PeerReport, RankReport, Report},
 };
 
+/// The most bytes of a batch of a trace (BOUND).
+const MAX_BATCH: usize = 64 << 10;
+
 /// The longest text of a failure that a node reports, in characters; it is sent to every node.
 const MAX_FAILURE_TEXT: usize = 16 << 10;
 
@@ -38,6 +41,8 @@ pub enum Incoming {
         /// What the node does, if it tells that.
         report: Option<Report>,
     },
+    /// What the node has recorded, for those who trace the job.
+    Trace(Vec<u8>),
 }
 
 /// The first message of a node, unchecked. `proven` is true if its proof is right.
@@ -73,6 +78,13 @@ pub fn incoming(connection: ConnectionId, wire: pb::NodeMessage) -> Result<Incom
         Message::Heartbeat(beat) => {
             let report = beat.report.as_ref().map(report).transpose()?;
             return Ok(Incoming::Heartbeat { sent_ns: beat.sent_ns, report });
+        }
+        Message::Trace(trace) if trace.batch.len() <= MAX_BATCH => {
+            return Ok(Incoming::Trace(trace.batch));
+        }
+        Message::Trace(trace) => {
+            let reason = format!("{} bytes, more than {MAX_BATCH}", trace.batch.len());
+            return Err(WireError::Invalid { field: "trace", reason });
         }
         Message::Ready(ready) => Event::Ready {
             connection,
@@ -206,6 +218,7 @@ pub fn world(world: &World, node: u32, proof: Vec<u8>) -> pb::World {
         heartbeat_timeout_ms: milliseconds(world.heartbeat_timeout),
         proof,
         compression: world.compression.to_wire(),
+        trace: false,
     }
 }
 

@@ -95,6 +95,15 @@ impl Inspect for Shown {
         let copied: Copied = |seen| seen.map(Arc::unwrap_or_clone);
         Ok(Response::new(ReceiverStream::new(self.0.watch()?).map(copied)))
     }
+
+    type TraceStream = ReceiverStream<Result<pb::TracePart, Status>>;
+
+    async fn trace(
+        &self,
+        _: Request<pb::TraceRequest>,
+    ) -> Result<Response<Self::TraceStream>, Status> {
+        Ok(Response::new(ReceiverStream::new(self.0.trace()?)))
+    }
 }
 
 #[tonic::async_trait]

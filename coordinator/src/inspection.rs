@@ -1,4 +1,4 @@
-//! How people look at a job: once, or twice per second until it ends.
+//! How people look at a job: once, or twice per second until it ends, or at all that its nodes do.
 
 use std::{
     net::SocketAddr,
@@ -12,6 +12,7 @@ use tonic::Status;
 use crate::{
     inbox::{Inbound, Snapshot},
     snapshot::snapshot,
+    traces::{Traced, Traces},
     viewers::{INTERVAL, Viewers, Watched},
 };
 
@@ -21,12 +22,13 @@ pub struct Inspection {
     inbox: mpsc::Sender<Inbound>,
     job: JobId,
     viewers: Viewers,
+    traces: Arc<Traces>,
     page: OnceLock<SocketAddr>,
 }
 
 impl Inspection {
-    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, job: JobId) -> Self {
-        Self { inbox, job, viewers: Viewers::default(), page: OnceLock::new() }
+    pub(crate) fn new(inbox: mpsc::Sender<Inbound>, job: JobId, traces: Arc<Traces>) -> Self {
+        Self { inbox, job, viewers: Viewers::default(), traces, page: OnceLock::new() }
     }
 
     /// Says where the status page is. Snapshots tell it from now on.
@@ -50,6 +52,14 @@ impl Inspection {
         self.viewers.add()
     }
 
+    /// What all nodes record of themselves, from now on until the job is over.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if there are 4 readers (BOUND), and `Unavailable` once the job is over.
+    pub(crate) fn trace(&self) -> Result<Traced, Status> {
+        self.traces.add()
+    }
+
     fn message(&self, seen: Snapshot) -> StatusResponse {
         let page = self.page.get().map(ToString::to_string).unwrap_or_default();
         StatusResponse { page, ..snapshot(self.job.as_str(), seen) }
@@ -63,6 +73,7 @@ impl Inspection {
 
     /// Shows how the job ended, and that there is no more to be seen.
     pub(crate) fn end(&self, last: Option<Snapshot>) {
+        self.traces.end();
         self.viewers.end(last.map(|seen| Arc::new(self.message(seen))));
     }
 }

@@ -22,6 +22,7 @@
 //! - `heartbeat`: heartbeats that come as datagrams
 //! - `snapshot`: what people see, as a message; pure
 //! - `viewers`: those who watch the job
+//! - `traces`: those who read all that its nodes do
 //! - [`inspection`]: how people look at the job
 //! - [`grpc`]: the services on the wire
 //! - `tuning`: the file with what earlier jobs have measured
@@ -53,6 +54,7 @@ mod inbox;
 mod membership;
 mod probe;
 mod snapshot;
+mod traces;
 mod tuning;
 mod viewers;
 

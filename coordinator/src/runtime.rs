@@ -36,6 +36,7 @@ use crate::{
         command::{Execute, Node, RefusalKind, Severity},
         report::Reported,
     },
+    traces::Traces,
     tuning::{self, Tuning, TuningFile},
 };
 
@@ -132,6 +133,7 @@ pub(crate) struct Runtime {
     tasks: TaskTracker,
     outcome: Option<Ending>,
     inbox: mpsc::Sender<Inbound>,
+    traces: Arc<Traces>,
     tuning: Option<Tuning>,
     /// The file of this cluster, once the world is complete.
     tuning_file: Option<TuningFile>,
@@ -143,6 +145,7 @@ impl Runtime {
         config: CoordinatorConfig,
         tasks: TaskTracker,
         inbox: mpsc::Sender<Inbound>,
+        traces: Arc<Traces>,
     ) -> Self {
         Self {
             job: config.engine.job.clone(),
@@ -162,6 +165,7 @@ impl Runtime {
             tasks,
             outcome: None,
             inbox,
+            traces,
             tuning: config.tuning,
             tuning_file: None,
             engine: Engine::new(config.engine),
@@ -304,7 +308,8 @@ impl Runtime {
                     epoch: world.epoch.0,
                 };
                 let proof = self.secret.prove(&claim).to_vec();
-                let world = convert::world(&world, node.0, proof);
+                let trace = self.traces.is_wanted();
+                let world = pb::World { trace, ..convert::world(&world, node.0, proof) };
                 self.send(&[convert::message(Message::World(world))], |to, _| to == connection)
             }
             Command::Refuse { connection, kind, text } => {
@@ -428,6 +433,7 @@ impl Runtime {
             let echo = node.peer.newest.lock().echo;
             let beat = Message::Heartbeat(pb::Heartbeat {
                 report: None,
+                trace: self.traces.is_wanted(),
                 sent_ns: self.clock.now_ns(),
                 echo_ns: echo.map_or(0, |echo| echo.sent_ns),
                 held_ns: echo.map_or(0, |echo| nanoseconds(echo.received.elapsed())),

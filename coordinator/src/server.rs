@@ -22,6 +22,7 @@ use crate::{
     metrics,
     runtime::{CoordinatorConfig, Runtime},
     session::{SessionAcceptor, SessionContext},
+    traces::Traces,
 };
 
 /// The most events that wait for the engine. A stream whose event finds no room is not read
@@ -67,11 +68,13 @@ impl Coordinator {
         let (sender, inbox) = mpsc::channel(INBOX);
         let sessions = TaskTracker::new();
         let stop_sessions = CancellationToken::new();
-        let inspection = Inspection::new(sender.clone(), config.engine.job.clone());
+        let traces = Arc::<Traces>::default();
+        let inspection = Inspection::new(sender.clone(), config.engine.job.clone(), traces.clone());
         let context = SessionContext {
             inbox: sender,
             secret: config.secret.clone(),
             join_timeout: config.join_timeout,
+            traces,
             sessions: sessions.clone(),
             stop: stop_sessions.clone(),
         };
@@ -104,6 +107,7 @@ impl Coordinator {
         let Self { config, listener, inbox, sessions, stop_sessions, acceptor, inspection } = self;
         metrics::start();
         let inbox_in = acceptor.context().inbox.clone();
+        let traces = acceptor.context().traces.clone();
         let address = listener.local_addr()?;
         let (job, nodes) = (&config.engine.job, config.engine.nodes);
         tracing::info!(%address, %job, nodes, "coordinator serves");
@@ -137,7 +141,7 @@ impl Coordinator {
         let mut server = AbortOnDropHandle::new(tokio::spawn(server));
 
         let grace = config.grace.min(MAX_GRACE);
-        let mut runtime = Runtime::new(config, sessions.clone(), inbox_in);
+        let mut runtime = Runtime::new(config, sessions.clone(), inbox_in, traces);
         let outcome = tokio::select! {
             outcome = runtime.drive(inbox, cancel) => outcome,
             ended = &mut server => {

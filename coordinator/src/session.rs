@@ -29,6 +29,7 @@ use crate::{
     convert::{self, Incoming},
     inbox::{Echo, Inbound, Newest, OUTBOX, OVER, Outbox, Peer},
     model::{ConnectionId, Event},
+    traces::Traces,
 };
 
 /// The most streams that have not proven the job's secret.
@@ -40,6 +41,7 @@ pub(crate) struct SessionContext {
     pub(crate) inbox: mpsc::Sender<Inbound>,
     pub(crate) secret: Secret,
     pub(crate) join_timeout: Duration,
+    pub(crate) traces: Arc<Traces>,
     /// Runs one task for each stream.
     pub(crate) sessions: TaskTracker,
     /// Ends those tasks.
@@ -194,6 +196,10 @@ where
                         newest.report = Some((report, received));
                     }
                     drop(newest);
+                    Event::MessageReceived { connection }
+                }
+                Ok(Incoming::Trace(batch)) => {
+                    self.context.traces.give(&batch);
                     Event::MessageReceived { connection }
                 }
                 Err(error) => Event::Nonsense { connection, what: error.to_string() },

@@ -325,6 +325,7 @@ async fn a_node_that_is_stopped_is_noticed_by_its_silence() {
                     echo_ns: beat.sent_ns,
                     held_ns: 0,
                     report: None,
+                    trace: false,
                 };
                 said.push(Instant::now());
                 alive.say(Say::Heartbeat(beat)).await;

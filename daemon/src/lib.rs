@@ -238,8 +238,12 @@ impl Daemon {
             start_timeout: config.start_timeout,
             retransmission: config.retransmission,
         };
-        let mut dispatcher =
-            Dispatcher { node: node.clone(), listener: Some(data), cancel: stop.clone() };
+        let mut dispatcher = Dispatcher {
+            node: node.clone(),
+            listener: Some(data),
+            cancel: stop.clone(),
+            liveness: liveness.clone(),
+        };
         let mut phase = job.watch();
         let announce = async {
             let formed = |phase: &job::Phase| matches!(phase, job::Phase::Running(_));

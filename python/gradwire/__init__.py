@@ -68,6 +68,7 @@ from gradwire._ops import (
     synchronize,
 )
 from gradwire._run import run
+from gradwire._timeline import start_timeline, stop_timeline
 from gradwire._world import (
     ProcessSet,
     abort,
@@ -154,6 +155,8 @@ __all__ = [
     "send",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
 ]

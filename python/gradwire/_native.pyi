@@ -406,6 +406,11 @@ class Session:
             OutOfResources: There is not enough shared memory.
         """
     @property
+    def coordinator(self, /) -> str:
+        """
+        The address, `ip:port`, at which the coordinator serves.
+        """
+    @property
     def cross_rank(self, /) -> int:
         """
         The number of this node among the nodes that have a rank with this local rank.

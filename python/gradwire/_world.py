@@ -129,7 +129,9 @@ _lock = threading.Lock()
 _session: _native.Session | None = None
 _process = 0
 _sets: dict[int, ProcessSet] = {}
-# What other parts of the package do before a process set is removed, and before the session ends.
+# What other parts of the package do once the session is there, before a process set is removed, and
+# before the session ends.
+after_init: list[Callable[[], None]] = []
 before_removal: list[Callable[[], None]] = []
 before_shutdown: list[Callable[[], None]] = []
 
@@ -255,6 +257,8 @@ def init(
         _session, _process = made, os.getpid()
         _variables.set_for(made)
         global_process_set._registered(made.global_process_set())
+    for begin in after_init:
+        begin()
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
             add_process_set(process_set)

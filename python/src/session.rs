@@ -160,6 +160,12 @@ impl Session {
         self.inner.job().as_str()
     }
 
+    /// The address, `ip:port`, at which the coordinator serves.
+    #[getter]
+    fn coordinator(&self) -> String {
+        self.inner.coordinator().to_string()
+    }
+
     /// The nodes in the order of their ranks: host, first rank, number of ranks.
     #[getter]
     fn nodes(&self) -> Vec<(String, u32, u32)> {

@@ -324,14 +324,14 @@ def test_horovods_variables_that_tune(ranks: int | None, job: Job) -> None:
         ranks=ranks,
         HOROVOD_FUSION_THRESHOLD="134217728",
         HOROVOD_CYCLE_TIME="(None,)",
-        HOROVOD_TIMELINE="/tmp/timeline.json",
+        HOROVOD_TIMELINE_MARK_CYCLES="1",
         HOROVOD_STALL_CHECK_TIME_SECONDS="60",
         HOROVOD_LOG_LEVEL="WARNING",
         HOROVOD_HIERARCHICAL_ALLREDUCE="1",
     )
     assert done.returncode == 0, done.stdout
     [line] = [line for line in done.stdout.splitlines() if "HOROVOD" in line]
-    assert "HOROVOD_CYCLE_TIME HOROVOD_TIMELINE" in line, line
+    assert "HOROVOD_CYCLE_TIME HOROVOD_TIMELINE_MARK_CYCLES" in line, line
     for variable, value in (
         ("FUSION_THRESHOLD", "(None,)"),
         ("LOG_LEVEL", "loud"),

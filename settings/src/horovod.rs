@@ -26,6 +26,8 @@ pub enum Effect {
     },
     /// What it asks for is always done.
     Always,
+    /// The Python package reads it.
+    Python,
     /// There is nothing like it here.
     Nothing,
 }
@@ -83,7 +85,7 @@ pub const VARIABLES: &[(&str, Effect)] = &[
     ("HOROVOD_ENABLE_ASYNC_COMPLETION", Effect::Always),
     ("HOROVOD_TORUS_ALLREDUCE", Effect::Nothing),
     ("HOROVOD_DISABLE_GROUP_FUSION", Effect::Nothing),
-    ("HOROVOD_TIMELINE", Effect::Nothing),
+    ("HOROVOD_TIMELINE", Effect::Python),
     ("HOROVOD_TIMELINE_MARK_CYCLES", Effect::Nothing),
     ("HOROVOD_DISABLE_NVTX_RANGES", Effect::Nothing),
     ("HOROVOD_AUTOTUNE", Effect::Nothing),

@@ -1,7 +1,7 @@
 //! The control page: how a worker asks and how the daemon answers, without a system call unless
 //! somebody sleeps.
 //!
-//! # Layout, version 4
+//! # Layout, version 5
 //!
 //! One sealed memfd, little endian. Words that different sides write are on cache lines of their
 //! own, in pairs of 64 bytes because processors fetch two.
@@ -27,8 +27,11 @@
 //!  664     8        worker       time blocked in waits, in ns (see `activity`)
 //!  672     4        worker       how many threads are blocked in waits
 //!  768     4        daemon       heartbeats of the daemon
+//!  776     4        daemon       1 while the worker is to record what it does
+//!  896     8        worker       records of what it does, written so far
 //!  4096    1 MiB    worker       submission ring: records (see below)
 //!  +1 MiB  96 KiB   daemon       completion ring: ticket u64, 0 u64, aux u64
+//!  +96 KiB 192 KiB  worker       ring of what it does (see `gradwire_trace::ring`)
 //! ```
 //!
 //! A submission is a record of 8-byte words, at most [`MAX_RECORD_WORDS`] of them: 176 for the
@@ -63,6 +66,7 @@ mod error;
 mod page;
 mod record;
 mod submission;
+mod trace;
 mod worker;
 
 pub use activity::{Activity, Blocked, Progress};
@@ -70,6 +74,7 @@ pub use daemon::{CompletionWriter, DaemonControl, Heartbeats, SubmissionReader};
 pub use error::{ControlError, LAYOUT_VERSION, RingError, SubmitError};
 pub use page::{CONTROL_BYTES, SUBMISSION_RING_BYTES};
 pub use submission::{Completion, Doorbell, MAX_IN_FLIGHT, Origin, Place, Submission};
+pub use trace::RankTrace;
 pub use worker::WorkerControl;
 
 #[cfg(doc)]

@@ -51,6 +51,7 @@ pub(crate) struct World {
     pub(crate) epoch: Epoch,
     pub(crate) nodes: Vec<Node>,
     pub(crate) compression: Compression,
+    pub(crate) coordinator: std::net::SocketAddr,
 }
 
 impl World {
@@ -69,6 +70,10 @@ impl World {
         let compression = Compression::from_wire(wire.compression).ok_or_else(|| {
             GradwireError::Protocol(format!("there is no compression {}", wire.compression))
         })?;
+        let coordinator = wire.coordinator.parse().map_err(|_| {
+            let given = &wire.coordinator;
+            GradwireError::Protocol(format!("the coordinator's address {given:?} is no ip:port"))
+        })?;
         Ok(Self {
             rank: wire.rank,
             size: wire.size,
@@ -83,6 +88,7 @@ impl World {
                 .map(|n| Node { host: n.host, first_rank: n.first_rank, slots: n.slots })
                 .collect(),
             compression,
+            coordinator,
         })
     }
 
@@ -277,6 +283,7 @@ mod tests {
             cross_size: 2,
             epoch: 1,
             compression: 0,
+            coordinator: "127.0.0.1:29400".into(),
             nodes: vec![
                 pb::Node { host: "a".into(), first_rank: 0, slots: 2, ..Default::default() },
                 pb::Node { host: "b".into(), first_rank: 2, slots: 2, ..Default::default() },

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -132,6 +133,11 @@ impl Session {
     /// The epoch: the number of this formation of the world.
     pub fn epoch(&self) -> u64 {
         self.0.world.epoch.0
+    }
+
+    /// The address at which the coordinator serves.
+    pub fn coordinator(&self) -> SocketAddr {
+        self.0.world.coordinator
     }
 
     /// The job's id.

@@ -31,6 +31,7 @@ use gradwire_shm::{
     control::{Doorbell, Origin, Place, Submission, SubmitError, WorkerControl},
     ring::Nonsense,
 };
+use gradwire_trace::Kind;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{
@@ -269,6 +270,7 @@ impl Shared {
         let Operation { copied, inputs, outputs, .. } = operation;
         request.validate()?;
         self.check()?;
+        let began = self.control.traced();
         // A name is free when its operation has ended, even if nobody has asked for the outcome.
         self.collect();
         let key = (process_set, name.clone());
@@ -296,12 +298,20 @@ impl Shared {
             Ok(()) => {
                 self.operations.fetch_add(1, Relaxed);
                 self.bytes.fetch_add(bytes, Relaxed);
+                self.record(Kind::Submit, began, ticket);
                 Ok(ticket)
             }
             Err(error) => {
                 self.tickets.lock().withdraw(ticket);
                 Err(error)
             }
+        }
+    }
+
+    /// Records for a trace what began at this time, if somebody traced then.
+    fn record(&self, kind: Kind, began: Option<u64>, ticket: u64) {
+        if let Some(at_ns) = began {
+            self.control.record(kind, at_ns, ticket);
         }
     }
 
@@ -397,6 +407,13 @@ impl Shared {
 
     /// Waits for an operation's outcome; `None` if the deadline passed first.
     pub(crate) fn wait(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
+        let began = self.control.traced();
+        let outcome = self.wait_until(ticket, deadline);
+        self.record(Kind::Wait, began, ticket);
+        outcome
+    }
+
+    fn wait_until(&self, ticket: u64, deadline: Option<Instant>) -> Option<Result<Done>> {
         let mut blocked = None;
         loop {
             let seen = self.control.epoch();

@@ -48,6 +48,8 @@ pub(crate) trait Dispatch {
     fn formed(&mut self, world: Arc<World>) -> Result<(), Failure>;
     /// Executes an instruction.
     fn execute(&mut self, instruction: Instruction) -> Result<(), Failure>;
+    /// Somebody traces the job, or nobody does.
+    fn trace(&mut self, is_wanted: bool);
 }
 
 /// Takes part in the job until it is over. The ending is set in `job` before this returns.
@@ -178,6 +180,7 @@ impl Session<'_> {
         let mut ready_bytes = 0;
         let mut done = pb::Done::default();
         let mut rest = Vec::new();
+        let mut traces = Vec::new();
         let mut next = Some(first);
         while let Some(message) = next {
             match message {
@@ -220,6 +223,10 @@ impl Session<'_> {
                     let heartbeat = pb::Heartbeat { report, ..self.liveness.heartbeat() };
                     rest.push(node_message::Message::Heartbeat(heartbeat));
                 }
+                Outgoing::Trace(batch, underway) => {
+                    rest.push(node_message::Message::Trace(pb::Trace { batch }));
+                    traces.push(underway);
+                }
                 Outgoing::Left { ranks, absent } => {
                     let ranks = ranks.iter().map(|r| r.0).collect();
                     rest.push(node_message::Message::Leave(pb::Leave { ranks, absent }));
@@ -243,6 +250,8 @@ impl Session<'_> {
         for message in rest {
             self.send(message).await;
         }
+        // Now that they are sent, the next ones may come.
+        drop(traces);
     }
 
     async fn handle(
@@ -268,11 +277,15 @@ impl Session<'_> {
                     return Err(Failure::new(FailureKind::Protocol, what)
                         .hint("another program answers at that address"));
                 }
+                let is_traced = wire.trace;
                 let world = World::try_from(wire).map_err(|e| registry::nonsense(&e))?;
                 let world = Arc::new(world);
                 self.registry = Some(registry::Registry::new(world.clone()));
                 match dispatch.formed(world.clone()) {
-                    Ok(()) => self.job.form(world),
+                    Ok(()) => {
+                        self.job.form(world);
+                        dispatch.trace(is_traced);
+                    }
                     // The coordinator passes it on, so that the others get the reason (TELL).
                     Err(failure) => self.job.report(failure),
                 }
@@ -302,6 +315,7 @@ impl Session<'_> {
             }
             Some(coordinator_message::Message::Shutdown(_)) => return Ok(Some(Ending::Finished)),
             Some(coordinator_message::Message::Heartbeat(heartbeat)) => {
+                dispatch.trace(heartbeat.trace);
                 let received = self.liveness.heartbeat_received(&heartbeat);
                 if let Some((round_trip, clock)) = received {
                     metrics::heartbeat(round_trip, clock);

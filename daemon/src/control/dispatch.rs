@@ -9,8 +9,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     client::Dispatch,
+    liveness::Liveness,
     mesh::{Mesh, MeshConfig},
     node::{Node, Running},
+    trace,
 };
 use crate::{
     data::{
@@ -36,6 +38,7 @@ pub(crate) struct Dispatcher {
     /// The data plane's listener, until the world has formed.
     pub(crate) listener: Option<TcpListener>,
     pub(crate) cancel: CancellationToken,
+    pub(crate) liveness: Arc<Liveness>,
 }
 
 impl Dispatch for Dispatcher {
@@ -75,6 +78,7 @@ impl Dispatch for Dispatcher {
                     chunk: config.chunk_bytes,
                     limit: config.progress_timeout,
                     streaming_bytes: config.streaming_bytes,
+                    tracer: node.tracer.clone(),
                 };
                 Lane::start(lane, events.clone())
             })
@@ -117,11 +121,16 @@ impl Dispatch for Dispatcher {
             connector,
             events,
             feedback,
+            node.recorder.clone(),
         );
         let hosts = world.nodes.iter().map(|node| node.host.as_str());
         let traffic = hosts.enumerate().map(|(at, host)| PeerTraffic::new(at, host)).collect();
         node.run(Running { world, queue, operations, lanes, mesh, paths, traffic });
         Ok(())
+    }
+
+    fn trace(&mut self, is_wanted: bool) {
+        trace::follow(&self.node, &self.liveness, is_wanted);
     }
 
     fn execute(&mut self, instruction: Instruction) -> Result<(), Failure> {

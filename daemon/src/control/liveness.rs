@@ -29,6 +29,8 @@ struct Heartbeats {
     /// The coordinator's clock in the last one, and when that was received.
     last: Option<(u64, Instant)>,
     estimate: Estimate,
+    /// The best estimate of the offset of the clocks.
+    ahead: Option<Measured>,
 }
 
 impl Liveness {
@@ -50,6 +52,16 @@ impl Liveness {
         self.stream_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
+    /// The clock of heartbeats.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// How far this clock is ahead of the coordinator's, once that is known.
+    pub(super) fn ahead(&self) -> Option<Measured> {
+        self.heartbeats.lock().ahead
+    }
+
     /// The next heartbeat for the coordinator, which echoes its last one.
     pub(super) fn heartbeat(&self) -> Heartbeat {
         let last = self.heartbeats.lock().last;
@@ -58,6 +70,7 @@ impl Liveness {
             echo_ns: last.map_or(0, |(sent_ns, _)| sent_ns),
             held_ns: last.map_or(0, |(_, received)| nanoseconds(received.elapsed())),
             report: None,
+            trace: false,
         }
     }
 
@@ -73,7 +86,9 @@ impl Liveness {
         }
         let exchange = Exchange { sent_ns: echo_ns, held_ns, answered_ns, arrived_ns };
         let measured = exchange.measure()?;
-        Some((measured.round_trip, heartbeats.estimate.add(measured, now)))
+        let best = heartbeats.estimate.add(measured, now);
+        heartbeats.ahead = Some(best);
+        Some((measured.round_trip, best))
     }
 
     /// The coordinator has answered a datagram.

@@ -1,5 +1,5 @@
 //! Executes what is decided elsewhere: the stream to the coordinator, and what depends on it. Runs
-//! on the control thread, except `heartbeat` and `report`.
+//! on the control thread, except `heartbeat`, `report` and `trace`.
 //!
 //! - `liveness`: when the coordinator last sent something, and the clocks of both
 //! - `connect`: opens the stream to the coordinator
@@ -9,6 +9,7 @@
 //! - `mesh`: dials and accepts data connections, and hands them to their lanes
 //! - `node`: what all threads share, and how events of the lanes are handled
 //! - `report`: what this node does, for those who watch the job
+//! - `trace` and `sending`: what this node has done, for those who trace the job
 //! - `heartbeat`: heartbeats to and from the coordinator
 //! - `dispatch`: executes the orders of the coordinator
 
@@ -21,3 +22,5 @@ mod mesh;
 pub(crate) mod node;
 pub(crate) mod registry;
 mod report;
+mod sending;
+mod trace;

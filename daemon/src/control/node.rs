@@ -10,9 +10,10 @@ use gradwire_proto::{
     launch::{Notice, ProcessEnd},
 };
 use gradwire_telemetry::Collect;
+use gradwire_trace::{Event, Kind, Recorder, Tracer, Track, time};
 use tokio::task::JoinHandle;
 
-use super::mesh::Mesh;
+use super::{mesh::Mesh, sending::Sending};
 use crate::{
     config::DaemonConfig,
     data::{
@@ -65,14 +66,29 @@ pub(crate) struct Node {
     pub(crate) workers: Workers,
     intake: Box<dyn Resubmit>,
     pub(crate) process_ends: ProcessEnds,
+    /// What is recorded while somebody traces the job.
+    pub(crate) tracer: Arc<Tracer>,
+    /// For all threads that are no lanes.
+    pub(crate) recorder: Recorder,
+    pub(crate) sending: Arc<Sending>,
     running: OnceLock<Running>,
 }
 
 impl Node {
     pub(crate) fn new(config: DaemonConfig, job: Job, intake: Box<dyn Resubmit>) -> Arc<Self> {
         let workers = Workers::new(config.slots);
-        let (process_ends, running) = (ProcessEnds::default(), OnceLock::new());
-        Arc::new(Self { config, job, workers, intake, process_ends, running })
+        let tracer = Arc::<Tracer>::default();
+        Arc::new(Self {
+            config,
+            job,
+            workers,
+            intake,
+            process_ends: ProcessEnds::default(),
+            recorder: tracer.recorder(Track::Control),
+            tracer,
+            sending: Arc::default(),
+            running: OnceLock::new(),
+        })
     }
 
     /// Runs a task on the current runtime. A panic in it ends the job.
@@ -375,6 +391,10 @@ impl Node {
     pub(crate) fn complete_tickets(&self, tickets: &[Ticket], aux: u64) {
         for ticket in tickets {
             let Some(worker) = self.workers.get(ticket.local_rank) else { continue };
+            if self.recorder.is_on() {
+                let event = Event::new(Kind::Complete, time::now_ns(), ticket.ticket);
+                self.recorder.record(Event { other: worker.rank.0, ..event });
+            }
             if let Err(error) = worker.complete(ticket.ticket, aux) {
                 self.worker_failed(&worker, worker.sent_nonsense(&error.to_string()));
             }
@@ -425,6 +445,12 @@ impl LaneEvents for Weak<Node> {
         }
         let times = Times { ordered: piece.ordered, complete, published: Instant::now() };
         metrics::operation(piece.tensors.len(), piece.bytes, times);
+        if node.recorder.is_on() {
+            let Times { ordered, published, .. } = times;
+            let sequence = piece.sequence.0;
+            let event = node.recorder.between(Kind::Piece, ordered, published, sequence);
+            node.recorder.record(Event { bytes: piece.bytes, ..event });
+        }
         if let Some(moved) = piece.moved {
             moved.increment(piece.bytes);
         }

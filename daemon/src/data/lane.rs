@@ -17,6 +17,7 @@ use std::{
 use gradwire_collectives::algorithms::probe::Pattern;
 use gradwire_kernels::Store;
 use gradwire_proto::{Failure, FailureKind, NodeId, Sequence, beat::Suspension};
+use gradwire_trace::{Tracer, Track};
 use mio::{Events, Interest, Poll, Token, Waker};
 use parking_lot::Mutex;
 
@@ -119,6 +120,8 @@ pub(crate) struct LaneConfig {
     pub(crate) chunk: u64,
     /// How long a piece may stand still.
     pub(crate) limit: Duration,
+    /// What lanes do is recorded there while somebody traces the job.
+    pub(crate) tracer: Arc<Tracer>,
     /// Results of at least this size bypass the cache on their way to the ranks.
     pub(crate) streaming_bytes: u64,
 }
@@ -140,7 +143,7 @@ impl Lane {
         let name = format!("gw-lane-{}", config.index);
         let runner = Runner {
             links: config.hosts.iter().map(|_| None).collect(),
-            meter: Meter::new(config.index),
+            meter: Meter::new(config.index, config.tracer.recorder(Track::Lane(config.index))),
             in_flight: Share::of_pieces(),
             memory: Share::of_memory("staging"),
             config,
@@ -328,10 +331,11 @@ impl Runner {
     fn start(&mut self, piece: Piece) {
         let sequence = piece.sequence;
         self.ordered.start(sequence);
+        self.meter.starts(sequence, piece.ordered);
         if piece.nodes.len() <= 1 {
             let store = self.store(&piece);
             piece.run_alone(self.config.chunk, store);
-            self.meter.spent(Doing::Reduce);
+            self.meter.spent_on(Doing::Reduce, sequence, piece.bytes, None);
             self.events.finished(&piece, None);
             return;
         }
@@ -410,7 +414,7 @@ impl Runner {
             } else {
                 self.events.finished(&piece, Some(since));
             }
-            self.meter.spent(Doing::Publish);
+            self.meter.spent_on(Doing::Publish, piece.sequence, piece.bytes, None);
         }
         if !complete.is_empty() {
             self.count_moved();

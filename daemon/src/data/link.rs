@@ -108,6 +108,7 @@ fn piece_of(pieces: &mut Pieces, sequence: Sequence) -> &mut Running {
 
 /// Sends the frames of the pieces of a lane.
 struct Departures<'a> {
+    peer: NodeId,
     pieces: &'a mut Pieces,
     meter: &'a mut Meter,
 }
@@ -121,14 +122,16 @@ impl Source for Departures<'_> {
     }
 
     fn progressed(&mut self, chunk: &Chunk) {
-        let now = self.meter.spent(Doing::Send);
-        piece_of(self.pieces, Sequence(chunk.header.sequence)).mark_progress(now);
+        let sequence = Sequence(chunk.header.sequence);
+        let now = self.meter.spent_on(Doing::Send, sequence, 0, Some(self.peer));
+        piece_of(self.pieces, sequence).mark_progress(now);
     }
 
     fn sent(&mut self, chunk: &Chunk) {
         let Header { sequence, offset, length, .. } = chunk.header;
-        let now = self.meter.spent(Doing::Send);
-        piece_of(self.pieces, Sequence(sequence)).sent(chunk.step, offset, length.into(), now);
+        let sequence = Sequence(sequence);
+        let now = self.meter.spent_on(Doing::Send, sequence, length.into(), Some(self.peer));
+        piece_of(self.pieces, sequence).sent(chunk.step, offset, length.into(), now);
     }
 }
 
@@ -195,7 +198,10 @@ impl Sink for Arrivals<'_> {
     }
 
     fn progressed(&mut self, header: &Header, is_whole: bool) {
-        let now = self.meter.spent(Doing::Receive);
+        let sequence = Sequence(header.sequence);
+        let bytes = if is_whole { header.length.into() } else { 0 };
+        let peer = Some(self.inbound.peer);
+        let now = self.meter.spent_on(Doing::Receive, sequence, bytes, peer);
         self.inbound.activity.moved(now);
         if !is_whole {
             self.piece(header).mark_progress(now);
@@ -450,7 +456,7 @@ impl Link {
     /// Sends what is ready, at most one chunk on each connection.
     pub(super) fn send(&mut self, pieces: &mut Pieces, meter: &mut Meter) -> Turn {
         let (mut turn, count) = (Turn::Idle, self.slots.len());
-        let first = self.first;
+        let (first, peer) = (self.first, self.peer());
         for index in (0..count).map(|i| (first + i) % count) {
             let stream = self.slots[index].stream.as_mut();
             let Some(stream) = stream.filter(|s| s.writable) else { continue };
@@ -462,7 +468,7 @@ impl Link {
                 self.first = (index + 1) % count;
                 self.has_sent = true;
             }
-            turn = turn.or(stream.send(&mut Departures { pieces, meter }));
+            turn = turn.or(stream.send(&mut Departures { peer, pieces, meter }));
         }
         turn
     }

@@ -2,9 +2,13 @@
 //!
 //! A lane notes the time whenever something has happened: bytes have moved, a chunk is reduced, a
 //! wait is over. The stall detector needs these times in any case, so the meter reads no clock of
-//! its own. It adds the time since the last note to what has happened since.
+//! its own. It adds the time since the last note to what has happened since. While somebody traces
+//! the job, each note is also an event.
 
 use std::time::Instant;
+
+use gradwire_proto::{NodeId, Sequence};
+use gradwire_trace::{Event, Kind, Recorder};
 
 use crate::metrics::LaneActivity;
 
@@ -13,6 +17,7 @@ use crate::metrics::LaneActivity;
 pub(super) struct Meter {
     last: Instant,
     activity: LaneActivity,
+    recorder: Recorder,
 }
 
 /// What a lane has done.
@@ -26,14 +31,59 @@ pub(super) enum Doing {
     Idle,
 }
 
+impl Doing {
+    /// The event of a trace.
+    fn kind(self) -> Option<Kind> {
+        match self {
+            Self::Reduce => Some(Kind::Reduce),
+            Self::Send => Some(Kind::Send),
+            Self::Receive => Some(Kind::Receive),
+            Self::Publish => Some(Kind::Publish),
+            Self::Idle => None,
+        }
+    }
+}
+
 impl Meter {
     /// For the lane with this number, from now on.
-    pub(super) fn new(lane: u32) -> Self {
-        Self { last: Instant::now(), activity: LaneActivity::new(lane) }
+    pub(super) fn new(lane: u32, recorder: Recorder) -> Self {
+        Self { last: Instant::now(), activity: LaneActivity::new(lane), recorder }
     }
 
     /// Since the last call the lane has done this. Returns the time.
     pub(super) fn spent(&mut self, doing: Doing) -> Instant {
+        self.add(doing).1
+    }
+
+    /// Since the last call the lane has done this for a piece: so many bytes of it, perhaps with a
+    /// peer. Returns the time.
+    pub(super) fn spent_on(
+        &mut self,
+        doing: Doing,
+        sequence: Sequence,
+        bytes: u64,
+        peer: Option<NodeId>,
+    ) -> Instant {
+        let (began, now) = self.add(doing);
+        if self.recorder.is_on()
+            && let Some(kind) = doing.kind()
+        {
+            let event = self.recorder.between(kind, began, now, sequence.0);
+            self.recorder.record(Event { bytes, other: peer.map_or(0, |peer| peer.0), ..event });
+        }
+        now
+    }
+
+    /// A piece has waited for this lane since its order.
+    pub(super) fn starts(&self, sequence: Sequence, ordered: Instant) {
+        if self.recorder.is_on() {
+            let now = Instant::now();
+            self.recorder.record(self.recorder.between(Kind::Queue, ordered, now, sequence.0));
+        }
+    }
+
+    /// Returns the times of the last call and of this one.
+    fn add(&mut self, doing: Doing) -> (Instant, Instant) {
         let now = Instant::now();
         let LaneActivity { reduce, send, receive, publish, idle } = &self.activity;
         let counter = match doing {
@@ -43,8 +93,9 @@ impl Meter {
             Doing::Publish => publish,
             Doing::Idle => idle,
         };
-        counter.add(now.saturating_duration_since(std::mem::replace(&mut self.last, now)));
-        now
+        let began = std::mem::replace(&mut self.last, now);
+        counter.add(now.saturating_duration_since(began));
+        (began, now)
     }
 
     /// The time of the last call.

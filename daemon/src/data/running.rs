@@ -142,7 +142,9 @@ impl Running {
                     return false;
                 }
                 self.reduce_local(step, offset, bytes, None);
-                self.advance(step, offset, bytes, meter.spent(Doing::Reduce));
+                let sequence = self.piece.sequence;
+                let now = meter.spent_on(Doing::Reduce, sequence, bytes, None);
+                self.advance(step, offset, bytes, now);
                 return true;
             }
             self.next_local += 1;
@@ -175,10 +177,12 @@ impl Running {
         let plan = self.piece.plan.clone();
         let planned = &plan.steps[step as usize];
         let bytes = received.len() as u64;
+        let sequence = self.piece.sequence;
         match (planned.fused, planned.work) {
             (Some(local), _) => {
                 self.reduce_local(step, offset, bytes, Some(received));
-                self.advance(local, offset, bytes, meter.spent(Doing::Reduce));
+                let now = meter.spent_on(Doing::Reduce, sequence, bytes, None);
+                self.advance(local, offset, bytes, now);
             }
             (None, Work::Combine { theirs_first }) => {
                 for part in planned.parts(offset..offset + bytes) {
@@ -191,13 +195,14 @@ impl Running {
                         part.unrounded,
                     );
                 }
-                meter.spent(Doing::Reduce);
+                meter.spent_on(Doing::Reduce, sequence, bytes, None);
             }
             (None, _) => {
                 for part in planned.parts(offset..offset + bytes) {
                     let received = &received[within(&part, offset)];
                     self.staging.block_mut(place(&part)).copy_from_slice(received);
                 }
+                // Who has sent it is known by the note of its arrival.
                 meter.spent(Doing::Receive);
             }
         }

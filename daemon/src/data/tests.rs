@@ -168,6 +168,7 @@ impl Cluster {
                     chunk,
                     limit,
                     streaming_bytes: 1 << 16,
+                    tracer: Arc::default(),
                 };
                 Lane::start(config, sink.clone()).unwrap()
             };

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::Shutdown,
+    net::{Shutdown, SocketAddr},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -315,7 +315,7 @@ impl Session {
         let fd = <[OwnedFd; 1]>::try_from(frame.fds)
             .map_err(|fds| refusal(format!("Attach came with {} descriptors, not 1", fds.len())))?;
         let [fd] = fd;
-        let DaemonControl { submissions: reader, completions, heartbeats, activity } =
+        let DaemonControl { submissions: reader, completions, heartbeats, activity, trace } =
             DaemonControl::open(fd)
                 .map_err(|error| refusal(format!("its control page is not usable: {error}")))?;
         let world = self.world()?;
@@ -330,12 +330,15 @@ impl Session {
             memory: WorkerMemory::default(),
             completions,
             activity: RankActivity::new(rank, activity),
+            trace,
             outbox: Outbox::new(self.stream.try_clone().map_err(|e| no_descriptor(&e))?),
         });
         // WAIT: a worker notices the daemon's silence from the first heartbeat on. So that is sent
         // before the worker is attached.
         heartbeats.beat();
-        let reply = pb::DaemonMessage { message: Some(attached(&world, local_rank)) };
+        let reply = pb::DaemonMessage {
+            message: Some(attached(&world, local_rank, self.node.config.coordinator)),
+        };
         handover::send(&self.stream, &reply.encode_to_vec(), &[doorbell.as_fd()])?;
         self.stream.set_read_timeout(None)?;
         self.node.workers.set(local_rank, Slot::Attached(worker.clone()));
@@ -380,6 +383,7 @@ impl Session {
                         break Some(worker.left_early(&why));
                     }
                     tracing::info!(rank = %worker.rank, "worker leaves");
+                    self.node.sending.flush();
                     self.node.left(worker.rank);
                     let detached = Reply::Detached(pb::Detached {});
                     self.node.ensure_sent(worker, worker.outbox.send(detached));
@@ -440,7 +444,7 @@ impl Session {
 }
 
 /// The message with the world and the worker's position in it.
-fn attached(world: &World, local_rank: u32) -> Reply {
+fn attached(world: &World, local_rank: u32, coordinator: SocketAddr) -> Reply {
     let me = world.me();
     let has_it = |n: &&crate::model::world::NodeInfo| n.slots > local_rank;
     let before = &world.nodes[..world.node.0 as usize];
@@ -453,6 +457,7 @@ fn attached(world: &World, local_rank: u32) -> Reply {
         cross_size: world.nodes.iter().filter(has_it).count() as u32,
         epoch: world.epoch.0,
         compression: world.compression.to_wire(),
+        coordinator: coordinator.to_string(),
         nodes: world
             .nodes
             .iter()

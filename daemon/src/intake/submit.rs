@@ -3,9 +3,11 @@
 //! that submission alone.
 
 use gradwire_proto::{
-    Collective, Failure, FailureKind, ProcessSetId, Rank, Request, Shape, TensorName, pb,
+    Collective, Failure, FailureKind, ProcessSetId, Rank, Request, Shape, TensorName,
+    clock::nanoseconds, pb,
 };
 use gradwire_shm::control::{Place, Submission};
+use gradwire_trace::{Event, Kind, time};
 
 use crate::{
     control::node::Node,
@@ -38,6 +40,11 @@ pub(super) fn take(node: &Node, worker: &Worker, submission: Submission) -> Resu
     metrics::submission(submission.request.collective, submission.origin);
     let set = ProcessSetId(submission.process_set);
     let (ticket, name) = (submission.ticket, submission.name.clone());
+    if node.recorder.is_on() {
+        let event = Event::new(Kind::Read, time::now_ns(), ticket);
+        let name = node.tracer.names().number(name.as_str());
+        node.recorder.record(Event { other: worker.rank.0, name, ..event });
+    }
     let taken = if submission.request.collective == Collective::Join {
         join(node, queue, worker, &submission)
     } else {
@@ -65,7 +72,15 @@ pub(super) fn resubmit(node: &Node, key: TensorKey, local: LocalTensor) {
 fn answer(node: &Node, worker: &Worker, ticket: u64, name: &TensorName, submitted: Submitted) {
     match submitted {
         Submitted::Waits => {}
-        Submitted::Announce(announced) => node.job.send(Outgoing::Ready(announced)),
+        Submitted::Announce(announced) => {
+            if let (true, Some(latest)) = (node.recorder.is_on(), &announced.latest) {
+                let (end_ns, waited_ns) = (time::now_ns(), nanoseconds(latest.waited));
+                let event = Event::new(Kind::Gather, end_ns.saturating_sub(waited_ns), 0);
+                let name = node.tracer.names().number(name.as_str());
+                node.recorder.record(Event { duration_ns: waited_ns, name, ..event });
+            }
+            node.job.send(Outgoing::Ready(announced));
+        }
         Submitted::RankLeft(gone) => {
             let failure = node.rank_left(gone).tensor(name.as_str());
             node.ensure_sent(worker, worker.fail(vec![ticket], &failure));

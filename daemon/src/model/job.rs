@@ -4,7 +4,10 @@
 //! with the first ending that is set: later ones change nothing, so every rank gets the same cause
 //! (TELL).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use gradwire_proto::{Ending, Failure, FailureKind, JobId, Rank, Secret, Sequence, TensorId, pb};
 use tokio::sync::{mpsc, watch};
@@ -38,6 +41,31 @@ pub(crate) enum Outgoing {
     Left { ranks: Vec<Rank>, absent: bool },
     /// A heartbeat is due, perhaps with a report.
     Heartbeat(Option<Box<pb::Report>>),
+    /// A batch of a trace.
+    Trace(Vec<u8>, Underway),
+}
+
+/// Goes with a message, and is dropped once that has been sent.
+#[derive(Debug)]
+pub(crate) struct Underway(#[expect(dead_code, reason = "it counts by being there")] Arc<()>);
+
+/// Whether a message is still on its way to the stream.
+#[derive(Debug)]
+pub(crate) struct Departed(Weak<()>);
+
+impl Underway {
+    pub(crate) fn new() -> (Self, Departed) {
+        let underway = Arc::new(());
+        let departed = Departed(Arc::downgrade(&underway));
+        (Self(underway), departed)
+    }
+}
+
+impl Departed {
+    /// Whether the message has been sent, or dropped.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.0.strong_count() == 0
+    }
 }
 
 /// Where the job stands.

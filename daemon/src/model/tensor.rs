@@ -6,7 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gradwire_proto::{Collective, ProcessSetId, Rank, Request, TensorName};
@@ -122,6 +122,8 @@ pub(crate) struct QueuedTensor {
     pub(crate) key: TensorKey,
     locals: Vec<LocalTensor>,
     first_rank: Rank,
+    /// When all local ranks had submitted it.
+    pub(crate) announced: Instant,
     agreement: OnceLock<Arc<Agreement>>,
     /// How many local ranks have yet to allocate.
     pending_allocations: AtomicU32,
@@ -137,6 +139,7 @@ impl QueuedTensor {
             key,
             locals,
             first_rank,
+            announced: Instant::now(),
             agreement: OnceLock::new(),
             pending_allocations: AtomicU32::new(0),
             unordered: AtomicU64::new(0),
@@ -147,6 +150,12 @@ impl QueuedTensor {
     /// Every local rank's part, by local rank: the order in which they are reduced (SAME).
     pub(crate) fn locals(&self) -> &[LocalTensor] {
         &self.locals
+    }
+
+    /// The local ranks that have submitted it, with their tickets.
+    pub(crate) fn submissions(&self) -> impl Iterator<Item = (Rank, u64)> {
+        let first = self.first_rank.0;
+        self.locals.iter().map(move |local| (Rank(first + local.local_rank), local.ticket))
     }
 
     /// The local parts at one end of a flow: all of them, that of the rank, or none.

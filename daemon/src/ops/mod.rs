@@ -21,6 +21,7 @@ use std::{
 
 use gradwire_kernels::Store;
 use gradwire_proto::{Failure, NodeId, Sequence, TensorName};
+use gradwire_trace::{Event, Kind, Recorder};
 
 pub(crate) use self::pending::{Allocation, OverdueAllocation};
 use self::{build::Builder, pending::PendingAllocations, plans::Plans};
@@ -28,6 +29,7 @@ use crate::{
     data::{
         feedback::Feedback,
         lane::{Lane, LaneEvents, Order},
+        piece::Piece,
     },
     model::{
         memory::Span,
@@ -61,6 +63,7 @@ pub(crate) struct OperationManager {
     /// Receives the pieces that are done at once.
     events: Arc<dyn LaneEvents>,
     pending: PendingAllocations,
+    recorder: Recorder,
 }
 
 impl OperationManager {
@@ -71,11 +74,13 @@ impl OperationManager {
         connector: Arc<dyn Connector>,
         events: Arc<dyn LaneEvents>,
         feedback: Feedback,
+        recorder: Recorder,
     ) -> Self {
         let plans = Plans::new(world);
         let builder = Builder { queue, plans, compression: world.compression, feedback };
         let me = world.node;
-        Self { me, builder, lanes, connector, events, pending: PendingAllocations::default() }
+        let pending = PendingAllocations::default();
+        Self { me, builder, lanes, connector, events, pending, recorder }
     }
 
     /// Starts an operation, or runs it at once where that is faster than handing it over. Returns
@@ -86,9 +91,16 @@ impl OperationManager {
     pub(crate) fn start(&self, operation: Operation) -> Result<Vec<AllocationRequest>, Failure> {
         let sequence = operation.sequence;
         let (piece, wanted) = self.builder.build(operation)?;
+        self.record(&piece);
         let is_quick = piece.nodes.len() <= 1 && piece.bytes <= QUICK_BYTES;
         if is_quick && wanted.is_empty() && piece.is_allocated() {
+            let began = Instant::now();
             piece.run_alone(piece.bytes, Store::Cached);
+            if self.recorder.is_on() {
+                let (now, sequence) = (Instant::now(), piece.sequence.0);
+                let event = self.recorder.between(Kind::Reduce, began, now, sequence);
+                self.recorder.record(Event { bytes: piece.bytes, ..event });
+            }
             self.events.finished(&piece, None);
             return Ok(wanted);
         }
@@ -117,6 +129,21 @@ impl OperationManager {
             self.connector.try_connect(piece.nodes[peer as usize]);
         }
         self.send(sequence, Order::Start(piece));
+    }
+
+    /// Records which submissions are in a piece, if somebody traces the job.
+    fn record(&self, piece: &Piece) {
+        if !self.recorder.is_on() {
+            return;
+        }
+        let (sequence, ordered) = (piece.sequence.0, piece.ordered);
+        for (tensor, _) in &piece.tensors {
+            let name = self.recorder.tracer().names().number(tensor.key.name.as_str());
+            let event = self.recorder.between(Kind::Order, tensor.announced, ordered, sequence);
+            for (rank, ticket) in tensor.submissions() {
+                self.recorder.record(Event { name, other: rank.0, bytes: ticket, ..event });
+            }
+        }
     }
 
     fn send(&self, sequence: Sequence, order: Order) {

@@ -109,6 +109,7 @@ impl TestNode {
                 chunk: 256,
                 limit: Duration::from_secs(20),
                 streaming_bytes: 1 << 10,
+                tracer: Arc::default(),
             };
             Lane::start(config, sink.clone()).unwrap()
         };

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use gradwire_proto::{Failure, FailureKind, Rank, launch::ProcessEnd, pb};
 use gradwire_shm::{
-    control::{Completion, CompletionWriter, RingError},
+    control::{Completion, CompletionWriter, RankTrace, RingError},
     handover,
 };
 use prost::Message;
@@ -26,6 +26,7 @@ pub(crate) struct Worker {
     pub(crate) memory: WorkerMemory,
     pub(crate) completions: CompletionWriter,
     pub(crate) activity: RankActivity,
+    pub(crate) trace: RankTrace,
     pub(crate) outbox: Outbox,
 }
 

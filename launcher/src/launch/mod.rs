@@ -19,6 +19,7 @@ pub mod report;
 use std::{
     collections::HashMap,
     iter,
+    net::SocketAddr,
     path::PathBuf,
     sync::{
         Arc,
@@ -62,12 +63,14 @@ const MARGIN: Duration = Duration::from_millis(100);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a job is to be run.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Options {
     /// Where output goes besides the launcher's own.
     pub output_dir: Option<PathBuf>,
     /// The folder of a file for Prometheus that lists where metrics are.
     pub metrics_sd: Option<PathBuf>,
+    /// Is sent the address of the coordinator once all daemons serve.
+    pub serving: Option<oneshot::Sender<SocketAddr>>,
     /// Show what happens.
     pub verbose: bool,
     /// The ranks' standard output goes out as it is, without their numbers: only one of them
@@ -87,7 +90,7 @@ pub struct Options {
 pub async fn run(
     plan: Plan,
     settings: &Settings,
-    options: Options,
+    mut options: Options,
 ) -> Result<JobReport, CommandError> {
     // If an agent here is killed outright, what it had started becomes ours to end.
     processes::adopt_orphans().map_err(CommandError::failed)?;
@@ -168,6 +171,10 @@ pub async fn run(
                 Command::Note(_) => {}
                 Command::Serving { coordinator, daemons } => {
                     metrics_file.iter().for_each(|file| file.list(&daemons));
+                    if let Some(serving) = options.serving.take() {
+                        // Who does not wait for it any more does not need it.
+                        let _ = serving.send(coordinator);
+                    }
                     let running = RunningJob::new(id.as_str(), coordinator, (size, hosts), &words);
                     match running.and_then(|running| RunFile::create(&running)) {
                         Ok(file) => run_file = Some(file),

@@ -48,6 +48,7 @@ from gradwire._ops import (
     poll,
     synchronize,
 )
+from gradwire._timeline import start_timeline, stop_timeline
 from gradwire._world import (
     ProcessSet,
     abort,
@@ -80,8 +81,6 @@ from gradwire.torch._build import (
     mpi_threads_supported,
     nccl_built,
     rocm_built,
-    start_timeline,
-    stop_timeline,
 )
 from gradwire.torch._compression import Compression, Compressor
 from gradwire.torch._functions import broadcast_optimizer_state, broadcast_parameters

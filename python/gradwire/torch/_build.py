@@ -93,25 +93,3 @@ def rocm_built() -> bool:
         False.
     """
     return False
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Raises: Gradwire has no timeline yet.
-
-    Args:
-        file_path: Horovod's path of the timeline; not used.
-        mark_cycles: Horovod's option; not used.
-
-    Raises:
-        NotImplementedError: Always.
-    """
-    raise NotImplementedError("gradwire has no timeline yet: its daemons serve Prometheus metrics")
-
-
-def stop_timeline() -> None:
-    """Raises: Gradwire has no timeline yet.
-
-    Raises:
-        NotImplementedError: Always.
-    """
-    raise NotImplementedError("gradwire has no timeline yet: its daemons serve Prometheus metrics")

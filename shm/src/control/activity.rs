@@ -15,17 +15,10 @@ use std::{
     time::Duration,
 };
 
+use gradwire_trace::time::now_ns as now;
 use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::page::Page;
-
-/// Nanoseconds of the monotonic clock, which all processes of a machine share.
-pub(super) fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    // It counts from the start of the machine: it is not negative, and fits for 500 years.
-    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
 
 /// A period begins.
 pub(super) fn begin(time: &AtomicU64) {

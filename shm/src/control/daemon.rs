@@ -17,6 +17,7 @@ use super::{
     page::Page,
     record,
     submission::{Completion, MAX_IN_FLIGHT, Submission},
+    trace::RankTrace,
 };
 use crate::{ring::PushError, segment::Segment};
 
@@ -31,6 +32,8 @@ pub struct DaemonControl {
     pub heartbeats: Heartbeats,
     /// What the rank does with its time.
     pub activity: Activity,
+    /// What the rank records.
+    pub trace: RankTrace,
 }
 
 impl DaemonControl {
@@ -50,7 +53,8 @@ impl DaemonControl {
         };
         let activity = Activity::new(page.clone(), Arc::clone(&in_flight));
         let completions = CompletionWriter { page: page.clone(), tail: Mutex::new(0), in_flight };
-        Ok(Self { submissions, completions, heartbeats: Heartbeats { page }, activity })
+        let trace = RankTrace::new(page.clone());
+        Ok(Self { submissions, completions, heartbeats: Heartbeats { page }, activity, trace })
     }
 }
 

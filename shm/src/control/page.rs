@@ -8,6 +8,8 @@ use std::sync::{
     },
 };
 
+use gradwire_trace::ring::{Ring, SLOT_WORDS};
+
 use super::{
     error::{ControlError, LAYOUT_VERSION},
     submission::MAX_IN_FLIGHT,
@@ -23,7 +25,7 @@ pub const SUBMISSION_RING_BYTES: u64 = 1 << 20;
 
 /// Bytes of a control page: a multiple of every page size in use up to 4 KiB; the memory that is
 /// made for it is rounded up to whole pages.
-pub const CONTROL_BYTES: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
+pub const CONTROL_BYTES: u64 = TRACE + TRACE_WORDS as u64 * 8;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GRADWIRE");
 
@@ -45,11 +47,16 @@ const STEP_AT: u64 = 656;
 const BLOCKED_TIME: u64 = 664;
 const BLOCKED_THREADS: u64 = 672;
 const DAEMON_BEATS: u64 = 768;
+const TRACING: u64 = 776;
+const TRACE_HEAD: u64 = 896;
 const SUBMISSIONS: u64 = 4096;
 const COMPLETIONS: u64 = SUBMISSIONS + SUBMISSION_RING_BYTES;
+const TRACE: u64 = COMPLETIONS + COMPLETION_RING_WORDS as u64 * 8;
 
 const SUBMISSION_RING_WORDS: usize = SUBMISSION_RING_BYTES as usize / 8;
 const COMPLETION_RING_WORDS: usize = MAX_IN_FLIGHT as usize * COMPLETION_WORDS;
+/// 48 bytes each.
+const TRACE_WORDS: usize = 4096 * SLOT_WORDS;
 
 /// A mapped control page of the right size. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -160,6 +167,16 @@ impl Page {
 
     pub(super) fn daemon_beats(&self) -> &AtomicU32 {
         self.flag(DAEMON_BEATS)
+    }
+
+    /// Whether the worker is to record what it does.
+    pub(super) fn tracing(&self) -> &AtomicU32 {
+        self.flag(TRACING)
+    }
+
+    /// What the worker records.
+    pub(super) fn trace(&self) -> Ring<'_> {
+        Ring::new(self.cell(TRACE_HEAD), self.cells(TRACE, TRACE_WORDS))
     }
 
     /// The process id that the worker wrote, for texts.

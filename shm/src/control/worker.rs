@@ -14,14 +14,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gradwire_trace::{Kind, time::now_ns};
 use parking_lot::Mutex;
 
 use super::{
-    activity::{self, Blocked},
+    activity::Blocked,
     error::{ControlError, SubmitError},
     page::{Page, SUBMISSION_RING_BYTES},
     record,
     submission::{Completion, Doorbell, MAX_IN_FLIGHT, Submission},
+    trace,
 };
 use crate::{
     ring::{ANY, Nonsense, PushError},
@@ -165,8 +167,23 @@ impl WorkerControl {
 
     /// Notes that the program has made a step, for the metrics.
     pub fn mark_step(&self) {
-        self.page.step_at().store(activity::now(), Relaxed);
-        self.page.steps().fetch_add(1, Release);
+        let now = now_ns();
+        self.page.step_at().store(now, Relaxed);
+        let number = self.page.steps().fetch_add(1, Release).wrapping_add(1);
+        if trace::begin(&self.page).is_some() {
+            trace::end(&self.page, Kind::Step, now, number);
+        }
+    }
+
+    /// The time now, if somebody traces the job. What begins now is recorded by
+    /// [`WorkerControl::record`].
+    pub fn traced(&self) -> Option<u64> {
+        trace::begin(&self.page)
+    }
+
+    /// Records for a trace what began at `at_ns` and ends now. `subject` is a ticket.
+    pub fn record(&self, kind: Kind, at_ns: u64, subject: u64) {
+        trace::end(&self.page, kind, at_ns, subject);
     }
 
     /// Notes that the calling thread is blocked, until the result is dropped, for the metrics.

@@ -234,6 +234,7 @@ fn serve(world: &World, secret: &Secret, stream: Arc<UnixStream>) {
         cross_size: 1,
         epoch: 1,
         compression: 0,
+        coordinator: "127.0.0.1:1".into(),
         nodes: vec![pb::Node {
             host: "fake".into(),
             first_rank: 0,

@@ -1,0 +1,300 @@
+//! `gradwire trace`: writes what all nodes and ranks of a running job do to a file that Perfetto
+//! and Chrome open.
+//!
+//! The file grows while the job runs, line by line, so it can be opened whatever ends this process.
+//!
+//! - `window`: which steps are wanted (pure)
+//! - `file`: the file and its limit
+//! - this file: the stream of the coordinator, and the end
+
+mod file;
+mod window;
+
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use clap::Args;
+use gradwire_launcher::{error::CommandError, signals::Endings};
+use gradwire_proto::pb::{StatusResponse, TraceBatch, TracePart, TraceRequest};
+use gradwire_viewer::{trace::Trace, view::count};
+use prost::Message as _;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until, timeout},
+};
+use tonic::{Code, Streaming};
+
+use self::{
+    file::TraceFile,
+    window::{Steps, Window},
+};
+use crate::status::{self, ANSWER, connect, refused};
+
+/// How long the events that belong to a trace may take to arrive after it has ended: nodes look
+/// for what is new a hundred times per second.
+const LATE: Duration = Duration::from_millis(300);
+
+/// The most seconds of a trace.
+const MAX_SECONDS: f64 = 86_400.0;
+
+/// Which job, what of it, and where it is written to.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// The coordinator's address; not needed where one job of yours runs.
+    #[arg(value_name = "IP:PORT")]
+    pub address: Option<String>,
+    /// The file.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Trace these steps, the last one included: from the end of the step before the first one, on
+    /// any rank, to the end of the last one on all ranks.
+    #[arg(long, value_name = "FIRST..LAST", conflicts_with = "seconds")]
+    pub steps: Option<Steps>,
+    /// Trace for so long. Without this and --steps: until Ctrl-C, or until the job ends.
+    #[arg(long, value_parser = seconds)]
+    pub seconds: Option<Duration>,
+    /// End the trace when the file has this size.
+    #[arg(long, value_name = "MIB", default_value_t = 1024,
+          value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub max_mib: u64,
+    /// Print a line once the trace has begun, and end it when standard input ends.
+    #[arg(long, hide = true)]
+    pub until_eof: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if !(seconds > 0.0 && seconds <= MAX_SECONDS) {
+        return Err(format!("it has to be more than 0 and at most {MAX_SECONDS}"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Traces a job as the options say. Prints what the file contains.
+///
+/// # Errors
+/// [`CommandError`] if the file can't be written, the coordinator can't be reached or is lost, or
+/// the steps have passed.
+pub async fn run(address: &str, options: &Options) -> Result<(), CommandError> {
+    let mut file = TraceFile::create(&options.output, options.max_mib)?;
+    let mut endings = Endings::listen().map_err(|error| CommandError::system(&error))?;
+    let eof = options.until_eof.then(until_eof);
+    let asked = async {
+        match eof {
+            Some(eof) => tokio::select! { _ = eof => {} _ = endings.next() => {} },
+            None => drop(endings.next().await),
+        }
+    };
+    let window = match &options.steps {
+        None => Window::default(),
+        Some(steps) => Window::of(steps.clone(), &status::ask(address).await?)?,
+    };
+    let seconds = options.seconds;
+    let end = async {
+        match seconds {
+            Some(seconds) => {
+                let end = Instant::now() + seconds;
+                tokio::select! { () = sleep_until(end) => {} () = asked => {} }
+            }
+            None => asked.await,
+        }
+    };
+    let begun = || {
+        if options.until_eof {
+            // Whoever waits for this line may have gone.
+            let _ = writeln!(std::io::stdout(), "all nodes record what they do");
+        }
+    };
+    let summary = follow(address, window, &mut file, begun, end).await?;
+    eprintln!("{summary}");
+    Ok(())
+}
+
+/// Resolves when standard input has ended. Its thread ends with the process.
+fn until_eof() -> oneshot::Receiver<()> {
+    let (sender, ended) = oneshot::channel();
+    thread::spawn(move || {
+        let mut rest = Vec::new();
+        let _ = std::io::stdin().read_to_end(&mut rest);
+        let _ = sender.send(());
+    });
+    ended
+}
+
+/// Traces a job from now on until it is over, for its launcher. Returns what the file contains.
+///
+/// # Errors
+/// [`CommandError`] as from [`run`].
+pub async fn whole(address: &str, path: &Path) -> Result<String, CommandError> {
+    let mut file = TraceFile::create(path, DEFAULT_MAX_MIB)?;
+    follow(address, Window::default(), &mut file, || (), std::future::pending()).await
+}
+
+/// The most mebibytes of a trace that a launcher writes.
+const DEFAULT_MAX_MIB: u64 = 1024;
+
+/// Whether a file can be written, before a job is started for it.
+///
+/// # Errors
+/// [`CommandError`] if it can't.
+pub fn check(path: &Path) -> Result<(), CommandError> {
+    TraceFile::create(path, DEFAULT_MAX_MIB).map(drop)
+}
+
+/// Writes what comes until `end`, or until the window or the job ends. Calls `begun` once all nodes
+/// record.
+async fn follow(
+    address: &str,
+    mut window: Window,
+    file: &mut TraceFile,
+    begun: impl FnOnce(),
+    end: impl Future<Output = ()>,
+) -> Result<String, CommandError> {
+    let mut parts = start(address).await?;
+    let mut begun = Some(begun);
+    let mut trace: Option<Traced> = None;
+    let mut end = std::pin::pin!(end);
+    let mut until: Option<Instant> = None;
+    let ended = loop {
+        let part = tokio::select! {
+            part = parts.message() => part,
+            () = &mut end, if until.is_none() => {
+                until = Some(Instant::now() + LATE);
+                continue;
+            }
+            () = sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                break Ok("");
+            }
+        };
+        match part {
+            Ok(Some(part)) => {
+                let traced = match &mut trace {
+                    Some(traced) => traced,
+                    // Nodes record only once there is a world, so it is known by now.
+                    None => trace.insert(Traced::begin(&status::ask(address).await?, file)?),
+                };
+                traced.add(part, &mut window, file)?;
+                if traced.recording.len() == traced.hosts
+                    && let Some(begun) = begun.take()
+                {
+                    begun();
+                }
+                if file.is_full() {
+                    break Ok(", and it is full: --max-mib allows more");
+                }
+                if window.is_over() && until.is_none() {
+                    until = Some(Instant::now() + LATE);
+                }
+            }
+            Ok(None) => break Ok(", and the job is over"),
+            Err(status) if status.code() == Code::Unavailable && status.message() == OVER => {
+                break Ok(", and the job is over");
+            }
+            Err(status) => break Err(status),
+        }
+    };
+    let name = file.name().to_owned();
+    let Some(mut traced) = trace else {
+        return match ended {
+            Err(status) => Err(refused(address, &status)),
+            Ok(why) => {
+                let what = format!("{name} is empty: no node of the job did anything{why}");
+                Err(CommandError::failed(what))
+            }
+        };
+    };
+    let summary = traced.end(file, window.has_begun())?;
+    match ended {
+        Ok(why) => Ok(format!("{name}: {summary}{why}")),
+        Err(status) => {
+            let why = status.message();
+            let what = format!("the coordinator at {address} is lost: {why}");
+            Err(CommandError::failed(what).hint(format!("{name} has what came before: {summary}")))
+        }
+    }
+}
+
+/// What the coordinator says when the job has ended.
+const OVER: &str = "the job is over";
+
+async fn start(address: &str) -> Result<Streaming<TracePart>, CommandError> {
+    let start = async {
+        let answer = connect(address, None).await?.trace(TraceRequest {}).await;
+        answer.map_err(|status| refused(address, &status))
+    };
+    let late = |_| {
+        let what = format!("no coordinator answers at {address} within {ANSWER:?}");
+        CommandError::failed(what)
+    };
+    Ok(timeout(ANSWER, start).await.map_err(late)??.into_inner())
+}
+
+/// The events of a job on their way to the file.
+struct Traced {
+    trace: Trace,
+    hosts: usize,
+    /// The nodes from which something has come.
+    recording: BTreeSet<u32>,
+    text: String,
+}
+
+impl Traced {
+    fn begin(status: &StatusResponse, file: &mut TraceFile) -> Result<Self, CommandError> {
+        let trace = Trace::new(status);
+        let mut text = String::new();
+        trace.begin(status, &mut text);
+        file.write(&text)?;
+        Ok(Self { trace, hosts: status.nodes.len(), recording: BTreeSet::new(), text })
+    }
+
+    fn add(
+        &mut self,
+        part: TracePart,
+        window: &mut Window,
+        file: &mut TraceFile,
+    ) -> Result<(), CommandError> {
+        self.trace.missed(part.lost_batches);
+        // A batch that can't be read is one that is lost (TRUST).
+        let Ok(batch) = TraceBatch::decode(&part.batch[..]) else {
+            self.trace.missed(1);
+            return Ok(());
+        };
+        if (batch.node as usize) < self.hosts {
+            self.recording.insert(batch.node);
+        }
+        for batch in window.admit(batch) {
+            self.text.clear();
+            self.trace.add(batch, |begin, end| window.contains(begin, end), &mut self.text);
+            file.write(&self.text)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, file: &mut TraceFile, has_begun: bool) -> Result<String, CommandError> {
+        self.text.clear();
+        self.trace.end(&mut self.text);
+        file.end(&self.text)?;
+        let Trace { written, lost, .. } = &self.trace;
+        let mut summary = format!(
+            "{written} events of {}, clocks agree within {:.3} ms",
+            count(self.hosts as u64, "host"),
+            self.trace.error_ns() as f64 / 1e6
+        );
+        if !has_begun {
+            summary.push_str(", the first step was not reached");
+        }
+        if lost.events > 0 {
+            summary.push_str(&format!(", {} were lost: nodes had no time", lost.events));
+        }
+        if lost.batches > 0 {
+            let batches = count(lost.batches, "batch");
+            summary.push_str(&format!(", {batches} lost: this host had no time"));
+        }
+        Ok(summary)
+    }
+}

@@ -1,0 +1,127 @@
+//! Those who trace the job: each gets what all nodes record of themselves.
+//!
+//! Nodes record while there is somebody who reads. Nothing here looks into what they send, and
+//! nothing waits for a reader: one that is too slow loses batches, and is told how many (BOUND).
+
+use gradwire_proto::pb::TracePart;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::inbox::OVER;
+
+/// The most readers (BOUND).
+const MAX_READERS: usize = 4;
+
+/// How many batches may wait for a reader (BOUND).
+const WAITING: usize = 256;
+
+/// What a reader reads. The last item says why there are no more.
+pub(crate) type Traced = mpsc::Receiver<Result<TracePart, Status>>;
+
+#[derive(Debug)]
+struct Reader {
+    parts: mpsc::Sender<Result<TracePart, Status>>,
+    /// Batches that found no room since the last one that did.
+    lost: u64,
+}
+
+/// Those who trace the job.
+#[derive(Debug)]
+pub(crate) struct Traces {
+    /// `None` once the job is over.
+    readers: Mutex<Option<Vec<Reader>>>,
+}
+
+impl Default for Traces {
+    fn default() -> Self {
+        Self { readers: Mutex::new(Some(Vec::new())) }
+    }
+}
+
+impl Traces {
+    /// One more reader.
+    ///
+    /// # Errors
+    /// There are too many (BOUND), or the job is over.
+    pub(crate) fn add(&self) -> Result<Traced, Status> {
+        let mut readers = self.readers.lock();
+        let readers = readers.as_mut().ok_or_else(|| Status::unavailable(OVER))?;
+        readers.retain(|reader| !reader.parts.is_closed());
+        if readers.len() >= MAX_READERS {
+            let what = format!("{MAX_READERS} others trace this job already: end one of them");
+            return Err(Status::resource_exhausted(what));
+        }
+        let (parts, traced) = mpsc::channel(WAITING + 1);
+        readers.push(Reader { parts, lost: 0 });
+        Ok(traced)
+    }
+
+    /// Whether nodes are to record what they do.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let readers = self.readers.lock();
+        readers.iter().flatten().any(|reader| !reader.parts.is_closed())
+    }
+
+    /// Passes on what a node has recorded.
+    pub(crate) fn give(&self, batch: &[u8]) {
+        for reader in self.readers.lock().iter_mut().flatten() {
+            // The last place is kept for the reason of the end.
+            if reader.parts.capacity() <= 1 {
+                reader.lost += 1;
+                continue;
+            }
+            let part = TracePart { batch: batch.to_vec(), lost_batches: reader.lost };
+            if reader.parts.try_send(Ok(part)).is_ok() {
+                reader.lost = 0;
+            }
+        }
+    }
+
+    /// The job is over.
+    pub(crate) fn end(&self) {
+        for reader in self.readers.lock().take().unwrap_or_default() {
+            let _ = reader.parts.try_send(Err(Status::unavailable(OVER)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_reader_loses_batches_and_is_told() {
+        let traces = Traces::default();
+        assert!(!traces.is_wanted());
+        let [mut slow, mut other] = [(); 2].map(|()| traces.add().unwrap());
+        for number in 0..WAITING + 5 {
+            traces.give(&[number as u8]);
+            other.try_recv().unwrap().unwrap();
+        }
+        for _ in 0..WAITING {
+            assert_eq!(slow.try_recv().unwrap().unwrap().lost_batches, 0);
+        }
+        traces.give(&[7]);
+        let part = slow.try_recv().unwrap().unwrap();
+        assert_eq!((part.batch, part.lost_batches), (vec![7], 5), "BOUND");
+        drop((slow, other));
+        assert!(!traces.is_wanted());
+    }
+
+    #[test]
+    fn there_is_a_limit_and_an_end() {
+        let traces = Traces::default();
+        let mut all: Vec<_> = (0..MAX_READERS).map(|_| traces.add().unwrap()).collect();
+        assert!(traces.add().unwrap_err().message().contains("4 others"), "BOUND");
+        drop(all.pop());
+        all.push(traces.add().unwrap());
+        (0..2 * WAITING).for_each(|_| traces.give(&[]));
+        traces.end();
+        for reader in &mut all {
+            (0..WAITING).for_each(|_| drop(reader.try_recv().unwrap().unwrap()));
+            assert_eq!(reader.try_recv().unwrap().unwrap_err().message(), OVER);
+        }
+        assert!(traces.add().is_err() && !traces.is_wanted());
+    }
+}

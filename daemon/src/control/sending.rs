@@ -1,0 +1,34 @@
+//! How far the thread has come that sends what is recorded of a trace.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// How long a rank that leaves may wait until what it has recorded is sent (WAIT).
+const LEAVING: Duration = Duration::from_millis(500);
+
+/// The thread that sends what is recorded, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Sending {
+    pub(super) is_running: AtomicBool,
+    /// How often it has begun to look, and the last of these looks that found all there was.
+    pub(super) looks: AtomicU64,
+    pub(super) complete: AtomicU64,
+}
+
+impl Sending {
+    /// Waits until what is recorded by now is sent. What a rank has recorded can't be read once it
+    /// has left.
+    pub(crate) fn flush(&self) {
+        let until = Instant::now() + LEAVING;
+        let next = self.looks.load(SeqCst) + 1;
+        while self.is_running.load(SeqCst)
+            && self.complete.load(SeqCst) < next
+            && Instant::now() < until
+        {
+            sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! What this node has done, for those who trace the job: while the coordinator asks for it, a
+//! thread (`gw-trace`) reads the rings of all threads and ranks, and sends what is new.
+//!
+//! One batch is under way at a time, and all nodes together send at most [`TOTAL_RATE`]: what does
+//! not fit is overwritten in its ring, counted, and reported as lost (BOUND).
+
+use std::{
+    io,
+    sync::{Arc, Weak, atomic::Ordering::SeqCst},
+    thread::{self, sleep},
+    time::{Duration, Instant},
+};
+
+use gradwire_proto::{
+    clock::Measured,
+    pb::{TraceBatch, TraceEvent, TraceName},
+};
+use gradwire_trace::{Event, Tracer, Track, time};
+use prost::Message;
+
+use super::{liveness::Liveness, node::Node, sending::Sending};
+use crate::model::job::{Outgoing, Underway};
+
+/// How often a node sends a batch at least, with or without events: so everyone who reads knows
+/// when it records.
+const SIGN: Duration = Duration::from_millis(250);
+
+/// How often the rings are read.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The most events of a batch: 50 bytes each and no more than half of what a batch may have.
+const BATCH: usize = 512;
+
+/// The most bytes of names in a batch; one more name fits in any case.
+const NAME_BYTES: usize = 16 << 10;
+
+/// The most bytes per second that all nodes together send.
+const TOTAL_RATE: f64 = 32e6;
+
+/// How long a batch may be under way before nobody waits for it any more (WAIT).
+const SENDING: Duration = Duration::from_secs(1);
+
+/// The most by which a time that a rank has written may differ from when it is read (TRUST).
+const OLDEST_NS: u64 = 60_000_000_000;
+
+/// Begins to record and to send, or ends that, as the coordinator asks for it.
+pub(crate) fn follow(node: &Arc<Node>, liveness: &Arc<Liveness>, is_wanted: bool) {
+    if is_wanted == node.tracer.is_on() {
+        return;
+    }
+    node.tracer.turn(is_wanted);
+    tracing::debug!(is_wanted, "somebody traces the job");
+    // The thread of an earlier trace goes on if it has not ended yet.
+    if is_wanted
+        && !node.sending.is_running.swap(true, SeqCst)
+        && let Err(error) = start(node, liveness)
+    {
+        node.sending.is_running.store(false, SeqCst);
+        tracing::warn!(%error, "the system refuses the thread that sends a trace");
+    }
+}
+
+fn start(node: &Arc<Node>, liveness: &Arc<Liveness>) -> io::Result<()> {
+    let sender = Sender {
+        node: Arc::downgrade(node),
+        tracer: node.tracer.clone(),
+        liveness: liveness.clone(),
+        sending: node.sending.clone(),
+        shift_ns: i128::from(liveness.clock().now_ns()) - i128::from(time::now_ns()),
+        lost: 0,
+        events: Vec::new(),
+        told: None,
+    };
+    thread::Builder::new().name("gw-trace".into()).spawn(move || sender.run()).map(drop)
+}
+
+struct Sender {
+    node: Weak<Node>,
+    tracer: Arc<Tracer>,
+    liveness: Arc<Liveness>,
+    sending: Arc<Sending>,
+    /// From the monotonic clock to the clock of heartbeats.
+    shift_ns: i128,
+    /// Events that were lost and not reported yet.
+    lost: u64,
+    /// Those of this look.
+    events: Vec<TraceEvent>,
+    /// When this node last sent a batch.
+    told: Option<Instant>,
+}
+
+impl Sender {
+    fn run(mut self) {
+        loop {
+            let Some(node) = self.node.upgrade().filter(|node| node.job.ending().is_none()) else {
+                break;
+            };
+            let number = self.sending.looks.fetch_add(1, SeqCst) + 1;
+            let is_on = self.tracer.is_on();
+            self.look(&node, is_on);
+            let is_full = self.events.len() >= BATCH;
+            // Times that others can't place are of no use yet. They stay in their rings.
+            if let Some(measured) = self.liveness.ahead() {
+                self.send(&node, measured);
+            }
+            if !is_full {
+                self.sending.complete.store(number, SeqCst);
+            }
+            if !is_on && !self.goes_on() {
+                return;
+            }
+            drop(node);
+            if !is_full {
+                sleep(LOOK);
+            }
+        }
+        self.sending.is_running.store(false, SeqCst);
+    }
+
+    /// Ends, unless somebody traces the job again.
+    fn goes_on(&self) -> bool {
+        self.sending.is_running.store(false, SeqCst);
+        self.tracer.is_on() && !self.sending.is_running.swap(true, SeqCst)
+    }
+
+    /// Reads what is new.
+    fn look(&mut self, node: &Node, is_on: bool) {
+        if self.liveness.ahead().is_none() {
+            node.workers.all().iter().for_each(|worker| worker.trace.turn(is_on));
+            return;
+        }
+        let Self { events, shift_ns, lost, .. } = self;
+        let shifted =
+            |at_ns: u64| u64::try_from((i128::from(at_ns) + *shift_ns).max(0)).unwrap_or(u64::MAX);
+        let mut take = |track: Track, event: Event| {
+            let track = match track {
+                Track::Control => 0,
+                Track::Lane(lane) => 2 * lane + 1,
+                Track::Rank(local) => 2 * local + 2,
+            };
+            let Event { kind, at_ns, duration_ns, subject, other, name, bytes } = event;
+            let (kind, at_ns) = (kind as u32, shifted(at_ns));
+            events.push(TraceEvent {
+                kind,
+                track,
+                at_ns,
+                duration_ns,
+                subject,
+                other,
+                name,
+                bytes,
+            });
+        };
+        // Ranks first: what the daemon does for a submission comes after it.
+        for worker in node.workers.all() {
+            worker.trace.turn(true);
+            let now = time::now_ns();
+            *lost += worker.trace.read(BATCH, |event| {
+                let end_ns = event.at_ns.saturating_add(event.duration_ns);
+                if end_ns <= now && event.at_ns >= now.saturating_sub(OLDEST_NS) {
+                    take(Track::Rank(worker.local_rank), event);
+                }
+            });
+            worker.trace.turn(is_on);
+        }
+        *lost += self.tracer.read(BATCH, &mut take);
+    }
+
+    /// Sends what was read, one batch after the other.
+    fn send(&mut self, node: &Node, measured: Measured) {
+        let Some(world) = node.job.world() else { return };
+        let mut events = std::mem::take(&mut self.events).into_iter();
+        loop {
+            // The names of what was read are there by now. They go first.
+            let names = self.tracer.names().take(NAME_BYTES);
+            let count = if names.is_empty() { BATCH } else { 0 };
+            let batch = TraceBatch {
+                node: world.node.0,
+                ahead_ns: measured.offset_ns,
+                ahead_error_ns: u64::try_from(measured.error.as_nanos()).unwrap_or(u64::MAX),
+                lost: std::mem::take(&mut self.lost),
+                names: names.into_iter().map(|(number, name)| TraceName { number, name }).collect(),
+                events: events.by_ref().take(count).collect(),
+            };
+            let is_empty = batch.events.is_empty() && batch.names.is_empty() && batch.lost == 0;
+            if is_empty && self.told.is_some_and(|told| told.elapsed() < SIGN) {
+                return;
+            }
+            self.told = Some(Instant::now());
+            let bytes = batch.encode_to_vec();
+            let began = Instant::now();
+            let pause = bytes.len() as f64 * world.nodes.len() as f64 / TOTAL_RATE;
+            let (underway, arrived) = Underway::new();
+            node.job.send(Outgoing::Trace(bytes, underway));
+            sleep(Duration::from_secs_f64(pause).min(SENDING));
+            while !arrived.is_sent() && began.elapsed() < SENDING {
+                sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}

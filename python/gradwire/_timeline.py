@@ -1,0 +1,164 @@
+"""A trace of the job that the program itself starts and ends, as Horovod's timeline.
+
+The command ``gradwire trace`` writes it, as a child of rank 0. It ends when its standard input
+does, so also if this process dies, and the file is complete up to there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import tempfile
+import time
+import warnings
+from typing import IO, Any
+
+from gradwire import _world
+from gradwire._errors import InvalidRequest, NotLaunched
+from gradwire._programs import find
+
+# How long the command may take to begin, and to write the rest.
+_BEGIN_SECONDS = 20.0
+_END_SECONDS = 20.0
+# Horovod's variable, and its value for "later, from the program".
+_VARIABLE, _LATER = "HOROVOD_TIMELINE", "DYNAMIC"
+
+_trace: _Trace | None = None
+
+
+class _Trace:
+    """The command while it runs."""
+
+    def __init__(self, address: str, file: str) -> None:
+        self.file = file
+        # A pipe that nobody reads would stop it some day.
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (it stays open)
+        words = [find("gradwire"), "trace", address, "--output", file, "--until-eof"]
+        self._child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            # Ctrl-C is for the training process.
+            start_new_session=True,
+        )
+        if not self._begins():
+            raise InvalidRequest(f"start_timeline({file!r}): {self._ended()}", kind="invalid")
+
+    def _begins(self) -> bool:
+        """Returns whether the command traces: it prints a line once it does."""
+        assert self._child.stdout is not None
+        deadline = time.monotonic() + _BEGIN_SECONDS
+        # A signal may end the wait early.
+        while time.monotonic() < deadline:
+            rest = max(0.0, deadline - time.monotonic())
+            if select.select([self._child.stdout], [], [], rest)[0]:
+                return self._child.stdout.readline() != b""
+        return False
+
+    def _ended(self) -> str:
+        """Ends the command if it still runs. Returns what it said."""
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        # A process that was forked from this one may have the pipe, too.
+        self._child.terminate()
+        try:
+            self._child.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+            return f"gradwire trace did not answer within {_END_SECONDS:.0f} s"
+        self._said.seek(0)
+        text = self._said.read().decode(errors="replace").strip()
+        self._said.close()
+        return text or f"gradwire trace ended with {self._child.returncode}"
+
+    def end(self) -> str | None:
+        """Lets the command write the rest. Returns what is wrong with the file; None if nothing."""
+        said = self._ended()
+        return None if self._child.returncode == 0 else said
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Starts to write what all ranks and nodes of the job do to a file, from now on.
+
+    Call it on all ranks or on rank 0 alone: rank 0 writes the file, on its host, and the call does
+    nothing on the others. ``stop_timeline()`` or ``shutdown()`` ends it. The file is in the Trace
+    Event Format, which Perfetto and ``chrome://tracing`` open; ``gradwire trace`` writes the same.
+    With Horovod's variable ``HOROVOD_TIMELINE=FILE``, ``init()`` calls this.
+
+    Args:
+        file_path: The file. It is replaced if it exists.
+        mark_cycles: Horovod's option; it changes nothing, because Gradwire has no cycles.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: The file can't be written, or the last timeline has not been stopped.
+
+    Example:
+        ```python
+        hvd.start_timeline("/tmp/steps.json")
+        train(steps=10)
+        hvd.stop_timeline()
+        ```
+    """
+    global _trace
+    session = _world.session()
+    file = os.fspath(file_path)
+    if session.rank != 0:
+        return
+    if _trace is not None:
+        raise InvalidRequest(
+            f"start_timeline({file!r}): {_trace.file} is still being written: call stop_timeline() "
+            "before",
+            kind="invalid",
+        )
+    _trace = _Trace(session.coordinator, file)
+
+
+def stop_timeline() -> None:
+    """Ends what ``start_timeline`` has begun, and returns once the file is complete.
+
+    Without a timeline it does nothing.
+
+    Raises:
+        NotInitialized: ``init()`` has not been called.
+        InvalidRequest: The file is not complete; the text says why.
+    """
+    global _trace
+    _world.session()
+    if _trace is None:
+        return
+    ended, _trace = _trace, None
+    wrong = ended.end()
+    if wrong is not None:
+        raise InvalidRequest(f"stop_timeline(): {wrong}", kind="invalid")
+
+
+def _begin() -> None:
+    """Starts the timeline that Horovod's variable asks for."""
+    file = os.environ.get(_VARIABLE, "").strip()
+    if file and file.upper() != _LATER:
+        _warn(start_timeline, file)
+
+
+def _end() -> None:
+    """Ends a timeline that the program has not ended."""
+    if _trace is not None:
+        _warn(stop_timeline)
+
+
+def _warn(call: Any, *arguments: str) -> None:
+    """Makes a call whose failure is no reason to end a training."""
+    try:
+        call(*arguments)
+    except (InvalidRequest, NotLaunched, OSError) as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+_world.after_init.append(_begin)
+_world.before_shutdown.append(_end)

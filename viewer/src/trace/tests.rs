@@ -1,0 +1,196 @@
+use gradwire_proto::pb::TraceName;
+use gradwire_tests::sample;
+use serde_json::Value;
+
+use super::*;
+
+const LANE_0: u32 = 1;
+const CONTROL_TRACK: u32 = 0;
+
+fn event(kind: Kind, track: u32, at_ns: u64, duration_ns: u64, subject: u64) -> TraceEvent {
+    let kind = kind as u32;
+    TraceEvent { kind, track, at_ns, duration_ns, subject, ..TraceEvent::default() }
+}
+
+fn batch(node: u32, events: Vec<TraceEvent>) -> TraceBatch {
+    let names = vec![TraceName { number: 1, name: "grad/\"0\"<b>".to_owned() }];
+    TraceBatch { node, ahead_error_ns: 50, names, events, ..TraceBatch::default() }
+}
+
+/// What is written, as JSON without the line that tells about the job's end.
+fn written(batches: Vec<TraceBatch>) -> (Vec<Value>, Lost) {
+    let status = sample::status(0);
+    let (mut trace, mut out) = (Trace::new(&status), String::new());
+    trace.begin(&status, &mut out);
+    for batch in batches {
+        trace.add(batch, |_, _| true, &mut out);
+    }
+    trace.end(&mut out);
+    let all: Vec<Value> = serde_json::from_str(&out).expect("it is JSON");
+    (all, trace.lost)
+}
+
+fn named<'a>(all: &'a [Value], phase: &str, name: &str) -> Vec<&'a Value> {
+    all.iter().filter(|line| line["ph"] == phase && line["name"] == name).collect()
+}
+
+/// A tensor of rank 0, from its submission to its end, on node 0 with a peer.
+fn life() -> Vec<TraceEvent> {
+    let order = event(Kind::Order, CONTROL_TRACK, 2_000, 1_000, 7);
+    vec![
+        event(Kind::Submit, 2, 1_000, 500, 42),
+        event(Kind::Wait, 2, 4_000, 6_000, 42),
+        TraceEvent { name: 1, ..event(Kind::Read, CONTROL_TRACK, 1_700, 0, 42) },
+        TraceEvent { name: 1, ..event(Kind::Gather, CONTROL_TRACK, 1_700, 300, 0) },
+        TraceEvent { name: 1, bytes: 42, ..order },
+        event(Kind::Queue, LANE_0, 3_000, 100, 7),
+        TraceEvent { bytes: 64, ..event(Kind::Reduce, LANE_0, 3_100, 400, 7) },
+        TraceEvent { other: 1, bytes: 64, ..event(Kind::Send, LANE_0, 3_500, 300, 7) },
+        TraceEvent { other: 1, bytes: 64, ..event(Kind::Receive, LANE_0, 4_000, 900, 7) },
+        event(Kind::Publish, LANE_0, 5_000, 500, 7),
+        event(Kind::Piece, CONTROL_TRACK, 3_000, 2_500, 7),
+        event(Kind::Complete, CONTROL_TRACK, 5_400, 0, 42),
+    ]
+}
+
+#[test]
+fn a_tensor_is_followed_from_rank_to_rank() {
+    let (all, lost) = written(vec![batch(0, life())]);
+    assert_eq!(lost, Lost::default());
+    let title = "grad/\"0\"<b>";
+    let one = |phase: &str, name: &str| {
+        let found = named(&all, phase, name);
+        assert_eq!(found.len(), 1, "{phase} {name}: {all:#?}");
+        found[0].clone()
+    };
+    let submit = one("X", &format!("submit {title}"));
+    assert_eq!((&submit["ts"], &submit["dur"]), (&Value::from(0.0), &Value::from(0.5)));
+    let wait = one("X", &format!("wait {title}"));
+    assert_eq!((&wait["pid"], &wait["tid"]), (&submit["pid"], &submit["tid"]));
+    let woken = one("X", "wake-up");
+    assert_eq!((&woken["ts"], &woken["dur"]), (&Value::from(4.4), &Value::from(4.6)));
+    for phase in ["gather", "negotiate", "queue"] {
+        one("b", &format!("{phase} {title}"));
+        one("e", &format!("{phase} {title}"));
+    }
+    for doing in ["reduce", "send", "receive", "publish"] {
+        let slice = one("X", &format!("{doing} {title}"));
+        assert_eq!(slice["args"]["operation"], 7);
+    }
+    assert_eq!(one("X", &format!("send {title}"))["args"]["peer"], "b");
+    // From the submission to the operation, and to and from the peer.
+    assert_eq!(one("s", "submitted")["id"], one("f", "submitted")["id"]);
+    assert_eq!(one("s", "message")["id"], "p7.0.1");
+    assert_eq!(one("f", "message")["id"], "p7.1.0");
+}
+
+/// What belongs together may come in any order; at the end nothing is missing.
+#[test]
+fn the_order_of_events_changes_nothing_but_titles() {
+    let mut life = life();
+    let count = |events: Vec<TraceEvent>| {
+        let mut kinds = BTreeMap::new();
+        // The names of operations are known only once they are ordered.
+        for line in written(vec![batch(0, events)]).0 {
+            *kinds.entry(line["ph"].to_string()).or_insert(0) += 1;
+        }
+        kinds
+    };
+    let expected = count(life.clone());
+    for _ in 0..life.len() {
+        life.rotate_left(1);
+        let found = count(life.clone());
+        for phase in ["\"X\"", "\"b\"", "\"e\""] {
+            assert_eq!(found[phase], expected[phase], "{phase} of {life:?}");
+        }
+    }
+    life.reverse();
+    assert_eq!(count(life)["\"X\""], expected["\"X\""]);
+}
+
+#[test]
+fn slices_of_a_rank_nest_and_computing_is_what_is_between_waits() {
+    let wait = |at_ns, ticket| event(Kind::Wait, 2, at_ns, 1_000, ticket);
+    let read = |ticket| TraceEvent { name: 1, ..event(Kind::Read, 0, 100, 0, ticket) };
+    let done = |ticket, at_ns| event(Kind::Complete, 0, at_ns, 0, ticket);
+    let mut events = vec![read(1), read(2), done(1, 1_500), done(2, 5_100)];
+    events.extend([wait(1_000, 1), event(Kind::Submit, 2, 3_000, 200, 2), wait(5_000, 2)]);
+    let (all, _) = written(vec![batch(0, events)]);
+    let compute = named(&all, "X", "compute");
+    assert_eq!(compute.len(), 1);
+    assert_eq!(compute[0]["dur"], 3.0);
+    let mut slices: Vec<(f64, f64)> = all
+        .iter()
+        .filter(|line| line["ph"] == "X")
+        .map(|line| (line["ts"].as_f64().unwrap(), line["dur"].as_f64().unwrap()))
+        .collect();
+    slices.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
+    for (index, (at, took)) in slices.iter().enumerate() {
+        for (other, length) in &slices[index + 1..] {
+            let end = other + length;
+            assert!(*other >= at + took - 1e-9 || end <= at + took + 1e-9, "{slices:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tensor_in_several_pieces_negotiates_once_and_then_waits_for_credit() {
+    let order = |sequence, took_ns, rank| TraceEvent {
+        name: 1,
+        other: rank,
+        bytes: 9,
+        ..event(Kind::Order, CONTROL_TRACK, 1_000, took_ns, sequence)
+    };
+    let events = vec![order(3, 500, 0), order(3, 500, 1), order(4, 900, 0), order(4, 900, 1)];
+    let (all, _) = written(vec![batch(0, events)]);
+    assert_eq!(named(&all, "b", "negotiate grad/\"0\"<b>").len(), 1);
+    let credit = named(&all, "b", "credit grad/\"0\"<b>");
+    assert_eq!((credit.len(), &credit[0]["ts"]), (1, &Value::from(0.5)));
+}
+
+#[test]
+fn steps_have_a_track_of_their_own() {
+    let step = |number, at_ns| event(Kind::Step, 4, at_ns, 0, number);
+    let (all, _) = written(vec![batch(0, vec![step(8, 1_000), step(9, 4_000)])]);
+    let slices = named(&all, "X", "step 9");
+    assert_eq!((&slices[0]["pid"], &slices[0]["dur"]), (&100_001.into(), &Value::from(3.0)));
+    assert!(named(&all, "X", "step 8").is_empty(), "nobody knows when it began");
+}
+
+#[test]
+fn what_is_lost_is_told_and_nonsense_is_left_out() {
+    let mut bad = batch(0, Vec::new());
+    bad.events = vec![
+        TraceEvent { kind: 99, ..TraceEvent::default() },
+        // A rank of another node.
+        event(Kind::Wait, 2 * 9 + 2, 1, 1, 1),
+        TraceEvent { other: 3, ..event(Kind::Complete, 0, 1, 0, 1) },
+        // A time that can't be.
+        event(Kind::Reduce, LANE_0, u64::MAX, u64::MAX, u64::MAX),
+        event(Kind::Send, LANE_0, 0, u64::MAX, 0),
+    ];
+    bad.lost = 12;
+    let (all, lost) = written(vec![bad, batch(77, life())]);
+    assert_eq!(lost.events, 12);
+    assert_eq!(named(&all, "i", "lost 12 events").len(), 1);
+    assert!(all.iter().all(|line| line["name"] != "wake-up"), "TRUST");
+    let last = all.last().unwrap();
+    assert_eq!((&last["name"], &last["args"]["lost_events"]), (&"gradwire_end".into(), &12.into()));
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let status = sample::status(0);
+    let (mut trace, mut out) = (Trace::new(&status), String::new());
+    for ticket in 0..MAX_KNOWN as u64 + 100 {
+        let order = event(Kind::Order, 0, ticket, 0, ticket);
+        let events = vec![
+            event(Kind::Submit, 2, ticket, 1, ticket),
+            TraceEvent { bytes: ticket + (1 << 40), ..order },
+        ];
+        trace.add(batch(0, events), |_, _| true, &mut out);
+        out.clear();
+    }
+    assert!(trace.submissions.len() <= MAX_KNOWN + 1, "BOUND");
+    assert!(trace.pieces.len() <= MAX_KNOWN + 1, "BOUND");
+}
