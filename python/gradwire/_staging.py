@@ -179,6 +179,17 @@ def _start(
 _copies = _Copies()
 _queue = StartQueue()
 _used = False
+# What releases the memory of the copies, once each.
+_releases: list[Callable[[], None]] = []
+
+
+def _use() -> None:
+    """Empties the queue before a process set is removed and before the session ends."""
+    global _used
+    if not _used:
+        _used = True
+        _world.before_removal.append(drain)
+        _world.before_shutdown.append(_close)
 
 
 def copy_started(arrived: Wait) -> None:
@@ -186,12 +197,14 @@ def copy_started(arrived: Wait) -> None:
 
     The next operation that this thread starts waits for it.
     """
-    global _used
-    if not _used:
-        _used = True
-        _world.before_removal.append(drain)
-        _world.before_shutdown.append(_close)
+    _use()
     _copies.waits.append(arrived)
+
+
+def at_close(release: Callable[[], None]) -> None:
+    """Calls ``release`` once before the session ends, after the queue has been emptied."""
+    _use()
+    _releases.append(release)
 
 
 def wait_for_copies() -> None:
@@ -219,16 +232,19 @@ def session() -> _native.Session:
 
 
 def _close() -> None:
-    """Empties the queue before the session ends."""
+    """Empties the queue before the session ends. Then the memory of its copies is released."""
     global _queue
     _queue.close()
     _queue = StartQueue()
+    while _releases:
+        _releases.pop()()
 
 
 def _forked() -> None:
     """Forgets the queue: a forked child has none of the threads and no session."""
     global _queue, _copies
     _queue, _copies = StartQueue(), _Copies()
+    _releases.clear()
 
 
 os.register_at_fork(after_in_child=_forked)

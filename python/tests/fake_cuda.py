@@ -72,6 +72,8 @@ class FakeCuda:
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
         self.registered: dict[int, int] = {}
+        # The shared memory of each copy that has not ended.
+        self.copying: list[int] = []
         self.streams: list[Stream] = []
         # Threads that have waited on the CPU for a copy.
         self.waited: set[str] = set()
@@ -92,7 +94,8 @@ class FakeCuda:
         self.registered[address] = size
 
     def unregister(self, address: int) -> None:
-        del self.registered[address]
+        end = address + self.registered.pop(address)
+        assert not any(address <= at < end for at in self.copying), "a copy uses the memory"
 
     def stream(self, device: torch.device) -> Stream:
         assert device == torch.device("cuda", 0)
@@ -112,13 +115,19 @@ class FakeCuda:
     def copy(self, stream: Stream, into: torch.Tensor, given: torch.Tensor) -> None:
         assert isinstance(into, OnGpu) != isinstance(given, OnGpu), "to a GPU or from it"
         memory = given if isinstance(into, OnGpu) else into
+        at = memory.data_ptr()
         if not self.refuses and memory.numel():
-            at = memory.data_ptr()
             assert any(start <= at < start + size for start, size in self.registered.items()), (
                 "pinned memory"
             )
         to, what = raw(into), raw(given)
-        stream.put(lambda: to.copy_(what))
+        self.copying.append(at)
+
+        def kernel() -> None:
+            to.copy_(what)
+            self.copying.remove(at)
+
+        stream.put(kernel)
 
     def synchronize(self, event: threading.Event) -> None:
         self.waited.add(threading.current_thread().name)

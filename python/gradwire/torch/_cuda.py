@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gradwire import _native, _staging, _world
+from gradwire import _native, _staging
 
 # An event, and the device of its stream.
 Mark = tuple[torch.device, Any]
@@ -112,7 +112,7 @@ class Cuda:
 
 
 class Stage:
-    """The streams, the registered memory, and the copies out that are in flight."""
+    """The streams, the registered memory, and the copies that are in flight."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -120,7 +120,8 @@ class Stage:
         self._streams: dict[torch.device, Any] = {}
         # Whether each mapping that was seen could be registered.
         self._mappings: dict[int, bool] = {}
-        # The memory that copies out read, until they are done.
+        # The events of copies, and their shared memory, until they are done.
+        self._copies_in: deque[tuple[Any, torch.Tensor]] = deque()
         self._copies_out: deque[tuple[Any, torch.Tensor]] = deque()
 
     def _stream(self, device: torch.device) -> Any:
@@ -134,8 +135,8 @@ class Stage:
         with self._lock:
             if address in self._mappings:
                 return
-            if self.close not in _world.before_shutdown:
-                _world.before_shutdown.append(self.close)
+            if not self._mappings:
+                _staging.at_close(self.close)
             try:
                 self.driver.register(address, size)
                 self._mappings[address] = True
@@ -164,6 +165,7 @@ class Stage:
         self._pin(buffer)
         self._reap()
         done = self._after_all(tensor.device, memory, tensor)
+        self._copies_in.append((done, memory))
 
         def arrived() -> None:
             self.driver.synchronize(done)
@@ -190,22 +192,31 @@ class Stage:
 
     def _reap(self) -> None:
         with self._lock:
-            while self._copies_out and self.driver.happened(self._copies_out[0][0]):
-                self._copies_out.popleft()
+            for copies in (self._copies_in, self._copies_out):
+                while copies and self.driver.happened(copies[0][0]):
+                    copies.popleft()
 
     def settle(self) -> None:
         """Waits for the copies out, before the processor writes to shared memory."""
+        self._wait_for(self._copies_out)
+
+    def _wait_for(self, copies: deque[tuple[Any, torch.Tensor]]) -> None:
         while True:
             with self._lock:
-                if not self._copies_out:
+                if not copies:
                     return
-                event, memory = self._copies_out[0]
+                event, memory = copies[0]
             self.driver.synchronize(event)
             del memory
             self._reap()
 
     def close(self) -> None:
-        """Unpins all memory at the end of the session."""
+        """Unpins all memory at the end of the session, after the last copy.
+
+        The queue of operations may have given up, and a thread may have started a copy without an
+        operation. So the copies in are waited for here, too.
+        """
+        self._wait_for(self._copies_in)
         self.settle()
         with self._lock:
             for address, pinned in self._mappings.items():

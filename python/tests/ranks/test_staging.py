@@ -13,8 +13,9 @@ torch = pytest.importorskip("torch")
 from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
 
 import gradwire.torch as hvd  # noqa: E402
-from gradwire import _staging  # noqa: E402
+from gradwire import _staging, _world  # noqa: E402
 from gradwire.torch import _cuda  # noqa: E402
+from gradwire.torch._adapter import as_tensor  # noqa: E402
 
 
 @pytest.fixture
@@ -185,6 +186,37 @@ def test_an_optimizers_gradients(gpu: FakeCuda, small: Any) -> None:
             assert torch.equal(gpu.read(parameter.grad), expected), (step, at)
             memory = raw(parameter.grad)
             gpu.launch(memory.zero_)
+
+
+def before_the_session_ends() -> None:
+    """What ``shutdown`` does first. The session stays for the next test."""
+    for prepare in _world.before_shutdown:
+        prepare()
+
+
+@pytest.mark.parametrize("starts", [True, False], ids=["queued", "without an operation"])
+def test_memory_stays_registered_until_the_copies_into_it_are_done(
+    gpu: FakeCuda, starts: bool
+) -> None:
+    go = threading.Event()
+    gpu.launch(lambda: go.wait(60))
+    late = gpu.made(of_rank(hvd.rank()))
+    if starts:
+        handle = hvd.allreduce_async(late, name="closing", op=hvd.Sum)
+    else:
+        buffer = _world.session().buffer("f32", [4, 6])
+        _cuda.stage.load(buffer, as_tensor(buffer), late)
+    release = threading.Timer(0.05, go.set)
+    release.start()
+    before_the_session_ends()
+    assert not gpu.registered and not gpu.copying
+    if not starts:
+        _staging.wait_for_copies()
+    # The memory is registered again when it is used again.
+    again = hvd.allreduce(gpu.made(of_rank(hvd.rank())), name="after closing", op=hvd.Sum)
+    assert torch.equal(gpu.read(again), total()) and gpu.registered
+    if starts:
+        assert torch.equal(gpu.read(handle.wait()), total())
 
 
 def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> None:
