@@ -71,7 +71,11 @@ class FakeCuda:
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
+        # The error of a failed call. The next kernel reports it, unless somebody takes it before.
+        self.pending: str | None = None
         self.registered: dict[int, int] = {}
+        # Memory that the driver refuses to unregister.
+        self.lost: set[int] = set()
         # The shared memory of each copy that has not ended.
         self.copying: list[int] = []
         self.streams: list[Stream] = []
@@ -89,11 +93,21 @@ class FakeCuda:
 
     def register(self, address: int, size: int) -> None:
         if self.refuses:
-            raise RuntimeError("out of pins")
+            self._fail("out of pins")
         assert address not in self.registered, "registered once"
         self.registered[address] = size
 
+    def _fail(self, error: str) -> None:
+        self.pending = error
+        raise RuntimeError(error)
+
+    def clear_error(self) -> None:
+        self.pending = None
+
     def unregister(self, address: int) -> None:
+        if address in self.lost:
+            del self.registered[address]
+            self._fail("not registered")
         end = address + self.registered.pop(address)
         assert not any(address <= at < end for at in self.copying), "a copy uses the memory"
 
@@ -140,6 +154,9 @@ class FakeCuda:
 
     def launch(self, kernel: Callable[[], Any]) -> None:
         """Starts a kernel on the current stream."""
+        error, self.pending = self.pending, None
+        if error is not None:
+            raise RuntimeError(f"an earlier call failed: {error}")
         self.current(torch.device("cuda", 0)).put(kernel)
 
     def made(self, values: torch.Tensor) -> torch.Tensor:

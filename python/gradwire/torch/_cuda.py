@@ -14,6 +14,7 @@ If the driver does not register the memory the copies are slower, and in the sam
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import warnings
@@ -36,7 +37,10 @@ class Driver(Protocol):
         """Pins memory; raises a RuntimeError if that is not possible."""
 
     def unregister(self, address: int) -> None:
-        """Unpins memory."""
+        """Unpins memory; raises a RuntimeError if that is not possible."""
+
+    def clear_error(self) -> None:
+        """Takes the error that a failed call has left for the next kernel of this thread."""
 
     def stream(self, device: torch.device) -> Any:
         """Returns a new stream."""
@@ -72,6 +76,14 @@ class Cuda:
     def unregister(self, address: int) -> None:
         """Unpins memory."""
         self._check(torch.cuda.cudart().cudaHostUnregister(address))
+
+    def clear_error(self) -> None:
+        """Takes the last error of the CUDA runtime, by a kernel that reports it.
+
+        PyTorch has no binding of ``cudaGetLastError``, but asks it after each kernel.
+        """
+        with contextlib.suppress(RuntimeError):
+            torch.ones(1, device="cuda")
 
     def _check(self, code: Any) -> None:
         if int(code) != 0:
@@ -142,6 +154,7 @@ class Stage:
                 self._mappings[address] = True
             except RuntimeError as error:
                 self._mappings[address] = False
+                self.driver.clear_error()
                 warnings.warn(
                     f"{size >> 20} MiB of shared memory could not be registered with the GPU's "
                     "driver "
@@ -221,7 +234,11 @@ class Stage:
         with self._lock:
             for address, pinned in self._mappings.items():
                 if pinned:
-                    self.driver.unregister(address)
+                    try:
+                        self.driver.unregister(address)
+                    except RuntimeError:
+                        # The session ends all the same, and unmaps the memory.
+                        self.driver.clear_error()
             self._mappings.clear()
 
 

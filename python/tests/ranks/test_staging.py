@@ -163,8 +163,41 @@ def test_memory_that_can_not_be_registered() -> None:
     _cuda.use(fake)
     with pytest.warns(RuntimeWarning, match="could not be registered.*out of pins"):
         result = hvd.allreduce(fake.made(of_rank(hvd.rank())), op=hvd.Sum)
+    assert fake.pending is None, "kernels of the program do not report the driver's error"
     assert torch.equal(fake.read(result), total())
     _cuda.use(_cuda.Cuda())
+
+
+def test_memory_that_can_not_be_unregistered(gpu: FakeCuda) -> None:
+    assert torch.equal(gpu.read(hvd.allreduce(gpu.made(of_rank(hvd.rank())), op=hvd.Sum)), total())
+    gpu.lost.update(gpu.registered)
+    before_the_session_ends()
+    assert gpu.pending is None
+    gpu.lost.clear()
+
+
+def test_the_kernel_that_takes_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Cuda`` on a simulated runtime that fails: the error is not for the program's kernels."""
+    pending: list[str] = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            pending.append("out of memory")
+            return 2
+
+    def kernel(*shape: int, device: str) -> None:
+        assert device == "cuda"
+        if pending:
+            raise RuntimeError(pending.pop())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "cudart", Runtime)
+        patch.setattr(torch, "ones", kernel)
+        driver = _cuda.Cuda()
+        with pytest.raises(RuntimeError, match="CUDA's error 2"):
+            driver.register(4096, 4096)
+        driver.clear_error()
+    assert not pending
 
 
 @pytest.mark.parametrize("small", [hvd.Compression.none, hvd.Compression.fp16])
