@@ -112,14 +112,14 @@ class TorchAdapter:
         result = as_tensor(buffer)
         if like.is_cuda:
             copy = like.new_empty(result.shape, dtype=result.dtype)
-            _cuda.stage.store(result, copy)
+            _cuda.stage.store(buffer, result, copy)
             return copy
         return result.to(like.device)
 
     def store(self, buffer: _native.Buffer, into: torch.Tensor) -> None:
         """Copies shared memory to a tensor of the same size."""
         if into.is_cuda:
-            _cuda.stage.store(as_tensor(buffer), into.detach())
+            _cuda.stage.store(buffer, as_tensor(buffer), into.detach())
         else:
             into.detach().copy_(as_tensor(buffer))
 

@@ -186,8 +186,13 @@ class Stage:
 
         _staging.copy_started(arrived)
 
-    def store(self, memory: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Copies shared memory to a tensor; the current stream goes on after that."""
+    def store(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Copies shared memory to a tensor; the current stream goes on after that.
+
+        ``memory`` is the buffer or a part of it. A result may be in a mapping from which nothing
+        was loaded yet.
+        """
+        self._pin(buffer)
         self._reap()
         done = self._after_all(tensor.device, tensor, memory)
         self.driver.follow(self.driver.current(tensor.device), done)

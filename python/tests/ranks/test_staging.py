@@ -15,7 +15,7 @@ from fake_cuda import FakeCuda, OnGpu, raw  # noqa: E402
 import gradwire.torch as hvd  # noqa: E402
 from gradwire import _staging, _world  # noqa: E402
 from gradwire.torch import _cuda  # noqa: E402
-from gradwire.torch._adapter import as_tensor  # noqa: E402
+from gradwire.torch._adapter import as_tensor, collectives  # noqa: E402
 
 
 @pytest.fixture
@@ -166,6 +166,18 @@ def test_memory_that_can_not_be_registered() -> None:
     assert fake.pending is None, "kernels of the program do not report the driver's error"
     assert torch.equal(fake.read(result), total())
     _cuda.use(_cuda.Cuda())
+
+
+def test_a_result_in_memory_from_which_nothing_was_loaded(gpu: FakeCuda) -> None:
+    """Its mapping is registered, too. ``FakeCuda.copy`` refuses memory that is not."""
+    for elements in (24, 1 << 20):
+        values = torch.arange(float(elements))
+        buffer = collectives.place(values)
+        result = gpu.made(torch.zeros(elements))
+        collectives.adapter.store(buffer, result)
+        assert torch.equal(gpu.read(result), values)
+        like = gpu.made(torch.zeros(1))
+        assert torch.equal(gpu.read(collectives.adapter.view(buffer, like)), values)
 
 
 def test_memory_that_can_not_be_unregistered(gpu: FakeCuda) -> None:

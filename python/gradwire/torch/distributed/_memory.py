@@ -123,18 +123,18 @@ def store(buffer: _native.Buffer, tensors: Sequence[torch.Tensor]) -> None:
             kind="invalid",
         )
     for part, tensor in zip(parts(memory, tensors), tensors):
-        store_one(part, tensor)
+        store_one(buffer, part, tensor)
 
 
-def store_one(memory: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copies shared memory to a tensor of the same shape.
+def store_one(buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies the memory of a buffer, or a part of it, to a tensor of the same shape.
 
     The version of the tensor does not change, as with every other backend: autograd does not see a
     change of a tensor that it has saved. This writes to the tensor's data, which has a version of
     its own.
     """
     with _writing(tensor):
-        _copy_out(memory, tensor.data)
+        _copy_out(buffer, memory, tensor.data)
 
 
 def overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -149,9 +149,9 @@ def store_sparse(total: torch.Tensor, tensor: torch.Tensor) -> None:
         tensor.copy_(total)
 
 
-def _copy_out(memory: torch.Tensor, tensor: torch.Tensor) -> None:
+def _copy_out(buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
     if tensor.is_cuda:
-        _cuda.stage.store(memory, tensor)
+        _cuda.stage.store(buffer, memory, tensor)
     else:
         tensor.copy_(memory)
 

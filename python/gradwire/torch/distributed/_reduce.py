@@ -76,8 +76,8 @@ class Reductions(Group):
 
         def finish(_: list[Any]) -> None:
             # The buffer has the result: an allreduce is done in place.
-            for memory, tensor in zip(places, tensors):
-                _memory.store_one(memory, tensor)
+            for buffer, memory, tensor in zip(buffers, places, tensors):
+                _memory.store_one(buffer, memory, tensor)
 
         work = self._work(what, handle, finish, tensors, given.timeout, tensors)
         alone = len(tensors) == 1 and tensors[0].untyped_storage().nbytes() <= _SMALL
