@@ -166,13 +166,13 @@ class FakeCuda:
         self.launch(lambda: memory.copy_(values))
         return tensor
 
-    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+    def read(self, tensor: torch.Tensor, within: float = 60) -> torch.Tensor:
         """Returns what the current stream reads, after everything that it was given before."""
         assert isinstance(tensor, OnGpu)
         seen: list[torch.Tensor] = []
         memory = raw(tensor)
         self.launch(lambda: seen.append(memory.clone()))
-        assert self.record(self.current(torch.device("cuda", 0))).wait(60)
+        assert self.record(self.current(torch.device("cuda", 0))).wait(within), "it hangs"
         return seen[0]
 
     @contextlib.contextmanager

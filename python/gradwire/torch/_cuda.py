@@ -1,13 +1,15 @@
 """Copies of tensors on a GPU to and from shared memory, without a wait for the whole device.
 
 Shared memory is registered with the driver, once for each mapping, so that the GPU copies by itself
-(pinned memory). All copies of a device go through a stream of their own:
+(pinned memory). A GPU has a copy engine for each direction. So each device has two streams, and
+results come out while the next tensors go in:
 
 - in: the copy comes after what the current stream has to do by now, which computes the tensor. The
   operation starts when the copy has arrived (``_staging``), and the caller goes on.
 - out: the copy comes after what the current stream has to do by now, which may still use the
   tensor's memory. What the current stream does from then on comes after the copy. Nothing waits on
-  the processor. The shared memory stays in use until the copy has read it.
+  the processor. The shared memory stays in use until the copy has read it. A copy in to that memory
+  comes after it, whatever streams the program uses.
 
 If the driver does not register the memory the copies are slower, and in the same order.
 """
@@ -20,6 +22,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -123,24 +126,38 @@ class Cuda:
         return event.query()
 
 
+class Way(Enum):
+    """The direction of a copy."""
+
+    IN = 0  # to shared memory
+    OUT = 1  # from shared memory
+
+
+def _range(memory: torch.Tensor) -> tuple[int, int]:
+    """Returns the addresses of a tensor without gaps: the first one, and the end."""
+    first = memory.data_ptr()
+    return first, first + memory.numel() * memory.element_size()
+
+
 class Stage:
     """The streams, the registered memory, and the copies that are in flight."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._lock = threading.Lock()
-        self._streams: dict[torch.device, Any] = {}
+        # One for each device and direction.
+        self._streams: dict[tuple[torch.device, Way], Any] = {}
         # Whether each mapping that was seen could be registered.
         self._mappings: dict[int, bool] = {}
         # The events of copies, and their shared memory, until they are done.
         self._copies_in: deque[tuple[Any, torch.Tensor]] = deque()
         self._copies_out: deque[tuple[Any, torch.Tensor]] = deque()
 
-    def _stream(self, device: torch.device) -> Any:
+    def _stream(self, device: torch.device, way: Way) -> Any:
         with self._lock:
-            if device not in self._streams:
-                self._streams[device] = self.driver.stream(device)
-            return self._streams[device]
+            if (device, way) not in self._streams:
+                self._streams[device, way] = self.driver.stream(device)
+            return self._streams[device, way]
 
     def _pin(self, buffer: _native.Buffer) -> None:
         address, size = buffer.mapping
@@ -163,12 +180,24 @@ class Stage:
                     stacklevel=2,
                 )
 
-    def _after_all(self, device: torch.device, into: torch.Tensor, given: torch.Tensor) -> Any:
+    def _after_all(
+        self, device: torch.device, way: Way, into: torch.Tensor, given: torch.Tensor
+    ) -> Any:
         """Copies after what the current stream has been given; returns the event of the copy."""
-        driver, stream = self.driver, self._stream(device)
+        driver, stream = self.driver, self._stream(device, way)
         driver.follow(stream, driver.record(driver.current(device)))
+        if way is Way.IN:
+            for event in self._readers(into):
+                driver.follow(stream, event)
         driver.copy(stream, into, given)
         return driver.record(stream)
+
+    def _readers(self, memory: torch.Tensor) -> list[Any]:
+        """Returns the events of the copies out that read a part of this shared memory."""
+        first, end = _range(memory)
+        with self._lock:
+            copies = [(event, *_range(read)) for event, read in self._copies_out]
+        return [event for event, start, stop in copies if start < end and first < stop]
 
     def load(self, buffer: _native.Buffer, memory: torch.Tensor, tensor: torch.Tensor) -> None:
         """Copies a tensor to shared memory.
@@ -177,8 +206,9 @@ class Stage:
         """
         self._pin(buffer)
         self._reap()
-        done = self._after_all(tensor.device, memory, tensor)
-        self._copies_in.append((done, memory))
+        done = self._after_all(tensor.device, Way.IN, memory, tensor)
+        with self._lock:
+            self._copies_in.append((done, memory))
 
         def arrived() -> None:
             self.driver.synchronize(done)
@@ -194,9 +224,10 @@ class Stage:
         """
         self._pin(buffer)
         self._reap()
-        done = self._after_all(tensor.device, tensor, memory)
+        done = self._after_all(tensor.device, Way.OUT, tensor, memory)
         self.driver.follow(self.driver.current(tensor.device), done)
-        self._copies_out.append((done, memory))
+        with self._lock:
+            self._copies_out.append((done, memory))
 
     def marks(self, devices: Iterable[torch.device]) -> list[Mark]:
         """Returns events of this thread's streams, for streams of other threads to wait for."""

@@ -49,7 +49,8 @@ def test_operations_come_after_kernels_and_kernels_after_operations(gpu: FakeCud
         assert torch.equal(gpu.read(tensor), of_rank(hvd.rank())), "the argument stays as it was"
     # Only the thread that starts operations has waited on the CPU.
     assert gpu.waited == {"gw-staging"}
-    assert len(gpu.registered) >= 1 and len(gpu.streams) == 2
+    # The default stream, and one for each direction.
+    assert len(gpu.registered) >= 1 and len(gpu.streams) == 3
 
 
 def test_in_place_on_streams_of_ones_own(gpu: FakeCuda) -> None:
@@ -113,6 +114,40 @@ def test_unnamed_operations_keep_their_order(gpu: FakeCuda) -> None:
     for at, on_gpu, handle in handles:
         result = handle.wait()
         assert (gpu.read(result) if on_gpu else result).tolist() == [float(at * hvd.size())] * 3
+
+
+def test_a_result_does_not_wait_for_the_next_tensor(gpu: FakeCuda) -> None:
+    """A copy out does not stand behind a copy in whose kernel takes long."""
+    first = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), name="first", op=hvd.Sum)
+    _staging.drain()
+    go = threading.Event()
+    with gpu.on_a_stream():
+        gpu.launch(lambda: go.wait(60))
+        second = hvd.allreduce_async(gpu.made(of_rank(hvd.rank())), name="second", op=hvd.Sum)
+    try:
+        assert torch.equal(gpu.read(first.wait(), within=10), total())
+    finally:
+        go.set()
+    assert torch.equal(gpu.read(second.wait()), total())
+
+
+def test_a_copy_in_comes_after_the_copy_out_of_the_same_memory(gpu: FakeCuda) -> None:
+    """Two threads may use one gradient's place, each on its stream."""
+    values = torch.arange(24.0)
+    buffer = collectives.place(values)
+    memory, result = as_tensor(buffer), gpu.made(torch.zeros(24))
+    go = threading.Event()
+    with gpu.on_a_stream():
+        gpu.launch(lambda: go.wait(60))
+        collectives.adapter.store(buffer, result)
+        read = gpu.record(gpu.current(result.device))
+    with gpu.on_a_stream():
+        _cuda.stage.load(buffer, memory, gpu.made(-values))
+    threading.Timer(0.05, go.set).start()
+    _staging.wait_for_copies()
+    gpu.synchronize(read)
+    assert torch.equal(gpu.read(result), values), "what was there before the copy in"
+    assert torch.equal(memory, -values)
 
 
 def test_results_are_not_overwritten_while_they_are_copied(gpu: FakeCuda) -> None:
