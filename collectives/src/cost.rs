@@ -20,9 +20,12 @@
 //! takes ([`price_in_pipeline`]). So long chains, which are cheap on lines, are for many pieces,
 //! and short ones for few.
 //!
-//! A message is streamed: the next hop begins when the first chunk is there. So a chain of h hops
-//! costs h·(α + chunk·β), and the bytes are paid once, on the busiest line (§1.0 of the algorithms'
-//! errata: of the ring 2(M−1)/M·S, of the double tree 2S, of recursive doubling S·⌈log2 M⌉).
+//! A message is streamed: the next hop begins when the first chunk is there. The bytes are paid
+//! once, on the busiest line (§1.0 of the algorithms' errata: of the ring 2(M−1)/M·S, of the double
+//! tree 2S, of recursive doubling S·⌈log2 M⌉). What h hops add to that depends on what the line
+//! does meanwhile. In a chain or a tree it waits until a chunk has come in, h·(α + chunk·β). In a
+//! ring or an exchange, where all have something to send from the beginning, it is busy and the
+//! chunks are among its bytes: h·α (the pipeline fill of an algorithm's shape).
 //! [`critical_path`] computes the same from the schedules themselves, step by step; the closed
 //! forms of [`price`] are tested against it and cost microseconds for any number of nodes.
 
@@ -122,7 +125,7 @@ fn cost(model: &CostModel, topology: &Topology, kind: Kind, spec: Spec, bytes: u
     let fill = (size / blocks).min(model.chunk as f64);
     let chunk = fill * (inside.per_byte + shape.streamed * model.reduce_per_byte);
     let hops =
-        shape.hops_in * (inside.latency + chunk) + shape.hops_across * (across.latency + chunk);
+        shape.hops_in * inside.latency + shape.hops_across * across.latency + shape.fill * chunk;
     let line = size * shape.line * inside.per_byte * model.incast(shape.senders);
     let uplink = size * shape.uplink * across.per_byte;
     let messages = (shape.messages * blocks / shape.blocks).max(shape.least_messages);

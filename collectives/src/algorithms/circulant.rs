@@ -235,7 +235,7 @@ fn shape(cluster: &Cluster, radix: u32, over_racks: bool) -> Shape {
         reduced: share,
         messages: 2.0 * messages,
         blocks: f64::from(radix),
-        ..cluster.hops(2.0 * all, 2.0 * if in_racks { all - inside } else { all })
+        ..cluster.hops(2.0 * all, 2.0 * if in_racks { all - inside } else { all }).at_once(1.0)
     }
 }
 

@@ -353,6 +353,7 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
     let half = Shape {
         hops_in: all.hops_in * hops,
         hops_across: all.hops_across * hops,
+        fill: all.fill * hops,
         line: all.line / 2.0,
         uplink: all.uplink / 2.0,
         messages: all.messages / 2.0,
@@ -383,6 +384,11 @@ pub(super) fn shape(kind: Kind, spec: &Spec, topology: &Topology, cluster: &Clus
         }
         // All that the root gets or has crosses its line.
         Kind::Gather { .. } | Kind::Scatter { .. } => Shape {
+            // Around a ring, what goes to the root comes to it hop by hop, the farthest last.
+            fill: match (kind, &trees) {
+                (Kind::Gather { .. }, Trees::Ring) => half.hops_in + half.hops_across,
+                _ => half.fill,
+            },
             line: cluster.share(),
             uplink: cluster.uplink((nodes - cluster.largest) / nodes),
             messages: match kind {

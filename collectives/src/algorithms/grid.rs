@@ -172,9 +172,11 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
         Along::Direct => (sizes.len() as f64, sizes.iter().max().map_or(0, |size| size - 1)),
     };
     let aligned = cluster.is_even() && f64::from(sizes[0]) == cluster.largest;
-    let across = match along {
-        Along::Ring | Along::Line => cluster.racks - 1.0,
-        Along::Direct => 1.0,
+    // Between racks goes what has been reduced along the first dimension. By direct exchange that
+    // is all at once; along a ring each share waits for those of its own hops only.
+    let (across, waiting) = match along {
+        Along::Ring | Along::Line => (cluster.racks - 1.0, cluster.racks - 1.0),
+        Along::Direct => (1.0, hops),
     };
     Shape {
         line: match along {
@@ -190,7 +192,7 @@ pub(super) fn shape(spec: &Spec, along: Along, topology: &Topology, cluster: &Cl
         reduced: share,
         messages: 2.0 * links,
         blocks: f64::from(sizes[0]),
-        ..cluster.hops(2.0 * hops, 2.0 * across)
+        ..cluster.hops(2.0 * hops, 2.0 * across).at_once(2.0 * waiting)
     }
 }
 

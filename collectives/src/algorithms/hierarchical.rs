@@ -177,6 +177,7 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
     // group a share of it from each node of a part, all but its own n-th.
     let above = cluster.above.iter().map(|above| (above.parts - 1.0) / above.parts / above.nodes);
     let direct = (largest - 1.0) / largest + above.sum::<f64>();
+    let hops = 2.0 * (levels + across);
     let widest = cluster.above.iter().fold(largest, |most, above| most.max(above.parts));
     Shape {
         line: 2.0 * direct,
@@ -185,7 +186,8 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
         reduced: direct,
         messages: 2.0 * (cluster.racks * largest - 1.0),
         blocks: nodes,
-        ..cluster.hops(2.0 * (levels + across), 2.0 * across)
+        // What crosses has been reduced in the rack before, and is handed on there behind it.
+        ..cluster.hops(hops, 2.0 * across).at_once(hops)
     }
 }
 

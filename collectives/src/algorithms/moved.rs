@@ -52,6 +52,7 @@ pub(super) fn shape(topology: &Topology, from: u32, to: u32) -> Shape {
         blocks: 1.0,
         hops_in: 1.0 - across,
         hops_across: across,
+        fill: 1.0,
         ..Shape::default()
     }
 }

@@ -200,6 +200,8 @@ pub(super) fn shape(cluster: &Cluster, partners: Partners, fold: Fold) -> Shape 
         reduced: share + reduced,
         messages: 2.0 * rounds + hops,
         blocks: 2.0,
-        ..cluster.hops(2.0 * rounds + hops, 2.0 * if aligned { across } else { across + 1.0 })
+        ..cluster
+            .hops(2.0 * rounds + hops, 2.0 * if aligned { across } else { across + 1.0 })
+            .at_once(1.0)
     }
 }

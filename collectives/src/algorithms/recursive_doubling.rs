@@ -71,6 +71,6 @@ pub(super) fn shape(cluster: &Cluster) -> Shape {
         uplink: cluster.uplink(crossing * cluster.largest),
         reduced: rounds + fold,
         messages: rounds + fold,
-        ..cluster.hops(rounds + 2.0 * fold, crossing)
+        ..cluster.hops(rounds + 2.0 * fold, crossing).at_once(1.0)
     }
 }

@@ -10,6 +10,10 @@ pub(crate) struct Shape {
     /// Messages one after the other inside racks and between them.
     pub(crate) hops_in: f64,
     pub(crate) hops_across: f64,
+    /// Pipeline fill: for so many hops the busiest line or uplink waits for the first chunk. All
+    /// hops of a chain or a tree, where each waits for the one before, and none where what comes in
+    /// goes out behind what a participant has of its own ([`Self::at_once`]).
+    pub(crate) fill: f64,
     /// Sent or received by the busiest participant, in units of the piece.
     pub(crate) line: f64,
     /// Of these, received when everybody sends at once.
@@ -31,6 +35,15 @@ pub(crate) struct Shape {
     /// Until so many blocks have come in, the busiest sends nothing; 0 if it has something of its
     /// own to send.
     pub(crate) first: f64,
+}
+
+impl Shape {
+    /// Of an algorithm in which all participants send from the beginning until the end. A hop costs
+    /// its latency, but no chunk: the time of each chunk is among that of the line's bytes. Between
+    /// racks the uplinks may wait for what is reduced inside of them, for `waiting` hops.
+    pub(super) fn at_once(self, waiting: f64) -> Self {
+        Self { fill: if self.hops_across > 0.0 { waiting } else { 0.0 }, ..self }
+    }
 }
 
 /// The numbers of a topology that costs depend on.
@@ -90,10 +103,17 @@ impl Cluster {
         self.largest == self.smallest
     }
 
-    /// `hops` in all, as many as possible of them inside racks but for `across`.
+    /// `hops` in all that wait for each other, as many as possible of them inside racks but for
+    /// `across`.
     pub(super) fn hops(&self, hops: f64, across: f64) -> Shape {
         let across = if self.racks > 1.0 { across.min(hops) } else { 0.0 };
-        Shape { hops_in: hops - across, hops_across: across, blocks: 1.0, ..Shape::default() }
+        Shape {
+            hops_in: hops - across,
+            hops_across: across,
+            fill: hops,
+            blocks: 1.0,
+            ..Shape::default()
+        }
     }
 
     /// Traffic out of a rack per node, for `pieces` out of the smallest.
@@ -126,6 +146,7 @@ pub(super) fn there_and_back(up: Shape, down: Shape) -> Shape {
     Shape {
         hops_in: up.hops_in + down.hops_in,
         hops_across: up.hops_across + down.hops_across,
+        fill: up.fill + down.fill,
         line: 0.75 * (up.line + down.line),
         uplink: 0.75 * (up.uplink + down.uplink),
         messages: up.messages + down.messages,
