@@ -31,6 +31,8 @@ class OnGpu(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, called: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if called in (torch.Tensor.new_empty, torch.empty_like):
+            cls.gpu.allocated += 1
         if called is torch.Tensor.copy_:
             to, what = raw(given[0]), raw(given[1])
             cls.gpu.launch(lambda: to.copy_(what))
@@ -74,6 +76,8 @@ class FakeCuda:
         # The error of a failed call. The next kernel reports it, unless somebody takes it before.
         self.pending: str | None = None
         self.registered: dict[int, int] = {}
+        # How many tensors were allocated, besides those of ``made``.
+        self.allocated = 0
         # Memory that the driver refuses to unregister.
         self.lost: set[int] = set()
         # The shared memory of each copy that has not ended.

@@ -16,6 +16,7 @@ import gradwire.torch as hvd  # noqa: E402
 from gradwire import _staging, _world  # noqa: E402
 from gradwire.torch import _cuda  # noqa: E402
 from gradwire.torch._adapter import as_tensor, collectives  # noqa: E402
+from gradwire.torch.distributed import _hook  # noqa: E402
 
 
 @pytest.fixture
@@ -297,6 +298,65 @@ def test_memory_stays_registered_until_the_copies_into_it_are_done(
     assert torch.equal(gpu.read(again), total()) and gpu.registered
     if starts:
         assert torch.equal(gpu.read(handle.wait()), total())
+
+
+class Bucket:
+    """What a hook sees of DDP's bucket."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    def buffer(self) -> Any:
+        return self._memory
+
+    def index(self) -> int:
+        return 0
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def is_last(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("compression", "tensors"), [("none", 0), ("fp16", 1), ("bf16", 1)])
+def test_ddps_bucket_gets_the_result(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch, compression: str, tensors: int
+) -> None:
+    """No tensor is allocated for the result, only the compressed one that is sent."""
+    # A future on a GPU asks the real one. The work is what it is made of.
+    monkeypatch.setattr(_hook.Work, "get_future", lambda work: work)
+    state = hvd.DdpHookState(compression=getattr(hvd.Compression, compression), op=hvd.Sum)
+    bucket = gpu.made(torch.zeros(24))
+    for step in range(3):
+        # Small enough to be exact in any type, and so are the sums.
+        memory, values = raw(bucket), torch.arange(24.0) + hvd.rank() + step
+        gpu.launch(lambda memory=memory, values=values: memory.copy_(values))
+        gpu.allocated = 0
+        work: Any = hvd.ddp_hook(state, Bucket(bucket))
+        work.wait()
+        assert work.value is bucket and gpu.allocated == tensors
+        right = sum(torch.arange(24.0) + rank + step for rank in range(hvd.size()))
+        assert torch.equal(gpu.read(bucket), right)
+
+
+def test_a_bucket_with_a_compressor_of_the_program(
+    gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halves(hvd.Compression.fp16):
+        @staticmethod
+        def compress(tensor: Any) -> Any:
+            return hvd.Compression.fp16.compress(tensor)
+
+        @staticmethod
+        def decompress(tensor: Any, ctx: Any) -> Any:
+            return hvd.Compression.fp16.decompress(tensor, ctx)
+
+    monkeypatch.setattr(_hook.Work, "get_future", lambda work: work)
+    bucket = gpu.made(of_rank(hvd.rank()).flatten())
+    work: Any = hvd.ddp_hook(hvd.DdpHookState(compression=Halves, op=hvd.Sum), Bucket(bucket))
+    work.wait()
+    assert work.value is bucket and torch.equal(gpu.read(bucket), total().flatten())
 
 
 def test_removing_a_process_set_waits_for_what_stands_in_line(gpu: FakeCuda) -> None:

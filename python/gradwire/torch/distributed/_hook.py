@@ -29,6 +29,7 @@ from gradwire._world import ProcessSet, global_process_set, note_step
 from gradwire.torch._adapter import as_tensor, collectives
 from gradwire.torch._compression import Compression, Compressor, NoneCompressor
 from gradwire.torch._slots import copied
+from gradwire.torch.distributed._memory import overwrite
 from gradwire.torch.distributed._work import Work
 
 _PLACE = "_gradwire_place"
@@ -140,6 +141,25 @@ def _tensors_on(bucket: torch.Tensor) -> int:
     )  # one more is the reference in this function
 
 
+def _store_on_gpu(
+    memory: _native.Buffer,
+    small: torch.Tensor,
+    ctx: Any,
+    compression: type[Compressor],
+    gradients: torch.Tensor,
+) -> None:
+    """Copies the result to DDP's bucket, by way of the tensor that was sent.
+
+    A tensor of its own for the result would be a second bucket on the GPU in each step.
+    """
+    collectives.adapter.store(memory, small)
+    if small is gradients:
+        return
+    # The copy converts what was only converted.
+    casts = compression in (Compression.fp16, Compression.bf16)
+    overwrite(gradients, small if casts else compression.decompress(small, ctx))
+
+
 _default: Optional[DdpHookState] = None  # noqa: UP045 - DDP needs real types
 
 
@@ -187,8 +207,10 @@ def ddp_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tenso
         note_step()
 
     def finish(_: list[Any]) -> None:
-        # DDP takes the gradients from the value of the future, which may be shared memory.
-        if place is None or gradients.data_ptr() != place.memory.data_ptr():
+        if gradients.is_cuda:
+            _store_on_gpu(memory, small, ctx, compression, gradients)
+        elif place is None or gradients.data_ptr() != place.memory.data_ptr():
+            # DDP takes the gradients from the value of the future, which may be shared memory.
             work.value = compression.decompress(collectives.adapter.view(memory, gradients), ctx)
 
     work = Work(
