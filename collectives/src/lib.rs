@@ -12,6 +12,7 @@
 //!
 //! - [`schedule`]: the language
 //! - [`layout`]: where the elements of a step are, in its message and in the piece
+//! - [`execution`]: how a participant runs its schedule
 //! - [`topology`]: who takes part, and in which groups of which tiers
 //! - [`algorithms`]: one file each; most are a choice of one tree per block
 //! - [`rules`]: which algorithms a user allows, for which collective and size
@@ -23,6 +24,7 @@
 
 pub mod algorithms;
 pub mod cost;
+pub mod execution;
 pub mod layout;
 pub mod rules;
 pub mod schedule;
@@ -34,6 +36,7 @@ pub use algorithms::{
     Algorithm, Kind, Roles, Section, Spec, SpecError, generate, generate_sections,
 };
 pub use cost::{CostModel, LinkCost, Pipeline, price, price_in_pipeline};
+pub use execution::{Plan, Progress, SendQueue};
 pub use rules::{Rules, RulesError};
 pub use schedule::{Action, Block, Schedule, Step};
 pub use select::{Choice, select};

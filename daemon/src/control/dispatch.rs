@@ -17,7 +17,8 @@ use super::{
 use crate::{
     data::{
         feedback::Feedback,
-        lane::{Lane, LaneConfig, LaneEvents},
+        lane::Lane,
+        order::{LaneConfig, LaneEvents},
     },
     metrics::{self, PeerTraffic},
     model::{

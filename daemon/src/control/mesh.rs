@@ -27,7 +27,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    data::lane::{Connected, Disconnected, Lane, Order},
+    data::{
+        lane::Lane,
+        order::{Connected, Disconnected, Order},
+    },
     metrics::{self, Rejection},
     model::{
         job::{Job, ReportPanic},

@@ -17,7 +17,8 @@ use super::{mesh::Mesh, sending::Sending};
 use crate::{
     config::DaemonConfig,
     data::{
-        lane::{Disconnected, Lane, LaneEvents},
+        lane::Lane,
+        order::{Disconnected, LaneEvents},
         piece::Piece,
     },
     metrics::{self, PeerTraffic, Times},

@@ -10,10 +10,11 @@
 
 use std::ops::Range;
 
+use gradwire_collectives::execution::Unrounded;
 use gradwire_kernels::{Quantized, Store, add_quantized, dequantize, quantize};
 use gradwire_proto::compression::{GROUP, GROUP_BYTES};
 
-use super::{piece::Piece, plan::Unrounded};
+use super::piece::Piece;
 use crate::model::memory;
 
 /// Elements of a tile: eight groups.

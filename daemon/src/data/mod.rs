@@ -4,10 +4,9 @@
 //! Operation number s runs on lane s mod lanes of every node, over that lane's connections. Within
 //! a lane, every started piece makes progress whenever it can, so the smallest unfinished number
 //! can always make progress (ORD). The coordinator's credit limits how many pieces are in flight
-//! (BOUND).
+//! (BOUND). What a piece may do next, and in which order a link takes its chunks, is decided in
+//! `collectives/src/execution/`.
 //!
-//! - `ranges`: which bytes of a block are done (pure)
-//! - `plan`: a schedule prepared for execution, and the progress of an execution (pure)
 //! - `piece`: one piece: tensors, arithmetic, schedule
 //! - `feedback`: what quantizing has lost, for the next time
 //! - `groups`: the arithmetic on quantized pieces
@@ -15,19 +14,21 @@
 //! - `meter`: what a lane does with its time
 //! - `running`: a piece in flight
 //! - `stall`: when a piece is late, and which node is at fault (pure)
+//! - `arrivals`: the frames that come from one peer
 //! - `link`: a lane's connections to one peer, which share what is to be sent
 //! - `in_memory`: how fast this machine reduces and copies
+//! - `order`: what a lane is ordered to do, and what it reports
 //! - `lane`: the thread
 
+mod arrivals;
 pub(crate) mod feedback;
 mod groups;
 mod in_memory;
 pub(crate) mod lane;
 mod link;
 mod meter;
+pub(crate) mod order;
 pub(crate) mod piece;
-pub(crate) mod plan;
-mod ranges;
 mod running;
 mod staging;
 pub(crate) mod stall;

@@ -3,11 +3,12 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
+use gradwire_collectives::execution::Plan;
 use gradwire_kernels::{Combine, Finish, Form, Quantized, Store};
 use gradwire_proto::{NodeId, Sequence, TensorName, compression::GROUP_BYTES};
 use gradwire_telemetry::Counter;
 
-use super::{feedback::Errors, plan::Plan};
+use super::feedback::Errors;
 use crate::model::{
     memory::{self, Part},
     tensor::QueuedTensor,

@@ -6,16 +6,15 @@
 
 use std::{collections::BTreeMap, ops::Range, time::Instant};
 
+use gradwire_collectives::execution::{Chunk, HandedOut, Progress, StepPart, Work};
 use gradwire_kernels::Store;
 use gradwire_proto::{NodeId, Sequence};
 
 use super::{
     meter::{Doing, Meter},
     piece::Piece,
-    plan::{Progress, StepPart, Work},
     staging::Staging,
 };
-use crate::transport::frame::MIN_PAYLOAD;
 
 /// The pieces that a lane has started.
 pub(crate) type Pieces = BTreeMap<Sequence, Running>;
@@ -29,13 +28,6 @@ fn place(part: &StepPart) -> Range<usize> {
 fn within(part: &StepPart, offset: u64) -> Range<usize> {
     let start = (part.at - offset) as usize;
     start..start + part.bytes as usize
-}
-
-/// A chunk of whole elements, or groups, of so many bytes each: at most `limit`, unless that would
-/// be less than a frame has at least.
-fn whole(limit: u64, element: u64) -> u64 {
-    let most = limit - limit % element;
-    if most < limit.min(MIN_PAYLOAD) { most + element } else { most }
 }
 
 /// The operations that a lane has been given.
@@ -62,8 +54,6 @@ pub(crate) struct Running {
     pub(crate) progress: Progress,
     pub(crate) last_progress: Instant,
     staging: Staging,
-    /// Steps before this one have no local reduction left to do.
-    next_local: u32,
 }
 
 impl Running {
@@ -71,7 +61,7 @@ impl Running {
     pub(crate) fn new(piece: Piece, buffer: Vec<u8>) -> Self {
         let staging = Staging::new(&piece, buffer);
         let progress = Progress::new(&piece.plan);
-        Self { piece, progress, last_progress: Instant::now(), staging, next_local: 0 }
+        Self { piece, progress, last_progress: Instant::now(), staging }
     }
 
     /// Returns the piece and its buffer.
@@ -94,31 +84,12 @@ impl Running {
         self.staging.bytes()
     }
 
-    /// How many bytes of a step from `offset` on may be processed now, at most `limit`, and only
-    /// those in one place. Returns whole chunks, except at the end of that place.
-    fn available(&self, step: u32, offset: u64, limit: u64) -> u64 {
-        let planned = &self.piece.plan.steps[step as usize];
-        let limit = whole(limit, self.piece.wire_element() as u64);
-        let wanted = planned.beginning(offset..planned.bytes.min(offset + limit)).len() as u64;
-        let allowed = self.progress.allowed(&self.piece.plan, step);
-        if allowed >= offset + wanted { wanted } else { 0 }
-    }
-
-    /// Gives a connection the next chunk of a sending step, as offset and length, if there is one.
-    /// Call [`Running::sent`] when it has been sent.
-    pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> Option<(u64, u64)> {
-        let offset = self.progress.begun(step).prefix();
-        let bytes = self.available(step, offset, limit);
-        if bytes == 0 {
-            return None;
-        }
-        self.progress.begin(step, offset..offset + bytes);
-        Some((offset, bytes))
-    }
-
-    /// Whether connections have been given all of a sending step.
-    pub(crate) fn is_handed_out(&self, step: u32) -> bool {
-        self.progress.begun(step).prefix() == self.piece.plan.steps[step as usize].bytes
+    /// Gives a connection the next chunk of a sending step, if there is one. Call
+    /// [`Running::sent`] when it has been sent.
+    pub(crate) fn hand_out(&mut self, step: u32, limit: u64) -> HandedOut {
+        let Self { piece, progress, .. } = self;
+        let chunk = progress.hand_out(&piece.plan, step, limit);
+        HandedOut { chunk, is_all: progress.is_handed_out(&piece.plan, step) }
     }
 
     /// The position of bytes of a step in the piece. All of them must be in one place.
@@ -131,25 +102,12 @@ impl Running {
     /// Does the next chunk of local reduction that others wait for. Returns false when there is
     /// none.
     pub(super) fn reduce_some(&mut self, chunk: u64, meter: &mut Meter) -> bool {
-        let plan = self.piece.plan.clone();
-        while let Some(planned) = plan.steps.get(self.next_local as usize) {
-            let step = self.next_local;
-            let left = planned.bytes - self.progress.done(step);
-            if planned.work == (Work::Reduce { lazily: false }) && left > 0 {
-                let offset = self.progress.done(step);
-                let bytes = self.available(step, offset, chunk);
-                if bytes == 0 {
-                    return false;
-                }
-                self.reduce_local(step, offset, bytes, None);
-                let sequence = self.piece.sequence;
-                let now = meter.spent_on(Doing::Reduce, sequence, bytes, None);
-                self.advance(step, offset, bytes, now);
-                return true;
-            }
-            self.next_local += 1;
-        }
-        false
+        let next = self.progress.next_local(&self.piece.plan, chunk);
+        let Some(Chunk { step, offset, bytes }) = next else { return false };
+        self.reduce_local(step, offset, bytes, None);
+        let now = meter.spent_on(Doing::Reduce, self.piece.sequence, bytes, None);
+        self.advance(step, offset, bytes, now);
+        true
     }
 
     /// Reduces the local ranks' part of a step's bytes, in one pass with the received bytes.
@@ -169,7 +127,7 @@ impl Running {
     /// Whether a receiving step may process these bytes now. Its own earlier bytes may be missing:
     /// no byte of the step depends on another one.
     pub(crate) fn takes(&self, step: u32, offset: u64, bytes: u64) -> bool {
-        self.progress.allowed(&self.piece.plan, step) >= offset + bytes
+        self.progress.takes(&self.piece.plan, step, offset, bytes)
     }
 
     /// Processes a received chunk.
@@ -249,7 +207,8 @@ impl Running {
         let plan = &self.piece.plan;
         let is_ready = |step: u32| {
             let begun = self.progress.begun(step).prefix();
-            begun > self.progress.done(step) || self.available(step, begun, chunk) > 0
+            begun > self.progress.done(step)
+                || self.progress.available(plan, step, begun, chunk) > 0
         };
         let is_unfinished = |step: u32| self.progress.done(step) < plan.steps[step as usize].bytes;
         let receives = plan.receivers().filter(|&(step, _)| is_unfinished(step));

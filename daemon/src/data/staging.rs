@@ -11,12 +11,12 @@
 
 use std::ops::Range;
 
+use gradwire_collectives::execution::Unrounded;
 use gradwire_kernels::{Form, Store};
 
 use super::{
     groups::{Before, Groups},
     piece::{Piece, Wire},
-    plan::Unrounded,
 };
 use crate::model::memory::{self, Partial};
 

@@ -18,6 +18,7 @@ use std::{
 
 use gradwire_collectives::{
     algorithms::{self, Algorithm, Kind},
+    execution::Plan,
     topology::Topology,
 };
 use gradwire_kernels::{Combine, Finish, Form};
@@ -33,9 +34,9 @@ use proptest::prelude::*;
 use socket2::SockRef;
 
 use super::{
-    lane::{Connected, Disconnected, Lane, LaneConfig, LaneEvents, Order},
+    lane::Lane,
+    order::{Connected, Disconnected, LaneConfig, LaneEvents, Order},
     piece::{Piece, PieceSegment, Purpose, Wire},
-    plan::Plan,
 };
 use crate::{
     model::{

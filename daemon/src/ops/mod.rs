@@ -28,7 +28,8 @@ use self::{build::Builder, pending::PendingAllocations, plans::Plans};
 use crate::{
     data::{
         feedback::Feedback,
-        lane::{Lane, LaneEvents, Order},
+        lane::Lane,
+        order::{LaneEvents, Order},
         piece::Piece,
     },
     model::{

@@ -20,7 +20,7 @@ use gradwire_shm::segment;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
-    data::{lane::Order, piece::Piece},
+    data::{order::Order, piece::Piece},
     model::{
         agreement::OutputShapes,
         memory::Span,

@@ -4,6 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use gradwire_collectives::{
     algorithms::{self, Kind, Roles, Section, Spec},
+    execution::Plan,
     layout,
     schedule::Schedule,
     topology::Topology,
@@ -11,7 +12,7 @@ use gradwire_collectives::{
 use gradwire_proto::{NodeId, Route};
 use parking_lot::Mutex;
 
-use crate::{data::plan::Plan, model::world::World};
+use crate::model::world::World;
 
 /// Schedules kept for reuse (BOUND). A training step needs a few: one per size of piece.
 const PLANS: usize = 256;

@@ -2,14 +2,12 @@
 
 use std::{sync::Arc, time::Instant};
 
+use gradwire_collectives::execution::Plan;
 use gradwire_kernels::{Combine, Finish};
 use gradwire_proto::{DType, NodeId, ReduceOp};
 
 use crate::{
-    data::{
-        piece::{Piece, Purpose, Wire},
-        plan::Plan,
-    },
+    data::piece::{Piece, Purpose, Wire},
     model::operation::Probe,
 };
 

@@ -25,7 +25,7 @@ use crate::{
     control::registry::Registry,
     data::{
         feedback::Feedback,
-        lane::{Disconnected, LaneConfig, LaneEvents},
+        order::{Disconnected, LaneConfig, LaneEvents},
         piece::Piece,
         tests::connect,
     },

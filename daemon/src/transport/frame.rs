@@ -29,9 +29,8 @@ pub const HEADER_BYTES: usize = 32;
 /// The largest payload of one frame: the upper limit of `data.chunk_bytes`.
 pub const MAX_PAYLOAD: u32 = 4 << 20;
 
-/// The smallest payload of a frame that does not end its block: the lower limit of
-/// `data.chunk_bytes`. Each frame that is held takes some memory beside its bytes.
-pub const MIN_PAYLOAD: u64 = 4 << 10;
+/// The lower limit of `data.chunk_bytes`, too.
+pub use gradwire_collectives::execution::MIN_PAYLOAD;
 
 const MAGIC: [u8; 2] = *b"GW";
 const VERSION: u8 = 2;

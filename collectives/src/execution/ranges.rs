@@ -11,7 +11,7 @@ const MAX_ISLANDS: usize = 4096;
 
 /// Some bytes of a block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Ranges {
+pub struct Ranges {
     /// All bytes before this one are in.
     prefix: u64,
     /// Further bytes that are in, ascending, with a gap before each island.
@@ -20,20 +20,20 @@ pub(crate) struct Ranges {
 
 impl Ranges {
     /// The number of bytes that are in, from the beginning of the block to the first gap.
-    pub(crate) fn prefix(&self) -> u64 {
+    pub fn prefix(&self) -> u64 {
         self.prefix
     }
 
     /// Whether these bytes may be added: none of them is in (ONE), and there is room for one more
     /// island (BOUND).
-    pub(crate) fn accepts(&self, bytes: Range<u64>) -> bool {
+    pub fn accepts(&self, bytes: Range<u64>) -> bool {
         let behind = self.islands.partition_point(|island| island.end <= bytes.start);
         let apart = self.islands.get(behind).is_none_or(|island| bytes.end <= island.start);
         apart && bytes.start >= self.prefix && self.islands.len() < MAX_ISLANDS
     }
 
     /// Adds bytes of which none is in.
-    pub(crate) fn add(&mut self, bytes: Range<u64>) {
+    pub fn add(&mut self, bytes: Range<u64>) {
         debug_assert!(self.accepts(bytes.clone()), "{bytes:?} are in {self:?}");
         if bytes.is_empty() {
             return;

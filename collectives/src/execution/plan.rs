@@ -1,0 +1,258 @@
+//! A schedule prepared for execution.
+//!
+//! The schedule says which step waits for which. A step that waits for a step of the *same* blocks
+//! may follow it byte by byte: what the earlier one has finished, the later one may use. So a block
+//! that arrives is reduced and sent on while its rest is still on the way. A step that waits for a
+//! step of other blocks waits for its end.
+
+use std::{collections::HashMap, ops::Range};
+
+use super::rounding::{self, Unrounded};
+use crate::{
+    layout::{self, Follow, Stretch},
+    schedule::{Action, Schedule, Step},
+};
+
+/// What a step does with its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Reduces the local ranks' inputs. It is `lazily` done where only one receiving step needs it,
+    /// which then reduces in the same pass.
+    Reduce {
+        /// Whether the receiving step does it.
+        lazily: bool,
+    },
+    /// Sends to a peer.
+    Send {
+        /// To whom.
+        peer: u32,
+        /// The number of the message.
+        message: u32,
+    },
+    /// Receives and combines; `theirs_first` when the peer's value is the left operand.
+    Combine {
+        /// The order of the operands.
+        theirs_first: bool,
+    },
+    /// Receives and keeps.
+    Copy,
+    /// Hands the result to the local ranks; done for the whole piece at once (INPUT).
+    Publish,
+}
+
+/// Bytes that follow each other in a step's message and in the piece, and are handled alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepPart {
+    /// The offset of the first byte in the message.
+    pub at: u64,
+    /// The offset of the first byte in the piece.
+    pub start: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Where the wire type rounds: which values are not rounded.
+    pub unrounded: Unrounded,
+}
+
+/// One step, prepared for execution. Its bytes are counted from the beginning of its message.
+#[derive(Debug)]
+pub struct PlannedStep {
+    /// What it does.
+    pub work: Work,
+    /// Bytes of all its blocks.
+    pub bytes: u64,
+    /// Their positions, in order.
+    pub(super) parts: Vec<StepPart>,
+    /// The ends of its blocks in the message, ascending.
+    ends: Vec<u64>,
+    /// Earlier steps that share bytes with this one, and how far it may follow each of them.
+    pub(super) follows: Vec<(u32, Follow)>,
+    /// Earlier steps of other blocks, which must have ended.
+    pub(super) awaits: Vec<u32>,
+    /// The local reduction that this receiving step does in its own pass.
+    pub fused: Option<u32>,
+}
+
+impl PlannedStep {
+    /// The parts of a range of bytes.
+    pub fn parts(&self, bytes: Range<u64>) -> impl Iterator<Item = StepPart> + '_ {
+        let first = self.parts.partition_point(|part| part.at + part.bytes <= bytes.start);
+        let Range { start, end } = bytes;
+        let is_inside = move |part: &&StepPart| part.at < end && start < end;
+        self.parts[first..].iter().take_while(is_inside).map(move |part| {
+            let (from, to) = (part.at.max(start), (part.at + part.bytes).min(end));
+            StepPart { at: from, start: part.start + (from - part.at), bytes: to - from, ..*part }
+        })
+    }
+
+    /// The position of a range of bytes in the piece. It is that of the whole range if it is in one
+    /// place, otherwise that of its beginning.
+    pub fn beginning(&self, bytes: Range<u64>) -> Range<usize> {
+        let mut place: Option<Range<usize>> = None;
+        for part in self.parts(bytes) {
+            let next = part.start as usize..(part.start + part.bytes) as usize;
+            match &mut place {
+                Some(place) if place.end == next.start => place.end = next.end,
+                Some(_) => break,
+                None => place = Some(next),
+            }
+        }
+        place.unwrap_or_default()
+    }
+
+    /// The earlier steps that it waits for, in whole or byte by byte.
+    pub fn earlier(&self) -> impl Iterator<Item = u32> + '_ {
+        let followed = self.follows.iter().map(|&(earlier, _)| earlier);
+        followed.chain(self.awaits.iter().copied())
+    }
+
+    /// Whether a block ends at this byte. The sender may have it and the next one in different
+    /// places, so that it can't send both at once.
+    pub fn breaks_at(&self, byte: u64) -> bool {
+        self.ends.binary_search(&byte).is_ok()
+    }
+}
+
+/// A schedule for one participant, prepared for execution.
+#[derive(Debug)]
+pub struct Plan {
+    /// Its steps, in the order of the schedule.
+    pub steps: Vec<PlannedStep>,
+    /// Bytes that are not separated: those of an element.
+    pub element: u64,
+    /// The step that each message of a peer belongs to.
+    receives: HashMap<(u32, u32), u32>,
+    /// Participants that this one sends to or receives from, ascending.
+    pub peers: Vec<u32>,
+}
+
+impl Plan {
+    /// Prepares a schedule over elements of `element` bytes.
+    pub fn new(schedule: &Schedule, element: u64) -> Self {
+        let mut receives = HashMap::new();
+        let mut peers = Vec::new();
+        let mut steps: Vec<PlannedStep> = Vec::with_capacity(schedule.steps.len());
+        let mut stretches: Vec<Vec<Stretch>> = Vec::with_capacity(schedule.steps.len());
+        let unrounded = rounding::unrounded(schedule);
+        for (index, step) in schedule.steps.iter().enumerate() {
+            let work = match step.action {
+                Action::ReduceLocal => Work::Reduce { lazily: false },
+                Action::Publish => Work::Publish,
+                Action::Send { peer, message } => {
+                    peers.push(peer);
+                    Work::Send { peer, message }
+                }
+                Action::RecvReduce { peer, message, theirs_first } => {
+                    peers.push(peer);
+                    receives.insert((peer, message), index as u32);
+                    Work::Combine { theirs_first }
+                }
+                Action::RecvCopy { peer, message } => {
+                    peers.push(peer);
+                    receives.insert((peer, message), index as u32);
+                    Work::Copy
+                }
+            };
+            let own: Vec<Stretch> = layout::stretches(schedule, step)
+                .into_iter()
+                .map(|s| Stretch {
+                    at: s.at * element,
+                    offset: s.offset * element,
+                    count: s.count * element,
+                })
+                .collect();
+            let parts = parts(schedule, step, &own, &unrounded[index]);
+            let ends = own.iter().map(|stretch| stretch.at + stretch.count).collect();
+            let own = layout::joined(&own);
+            let (mut follows, mut awaits) = (Vec::new(), Vec::new());
+            for &earlier in &step.after {
+                match Follow::new(&own, &stretches[earlier as usize]) {
+                    Some(follow) => follows.push((earlier, follow)),
+                    None => awaits.push(earlier),
+                }
+            }
+            let bytes = own.iter().map(|stretch| stretch.count).sum();
+            steps.push(PlannedStep { work, bytes, parts, ends, follows, awaits, fused: None });
+            stretches.push(own);
+        }
+        fuse_first_hops(&mut steps, schedule);
+        peers.sort_unstable();
+        peers.dedup();
+        Self { steps, element, receives, peers }
+    }
+
+    /// Whether some sums are kept unrounded, which takes memory.
+    pub fn keeps_sums(&self) -> bool {
+        let is_kept = |step: &PlannedStep| step.work != (Work::Reduce { lazily: true });
+        let keeps = |step: &PlannedStep| step.parts.iter().any(|part| part.unrounded.after);
+        self.steps.iter().any(|step| keeps(step) && is_kept(step))
+    }
+
+    /// Every receiving step with its peer, in no particular order.
+    pub fn receivers(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.receives.iter().map(|(&(peer, _), &step)| (step, peer))
+    }
+
+    /// Every sending step with its peer, in the order of the schedule.
+    pub fn senders(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.steps.iter().enumerate().filter_map(|(index, step)| match step.work {
+            Work::Send { peer, .. } => Some((index as u32, peer)),
+            _ => None,
+        })
+    }
+
+    /// The step that receives this message of this peer, if the schedule has one.
+    pub fn receiving(&self, peer: u32, message: u32) -> Option<u32> {
+        self.receives.get(&(peer, message)).copied()
+    }
+}
+
+/// The parts of a step whose blocks, but for empty ones, are `stretches`, and their values marked.
+fn parts(
+    schedule: &Schedule,
+    step: &Step,
+    stretches: &[Stretch],
+    unrounded: &[Unrounded],
+) -> Vec<StepPart> {
+    let is_empty = |block: u32| schedule.blocks[block as usize].count == 0;
+    let marks = step.blocks().zip(unrounded).filter(|(block, _)| !is_empty(*block));
+    let mut parts: Vec<StepPart> = Vec::new();
+    for (stretch, (_, &unrounded)) in stretches.iter().zip(marks) {
+        match parts.last_mut() {
+            Some(last)
+                if last.start + last.bytes == stretch.offset && last.unrounded == unrounded =>
+            {
+                last.bytes += stretch.count;
+            }
+            _ => parts.push(StepPart {
+                at: stretch.at,
+                start: stretch.offset,
+                bytes: stretch.count,
+                unrounded,
+            }),
+        }
+    }
+    parts
+}
+
+/// If only one receiving step waits for a local reduction of the same blocks, that step does it, in
+/// one pass over the inputs and the received bytes. The sum is not written to memory in between.
+fn fuse_first_hops(steps: &mut [PlannedStep], schedule: &Schedule) {
+    let mut wanted_by: Vec<Vec<u32>> = vec![Vec::new(); steps.len()];
+    for (index, step) in (0..).zip(&schedule.steps) {
+        for &earlier in &step.after {
+            wanted_by[earlier as usize].push(index);
+        }
+    }
+    for index in 0..steps.len() {
+        let Work::Reduce { .. } = steps[index].work else { continue };
+        let [only] = wanted_by[index][..] else { continue };
+        let is_same = schedule.steps[index].ranges == schedule.steps[only as usize].ranges;
+        let follower = &mut steps[only as usize];
+        let fits = matches!(follower.work, Work::Combine { .. }) && follower.fused.is_none();
+        if is_same && fits {
+            follower.follows.retain(|&(earlier, _)| earlier != index as u32);
+            follower.fused = Some(index as u32);
+            steps[index].work = Work::Reduce { lazily: true };
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The order in which the connections to one peer take the next chunk.
+
+use std::collections::VecDeque;
+
+use gradwire_proto::Sequence;
+
+use super::progress::Chunk;
+
+/// What a sending step has for a connection.
+#[derive(Debug, Clone, Copy)]
+pub struct HandedOut {
+    /// The chunk to send now, if one is ready.
+    pub chunk: Option<Chunk>,
+    /// Whether that was the rest of the step.
+    pub is_all: bool,
+}
+
+/// The sending steps to one peer that connections have not been given in full.
+#[derive(Debug, Clone, Default)]
+pub struct SendQueue(VecDeque<(Sequence, u32)>);
+
+impl SendQueue {
+    /// Notes that a step of a started piece will send to this peer.
+    pub fn push(&mut self, sequence: Sequence, step: u32) {
+        self.0.push_back((sequence, step));
+    }
+
+    /// Whether nothing is left to hand out.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first chunk that is ready, with its piece: steps come in the order in which they were
+    /// noted, so the oldest piece comes first, and one that has nothing ready is passed over.
+    pub fn next_chunk(
+        &mut self,
+        mut hand_out: impl FnMut(Sequence, u32) -> HandedOut,
+    ) -> Option<(Sequence, Chunk)> {
+        let mut index = 0;
+        while let Some(&(sequence, step)) = self.0.get(index) {
+            let HandedOut { chunk, is_all } = hand_out(sequence, step);
+            if is_all {
+                self.0.remove(index);
+            } else {
+                index += 1;
+            }
+            if let Some(chunk) = chunk {
+                return Some((sequence, chunk));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_that_is_ready_comes_first() {
+        let mut queue = SendQueue::default();
+        for (sequence, step) in [(1, 0), (1, 3), (2, 0)] {
+            queue.push(Sequence(sequence), step);
+        }
+        // Steps have two chunks of 10 bytes, and step 0 of operation 1 has none ready for now.
+        let mut sent = std::collections::BTreeMap::new();
+        let mut next = |queue: &mut SendQueue, blocked: bool| {
+            queue.next_chunk(|sequence, step| {
+                let offset: &mut u64 = sent.entry((sequence, step)).or_default();
+                if blocked && (sequence, step) == (Sequence(1), 0) {
+                    return HandedOut { chunk: None, is_all: false };
+                }
+                *offset += 10;
+                let chunk = Chunk { step, offset: *offset - 10, bytes: 10 };
+                HandedOut { chunk: Some(chunk), is_all: *offset == 20 }
+            })
+        };
+        let mut order = Vec::new();
+        for blocked in [true, false, false, true, true, true, true] {
+            order.push(next(&mut queue, blocked).map(|(s, c)| (s.0, c.step, c.offset)));
+        }
+        let expected =
+            [(1, 3, 0), (1, 0, 0), (1, 0, 10), (1, 3, 10), (2, 0, 0), (2, 0, 10)].map(Some);
+        assert_eq!(order[..6], expected);
+        assert_eq!(order[6], None);
+        assert!(queue.is_empty());
+    }
+}

@@ -1,0 +1,238 @@
+use std::ops::Range;
+
+use super::{rounding::unrounded, *};
+use crate::{
+    algorithms::{self, Algorithm, Kind},
+    schedule::{Action, Block, Schedule, Step},
+    topology::Topology,
+};
+
+fn step(action: Action, blocks: Range<u32>, after: &[u32]) -> Step {
+    Step { action, ranges: vec![blocks], after: after.to_vec() }
+}
+
+fn send(peer: u32, message: u32) -> Action {
+    Action::Send { peer, message }
+}
+
+fn reduce(peer: u32, message: u32) -> Action {
+    Action::RecvReduce { peer, message, theirs_first: false }
+}
+
+fn copy(peer: u32, message: u32) -> Action {
+    Action::RecvCopy { peer, message }
+}
+
+/// The plan of participant 0, in blocks of four elements of `element` bytes.
+fn planned(participants: u32, blocks: u64, steps: Vec<Step>, element: u64) -> Plan {
+    let blocks = (0..blocks).map(|at| Block { offset: 4 * at, count: 4 }).collect();
+    Plan::new(&Schedule { participants, servers: 0, me: 0, blocks, steps }, element)
+}
+
+/// Participant 0 of a ring of two: it sends block 0 and receives block 1, and then the reverse.
+fn ring() -> Plan {
+    let steps = vec![
+        step(Action::ReduceLocal, 0..1, &[]),
+        step(send(1, 0), 0..1, &[0]),
+        step(Action::ReduceLocal, 1..2, &[]),
+        step(reduce(1, 0), 1..2, &[2]),
+        step(send(1, 1), 1..2, &[3]),
+        step(copy(1, 1), 0..1, &[1]),
+        step(Action::Publish, 0..1, &[5]),
+        step(Action::Publish, 1..2, &[3]),
+    ];
+    planned(2, 2, steps, 4)
+}
+
+/// The same in two messages of two blocks each, the last block first.
+fn pairs() -> Plan {
+    let wrapped =
+        |action, after: &[u32]| Step { action, ranges: vec![3..4, 0..1], after: after.to_vec() };
+    let steps = vec![
+        step(Action::ReduceLocal, 0..4, &[]),
+        wrapped(send(1, 0), &[0]),
+        step(reduce(1, 0), 1..3, &[0]),
+        step(send(1, 1), 1..3, &[2]),
+        wrapped(copy(1, 1), &[1]),
+        step(Action::Publish, 0..4, &[2, 4]),
+    ];
+    planned(2, 4, steps, 4)
+}
+
+#[test]
+fn the_first_hop_is_fused_and_the_first_send_is_not() {
+    let plan = ring();
+    assert_eq!(plan.steps[0].work, Work::Reduce { lazily: false });
+    assert_eq!(plan.steps[2].work, Work::Reduce { lazily: true });
+    assert_eq!(plan.steps[3].fused, Some(2));
+    assert_eq!(plan.receiving(1, 1), Some(5));
+    assert_eq!(plan.receiving(1, 2), None);
+    assert_eq!(plan.peers, [1]);
+}
+
+#[test]
+fn a_message_of_several_places_is_followed_byte_by_byte() {
+    let plan = pairs();
+    let mut progress = Progress::new(&plan);
+    // The local sum is computed from the beginning; the message begins with its last block.
+    progress.advance(&plan, 0, 0..24);
+    assert_eq!((progress.allowed(&plan, 1), progress.allowed(&plan, 2)), (0, 8));
+    progress.advance(&plan, 0, 24..56);
+    assert_eq!((progress.allowed(&plan, 1), progress.allowed(&plan, 2)), (8, 32));
+    progress.advance(&plan, 0, 56..64);
+    assert_eq!(progress.allowed(&plan, 1), 32);
+    progress.advance(&plan, 1, 0..16);
+    assert_eq!(progress.allowed(&plan, 4), 16, "what has not been sent is not overwritten");
+    // Both blocks that it publishes have to be complete.
+    assert_eq!(progress.allowed(&plan, 5), 0);
+    progress.advance(&plan, 4, 16..32);
+    assert_eq!(progress.allowed(&plan, 5), 0, "the last block comes first, and is missing");
+}
+
+#[test]
+fn a_chunk_ends_where_its_place_does() {
+    let sent = &pairs().steps[1];
+    assert_eq!(sent.beginning(0..32), 48..64);
+    assert_eq!(sent.beginning(4..10), 52..58);
+    assert_eq!(sent.beginning(16..32), 0..16);
+    assert_eq!(sent.beginning(32..32), 0..0);
+    let breaks: Vec<u64> = (0..=32).filter(|&byte| sent.breaks_at(byte)).collect();
+    assert_eq!(breaks, [16, 32]);
+    let parts: Vec<_> = sent.parts(12..20).map(|p| (p.at, p.start, p.bytes)).collect();
+    assert_eq!(parts, [(12, 60, 4), (16, 0, 4)]);
+    // Two adjacent blocks are one place.
+    assert_eq!(pairs().steps[2].beginning(0..32), 16..48);
+}
+
+/// The marks of each step, before and after. All blocks of a step have the same marks.
+fn marks(plan: &Plan) -> Vec<(bool, bool)> {
+    let mark = |step: &PlannedStep| match step.parts[..] {
+        [StepPart { unrounded, .. }] => (unrounded.before, unrounded.after),
+        _ => panic!("{:?}", step.parts),
+    };
+    plan.steps.iter().map(mark).collect()
+}
+
+#[test]
+fn only_what_is_sent_is_rounded() {
+    // The local part of block 1 and the received part are summed in one pass, and then sent.
+    let plan = ring();
+    let yes = [false, false, true, false, false, false, false, false];
+    assert_eq!(marks(&plan).iter().map(|mark| mark.1).collect::<Vec<_>>(), yes);
+    assert!(!plan.keeps_sums());
+    // Two parts are received before anything is sent: the first sum is kept unrounded.
+    let star = |from: Option<u32>| {
+        let mut steps = vec![step(Action::ReduceLocal, 0..1, &[])];
+        for peer in [1, 2] {
+            let before = steps.len() as u32 - 1;
+            if from == Some(peer) {
+                steps.push(step(send(peer, 0), 0..1, &[before]));
+            }
+            let before = steps.len() as u32 - 1;
+            steps.push(step(reduce(peer, 0), 0..1, &[before]));
+        }
+        planned(3, 1, steps, 2)
+    };
+    let plan = star(None);
+    assert_eq!(marks(&plan), [(false, true), (true, true), (true, false)]);
+    assert!(plan.keeps_sums());
+    // SAME: as in recursive doubling, both nodes continue with what they send.
+    let plan = star(Some(2));
+    let marks = marks(&plan);
+    assert_eq!(marks, [(false, true), (true, false), (false, false), (false, false)]);
+    assert!(!plan.keeps_sums());
+}
+
+/// What a node quantizes of an element is one value, so what is lost there is one number.
+#[test]
+fn algorithms_that_round_once_do() {
+    let racks = ["", "a", "a/1", "a/2", "b/1", "b/2", "b"];
+    for (nodes, stride) in (1..=12).flat_map(|nodes| (0..4).map(move |stride| (nodes, stride))) {
+        let labels: Vec<&str> = (0..nodes).map(|n| racks[n * stride % 7]).collect();
+        let topology = Topology::from_labels(&labels);
+        for algorithm in Algorithm::ROUNDS_ONCE {
+            for me in 0..nodes as u32 {
+                let all = algorithms::generate(Kind::Allreduce, algorithm, &topology, me, 4096);
+                let mut rounded = vec![0; all.blocks.len()];
+                for (step, marks) in all.steps.iter().zip(unrounded(&all)) {
+                    let computes =
+                        matches!(step.action, Action::ReduceLocal | Action::RecvReduce { .. });
+                    for (block, mark) in step.blocks().zip(marks) {
+                        rounded[block as usize] += u32::from(computes && !mark.after);
+                    }
+                }
+                let once = rounded.iter().all(|&times| times == 1);
+                assert!(once, "{algorithm:?} on {labels:?}, node {me}: {rounded:?}");
+            }
+        }
+    }
+}
+
+/// A node without an input of its own copies the first part, and the sum begins with it.
+#[test]
+fn what_was_received_is_no_unrounded_sum() {
+    let steps = vec![
+        step(copy(1, 0), 0..1, &[]),
+        step(reduce(2, 0), 0..1, &[0]),
+        step(reduce(3, 0), 0..1, &[1]),
+        step(send(1, 0), 0..1, &[2]),
+    ];
+    let plan = planned(4, 1, steps, 2);
+    let expected = [(false, false), (false, true), (true, false), (false, false)];
+    assert_eq!(marks(&plan), expected);
+    assert!(plan.keeps_sums());
+}
+
+/// One block of a message is sent before more is added to it, and the other one is not.
+#[test]
+fn blocks_of_a_message_are_marked_one_by_one() {
+    let steps = vec![
+        step(Action::ReduceLocal, 0..2, &[]),
+        step(reduce(1, 0), 0..2, &[0]),
+        step(send(3, 0), 0..1, &[1]),
+        step(reduce(2, 0), 0..2, &[1, 2]),
+        step(Action::Publish, 0..2, &[3]),
+    ];
+    let plan = planned(4, 2, steps, 2);
+    let marks: Vec<_> =
+        plan.steps[1].parts.iter().map(|p| (p.at, p.bytes, p.unrounded.after)).collect();
+    assert_eq!(marks, [(0, 8, false), (8, 8, true)]);
+    let marks: Vec<_> = plan.steps[3].parts.iter().map(|p| p.unrounded.before).collect();
+    assert_eq!(marks, [false, true]);
+}
+
+#[test]
+fn steps_of_one_block_follow_each_other_byte_by_byte() {
+    let plan = ring();
+    let mut progress = Progress::new(&plan);
+    assert_eq!(progress.allowed(&plan, 1), 0);
+    progress.advance(&plan, 0, 0..8);
+    assert_eq!(progress.allowed(&plan, 1), 8);
+    assert_eq!(progress.allowed(&plan, 5), 0, "not sent yet: must not be overwritten");
+    progress.advance(&plan, 1, 0..4);
+    assert_eq!(progress.allowed(&plan, 5), 4);
+    assert_eq!(progress.allowed(&plan, 3), 16, "its local part is done in the same pass");
+}
+
+#[test]
+fn what_follows_goes_no_further_than_the_first_gap() {
+    let plan = ring();
+    let mut progress = Progress::new(&plan);
+    progress.advance(&plan, 3, 8..16);
+    assert_eq!((progress.done(3), progress.allowed(&plan, 4)), (0, 0));
+    progress.advance(&plan, 3, 0..4);
+    assert_eq!(progress.allowed(&plan, 4), 4);
+    progress.advance(&plan, 3, 4..8);
+    assert_eq!(progress.allowed(&plan, 4), 16);
+}
+
+#[test]
+fn a_run_is_complete_when_all_but_publishing_ended() {
+    let plan = ring();
+    let mut progress = Progress::new(&plan);
+    for step in 0..6 {
+        assert!(!progress.is_complete());
+        progress.advance(&plan, step, 0..16);
+    }
+    assert!(progress.is_complete());
+}

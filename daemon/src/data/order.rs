@@ -1,0 +1,99 @@
+//! What a lane is ordered to do, and what it reports.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use gradwire_collectives::algorithms::probe::Pattern;
+use gradwire_proto::{Failure, NodeId, Sequence};
+use gradwire_trace::Tracer;
+
+use super::piece::Piece;
+use crate::transport::{frame::Totals, paths::Paths, window::Window};
+
+/// What a lane reports to the rest of the daemon.
+pub(crate) trait LaneEvents: std::fmt::Debug + Send + Sync + 'static {
+    /// The piece has been published on this node. Its result was `complete` before, if it was not
+    /// published as it was computed.
+    fn finished(&self, piece: &Piece, complete: Option<Instant>);
+    /// A probe has taken this time on this node.
+    fn measured(&self, sequence: Sequence, time: Duration);
+    /// The lane can't go on.
+    fn failed(&self, failure: Failure);
+    /// Bytes went to and came from a peer since the last call.
+    fn moved(&self, peer: NodeId, sent: u64, received: u64);
+    /// A connection of this lane broke between two frames. If nothing was under way, another one
+    /// may replace it.
+    fn disconnected(&self, connection: Disconnected);
+}
+
+/// A connection that broke.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Disconnected {
+    pub(crate) peer: NodeId,
+    pub(crate) lane: u32,
+    /// Its number among the lane's connections with that peer.
+    pub(crate) number: u32,
+    /// The counts of it and those before it.
+    pub(crate) totals: Totals,
+    /// The peer has closed it in good order: it is probably leaving, and is dialled again only when
+    /// it is needed.
+    pub(crate) is_closed: bool,
+}
+
+/// A connection that has passed its handshake.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) peer: NodeId,
+    /// Its number among the lane's connections with that peer.
+    pub(crate) number: u32,
+    pub(crate) stream: std::net::TcpStream,
+    /// Its send buffer, if the size follows the path.
+    pub(crate) window: Option<Window>,
+    /// The number of the dialler's attempt.
+    pub(crate) attempt: u32,
+    /// The dialler's counts for those before it; none on the dialler itself.
+    pub(crate) theirs: Option<Totals>,
+}
+
+/// What a lane is ordered to do.
+#[derive(Debug)]
+pub(crate) enum Order {
+    Start(Piece),
+    /// Measures memory.
+    Measure {
+        sequence: Sequence,
+        pattern: Pattern,
+    },
+    /// Ranks have allocated memory for their results: pieces that waited for it can be published.
+    Allocated,
+    /// A connection with a peer is ready.
+    Connected(Connected),
+    /// Panics, for a test.
+    #[cfg(test)]
+    Panic,
+    /// Drop everything and end.
+    Stop,
+}
+
+/// A lane's settings.
+#[derive(Debug, Clone)]
+pub(crate) struct LaneConfig {
+    pub(crate) index: u32,
+    /// This node.
+    pub(crate) me: NodeId,
+    /// Hosts of all nodes, for texts.
+    pub(crate) hosts: Arc<[String]>,
+    /// What is measured of the connections.
+    pub(crate) paths: Arc<Paths>,
+    pub(crate) epoch: u32,
+    /// Bytes that are reduced, sent and received at once.
+    pub(crate) chunk: u64,
+    /// How long a piece may stand still.
+    pub(crate) limit: Duration,
+    /// What lanes do is recorded there while somebody traces the job.
+    pub(crate) tracer: Arc<Tracer>,
+    /// Results of at least this size bypass the cache on their way to the ranks.
+    pub(crate) streaming_bytes: u64,
+}
