@@ -20,6 +20,9 @@ Words = Sequence[str | os.PathLike[str]]
 class Trouble(Exception):
     """An error that stops the benchmark or a system, with a text that says what to do."""
 
+    # All that the program has written, if that is known.
+    output = ""
+
 
 def say(text: str) -> None:
     """Prints the progress."""
@@ -96,13 +99,15 @@ def run_job(processes: list[Process], limit: float) -> str:
         while any(child.poll() is None for child, _, _ in started):
             failed = [entry for entry in started if entry[0].poll()]
             if failed:
-                raise Trouble(_reason(failed[0], processes[started.index(failed[0])]))
+                raise _failed(failed[0], processes[started.index(failed[0])])
             if time.monotonic() > deadline:
-                raise Trouble(f"`{_command(processes[0])}` took more than {limit:.0f} s")
+                trouble = Trouble(f"`{_command(processes[0])}` took more than {limit:.0f} s")
+                trouble.output = _written(started[0])
+                raise trouble
             time.sleep(0.02)
         for entry, process in zip(started, processes, strict=True):
             if entry[0].returncode:
-                raise Trouble(_reason(entry, process))
+                raise _failed(entry, process)
         return _text(started[0][1])
 
 
@@ -128,7 +133,14 @@ def _command(process: Process) -> str:
     return " ".join(process.words)
 
 
-def _reason(entry: Started, process: Process) -> str:
+def _written(entry: Started) -> str:
+    _, out, err = entry
+    return _text(out) + _text(err)
+
+
+def _failed(entry: Started, process: Process) -> Trouble:
     child, out, err = entry
     words = _text(err) or _text(out)
-    return f"`{_command(process)}` ended with {child.returncode}:\n  {tail(words)}"
+    trouble = Trouble(f"`{_command(process)}` ended with {child.returncode}:\n  {tail(words)}")
+    trouble.output = _written(entry)
+    return trouble

@@ -147,6 +147,10 @@ class Result:
     title: str
     tables: dict[str, Table] = field(default_factory=dict)
 
+    def add(self, said: dict[str, object]) -> None:
+        """Adds the output of a job."""
+        self.tables.setdefault(str(said["kind"]), Table()).add(said)
+
     def lines(self, quiet: bool) -> list[str]:
         """Returns its tables."""
         lines = ["", f"## {self.title}"]
@@ -250,8 +254,7 @@ def measure(
                 for line in said.splitlines():
                     found = re.search(r"\{.*\}", line)
                     if found:
-                        reported = json.loads(found[0])
-                        results[setup].tables.setdefault(reported["kind"], Table()).add(reported)
+                        results[setup].add(json.loads(found[0]))
     return list(results.values())
 
 

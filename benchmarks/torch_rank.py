@@ -27,11 +27,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from device import finished, of_this_rank
+from python_rank import pattern
 from shapes import PARAMETERS, TENSORS, resnet50
 
 # A sum in another order differs in the last bits of float32. The real gradients reach some
-# hundreds.
-NEAR = {"rtol": 1e-4, "atol": 1e-4}
+# hundreds. On a GPU, the backward pass itself adds in another order each time.
+NEAR = {"cpu": {"rtol": 1e-4, "atol": 1e-4}, "cuda": {"rtol": 1e-2, "atol": 1e-2}}
 
 
 class Give(torch.autograd.Function):
@@ -63,17 +65,14 @@ class Gradients(torch.nn.Module):
     # One list for all models of a process: 98 MiB.
     given: list[torch.Tensor] = []  # noqa: RUF012
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         """Makes parameters of zeros, and gradients of small whole numbers, whose averages are
         exact."""
         super().__init__()
         shapes = [dims for _, dims in resnet50()]
         if not Gradients.given:
             factor = dist.get_rank() + 1
-            Gradients.given = [
-                ((torch.arange(prod(dims)) % 61 + 1) * factor).to(torch.float32).view(dims)
-                for dims in shapes
-            ]
+            Gradients.given = [pattern(prod(dims), factor).view(dims).to(device) for dims in shapes]
         self.all = torch.nn.ParameterList(
             [torch.nn.Parameter(torch.zeros(dims)) for dims in shapes]
         )
@@ -198,12 +197,12 @@ def processor_time() -> float:
     return used
 
 
-def inputs(kind: str, batch: int, pixels: int) -> torch.Tensor:
+def inputs(kind: str, batch: int, pixels: int, device: torch.device) -> torch.Tensor:
     """Returns this rank's part of the data."""
     if kind == "none":
-        return torch.zeros(1, requires_grad=True)
+        return torch.zeros(1, requires_grad=True, device=device)
     random = torch.Generator().manual_seed(dist.get_rank())
-    return torch.randn(batch, 3, pixels, pixels, generator=random)
+    return torch.randn(batch, 3, pixels, pixels, generator=random).to(device)
 
 
 def right(
@@ -222,7 +221,8 @@ def right(
 def check(name: str, step: Step, means: list[torch.Tensor]) -> None:
     """Ends the program if gradients are not the averages."""
     for number, (parameter, mean) in enumerate(zip(step.parameters, means, strict=True)):
-        if parameter.grad is None or not torch.allclose(parameter.grad, mean, **NEAR):
+        near = NEAR[mean.device.type]
+        if parameter.grad is None or not torch.allclose(parameter.grad, mean, **near):
             sys.exit(
                 f"torch_rank: rank {dist.get_rank()}: {name}: the gradient of tensor {number} is "
                 "wrong"
@@ -236,13 +236,14 @@ def measure(
     made: dict[str, Step] = {}
     for way in ways:
         torch.manual_seed(5)  # the same parameters for all of them, on all ranks
-        made[way] = Step(Gradients() if kind == "none" else ResNet50(), way, gloo)
+        module = Gradients(asked.device) if kind == "none" else ResNet50()
+        made[way] = Step(module.to(asked.device), way, gloo)
     counts = [parameter.numel() for parameter in made["compute"].parameters]
     if (len(counts), sum(counts)) != (TENSORS, PARAMETERS):
         sys.exit(
             f"torch_rank: this is no ResNet-50: {len(counts)} tensors, {sum(counts)} parameters"
         )
-    given = inputs(kind, asked.batch, asked.pixels)
+    given = inputs(kind, asked.batch, asked.pixels, asked.device)
     means = right(made, given, gloo)
     times: dict[str, list[list[float]]] = {way: [] for way in ways}
     busy, used = dict.fromkeys(ways, 0.0), 0.0
@@ -254,6 +255,7 @@ def measure(
                 dist.barrier(group=gloo)
                 begin = time.perf_counter()
                 made[way](given)
+                finished(asked.device)
                 if at >= 0 and number >= 0:
                     row.append((time.perf_counter() - begin) * 1e6)
                 elif number >= 0:
@@ -303,7 +305,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--pixels", type=int, default=64)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     asked = parser.parse_args()
+    asked.device = of_this_rank(asked.device)
     ways = [way for way in WAYS if way in asked.ways.split(",") or way == "compute"]
 
     # All nodes are on this machine.
