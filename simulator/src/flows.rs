@@ -1,0 +1,218 @@
+//! Connections as flows: each is a FIFO of chunks, of which the first one is on its way.
+//!
+//! Time is in seconds, and what has moved is computed when a rate changes. Chunks that end within
+//! a microsecond are one event. Their bytes are not lost in that: what is left of a chunk is
+//! carried over to the next one.
+
+use std::collections::VecDeque;
+
+use crate::{
+    fair::{Fair, FlowId, Use},
+    report::Usage,
+};
+
+/// Ends that are less apart are one event.
+const TOGETHER: f64 = 1e-6;
+
+/// The part of a chunk that may be carried over.
+const SMALL_PART: f64 = 1e-3;
+
+/// Flows of which the earliest end is known together.
+const GROUP: usize = 64;
+
+/// A chunk on its way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Transfer {
+    pub(crate) sequence: u64,
+    /// The sending step.
+    pub(crate) step: u32,
+    pub(crate) message: u32,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    /// Whether the sender counts it as sent already: the system has taken it.
+    pub(crate) is_sent: bool,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    fifo: VecDeque<Transfer>,
+    waiting_bytes: u64,
+    /// Bytes of the first chunk that are still to go.
+    remaining: f64,
+    /// As of then.
+    updated: f64,
+    /// When the first chunk will have gone.
+    finish: f64,
+    /// Nothing goes before: TCP waits.
+    is_stalled: bool,
+}
+
+/// All connections.
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    pub(crate) fair: Fair,
+    all: Vec<Connection>,
+    /// The earliest end in each group, and whether it has to be computed again.
+    earliest: Vec<(f64, bool)>,
+    pub(crate) usage: Usage,
+    /// Bytes of each chunk's header.
+    pub(crate) header: u64,
+}
+
+impl Flows {
+    pub(crate) fn add(&mut self, uses: &[Use], cap: f64) -> FlowId {
+        let id = self.fair.add_flow(uses, cap);
+        self.all.push(Connection { finish: f64::INFINITY, ..Connection::default() });
+        if self.all.len() > self.earliest.len() * GROUP {
+            self.earliest.push((f64::INFINITY, false));
+        }
+        id
+    }
+
+    fn changed(&mut self, id: FlowId, finish: f64) {
+        self.all[id as usize].finish = finish;
+        self.earliest[id as usize / GROUP].1 = true;
+    }
+
+    /// Bytes that wait, the first chunk in full.
+    pub(crate) fn waiting_bytes(&self, id: FlowId) -> u64 {
+        self.all[id as usize].waiting_bytes
+    }
+
+    pub(crate) fn is_empty(&self, id: FlowId) -> bool {
+        self.all[id as usize].fifo.is_empty()
+    }
+
+    /// The chunk that is on its way.
+    pub(crate) fn first(&self, id: FlowId) -> Option<&Transfer> {
+        self.all[id as usize].fifo.front()
+    }
+
+    /// Adds a chunk. Returns whether the connection was idle, and starts. One whose only chunk has
+    /// just been taken goes on.
+    pub(crate) fn push(&mut self, id: FlowId, transfer: Transfer, now: f64) -> bool {
+        let one = &mut self.all[id as usize];
+        one.waiting_bytes += transfer.bytes;
+        one.fifo.push_back(transfer);
+        if one.fifo.len() > 1 {
+            return false;
+        }
+        one.remaining += (transfer.bytes + self.header) as f64;
+        if one.is_stalled || self.fair.is_active(id) {
+            return false;
+        }
+        one.updated = now;
+        self.fair.start(id);
+        true
+    }
+
+    /// TCP waits, or goes on.
+    pub(crate) fn set_stalled(&mut self, id: FlowId, is_stalled: bool, now: f64) {
+        let one = &mut self.all[id as usize];
+        if std::mem::replace(&mut one.is_stalled, is_stalled) == is_stalled || one.fifo.is_empty() {
+            return;
+        }
+        if is_stalled {
+            self.settle(id, self.fair.rate(id), now);
+            self.fair.stop(id);
+            self.changed(id, f64::INFINITY);
+        } else {
+            one.updated = now;
+            self.fair.start(id);
+        }
+    }
+
+    /// Counts what has moved until now.
+    fn settle(&mut self, id: FlowId, rate: f64, now: f64) {
+        let one = &mut self.all[id as usize];
+        let (from, moved) = (one.updated, (rate * (now - one.updated)).min(one.remaining).max(0.0));
+        one.remaining -= moved;
+        one.updated = now;
+        for Use { resource, weight } in self.fair.uses(id) {
+            self.usage.add(resource, from, now, moved * weight);
+        }
+    }
+
+    /// Computes the rates that may have changed.
+    pub(crate) fn compute(&mut self, now: f64) {
+        if !self.fair.is_stale() {
+            return;
+        }
+        let mut changes = Vec::new();
+        self.fair.compute(|id, before, rate| changes.push((id, before, rate)));
+        for (id, before, rate) in changes {
+            self.settle(id, before, now);
+            let left = self.all[id as usize].remaining;
+            let finish = if left <= 0.0 { now } else { now + left / rate };
+            self.changed(id, finish);
+        }
+    }
+
+    /// When the next chunk will have gone.
+    pub(crate) fn next(&mut self) -> f64 {
+        let mut next = f64::INFINITY;
+        for (group, (earliest, is_stale)) in self.earliest.iter_mut().enumerate() {
+            if std::mem::take(is_stale) {
+                let end = ((group + 1) * GROUP).min(self.all.len());
+                let finishes = self.all[group * GROUP..end].iter().map(|one| one.finish);
+                *earliest = finishes.fold(f64::INFINITY, f64::min);
+            }
+            next = next.min(*earliest);
+        }
+        next
+    }
+
+    /// The connections whose chunk has gone now, or will have in no time, in ascending order.
+    pub(crate) fn ended(&self, now: f64, ended: &mut Vec<FlowId>) {
+        ended.clear();
+        for (group, &(earliest, _)) in self.earliest.iter().enumerate() {
+            if earliest > now + TOGETHER {
+                continue;
+            }
+            let end = ((group + 1) * GROUP).min(self.all.len());
+            for id in group * GROUP..end {
+                let one = &self.all[id];
+                let Some(first) = one.fifo.front() else { continue };
+                if one.finish > now + TOGETHER {
+                    continue;
+                }
+                let left = self.fair.rate(id as u32) * (one.finish - now);
+                if one.finish <= now || left <= SMALL_PART * first.bytes as f64 {
+                    ended.push(id as u32);
+                }
+            }
+        }
+    }
+
+    /// Takes the chunk of a connection that has ended, with the time at which it has gone. Call
+    /// [`rest`](Self::rest) once more chunks have been added.
+    pub(crate) fn take(&mut self, id: FlowId, now: f64) -> (Transfer, f64) {
+        let rate = self.fair.rate(id);
+        let gone = self.all[id as usize].finish.max(now);
+        self.settle(id, rate, now);
+        let one = &mut self.all[id as usize];
+        let transfer = one.fifo.pop_front().expect("a chunk has ended");
+        one.waiting_bytes -= transfer.bytes;
+        if let Some(next) = one.fifo.front() {
+            one.remaining += (next.bytes + self.header) as f64;
+        }
+        (transfer, gone)
+    }
+
+    /// A connection goes on with its next chunk, or stops.
+    pub(crate) fn rest(&mut self, id: FlowId, now: f64) {
+        let one = &mut self.all[id as usize];
+        if one.fifo.is_empty() {
+            // What is left of the last chunk has been counted for its receiver.
+            let left = std::mem::take(&mut one.remaining);
+            for Use { resource, weight } in self.fair.uses(id) {
+                self.usage.add(resource, now, now, left * weight);
+            }
+            self.fair.stop(id);
+            self.changed(id, f64::INFINITY);
+        } else {
+            let finish = now + one.remaining / self.fair.rate(id);
+            self.changed(id, finish);
+        }
+    }
+}

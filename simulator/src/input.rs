@@ -1,0 +1,467 @@
+//! The description of a cluster, of what runs on it and of what goes wrong, as TOML.
+//!
+//! The file of `gradwire probe --out` is one, too.
+
+mod faults;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
+
+use gradwire_collectives::{Kind, Spec, Topology};
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::{
+    config::{Control, Processor, Tcp, Transport},
+    engine::Setup,
+    network::{Ecmp, Host, Network, Pair, TierLinks},
+};
+
+/// The largest file (BOUND).
+pub const MAX_BYTES: usize = 4 << 20;
+
+/// The most hosts (BOUND).
+pub const MAX_HOSTS: usize = 4096;
+
+/// The most pieces (BOUND).
+const MAX_PIECES: f64 = 65_536.0;
+
+const MEGABITS: f64 = 1e6 / 8.0;
+const MICRO: f64 = 1e-6;
+const MILLI: f64 = 1e-3;
+
+/// The largest number of any unit.
+const MOST: f64 = 1e12;
+
+/// What is wrong with an input.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct InputError {
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The key, and what is accepted.
+    pub what: String,
+}
+
+/// What to simulate.
+#[derive(Debug, Clone)]
+pub struct Input {
+    /// The network, and how daemons behave.
+    pub setup: Setup,
+    /// What the coordinator adds.
+    pub control: Control,
+    /// What runs.
+    pub kind: Kind,
+    /// Bytes of a piece.
+    pub bytes: u64,
+    /// How many pieces.
+    pub pieces: u32,
+    /// By which algorithms, one run for each.
+    pub specs: Vec<Spec>,
+    /// How many of the hosts are servers, the last ones.
+    pub servers: u32,
+}
+
+type Number = Option<Spanned<f64>>;
+type Text = Option<Spanned<String>>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    network: NetworkPart,
+    #[serde(default, rename = "host")]
+    hosts: Vec<HostPart>,
+    #[serde(default, rename = "link")]
+    links: Vec<LinkPart>,
+    #[serde(default, rename = "tier")]
+    tiers: Vec<TierPart>,
+    #[serde(default)]
+    job: JobPart,
+    tcp: Option<TcpPart>,
+    #[serde(default, rename = "fault")]
+    faults: Vec<Spanned<FaultPart>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct NetworkPart {
+    latency_us: Number,
+    rate_mbit: Number,
+    rack_latency_us: Number,
+    rack_rate_mbit: Number,
+    reduce_mb_per_s: Number,
+    chunk_bytes: Number,
+    message_ns: Number,
+    burst_loss_percent: Number,
+    free_senders: Number,
+    sender_loss_percent: Number,
+    lane_rate_mbit: Number,
+    publish_mb_per_s: Number,
+    operation_us: Number,
+    connection_mbit: Number,
+    ecmp: Text,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HostPart {
+    name: Spanned<String>,
+    #[serde(default)]
+    rack: Text,
+    line_mbit: Number,
+    slowness: Number,
+    count: Number,
+    #[serde(default)]
+    server: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkPart {
+    from: Spanned<String>,
+    to: Spanned<String>,
+    latency_us: Number,
+    lane_rate_mbit: Number,
+    rate_mbit: Number,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TierPart {
+    links: Number,
+    rate_mbit: Spanned<f64>,
+    latency_us: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct JobPart {
+    collective: Text,
+    bytes: Number,
+    pieces: Number,
+    specs: Option<Vec<Spanned<String>>>,
+    chunk_bytes: Number,
+    lanes: Number,
+    streams: Number,
+    socket_bytes: Number,
+    credit_pieces: Number,
+    limit_s: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct TcpPart {
+    window_bytes: Number,
+    buffer_bytes: Number,
+    timeout_ms: Number,
+    round_trip_us: Number,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FaultPart {
+    kind: Spanned<String>,
+    host: Text,
+    rack: Text,
+    link: Number,
+    hosts: Number,
+    every_ms: Number,
+    factor: Number,
+    times: Number,
+    loss_percent: Number,
+    from_ms: Number,
+    until_ms: Number,
+}
+
+/// Reads values, and says where one is wrong.
+struct Reader<'a>(&'a str);
+
+impl Reader<'_> {
+    fn error(&self, span: Range<usize>, what: String) -> InputError {
+        let before = self.0.get(..span.start).unwrap_or(self.0);
+        InputError { line: before.matches('\n').count() + 1, what }
+    }
+
+    /// A number of this range, or what it usually is.
+    fn number(
+        &self,
+        value: &Number,
+        key: &str,
+        (least, most): (f64, f64),
+        usual: f64,
+    ) -> Result<f64, InputError> {
+        let Some(value) = value else { return Ok(usual) };
+        let number = *value.get_ref();
+        if number.is_finite() && (least..=most).contains(&number) {
+            return Ok(number);
+        }
+        let what = format!("{key} is {number}: it must be from {least} to {most}");
+        Err(self.error(value.span(), what))
+    }
+
+    fn whole(
+        &self,
+        value: &Number,
+        key: &str,
+        range: (f64, f64),
+        usual: f64,
+    ) -> Result<f64, InputError> {
+        let number = self.number(value, key, range, usual)?;
+        match value {
+            Some(value) if number.fract() != 0.0 => {
+                let what = format!("{key} is {number}: it must be a whole number");
+                Err(self.error(value.span(), what))
+            }
+            _ => Ok(number),
+        }
+    }
+}
+
+/// From the smallest rate or time that counts to the largest.
+const POSITIVE: (f64, f64) = (1e-3, MOST);
+const ANY: (f64, f64) = (0.0, MOST);
+
+/// Reads an input.
+///
+/// # Errors
+/// [`InputError`] with the line, the key and what is accepted.
+pub fn parse(text: &str) -> Result<Input, InputError> {
+    let reader = Reader(text);
+    if text.len() > MAX_BYTES {
+        let what = format!("the file has {} bytes; at most {MAX_BYTES} are read", text.len());
+        return Err(InputError { line: 1, what });
+    }
+    let file: File = toml::from_str(text).map_err(|error| {
+        let what = error.message().replace('\n', "; ");
+        reader.error(error.span().unwrap_or_default(), what)
+    })?;
+    let (hosts, labels, servers) = hosts(&reader, &file)?;
+    let topology = Topology::from_labels(&labels);
+    let topology = topology.with_servers(servers);
+    let mut network = network(&reader, &file, hosts, topology)?;
+    pairs(&reader, &file, &mut network)?;
+    let NetworkPart { reduce_mb_per_s, message_ns, lane_rate_mbit, .. } = &file.network;
+    let per_byte = |value: f64| if value > 0.0 { 1.0 / value } else { 0.0 };
+    let reduce = reader.number(reduce_mb_per_s, "network.reduce_mb_per_s", POSITIVE, MOST)?;
+    let reduce = if reduce_mb_per_s.is_some() { per_byte(reduce * 1e6) } else { 0.0 };
+    let lane = reader.number(lane_rate_mbit, "network.lane_rate_mbit", ANY, 0.0)?;
+    let lane = per_byte(lane * MEGABITS) / 2.0;
+    let publish = &file.network.publish_mb_per_s;
+    let publish = reader.number(publish, "network.publish_mb_per_s", ANY, 0.0)?;
+    let frame = reader.number(message_ns, "network.message_ns", ANY, 0.0)? * 1e-9;
+    let operation = reader.number(&file.network.operation_us, "network.operation_us", ANY, 0.0)?;
+    unused(&reader, &file.network)?;
+    let job = &file.job;
+    let usual = Transport::default();
+    let chunk = (4096.0, f64::from(4u32 << 20));
+    let chunk = reader.whole(&job.chunk_bytes, "job.chunk_bytes", chunk, usual.chunk as f64)?;
+    let socket = reader.whole(&job.socket_bytes, "job.socket_bytes", ANY, usual.socket as f64)?;
+    let lanes = reader.whole(&job.lanes, "job.lanes", (1.0, 16.0), f64::from(usual.lanes))?;
+    let streams =
+        reader.whole(&job.streams, "job.streams", (1.0, 16.0), f64::from(usual.streams))?;
+    let setup = Setup {
+        transport: Transport {
+            chunk: chunk as u64,
+            lanes: lanes as u32,
+            streams: streams as u32,
+            socket: socket as u64,
+            header: usual.header,
+        },
+        processor: Processor {
+            send: lane,
+            receive: lane,
+            reduce,
+            local: reduce,
+            publish: per_byte(publish * 1e6),
+            frame,
+        },
+        tcp: file.tcp.as_ref().map(|part| tcp(&reader, part)).transpose()?,
+        faults: faults::faults(&reader, &file, &network, &labels)?,
+        limit: reader.number(&job.limit_s, "job.limit_s", POSITIVE, 3600.0)?,
+        ..Setup::new(network)
+    };
+    let half = operation * MICRO / 2.0;
+    let credit = reader.whole(&job.credit_pieces, "job.credit_pieces", (1.0, 1024.0), 8.0)?;
+    let control = Control { order: half, done: half, credit: credit as u32 };
+    let bytes = reader.whole(&job.bytes, "job.bytes", (4.0, 1e12), f64::from(64u32 << 20))?;
+    let pieces = reader.whole(&job.pieces, "job.pieces", (1.0, MAX_PIECES), 1.0)?;
+    let participants = setup.network.hosts.len() as u32;
+    let kind = kind(&reader, job)?;
+    let specs = specs(&reader, job, participants - servers)?;
+    let (bytes, pieces) = (bytes as u64, pieces as u32);
+    Ok(Input { setup, control, kind, bytes, pieces, specs, servers })
+}
+
+/// Keys of the cost model that have no meaning here still have to be numbers.
+fn unused(reader: &Reader<'_>, part: &NetworkPart) -> Result<(), InputError> {
+    for (value, key) in [
+        (&part.chunk_bytes, "network.chunk_bytes"),
+        (&part.burst_loss_percent, "network.burst_loss_percent"),
+        (&part.free_senders, "network.free_senders"),
+        (&part.sender_loss_percent, "network.sender_loss_percent"),
+    ] {
+        reader.number(value, key, ANY, 0.0)?;
+    }
+    Ok(())
+}
+
+/// The hosts, the label of each, and how many are servers.
+fn hosts(reader: &Reader<'_>, file: &File) -> Result<(Vec<Host>, Vec<String>, u32), InputError> {
+    let rate = &file.network.rate_mbit;
+    let rate = reader.number(rate, "network.rate_mbit", POSITIVE, 25_000.0)?;
+    let (mut hosts, mut labels, mut servers) = (Vec::new(), Vec::new(), 0);
+    let mut names = BTreeSet::new();
+    for part in &file.hosts {
+        let count = reader.whole(&part.count, "host.count", (1.0, MAX_HOSTS as f64), 1.0)?;
+        let line = reader.number(&part.line_mbit, "host.line_mbit", ANY, 0.0)?;
+        let line = if line > 0.0 { line } else { rate } * MEGABITS;
+        let slowness = reader.number(&part.slowness, "host.slowness", (1e-3, 1e6), 1.0)?;
+        if !part.server && servers > 0 {
+            let what = "hosts with server = true come after all others".to_owned();
+            return Err(reader.error(part.name.span(), what));
+        }
+        if hosts.len() + count as usize > MAX_HOSTS {
+            let what = format!("there are more than {MAX_HOSTS} hosts");
+            return Err(reader.error(part.name.span(), what));
+        }
+        for number in 0..count as u32 {
+            let name = match &part.count {
+                Some(_) => format!("{}{number}", part.name.get_ref()),
+                None => part.name.get_ref().clone(),
+            };
+            if !names.insert(name.clone()) {
+                let what = format!("there are two hosts {name:?}");
+                return Err(reader.error(part.name.span(), what));
+            }
+            let rack = part.rack.as_ref().map_or("", |rack| rack.get_ref());
+            labels.push(rack.to_owned());
+            servers += u32::from(part.server);
+            hosts.push(Host { name, egress: line, ingress: line, slowness });
+        }
+    }
+    if servers as usize == hosts.len() {
+        let what = "there must be a section [[host]] with a name, and one host at least that is \
+                    no server";
+        return Err(InputError { line: 1, what: what.to_owned() });
+    }
+    Ok((hosts, labels, servers))
+}
+
+fn network(
+    reader: &Reader<'_>,
+    file: &File,
+    hosts: Vec<Host>,
+    topology: Topology,
+) -> Result<Network, InputError> {
+    let part = &file.network;
+    let latency = reader.number(&part.latency_us, "network.latency_us", ANY, 40.0)? * MICRO;
+    let connection = (POSITIVE.0, MOST);
+    let connection =
+        reader.number(&part.connection_mbit, "network.connection_mbit", connection, MOST)?;
+    let ecmp = match part.ecmp.as_ref().map(|text| (text.get_ref().as_str(), text.span())) {
+        None | Some(("ideal", _)) => Ecmp::Ideal,
+        Some(("hash", _)) => Ecmp::Hash,
+        Some((other, span)) => {
+            let what = format!("network.ecmp is {other:?}: it must be \"ideal\" or \"hash\"");
+            return Err(reader.error(span, what));
+        }
+    };
+    let mut tiers = Vec::new();
+    for part in &file.tiers {
+        let links = reader.whole(&part.links, "tier.links", (0.0, 1024.0), 1.0)?;
+        let rate = Some(part.rate_mbit.clone());
+        let rate = reader.number(&rate, "tier.rate_mbit", POSITIVE, 0.0)? * MEGABITS;
+        let more = reader.number(&part.latency_us, "tier.latency_us", ANY, 0.0)? * MICRO;
+        if links == 0.0 {
+            let what = "tier.links is 0: its groups have no route to each other; it must be at \
+                        least 1";
+            return Err(reader.error(part.rate_mbit.span(), what.to_owned()));
+        }
+        tiers.push(TierLinks { links: links as u32, rate, is_share: false, latency: more });
+    }
+    let racks = topology.groups(1).len();
+    if tiers.len() > topology.tiers().len() || (racks == 1 && !tiers.is_empty()) {
+        let span = file.tiers.last().map_or(0..0, |part| part.rate_mbit.span());
+        let (given, there) = (tiers.len(), if racks == 1 { 0 } else { topology.tiers().len() });
+        let what = format!(
+            "there are {given} sections [[tier]], and the racks of the hosts have {there} tiers"
+        );
+        return Err(reader.error(span, what));
+    }
+    let share = &part.rack_rate_mbit;
+    let share_latency =
+        reader.number(&part.rack_latency_us, "network.rack_latency_us", ANY, 0.0)?;
+    if share.is_some() && tiers.is_empty() && racks > 1 {
+        let rate = reader.number(share, "network.rack_rate_mbit", POSITIVE, 0.0)? * MEGABITS;
+        let more = (share_latency * MICRO - latency).max(0.0);
+        tiers.push(TierLinks { links: 1, rate, is_share: true, latency: more });
+    } else {
+        reader.number(share, "network.rack_rate_mbit", POSITIVE, 0.0)?;
+    }
+    let connection = connection * MEGABITS;
+    Ok(Network { hosts, topology, latency, connection, tiers, ecmp, pairs: BTreeMap::new() })
+}
+
+/// What was measured between two hosts holds in both directions.
+fn pairs(reader: &Reader<'_>, file: &File, network: &mut Network) -> Result<(), InputError> {
+    let places: BTreeMap<&str, u32> =
+        network.hosts.iter().map(|host| host.name.as_str()).zip(0..).collect();
+    let mut pairs = BTreeMap::new();
+    for part in &file.links {
+        let place = |name: &Spanned<String>| {
+            places.get(name.get_ref().as_str()).copied().ok_or_else(|| {
+                let what = format!("link: there is no host {:?}", name.get_ref());
+                reader.error(name.span(), what)
+            })
+        };
+        let (from, to) = (place(&part.from)?, place(&part.to)?);
+        let usual = network.latency / MICRO;
+        let latency = reader.number(&part.latency_us, "link.latency_us", ANY, usual)? * MICRO;
+        let cap = reader.number(&part.lane_rate_mbit, "link.lane_rate_mbit", POSITIVE, MOST)?;
+        reader.number(&part.rate_mbit, "link.rate_mbit", POSITIVE, MOST)?;
+        let pair = Pair { latency, cap: cap * MEGABITS };
+        pairs.insert((from, to), pair);
+        pairs.entry((to, from)).or_insert(pair);
+    }
+    drop(places);
+    network.pairs = pairs;
+    Ok(())
+}
+
+fn tcp(reader: &Reader<'_>, part: &TcpPart) -> Result<Tcp, InputError> {
+    let usual = Tcp::default();
+    let bytes = (1.0, MOST);
+    let window =
+        reader.whole(&part.window_bytes, "tcp.window_bytes", bytes, usual.window as f64)?;
+    let buffer =
+        reader.whole(&part.buffer_bytes, "tcp.buffer_bytes", bytes, usual.buffer as f64)?;
+    let timeout = usual.timeout / MILLI;
+    let timeout = reader.number(&part.timeout_ms, "tcp.timeout_ms", POSITIVE, timeout)? * MILLI;
+    let trip = usual.round_trip / MICRO;
+    let trip = reader.number(&part.round_trip_us, "tcp.round_trip_us", POSITIVE, trip)? * MICRO;
+    Ok(Tcp { window: window as u64, buffer: buffer as u64, timeout, round_trip: trip })
+}
+
+fn kind(reader: &Reader<'_>, job: &JobPart) -> Result<Kind, InputError> {
+    let Some(text) = &job.collective else { return Ok(Kind::Allreduce) };
+    Kind::named(text.get_ref(), 0).ok_or_else(|| {
+        let all = "allreduce, broadcast, reduce, allgather, gather, scatter, reducescatter or \
+                   alltoall";
+        let what = format!("job.collective is {:?}: it must be {all}", text.get_ref());
+        reader.error(text.span(), what)
+    })
+}
+
+fn specs(reader: &Reader<'_>, job: &JobPart, hosts: u32) -> Result<Vec<Spec>, InputError> {
+    let mut specs = Vec::new();
+    for text in job.specs.iter().flatten() {
+        let wrong = |error: String| reader.error(text.span(), format!("job.specs: {error}"));
+        let spec = Spec::parse(text.get_ref()).map_err(|error| wrong(error.to_string()))?;
+        spec.fits(hosts).map_err(|error| wrong(error.to_string()))?;
+        specs.push(spec);
+    }
+    Ok(specs)
+}

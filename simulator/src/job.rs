@@ -1,0 +1,140 @@
+//! What runs: operations, and who orders them.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gradwire_collectives::{Kind, Section, Spec};
+
+/// What an operation achieves.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Content {
+    /// One kind for all elements.
+    Kind(Kind, u64),
+    /// Sections with roles of their own.
+    Sections(Vec<Section>),
+}
+
+/// An operation: one piece.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Operation {
+    /// What it achieves, for so many elements.
+    pub content: Content,
+    /// By which algorithm.
+    pub spec: Spec,
+    /// Bytes of an element.
+    pub element: u64,
+    /// The hosts that take part, ascending.
+    pub hosts: Arc<[u32]>,
+}
+
+impl Operation {
+    /// One kind for `bytes` in elements of 4 bytes, between hosts 0 to `hosts` - 1.
+    pub fn new(kind: Kind, spec: impl Into<Spec>, bytes: u64, hosts: u32) -> Self {
+        Self {
+            content: Content::Kind(kind, bytes / 4),
+            spec: spec.into(),
+            element: 4,
+            hosts: (0..hosts).collect(),
+        }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        let elements = match &self.content {
+            Content::Kind(_, count) => *count,
+            Content::Sections(sections) => sections.iter().map(|section| section.count).sum(),
+        };
+        elements * self.element
+    }
+}
+
+/// An order to start an operation.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Its number; the lanes take turns by it.
+    pub sequence: u64,
+    /// What to do.
+    pub operation: Arc<Operation>,
+    /// When hosts get the order.
+    pub at: f64,
+}
+
+/// Who orders operations.
+pub trait Director {
+    /// The orders that can be given now. It is called in the beginning, at [`wake`](Self::wake),
+    /// and after operations were done.
+    fn orders(&mut self, now: f64) -> Vec<Order>;
+
+    /// When it wants to be called again, if nothing happens before.
+    fn wake(&self) -> Option<f64>;
+
+    /// A host has published an operation.
+    fn done(&mut self, host: u32, sequence: u64, now: f64);
+
+    /// Whether it will give no more orders when all that it has given are done.
+    fn is_over(&self) -> bool;
+}
+
+/// Operations in a given order, so many at a time.
+#[derive(Debug)]
+pub struct InOrder {
+    operations: Vec<Arc<Operation>>,
+    next: usize,
+    in_flight: BTreeSet<u64>,
+    missing: Vec<usize>,
+    /// Credit that will be back then.
+    returned: Vec<f64>,
+    control: crate::config::Control,
+}
+
+impl InOrder {
+    /// These operations, all of them ready in the beginning.
+    pub fn new(operations: Vec<Arc<Operation>>, control: crate::config::Control) -> Self {
+        let missing = operations.iter().map(|operation| operation.hosts.len()).collect();
+        let (in_flight, returned) = (BTreeSet::new(), Vec::new());
+        Self { operations, next: 0, in_flight, missing, returned, control }
+    }
+
+    /// Those that have not been done by all.
+    pub fn left(&self) -> Vec<Arc<Operation>> {
+        let all = self.operations.iter().zip(&self.missing);
+        all.filter(|(_, missing)| **missing > 0).map(|(one, _)| one.clone()).collect()
+    }
+}
+
+impl Director for InOrder {
+    fn orders(&mut self, now: f64) -> Vec<Order> {
+        self.returned.retain(|&at| at > now);
+        let mut orders = Vec::new();
+        while let Some(operation) = self.operations.get(self.next) {
+            let busy = self.in_flight.len() + self.returned.len();
+            if busy >= self.control.credit.max(1) as usize {
+                break;
+            }
+            let sequence = self.next as u64;
+            self.next += 1;
+            self.in_flight.insert(sequence);
+            let at = now + self.control.order;
+            orders.push(Order { sequence, operation: operation.clone(), at });
+        }
+        orders
+    }
+
+    fn wake(&self) -> Option<f64> {
+        self.returned.iter().copied().reduce(f64::min)
+    }
+
+    fn done(&mut self, _: u32, sequence: u64, now: f64) {
+        let missing = &mut self.missing[sequence as usize];
+        *missing -= 1;
+        if *missing == 0 {
+            self.in_flight.remove(&sequence);
+            if self.control.done > 0.0 {
+                self.returned.push(now + self.control.done);
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.next == self.operations.len()
+    }
+}

@@ -1,0 +1,42 @@
+//! How long a cluster takes, without the cluster: the real schedules on a model of hosts and links.
+//!
+//! Each connection is a flow, and flows share links fairly. What a daemon does next is decided by
+//! the code that daemons run (`gradwire_collectives::execution`). So what is simulated is what
+//! runs. This crate does no I/O and reads no clock: the same input gives the same result.
+//!
+//! The modules, lowest first; each imports only from those above it in this list:
+//!
+//! - [`fair`]: max-min fair rates
+//! - [`report`]: what a run has shown
+//! - [`config`]: how daemons and their connections behave
+//! - [`fault`]: what goes wrong, and when
+//! - [`network`]: hosts and links
+//! - [`job`]: operations, and who orders them
+//! - `flows`: connections as flows of chunks
+//! - `lane`: the data thread of a daemon
+//! - `path`: the way that took longest
+//! - [`engine`]: runs operations, event by event
+//! - [`memory`]: how much a run will need
+//! - [`plain`]: the model of the papers' formulas
+//! - [`input`]: what to simulate, as TOML
+//! - [`table`]: results with the bounds that they have to keep
+//! - [`paper`]: published results, simulated again
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod engine;
+pub mod fair;
+pub mod fault;
+mod flows;
+pub mod input;
+pub mod job;
+mod lane;
+pub mod memory;
+pub mod network;
+pub mod paper;
+mod path;
+pub mod plain;
+pub mod report;
+pub mod table;
+
+pub use engine::{Setup, run};

@@ -1,0 +1,58 @@
+//! How much memory a run will need.
+
+use gradwire_collectives::{
+    Schedule, Step,
+    algorithms::{generate, generate_sections},
+};
+
+use crate::{
+    engine::Setup,
+    job::{Content, Operation},
+};
+
+/// Bytes of a step that is planned, with its progress and what waits for it.
+const STEP: u64 = 400;
+
+/// Of each block of a step.
+const BLOCK: u64 = 48;
+
+/// Of a connection, with what is on its way.
+const CONNECTION: u64 = 512;
+
+/// Of a recorded step.
+const RECORDED: u64 = 24;
+
+/// Bytes that a run of `pieces` equal operations needs, at least. The participants with the most
+/// and the fewest steps are often the first and the last one.
+pub fn needed(setup: &Setup, operation: &Operation, pieces: u32) -> u64 {
+    let topology = setup.network.topology.part(operation.hosts.iter().copied());
+    let hosts = topology.participants();
+    let of = |me: u32| -> Schedule {
+        match &operation.content {
+            Content::Kind(kind, count) => generate(*kind, operation.spec, &topology, me, *count),
+            Content::Sections(sections) => {
+                generate_sections(sections, operation.spec, &topology, me)
+            }
+        }
+    };
+    let one = |me: u32| {
+        let schedule = of(me);
+        let blocks: u64 =
+            schedule.steps.iter().map(|step: &Step| step.blocks().count() as u64).sum();
+        let mut peers: Vec<u32> = schedule
+            .steps
+            .iter()
+            .filter_map(|step| step.action.sends_to())
+            .map(|(peer, _)| peer)
+            .collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let steps = schedule.steps.len() as u64;
+        let recorded = if setup.details { steps * RECORDED * u64::from(pieces) } else { 0 };
+        let streams = u64::from(setup.transport.lanes * setup.transport.streams);
+        // The blocks themselves live only while the plan is made.
+        steps * STEP + blocks * BLOCK + recorded + peers.len() as u64 * streams * CONNECTION
+    };
+    let each = [0, hosts / 2, hosts - 1].map(one).into_iter().max().unwrap_or(0);
+    each * u64::from(hosts)
+}

@@ -1,0 +1,120 @@
+//! BytePS: hosts without GPUs take a part of the reduction (Jiang et al., "A unified architecture
+//! for accelerating distributed DNN training in heterogeneous GPU/CPU clusters", OSDI 2020,
+//! theorem 1).
+//!
+//! The theorem assumes lines that are busy all the time. They are in the model in which a host
+//! sends one message at a time, and each owner's part comes in many segments. Where connections
+//! share lines fairly, the small parts of workers are done early, and those of servers late.
+
+use gradwire_collectives::{Algorithm, Kind, Spec, Topology};
+
+use super::{gigabits, one_lane, spec};
+use crate::{
+    config::{Control, Transport},
+    engine::{Setup, run as run_on},
+    job::{InOrder, Operation},
+    network::Network,
+    plain::{self, Costs},
+    table::{Chart, Check, Results, Table},
+};
+
+/// So many that each part has many segments.
+const BYTES: u64 = 400_000_000;
+
+/// Into how many an owner's part is cut.
+const SEGMENTS: f64 = 64.0;
+
+/// How many workers.
+pub const WORKERS: [u32; 4] = [2, 4, 8, 32];
+
+fn by(servers: u32) -> Spec {
+    if servers == 0 { Algorithm::Direct.into() } else { spec("servers(segments=64)") }
+}
+
+fn operation(workers: u32, servers: u32, by: Spec) -> (Topology, Operation) {
+    let hosts = workers + servers;
+    let topology = Topology::flat(hosts).with_servers(servers);
+    (topology, Operation::new(Kind::Allreduce, by, BYTES, hosts))
+}
+
+/// Seconds with `servers` beside `workers`, as a multiple of those of all bytes on a line.
+fn times(workers: u32, servers: u32) -> f64 {
+    let (topology, operation) = operation(workers, servers, by(servers));
+    let costs = Costs { overhead: 0.0, latency: 0.0, per_byte: 1.0 / BYTES as f64, reduce: 0.0 };
+    plain::run(&operation, &topology, costs, None).seconds
+}
+
+/// The same where connections share lines.
+fn shared(workers: u32, servers: u32, by: Spec) -> f64 {
+    let (topology, operation) = operation(workers, servers, by);
+    let rate = gigabits(25.0);
+    let transport = Transport { chunk: 1 << 20, ..one_lane() };
+    let setup = Setup { transport, ..Setup::new(Network::even(topology, rate, 1e-6)) };
+    let mut job = InOrder::new(vec![operation.into()], Control::default());
+    run_on(&setup, &mut job).seconds * rate / BYTES as f64
+}
+
+/// The published time, for the whole S at the rate of a line.
+pub fn expected(workers: u32, servers: u32) -> f64 {
+    let (n, k) = (f64::from(workers), f64::from(servers));
+    2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k)
+}
+
+/// Every number of servers next to the theorem.
+pub fn run() -> Results {
+    let head =
+        ["workers", "servers", "simulated, × S/B", "theorem", "deviation", "of 1 + 1/64 of it"];
+    let mut table = Table::new("byteps", &head);
+    let (mut checks, mut lines) = (Vec::new(), Vec::new());
+    for workers in WORKERS {
+        let mut line = Vec::new();
+        for servers in 0..=workers {
+            let should = expected(workers, servers);
+            // A piece of q segments that is alone takes 1 + 1/q times as long as lines are busy.
+            let (time, alone) = match servers {
+                0 => (shared(workers, 0, by(0)), should),
+                _ => (times(workers, servers), should * (1.0 + 1.0 / SEGMENTS)),
+            };
+            let what = format!("{workers} workers, {servers} servers");
+            let check = Check::within(what, time, alone, 0.02);
+            line.push((f64::from(servers) / f64::from(workers), time));
+            table.push([
+                workers.to_string(),
+                servers.to_string(),
+                format!("{time:.3}"),
+                format!("{should:.3}"),
+                format!("{:+.2} %", (time / should - 1.0) * 100.0),
+                format!("{:+.2} %", check.deviation() * 100.0),
+            ]);
+            checks.push(check);
+        }
+        lines.push((format!("{workers} workers"), line));
+    }
+    let chart = Chart {
+        title: "byteps".to_owned(),
+        x: "servers for each worker".to_owned(),
+        y: "time, × S/B".to_owned(),
+        logarithmic: [false, false],
+        lines,
+    };
+    Results { tables: vec![table, peers()], charts: vec![chart], checks }
+}
+
+/// On shared lines, next to those that need no other hosts.
+fn peers() -> Table {
+    let head = ["workers", "k = n", "k = n/2", "theorem, k = n/2", "direct", "ring"];
+    let mut table = Table::new("byteps-and-others", &head);
+    for workers in WORKERS {
+        let half = (workers / 2).max(1);
+        let row = [
+            shared(workers, workers, by(workers)),
+            shared(workers, half, by(half)),
+            expected(workers, half),
+            shared(workers, 0, by(0)),
+            shared(workers, 0, spec("ring(way=around)")),
+        ];
+        let cells = row.map(|time| format!("{time:.3}"));
+        table.push(std::iter::once(workers.to_string()).chain(cells));
+    }
+    table
+}

@@ -1,0 +1,138 @@
+//! What a run has shown.
+
+use crate::fair::ResourceId;
+
+/// The most bins of a timeline (BOUND). When time runs past the last one, two become one.
+const BINS: usize = 256;
+
+/// The width of the first bins, in seconds.
+const FIRST: f64 = 10e-6;
+
+/// How much of each resource was used, in all and over time.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Usage {
+    totals: Vec<f64>,
+    /// Of each resource, if this is recorded.
+    bins: Vec<Vec<f64>>,
+    width: f64,
+}
+
+impl Usage {
+    /// For so many resources, with or without what happens over time.
+    pub(crate) fn new(resources: usize, over_time: bool) -> Self {
+        let bins = if over_time { vec![Vec::new(); resources] } else { Vec::new() };
+        Self { totals: vec![0.0; resources], bins, width: FIRST }
+    }
+
+    pub(crate) fn add(&mut self, resource: ResourceId, from: f64, to: f64, amount: f64) {
+        self.totals[resource as usize] += amount;
+        if self.bins.is_empty() || amount <= 0.0 {
+            return;
+        }
+        while to >= self.width * BINS as f64 {
+            self.width *= 2.0;
+            for bins in &mut self.bins {
+                *bins = bins.chunks(2).map(|pair| pair.iter().sum()).collect();
+            }
+        }
+        let width = self.width;
+        let bins = &mut self.bins[resource as usize];
+        let (first, last) = ((from / width) as usize, (to / width) as usize);
+        if bins.len() <= last {
+            bins.resize(last + 1, 0.0);
+        }
+        if first == last {
+            bins[first] += amount;
+            return;
+        }
+        for (bin, sum) in bins.iter_mut().enumerate().take(last + 1).skip(first) {
+            let begin = from.max(bin as f64 * width);
+            let end = to.min((bin + 1) as f64 * width);
+            *sum += amount * ((end - begin).max(0.0) / (to - from));
+        }
+    }
+
+    /// All that was used of a resource.
+    pub fn total(&self, resource: ResourceId) -> f64 {
+        self.totals[resource as usize]
+    }
+
+    /// What was used of a resource in each bin of time, and the seconds of a bin. None if that was
+    /// not recorded.
+    pub fn over_time(&self, resource: ResourceId) -> Option<(&[f64], f64)> {
+        self.bins.get(resource as usize).map(|bins| (&bins[..], self.width))
+    }
+}
+
+/// What has become of an operation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Done {
+    /// Its sequence number.
+    pub sequence: u64,
+    /// When it was ordered.
+    pub ordered: f64,
+    /// When each of its nodes had published it: host and time.
+    pub nodes: Vec<(u32, f64)>,
+}
+
+impl Done {
+    /// When the last node had published it.
+    pub fn end(&self) -> f64 {
+        self.nodes.iter().map(|&(_, time)| time).fold(self.ordered, f64::max)
+    }
+}
+
+/// A part of the way that took longest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hop {
+    /// The host.
+    pub host: u32,
+    /// The operation.
+    pub sequence: u64,
+    /// The step of its schedule there.
+    pub step: u32,
+    /// The host that has sent to it, if the step receives.
+    pub from: Option<u32>,
+    /// The bytes of the step's message.
+    pub bytes: u64,
+    /// When the step ended.
+    pub end: f64,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outcome {
+    /// The operations that have ended, by sequence number.
+    pub done: Vec<Done>,
+    /// Seconds until all had ended.
+    pub seconds: f64,
+    /// Why not all have, if so: since when nothing has moved, and who waits for whom.
+    pub standstill: Option<String>,
+    /// Bytes that each host has sent.
+    pub sent: Vec<f64>,
+    /// Bytes that each host has received.
+    pub received: Vec<f64>,
+    /// The most hosts that sent to one host at one time, for each host.
+    pub senders: Vec<u32>,
+    /// How much of each resource was used.
+    pub usage: Usage,
+    /// The way that took longest, from the beginning to the end, of the last operation, if that was
+    /// recorded.
+    pub critical_path: Vec<Hop>,
+    /// How many chunks have moved.
+    pub chunks: u64,
+    /// How often TCP has waited for its timer.
+    pub timeouts: u64,
+}
+
+impl Outcome {
+    /// The most hosts that sent to one host at one time.
+    pub fn most_senders(&self) -> u32 {
+        self.senders.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Bytes that the busiest host has sent.
+    pub fn most_sent(&self) -> f64 {
+        self.sent.iter().copied().fold(0.0, f64::max)
+    }
+}

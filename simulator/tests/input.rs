@@ -1,0 +1,204 @@
+//! Descriptions of clusters: what is wrong is named with its line, and nothing panics.
+
+use std::sync::Arc;
+
+use gradwire_collectives::Algorithm;
+use gradwire_simulator::{
+    input::{Input, parse},
+    job::{InOrder, Operation},
+    memory, run,
+};
+use proptest::prelude::*;
+
+const WHOLE: &str = r#"
+[network]
+latency_us = 20
+rate_mbit = 25000
+ecmp = "hash"
+
+[[tier]]
+links = 2
+rate_mbit = 25000
+latency_us = 5
+
+[[host]]
+name = "a"
+rack = "r1"
+count = 4
+
+[[host]]
+name = "b"
+rack = "r2"
+count = 4
+slowness = 2
+
+[[link]]
+from = "a0"
+to = "a1"
+latency_us = 7
+lane_rate_mbit = 9000
+rate_mbit = 20000
+
+[job]
+bytes = 1048576
+pieces = 4
+specs = ["ring", "circulant(radix=4)"]
+
+[tcp]
+timeout_ms = 10
+
+[[fault]]
+kind = "slow"
+rack = "r2"
+link = 1
+factor = 0.5
+until_ms = 100
+
+[[fault]]
+kind = "pause"
+hosts = 2
+every_ms = 5
+until_ms = 50
+
+[[fault]]
+kind = "busy"
+host = "b1"
+times = 3
+
+[[fault]]
+kind = "loss"
+loss_percent = 0.5
+from_ms = 1
+until_ms = 2
+
+[[fault]]
+kind = "leave"
+host = "a3"
+from_ms = 1
+until_ms = 3
+"#;
+
+fn seconds(input: &Input) -> f64 {
+    let hosts = input.setup.network.topology.contributors();
+    let operation = Operation::new(input.kind, input.specs[0], input.bytes, hosts);
+    let operations = vec![Arc::new(operation); input.pieces as usize];
+    let outcome = run(&input.setup, &mut InOrder::new(operations, input.control));
+    assert_eq!(outcome.standstill, None);
+    outcome.seconds
+}
+
+#[test]
+fn all_keys_are_read() {
+    let input = parse(WHOLE).unwrap();
+    assert_eq!(input.setup.network.hosts.len(), 8);
+    assert_eq!(input.setup.network.hosts[5].name, "b1");
+    assert_eq!((input.specs.len(), input.setup.faults.len()), (2, 5));
+    assert_eq!(input.setup.network.pairs[&(1, 0)].latency, 7e-6);
+    assert!(seconds(&input) > 0.0);
+}
+
+#[test]
+fn each_mistake_is_named_with_its_line() {
+    let hosts = "[[host]]\nname = \"a\"\n[[host]]\nname = \"b\"\n";
+    for (text, line, said) in [
+        (String::new(), 1, "must be a section [[host]]"),
+        (format!("{hosts}[network]\nrate_mbits = 1"), 6, "unknown field `rate_mbits`, expected"),
+        (format!("{hosts}[network]\nrate_mbit = 0"), 6, "network.rate_mbit is 0: it must be from"),
+        (format!("{hosts}[network]\nrate_mbit = -3"), 6, "network.rate_mbit is -3"),
+        (format!("{hosts}[network]\nrate_mbit = inf"), 6, "network.rate_mbit is inf"),
+        (format!("{hosts}[network]\nlatency_us = nan"), 6, "network.latency_us is NaN"),
+        (format!("{hosts}[network]\necmp = \"spray\""), 6, "must be \"ideal\" or \"hash\""),
+        (format!("{hosts}[[tier]]\nrate_mbit = 10"), 6, "the racks of the hosts have 0 tiers"),
+        (
+            "[[host]]\nname = \"a\"\nrack = \"x\"\n[[host]]\nname = \"b\"\nrack = \"y\"\n\
+             [[tier]]\nlinks = 0\nrate_mbit = 10"
+                .to_owned(),
+            9,
+            "no route to each other",
+        ),
+        (format!("{hosts}[[host]]\nname = \"a\""), 6, "there are two hosts \"a\""),
+        (format!("{hosts}count = 4096"), 4, "more than 4096 hosts"),
+        (format!("{hosts}count = 1.5"), 5, "must be a whole number"),
+        (format!("{hosts}[job]\nspecs = [\"torus(dims=2x4)\"]"), 6, "is for 8 nodes"),
+        (format!("{hosts}[job]\nspecs = [\"rign\"]"), 6, "there is no algorithm \"rign\""),
+        (format!("{hosts}[job]\ncollective = \"sum\""), 6, "it must be allreduce, broadcast"),
+        (format!("{hosts}[job]\nchunk_bytes = 1"), 6, "job.chunk_bytes is 1: it must be from 4096"),
+        (format!("{hosts}[[fault]]\nkind = \"fire\""), 6, "it must be pause, slow, busy"),
+        (format!("{hosts}[[fault]]\nkind = \"busy\"\nhost = \"c\""), 7, "there is no host \"c\""),
+        (format!("{hosts}[[fault]]\nkind = \"busy\""), 5, "a fault \"busy\" needs host"),
+        (format!("{hosts}[[fault]]\nkind = \"loss\"\nhost = \"a\""), 7, "has loss_percent"),
+        (
+            format!("{hosts}[[fault]]\nkind = \"slow\"\nrack = \"r\""),
+            7,
+            "there are no links between racks",
+        ),
+        (
+            format!("{hosts}[[fault]]\nkind = \"loss\"\nfrom_ms = 5\nuntil_ms = 5"),
+            8,
+            "must be more than fault.from_ms",
+        ),
+        (format!("{hosts}[[link]]\nfrom = \"a\"\nto = \"c\""), 7, "there is no host \"c\""),
+        ("[[host]\n".to_owned(), 1, ""),
+    ] {
+        let error = parse(&text).unwrap_err();
+        assert!(error.what.contains(said), "{text}\n{error}");
+        assert!(error.line == line && !error.what.contains('\n'), "{text}\n{error}");
+    }
+    let error = parse(&"#".repeat((4 << 20) + 1)).unwrap_err();
+    assert!(error.what.contains("at most 4194304 are read"), "{error}");
+}
+
+/// The file of `gradwire probe` has what `gradwire explain` reads.
+#[test]
+fn a_measured_cluster_is_an_input() {
+    let text = "[network]\nlatency_us = 12.5\nrate_mbit = 940\nrack_latency_us = 30.0\n\
+                rack_rate_mbit = 235.0\nreduce_mb_per_s = 5000.0\nchunk_bytes = 131072\n\
+                message_ns = 3000.0\nburst_loss_percent = 7.0\nfree_senders = 8\n\
+                sender_loss_percent = 3.0\nlane_rate_mbit = 900.0\npublish_mb_per_s = 9000.0\n\
+                operation_us = 150.0\n[[host]]\nname = \"a\"\nrack = \"r1\"\n[[host]]\n\
+                name = \"b\"\nrack = \"r2\"\nline_mbit = 1000\n[job]\nspecs = [\"ring\"]";
+    let input = parse(text).unwrap();
+    assert!((input.control.order + input.control.done - 150e-6).abs() < 1e-12);
+    // Racks of one host have a quarter of its rate.
+    let least = 64.0 * 1.048576e6 * 8.0 / 235e6;
+    let seconds = seconds(&input);
+    assert!(seconds > least && seconds < 1.2 * least, "{seconds} {least}");
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in ".{0,400}") {
+        let _ = parse(&text);
+    }
+
+    /// Lines of a description that is right, in another order, some of them cut or changed.
+    #[test]
+    fn no_description_panics(
+        lines in prop::collection::vec((0usize..60, 0usize..40, any::<bool>(), -5i64..5000), 1..60),
+    ) {
+        let all: Vec<&str> = WHOLE.lines().collect();
+        let line = |(line, cut, is_cut, number): (usize, usize, bool, i64)| {
+            let text = all[line % all.len()];
+            match text.split_once('=') {
+                Some((key, _)) if is_cut => format!("{key}= {number}"),
+                _ if cut < 2 => text.chars().take(cut).collect(),
+                _ => text.to_owned(),
+            }
+        };
+        let text: Vec<String> = lines.into_iter().map(line).collect();
+        let _ = parse(&text.join("\n"));
+        // And with one line of the right one changed.
+        let mut changed: Vec<String> = all.iter().map(|&line| line.to_owned()).collect();
+        let at = text.len() % changed.len();
+        changed[at].clone_from(&text[0]);
+        if let Ok(input) = parse(&changed.join("\n"))
+            && input.bytes <= 1 << 20
+            && input.pieces <= 4
+            && input.setup.network.hosts.len() <= 8
+        {
+            let spec = input.specs.first().copied().unwrap_or(Algorithm::Ring.into());
+            let operation = Operation::new(input.kind, spec, input.bytes, 2);
+            let _ = memory::needed(&input.setup, &operation, input.pieces);
+        }
+    }
+}

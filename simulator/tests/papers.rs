@@ -1,0 +1,46 @@
+//! Published results: each is within its bounds.
+
+use gradwire_simulator::{
+    paper::{byteps, formulas, rat, ring, torus},
+    table::Results,
+};
+
+fn all_hold(results: &Results) {
+    let failures: Vec<_> = results.failures().collect();
+    assert!(!results.checks.is_empty());
+    assert!(failures.is_empty(), "{} of {}: {failures:#?}", failures.len(), results.checks.len());
+}
+
+#[test]
+fn formulas_are_those_of_the_literature() {
+    all_hold(&formulas::run());
+}
+
+/// A ring takes as long as its bytes, and a host has one sender at a time.
+#[test]
+fn a_ring_moves_less_than_a_master() {
+    all_hold(&ring::run());
+}
+
+#[test]
+fn a_torus_has_short_chains_and_the_bytes_of_a_ring() {
+    all_hold(&torus::run());
+}
+
+#[test]
+fn servers_take_their_share() {
+    all_hold(&byteps::run());
+    for (servers, time) in [(0, 1.75), (1, 1.60), (4, 1.273), (8, 1.00)] {
+        assert!((byteps::expected(8, servers) / time - 1.0).abs() < 0.01);
+    }
+}
+
+/// A part of the grid of `gradwire simulate paper rat`: the cells that have bounds.
+#[test]
+fn rat_is_as_published_where_fair_sharing_explains_it() {
+    let extent = rat::Extent { cells: vec![(8, 20), (12, 20), (24, 50)], ..rat::Extent::default() };
+    all_hold(&rat::run(&extent));
+    for (o, expected) in [(2.0, 1.60), (4.0, 3.10), (8.0, 6.10), (12.0, 9.09)] {
+        assert!((rat::slow_down(o, 8.0 * o, 4.0) - expected).abs() < 0.01);
+    }
+}
