@@ -230,7 +230,10 @@ impl Runner {
                 break;
             }
         }
-        for index in 0..self.links.len() {
+        // Each node begins with the one after it. If all began with the first one, the queue of its
+        // line would overflow, and then that of the second one.
+        let (me, nodes) = (self.config.me.index(), self.links.len());
+        for index in (1..nodes).map(|after| (me + after) % nodes) {
             let Some(link) = &mut self.links[index] else { continue };
             let sent = link.send(&mut self.pieces, &mut self.meter);
             match link.receive(&mut self.pieces, &self.ordered, &mut self.meter) {
