@@ -291,8 +291,9 @@ settings! {
         /// peer, and more where the path is long, if the system grants that.
         socket_buffer_bytes: u64 =
             "data.socket_buffer_bytes", Kind::Bytes { min: 0, max: GIB }, "0", "bytes";
-        /// The connections' congestion control, such as cubic or bbr; empty: the system's, but reno
-        /// on loopback, where there is nothing to congest and pacing only costs.
+        /// The connections' congestion control, such as cubic or bbr; empty: the system's, but
+        /// cubic instead of bbr, which loses much where several nodes send to one; and reno on
+        /// loopback, where there is nothing to congest and pacing only costs.
         congestion_control: String = "data.congestion_control", Kind::Text, "", "";
         /// How long a connection to a peer may take, with its handshake.
         connect_timeout: Duration =

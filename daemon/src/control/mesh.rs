@@ -88,7 +88,7 @@ pub(crate) struct MeshConfig {
     pub(crate) limit: Duration,
     /// Socket buffers in bytes; 0: their size follows the path.
     pub(crate) socket_buffer: usize,
-    /// Name of the congestion control; empty: the system's, but reno on loopback.
+    /// Name of the congestion control; empty: the system's, but reno on loopback, and no bbr.
     pub(crate) congestion_control: String,
 }
 
@@ -370,10 +370,19 @@ impl Mesh {
                 let text = format!("data.congestion_control={chosen:?} is not to be had: {error}");
                 io::Error::new(error.kind(), text)
             })?;
-        } else if stream.peer_addr()?.ip().is_loopback() {
-            // A paced sender (bbr) leaves a loopback idle half of the time. Every kernel has reno.
-            // Where it is not allowed, nothing changes.
-            let _ = socket.set_tcp_congestion(b"reno");
+        } else {
+            let instead: &[&str] = if stream.peer_addr()?.ip().is_loopback() {
+                // A paced sender (bbr) leaves a loopback idle half of the time.
+                &["reno"]
+            } else if socket.tcp_congestion()?.starts_with(b"bbr") {
+                // Each connection of bbr takes the line for its own, and loss does not tell it
+                // otherwise: what several nodes send to one keeps overflowing the queue.
+                &["cubic", "reno"]
+            } else {
+                &[]
+            };
+            // Every kernel has reno. Where none is allowed, nothing changes.
+            let _ = instead.iter().any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
         }
         let size = self.initial.unwrap_or(self.config.socket_buffer);
         if size > 0 {
