@@ -131,6 +131,12 @@ def as_markdown(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
+def is_wanted(name: str, only: str) -> bool:
+    """Returns whether a name contains one of some texts, which `;` separates; without texts it
+    does."""
+    return any(text.strip() in name for text in only.split(";"))
+
+
 def _size(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
@@ -200,6 +206,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("gradwire", type=Path, help="the program")
     parser.add_argument("--quick", action="store_true", help="4 and 8 nodes at 1 Gbit/s alone")
+    parser.add_argument(
+        "--only", default="", help="the places whose names contain one of these texts, such as "
+        "'4 nodes, 1;in 2 racks' [all]"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
     parser.add_argument("--largest", type=int, default=4096, help="in KiB [%(default)s]")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES), help="[%(default)s]")
@@ -208,6 +218,9 @@ def main() -> None:
     sizes = [size for size in (4 * KIB << shift for shift in range(0, 20, 4))]
     sizes = [size for size in sizes if size <= options.largest * KIB]
     places = [Place(4, 1), Place(8, 1)] if options.quick else list(PLACES)
+    places = [place for place in places if is_wanted(place.name, options.only)]
+    if not places:
+        sys.exit(f"bench: no place's name contains {options.only!r}")
     cells: list[Cell] = []
     try:
         for place in places:
