@@ -181,8 +181,12 @@ def measure(
                     for row in json.loads(answer.read_text())["rows"]:
                         cell = min(cells.values(), key=lambda cell: abs(cell.size - row["bytes"]))
                         cell.times.setdefault(name, []).append(row["median_us"] / 1e6)
-                    for size, seconds in predictions(gradwire, cluster, collective, name).items():
-                        if cell := cells.get(size):
+                    # A call gives the size of what each rank has. In an alltoall that is its own
+                    # part of the piece.
+                    ranks = place.nodes if collective == "alltoall" else 1
+                    found = predictions(gradwire, cluster, collective, name)
+                    for cell in cells.values():
+                        if seconds := found.get(cell.size * ranks):
                             cell.predicted.setdefault(name, []).append(seconds)
             yield from cells.values()
 
